@@ -1,0 +1,38 @@
+"""What the named configs share: the sizes of a run that go with the sizes of a model."""
+
+from xfresearch.config_io import default_config
+from xfresearch.errors import UserError, nearest
+
+SIZES = ("full", "5m", "tiny")
+
+
+def base(size: str, sizes=SIZES):
+    """A config with the run's settings for `size`; UserError for a size that there is not."""
+    if size not in sizes:
+        raise UserError(f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (it takes {', '.join(sizes)})")
+    config = default_config()
+    {"full": _full, "5m": _five_million, "tiny": _tiny}[size](config)
+    return config
+
+
+def _full(config) -> None:
+    config.data.tokenizer, config.data.bpe_vocab = "bpe", 32_000
+    config.batch_size, config.steps, config.optimizer.warmup = 64, 20_000, 500
+    config.optimizer.learning_rate = 6e-4
+
+
+def _five_million(config) -> None:
+    config.data.corpus, config.data.tokenizer = ("wikitext2",), "bytes"
+    config.batch_size, config.sequence_length = 16, 256
+    config.steps, config.optimizer.warmup, config.optimizer.learning_rate = 500, 50, 2e-3
+    config.checkpoint.every = config.evaluation.every = 250
+
+
+def _tiny(config) -> None:
+    """A model of some thousand parameters on bytes: seconds on a CPU."""
+    config.model.width, config.model.depth = 32, 2
+    config.model.blocks.main.attention.heads = 4
+    config.batch_size, config.sequence_length, config.steps = 8, 64, 30
+    config.optimizer.warmup, config.optimizer.learning_rate = 5, 1e-2
+    config.checkpoint.every = config.evaluation.every = 15
+    config.evaluation.sequences = config.evaluation.final_sequences = 32

@@ -1,0 +1,25 @@
+"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, GELU, biases, tied embeddings.
+
+    configs/gpt2.py         124 M parameters, the published small model
+    configs/gpt2.py:5m      5 M parameters on WikiText-2
+    configs/gpt2.py:tiny    trains in seconds on a CPU
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size)
+    model = config.model
+    model.position, model.init = "learned", "normal"
+    block = model.blocks.main
+    block.feed_forward.kind = "gelu_tanh"
+    block.attention.bias = block.feed_forward.bias = True
+    if size == "full":
+        model.width, model.depth, block.attention.heads = 768, 12, 12
+        model.vocab_size, config.data.bpe_vocab = 50257, 50257
+        config.sequence_length = 1024
+    if size == "5m":
+        model.init = "fan_in"
+        model.width, model.depth, block.attention.heads = 256, 6, 4
+    return config

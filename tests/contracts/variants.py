@@ -1,0 +1,208 @@
+"""Every variant that the config can express, one option away from a base, and every named config at its tiny size.
+
+Nothing is listed by hand that can be read from the config's classes and the tables: each choice of each `Literal` and
+`bool` field is a variant, so a new choice is tested by every contract as soon as it exists. Numbers have no such list;
+`NUMBERS` gives theirs, and test_discovery.py fails for a field that is neither.
+"""
+
+import dataclasses
+import itertools
+import math
+import typing
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig, resolve_model
+from xfresearch.config_io import parse
+from xfresearch.models.layouts import LAYOUTS
+
+ROOT = Path(__file__).parent.parent.parent
+BATCH, LENGTH = 2, 8
+
+MAIN = BlockConfig(
+    attention=AttentionConfig(heads=4, kv_heads=2),
+    feed_forward=FeedForwardConfig(hidden=24, moe=MoeConfig(experts=4)),
+)
+BASE = ModelConfig(width=16, depth=2, vocab_size=12, max_length=12, blocks={"main": MAIN})
+
+# What a choice cannot do without, added to its variant.
+NEEDS = {
+    ("layout", "all_attention"): {"attention.memory_slots": 3},
+    ("feed_forward.moe.expert", "*"): {"feed_forward.kind": "moe"},
+}
+# Values for fields that are numbers; every other number is in SIZES or in ELSEWHERE.
+NUMBERS = {
+    "blocks.main.norm_epsilon": [0.1],
+    "blocks.main.attention.kv_heads": [1, 4],
+    "blocks.main.attention.head_size": [6],
+    "blocks.main.attention.memory_slots": [3],
+    "blocks.main.feed_forward.moe.top_k": [1, 4],
+}
+SIZES = {
+    *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
+    *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward.moe.experts"),
+}
+# Fields whose effect is not on the deterministic forward pass in one precision, and the test that covers them.
+ELSEWHERE = {
+    "init": "tests/models/test_initialisation.py",
+    "init_std": "tests/models/test_initialisation.py",
+    "dtype": "tests/models/test_precision.py",
+    "param_dtype": "tests/models/test_precision.py",
+    "dropout": "tests/models/test_dropout.py",
+    "blocks.main.dropout": "tests/models/test_dropout.py",
+    "blocks.main.attention.dropout": "tests/models/test_dropout.py",
+    "blocks.main.attention.kernel": "tests/contracts/test_kernels.py",
+    "blocks.main.feed_forward.moe.kernel": "tests/contracts/test_kernels.py",
+    "blocks.main.attention.rope_theta": "tests/models/test_parts.py",
+    "blocks.main.feed_forward.moe.balance_loss": "tests/models/test_parts.py",
+    "blocks.main.feed_forward.moe.z_loss": "tests/models/test_parts.py",
+}
+
+
+def change(config, path: str, value):
+    """`config` with the field at a dotted path set to `value`."""
+    name, _, rest = path.partition(".")
+    if isinstance(config, dict):
+        return {**config, name: change(config[name], rest, value)}
+    return replace(config, **{name: change(getattr(config, name), rest, value) if rest else value})
+
+
+def get(config, path: str):
+    for name in path.split("."):
+        config = config[name] if isinstance(config, dict) else getattr(config, name)
+    return config
+
+
+def model(changes: dict | None = None, base: ModelConfig = BASE) -> ModelConfig:
+    """The base with dotted `changes`, resolved."""
+    for path, value in (changes or {}).items():
+        base = change(base, path, value)
+    return resolve_model(base)
+
+
+def fields(cls=ModelConfig, prefix: str = "") -> dict:
+    """{dotted path: type} of every leaf of a model's config whose only block is 'main'."""
+    found, hints = {}, typing.get_type_hints(cls)
+    for spec in dataclasses.fields(cls):
+        kind = BlockConfig if spec.name == "blocks" else hints[spec.name]
+        path = prefix + ("blocks.main" if spec.name == "blocks" else spec.name)
+        found |= fields(kind, path + ".") if dataclasses.is_dataclass(kind) else {path: kind}
+    return found
+
+
+def choices() -> dict:
+    """{dotted path: values other than the base's} of every field with a closed list of values, and of NUMBERS."""
+    found = {}
+    for path, kind in fields().items():
+        closed = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else (False, True) if kind is bool else ()
+        if closed and path not in ELSEWHERE and ".norms." not in path:
+            found[path] = [value for value in closed if value != get(BASE, path)]
+    return found | NUMBERS
+
+
+def _needs(path: str, value) -> dict:
+    short = path.removeprefix("blocks.main.")
+    needs = NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
+    return {f"blocks.main.{name}": v for name, v in needs.items()}
+
+
+def _single() -> dict:
+    """One field changed at a time."""
+    found = {"base": {}}
+    for path, values in choices().items():
+        for value in values:
+            found[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **_needs(path, value)}
+    return found
+
+
+def _positions() -> dict:
+    """Every position added to the embedding with every one inside attention."""
+    kinds = fields()
+    pairs = itertools.product(
+        typing.get_args(kinds["position"]), typing.get_args(kinds["blocks.main.attention.position"])
+    )
+    return {f"positions={a}+{b}": {"position": a, "blocks.main.attention.position": b} for a, b in pairs}
+
+
+def _sites() -> dict:
+    """Layouts that together have every site, each with a different norm at each of its sites."""
+    found, seen = {}, set()
+    for name, layout in LAYOUTS.items():
+        sites = [f"{s.name}_{place}" for s in layout.sublayers for place in s.norms]
+        if not set(sites) <= seen:
+            seen |= set(sites)
+            kinds = dict(zip(sites, itertools.cycle(("rms", "none", "layer")), strict=False))
+            found[f"sites-{name}"] = {
+                **{"blocks.main.layout": name, "blocks.main.norm": "rms"},
+                **{f"blocks.main.norms.{site}": kind for site, kind in kinds.items()},
+                **_needs("blocks.main.layout", name),
+            }
+    return found
+
+
+def _patterns() -> dict:
+    """Models of several blocks, one of them twice, with layers that share nothing."""
+    sparse = model({"blocks.main.feed_forward.kind": "moe", "blocks.main.layout": "peri_norm"}).blocks["main"]
+    memory = model({"blocks.main.attention.memory_slots": 3, "blocks.main.layout": "all_attention"}).blocks["main"]
+    return {
+        "pattern": {"blocks": {"dense": MAIN, "sparse": sparse}, "pattern": ("dense", "sparse"), "depth": 4},
+        "pattern-repeated": {
+            "blocks": {"dense": MAIN, "memory": memory},
+            "pattern": ("dense", "memory", "dense"),
+            "depth": 3,
+        },
+    }
+
+
+def _named() -> dict:
+    """Every file in configs/ at its tiny size, with a vocabulary where the tokenizer would give it."""
+    files = sorted((ROOT / "configs").glob("*.py"))
+    models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in files}
+    return {name: m if m.vocab_size else replace(m, vocab_size=256) for name, m in models.items()}
+
+
+VARIANTS = {name: model(changes) for name, changes in (_single() | _positions() | _sites() | _patterns()).items()}
+NAMED = _named()
+ALL = VARIANTS | {f"configs/{name}.py": m for name, m in NAMED.items()}
+
+
+def with_kernels(config: ModelConfig, attention: str, moe: str) -> ModelConfig:
+    """`config` with the implementations named."""
+    for name in config.blocks:
+        config = change(config, f"blocks.{name}.attention.kernel", attention)
+        config = change(config, f"blocks.{name}.feed_forward.moe.kernel", moe)
+    return config
+
+
+def plain(config: ModelConfig) -> ModelConfig:
+    return with_kernels(config, "plain", "ragged")
+
+
+def in_float64(config: ModelConfig) -> ModelConfig:
+    return replace(config, dtype="float64", param_dtype="float64")
+
+
+def tokens_for(config: ModelConfig, batch: int = BATCH, length: int = LENGTH):
+    return jax.random.randint(jax.random.key(7), (batch, length), 0, config.vocab_size)
+
+
+def random_params(config: ModelConfig, seed: int = 0):
+    """Parameters with nothing left at zero or one, so that no gain or bias can hide."""
+    from xfresearch.models import transformer
+
+    params = transformer.init(config, jax.random.key(seed))
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    noise = [0.3 * jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return structure.unflatten([leaf + n for leaf, n in zip(leaves, noise, strict=True)])
+
+
+def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
+    """Every axis that the model can be cut along, in twos; the batch takes what is left."""
+    heads = [b.attention.kv_heads for b in config.blocks.values()]
+    experts = [b.feed_forward.moe.experts for b in config.blocks.values() if b.feed_forward.kind == "moe"]
+    sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}
+    sizes["context"] = 2 if devices >= 32 else 1
+    return {"data": devices // math.prod(sizes.values()), **sizes}

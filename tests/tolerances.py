@@ -1,0 +1,12 @@
+"""The one place where tolerances stand: relative, per dtype, never relaxed to make a test pass."""
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}
+
+
+def relative_error(actual, expected) -> float:
+    """Largest absolute difference over the largest absolute expected value."""
+    import numpy as np
+
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, f"shapes differ: {actual.shape} and {expected.shape}"
+    return float(np.max(np.abs(actual - expected), initial=0.0) / (np.max(np.abs(expected), initial=0.0) + 1e-300))

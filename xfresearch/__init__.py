@@ -1,0 +1,23 @@
+"""xfresearch: a laboratory for transformer anatomy.
+
+    import xfresearch as xf
+    lm = xf.load("runs/a")
+
+Names are imported when they are first used, so that `import xfresearch` and `--help` never wait for JAX.
+"""
+
+_HOMES = {"load": "api", "LanguageModel": "api", "costs": "models.costs", "UserError": "errors"}
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'xfresearch' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(f"xfresearch.{_HOMES[name]}"), name)
+
+
+def __dir__():
+    return [*globals(), *_HOMES]

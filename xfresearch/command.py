@@ -1,0 +1,69 @@
+"""What every command line shares: arguments, one-line failures, exit codes.
+
+A user's mistake exits with 2 and one line on standard error. Anything else that stops a command exits with 1 and one
+line that names a log file, where the stack trace is.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+
+from xfresearch.errors import UserError
+
+CONFIG_HELP = (
+    "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "
+    "(docs/configuration.md lists them)"
+)
+
+
+class Stopped(Exception):
+    """A run that has to stop for a reason worth one line (not finite, disk full): exit code 1 and its text."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors, so that all mistakes look the same."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message: str):
+        raise UserError(f"{message} (see --help)")
+
+
+def run(main, arguments=None) -> None:
+    """Calls `main(arguments)` and ends the process with the exit code that its outcome has."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        main(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        _finish(2, f"error: {error}")
+    except Stopped as error:
+        _finish(1, f"stopped: {error}")
+    except KeyboardInterrupt:
+        _finish(130, "interrupted")
+    except BrokenPipeError:
+        os._exit(1)
+    except Exception as error:
+        with tempfile.NamedTemporaryFile("w", prefix="xfresearch-", suffix=".log", delete=False) as log:
+            traceback.print_exc(file=log)
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        _finish(1, f"failed: {type(error).__name__}: {first} (details in {log.name})")
+
+
+def _finish(code: int, line: str) -> None:
+    print(line.replace("\n", " "), file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def write_json(path: str, value) -> None:
+    """Writes `value` as JSON under a temporary name, then renames it."""
+    from etils import epath
+
+    target = epath.Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    temporary.write_text(json.dumps(value, indent=2, default=float) + "\n")
+    temporary.replace(target)

@@ -1,0 +1,16 @@
+"""A user's mistake, said in one line."""
+
+
+class UserError(Exception):
+    """Something the user typed or supplied is wrong. Its text is one line: what, the value given, what is allowed.
+
+    Commands print it on standard error and exit with 2; library users catch it like any exception.
+    """
+
+
+def nearest(word: str, allowed) -> str:
+    """'; did you mean 'width'?' where a name in `allowed` is close to `word`, otherwise an empty string."""
+    import difflib
+
+    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

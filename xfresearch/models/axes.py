@@ -1,0 +1,68 @@
+"""What each parameter's dimensions mean: the one table that sharding, weight decay and Muon read.
+
+A rule is (pattern of the parameter's path, letters of its dimensions, inputs, outputs): D width, H heads, G key-value
+heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions. Parameters with inputs and outputs
+are matrices (of a linear map, per remaining dimension). Stacked layers have one more dimension in front, N.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Axes:
+    letters: str
+    inputs: str = ""
+    outputs: str = ""
+
+    @property
+    def matrix(self) -> bool:
+        return bool(self.inputs)
+
+
+TABLE = [
+    (r"(embed|head)/table", Axes("VD")),
+    (r"position/table", Axes("LD")),
+    (r"(.*/)?\w*norm\w*/(gain|bias)", Axes("D")),
+    (r".*/attention/query/kernel", Axes("DHK", "D", "HK")),
+    (r".*/attention/(key|value)/kernel", Axes("DGK", "D", "GK")),
+    (r".*/attention/output/kernel", Axes("HKD", "HK", "D")),
+    (r".*/attention/query/bias", Axes("HK")),
+    (r".*/attention/(key|value)/bias", Axes("GK")),
+    (r".*/attention/memory/(key|value)", Axes("MGK", "M", "K")),
+    (r".*/feed_forward/(up|gate)/kernel", Axes("DF", "D", "F")),
+    (r".*/feed_forward/down/kernel", Axes("FD", "F", "D")),
+    (r".*/feed_forward/(up|gate)/bias", Axes("F")),
+    (r".*/(output|down)/bias", Axes("D")),
+    (r".*/feed_forward/router/kernel", Axes("DE", "D", "E")),
+    (r".*/feed_forward/experts/(up|gate)", Axes("EDF", "D", "F")),
+    (r".*/feed_forward/experts/down", Axes("EFD", "F", "D")),
+]
+
+
+def path_name(path) -> str:
+    """A key path of jax.tree_util as 'blocks/main/attention/query/kernel'."""
+    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+
+
+def axes_of(path: str, ndim: int) -> Axes:
+    """The axes of the parameter at `path`, with N in front where it is stacked.
+
+    Raises ValueError for a parameter that no rule names, that two rules name, or whose rank differs from its rule's.
+    """
+    found = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
+    if len(found) != 1:
+        raise ValueError(f"parameter {path}: {len(found)} rules of models/axes.py match it, it must be one")
+    axes = found[0]
+    if path.startswith("blocks/"):
+        axes = Axes("N" + axes.letters, axes.inputs, axes.outputs)
+    if len(axes.letters) != ndim:
+        raise ValueError(f"parameter {path} has {ndim} dimensions, its rule in models/axes.py says {axes.letters}")
+    return axes
+
+
+def tree_axes(params):
+    """The tree of `params` with each array's Axes in its place."""
+    import jax
+
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: axes_of(path_name(path), len(leaf.shape)), params)

@@ -1,0 +1,45 @@
+"""What a forward pass carries besides activations and parameters: positions, segments, dropout keys, taps, cache index."""
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.models.taps import Taps
+
+
+@dataclass(frozen=True)
+class Context:
+    """Read by every layer. `at` and `layer` derive the context of a place inside the model."""
+
+    positions_BL: Any  # position of each token in its own document
+    segments_BL: Any = None  # document of each token, 0 for padding; None: one document, no padding
+    key: Any = None  # dropout key; None: no dropout
+    taps: Taps | None = None
+    place: str = ""
+    cache_index: Any = 0  # where in the cache this call's first token goes
+    cache_segments_BS: Any = None
+
+    def layer(self, index) -> "Context":
+        """The context of layer `index`: a Python integer when unrolled, traced when scanned (then without taps)."""
+        key = None if self.key is None else jax.random.fold_in(self.key, index)
+        return replace(self, key=key, place=f"blocks.{index}" if self.taps else "")
+
+    def at(self, name: str) -> "Context":
+        return replace(self, place=f"{self.place}.{name}") if self.taps else replace(self, place=name)
+
+    def tap(self, name: str, value):
+        """Lets a reader record or replace `value`; the identity otherwise."""
+        return self.taps(f"{self.place}.{name}" if self.place else name, value) if self.taps else value
+
+    def dropout(self, x, rate: float, site: str):
+        """x with entries zeroed at `rate` and the rest scaled by 1/(1-rate); `site` tells the draws of a layer apart."""
+        if not rate or self.key is None:
+            return x
+        keep = jax.random.bernoulli(self.dropout_key(site), 1.0 - rate, x.shape)
+        return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+
+    def dropout_key(self, site: str):
+        return None if self.key is None else jax.random.fold_in(self.key, zlib.crc32(site.encode()))

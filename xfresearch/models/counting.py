@@ -1,0 +1,81 @@
+"""FLOPs of a traced program: what the closed forms in `costs.py` are checked against.
+
+Convention: 2 per multiply-add, of every matrix product and convolution, whether or not a mask throws the result away. A
+convolution's padding counts. A ragged product counts each row once, for the one group that it belongs to. Everything
+else (elementwise work, softmax, norms, sorting, gathering) counts nothing.
+"""
+
+import math
+
+import jax
+from jax.extend import core
+
+CALLED_ONCE = {
+    "pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+}  # fmt: skip
+
+
+def count_flops(fn, *abstract_args) -> int:
+    """FLOPs of fn(*abstract_args), traced from arrays or jax.ShapeDtypeStruct; nothing is computed.
+
+    A conditional counts its dearest branch. ValueError for matrix products whose number cannot be read from the program:
+    inside a while loop, a shard_map or a custom kernel (count its plain implementation instead).
+    """
+    return _count(jax.make_jaxpr(fn)(*abstract_args).jaxpr)
+
+
+def _count(jaxpr) -> int:
+    return sum(_equation(equation) for equation in jaxpr.eqns)
+
+
+def _equation(equation) -> int:
+    name = equation.primitive.name
+    if name in PRODUCTS:
+        return PRODUCTS[name](equation)
+    inner = [_count(_open(jaxpr)) for jaxpr in core.jaxprs_in_params(equation.params)]
+    if name == "scan":
+        return equation.params["length"] * sum(inner)
+    if name == "cond":
+        return max(inner)
+    if any(inner) and name not in CALLED_ONCE or name in ("pallas_call", "tpu_custom_call", "ffi_call"):
+        raise ValueError(f"count_flops cannot count '{name}': it does not say how many matrix products it runs")
+    return sum(inner)
+
+
+def _open(jaxpr):
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _shapes(equation):
+    return [math.prod(v.aval.shape) for v in equation.outvars], *(v.aval.shape for v in equation.invars[:2])
+
+
+def _dot(equation) -> int:
+    (size,), lhs, _ = _shapes(equation)
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    return 2 * size * math.prod(lhs[i] for i in contracted)
+
+
+def _ragged_dot(equation) -> int:
+    """Each element of the left side meets every free column of the right side once, whichever dimension is ragged."""
+    _, lhs, rhs = _shapes(equation)
+    dims = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = dims.dot_dimension_numbers
+    taken = {*contracted, *batch, *dims.rhs_group_dimensions}
+    return 2 * math.prod(lhs) * math.prod(n for i, n in enumerate(rhs) if i not in taken)
+
+
+def _convolution(equation) -> int:
+    """2 per output, kernel position and input feature of the output's group."""
+    (size,), _, rhs = _shapes(equation)
+    features = rhs[equation.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * size * math.prod(rhs) // features
+
+
+PRODUCTS = {
+    "dot_general": _dot,
+    "ragged_dot": _ragged_dot,
+    "ragged_dot_general": _ragged_dot,
+    "conv_general_dilated": _convolution,
+}

@@ -1,0 +1,56 @@
+"""The feed-forward sublayer: two linear maps around an activation, plain or gated.
+
+    plain:  y = f(x W_up + b) W_down + c                                 (Vaswani et al. 2017, eq. 2)
+    gated:  y = (f(x W_gate + b) * (x W_up + b')) W_down + c             (Shazeer 2020, eq. 6)
+
+Parameters: 2 D F, or 3 D F gated, and biases F + D (2 F + D gated).      FLOPs per token: 4 D F, or 6 D F gated.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+from xfresearch.config import BlockConfig, ModelConfig
+from xfresearch.models import costs as c
+from xfresearch.models.context import Context
+from xfresearch.models.layouts import output_scale
+from xfresearch.models.linear import Linear
+
+
+class Activation(NamedTuple):
+    function: Callable
+    gated: bool
+
+
+ACTIVATIONS = {
+    "relu": Activation(jax.nn.relu, False),
+    "gelu": Activation(lambda x: jax.nn.gelu(x, approximate=False), False),
+    "gelu_tanh": Activation(lambda x: jax.nn.gelu(x, approximate=True), False),
+    "swiglu": Activation(jax.nn.silu, True),
+}
+
+
+class FeedForward(nnx.Module):
+    def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
+        f, D = block.feed_forward, model.width
+        self.activation = ACTIVATIONS[f.kind].function
+        self.up = Linear(model, (D,), (f.hidden,), f.bias, rngs)
+        self.gate = Linear(model, (D,), (f.hidden,), f.bias, rngs) if ACTIVATIONS[f.kind].gated else None
+        self.down = Linear(model, (f.hidden,), (D,), f.bias, rngs, scale=output_scale(model, block))
+
+    def __call__(self, x_BLD, ctx: Context, cache=None):
+        """y_BLD, no cache and no auxiliary losses."""
+        h_BLF = self.up(x_BLD)
+        h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD)) * h_BLF
+        return self.down(ctx.tap("hidden", h_BLF)), cache, {}
+
+    def init_cache(self, batch: int, length: int) -> dict:
+        return {}
+
+    @staticmethod
+    def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
+        f, D = block.feed_forward, model.width
+        into = 2 if ACTIVATIONS[f.kind].gated else 1
+        return c.linear((D,), (f.hidden,), f.bias) * into + c.linear((f.hidden,), (D,), f.bias)

@@ -1,0 +1,33 @@
+"""A linear map between named dimensions, and how its weights are drawn."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from xfresearch.config import ModelConfig
+
+
+def kernel_std(model: ModelConfig, fan_in: int) -> float:
+    """Standard deviation of a kernel: 1/sqrt(fan_in), or the config's constant (GPT-2's 0.02)."""
+    return model.init_std if model.init == "normal" else 1.0 / math.sqrt(fan_in)
+
+
+def draw(key, shape, std: float, model: ModelConfig):
+    """Normal numbers cut at three standard deviations, in the dtype that parameters are kept in."""
+    return std * jax.random.truncated_normal(key, -3, 3, shape, jnp.dtype(model.param_dtype))
+
+
+class Linear(nnx.Module):
+    """y[..., outputs] = x[..., inputs] . kernel[inputs, outputs] + bias[outputs]."""
+
+    def __init__(self, model: ModelConfig, inputs: tuple, outputs: tuple, bias: bool, rngs, scale: float = 1.0):
+        self.axes = len(inputs)
+        std = scale * kernel_std(model, math.prod(inputs))
+        self.kernel = nnx.Param(draw(rngs.params(), (*inputs, *outputs), std, model))
+        self.bias = nnx.Param(jnp.zeros(outputs, model.param_dtype)) if bias else None
+
+    def __call__(self, x):
+        y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.axes)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)

@@ -1,0 +1,174 @@
+"""embed -> blocks -> norm -> head.
+
+A model is a function of (config, params): `init` draws the parameters, a nested dict with string keys in which the layers
+of one pattern position are stacked; `bind` puts them into a `Transformer`, whose methods are traced under jit.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from xfresearch.config import ModelConfig
+from xfresearch.models.block import Block
+from xfresearch.models.context import Context
+from xfresearch.models.linear import draw, kernel_std
+from xfresearch.models.norms import Norm
+from xfresearch.models.positions import sinusoidal
+
+REMAT = {
+    "none": lambda f: f,
+    "full": jax.checkpoint,
+    "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+}
+
+
+class Output(NamedTuple):
+    hidden_BLD: jax.Array  # after the final norm
+    losses: dict  # auxiliary losses {name: [B]}, each summed over a sequence's tokens and over layers
+    caches: dict | None
+
+
+class Table(nnx.Module):
+    """One vector of width D for each of `rows` ids."""
+
+    def __init__(self, model: ModelConfig, rows: int, rngs):
+        self.table = nnx.Param(draw(rngs.params(), (rows, model.width), kernel_std(model, model.width), model))
+
+
+class Transformer(nnx.Module):
+    def __init__(self, model: ModelConfig, rngs):
+        first = model.blocks[model.pattern[0]]
+        self.config = model
+        self.embed = Table(model, model.vocab_size, rngs)
+        self.position = Table(model, model.max_length, rngs) if model.position == "learned" else None
+        self.embedding_norm = Norm(model, model.embedding_norm, first)
+        self.final_norm = Norm(model, model.final_norm, first)
+        self.head = None if model.tie_embeddings else Table(model, model.vocab_size, rngs)
+        repeats = model.depth // len(model.pattern)
+        stacks = {}
+        for stack, name in zip(stack_names(model), model.pattern, strict=True):
+            keys = jax.random.split(rngs.params(), repeats)
+            stacks[stack] = jax.vmap(lambda key, name=name: Block(model, model.blocks[name], nnx.Rngs(params=key)))(
+                keys
+            )
+        self.blocks = nnx.Dict(stacks)
+
+    def __call__(self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none") -> Output:
+        """The final hidden states. `layers` is 'scan' or 'unroll' (needed by taps); the result is the same."""
+        x_BLD = ctx.tap("embed", self._embed(tokens_BL, ctx))
+        run = self._unroll if layers == "unroll" or ctx.taps else self._scan
+        x_BLD, caches, losses = run(x_BLD, ctx, caches, REMAT["none" if ctx.taps else remat])
+        return Output(ctx.tap("final", self.final_norm(x_BLD)), losses, caches)
+
+    def _embed(self, tokens_BL, ctx: Context):
+        model = self.config
+        x_BLD = self.embed.table[...].astype(model.dtype)[tokens_BL]
+        if model.position == "learned":
+            x_BLD += self.position.table[...].astype(model.dtype)[ctx.positions_BL]
+        if model.position == "sinusoidal":
+            x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
+        return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
+
+    def _scan(self, x_BLD, ctx: Context, caches, remat):
+        stacks, period = dict(self.blocks), len(self.config.pattern)
+
+        def body(x_BLD, xs):
+            blocks, caches, repeat = xs
+            new, losses = {}, {}
+            for i, name in enumerate(stacks):
+                at = ctx.layer(repeat * period + i)
+                x_BLD, new[name], more = blocks[name](x_BLD, at, caches and caches[name])
+                losses = _add(losses, more)
+            return x_BLD, (new if caches else None, losses)
+
+        repeats = jnp.arange(self.config.depth // period)
+        x_BLD, (caches, losses_R) = jax.lax.scan(remat(body), x_BLD, (stacks, caches, repeats))
+        return x_BLD, caches, {name: value.sum(0) for name, value in losses_R.items()}
+
+    def _unroll(self, x_BLD, ctx: Context, caches, remat):
+        repeats = self.config.depth // len(self.config.pattern)
+        stacks = {name: unstack(stack, repeats) for name, stack in self.blocks.items()}
+        cuts = {name: caches and unstack(caches[name], repeats) for name in stacks}
+        new, losses, layer = {name: [] for name in stacks}, {}, 0
+        for repeat in range(repeats):
+            for name in stacks:
+
+                def call(block, x_BLD, cache, layer=layer):
+                    return block(x_BLD, ctx.layer(layer), cache)
+
+                cache = caches and cuts[name][repeat]
+                x_BLD, cache, more = remat(call)(stacks[name][repeat], x_BLD, cache)
+                new[name].append(cache)
+                losses, layer = _add(losses, more), layer + 1
+        stacked = {name: jax.tree.map(lambda *c: jnp.stack(c), *c) for name, c in new.items()} if caches else None
+        return x_BLD, stacked, losses
+
+    def head_table_VD(self):
+        """The table whose rows the final hidden states are multiplied with, in the dtype of the computation."""
+        return (self.head or self.embed).table[...].astype(self.config.dtype)
+
+    def logits(self, hidden_BLD):
+        """Logits [B, L, V], float32 or wider."""
+        wide = jnp.promote_types(self.config.dtype, jnp.float32)
+        return jnp.einsum("bld,vd->blv", hidden_BLD, self.head_table_VD(), preferred_element_type=wide)
+
+    def init_caches(self, batch: int, length: int) -> dict:
+        """Empty caches for decoding up to `length` tokens of `batch` sequences, layers stacked like parameters."""
+        return {
+            name: jax.vmap(lambda block: block.init_cache(batch, length))(stack) for name, stack in self.blocks.items()
+        }
+
+
+def _add(losses: dict, more: dict) -> dict:
+    return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
+
+
+def unstack(tree, count: int) -> list:
+    """`tree` cut along its first axis into `count` trees.
+
+    The backward pass stacks the cotangents once; that of plain slices would add `count` padded copies of the whole.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    cut = [_cut(leaf, count) for leaf in leaves]
+    return [structure.unflatten([pieces[i] for pieces in cut]) for i in range(count)]
+
+
+def _cut(array, count: int):
+    @jax.custom_vjp
+    def cut(array):
+        return tuple(array[i] for i in range(count))
+
+    cut.defvjp(lambda array: (cut(array), None), lambda _, pieces: (jnp.stack(pieces),))
+    return cut(array)
+
+
+def stack_names(model: ModelConfig) -> list[str]:
+    """Keys of the stacks in `params['blocks']`, one per pattern position: the block's name, numbered where it recurs."""
+    pattern = model.pattern
+    return [name if pattern.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(pattern)]
+
+
+def init(model: ModelConfig, key) -> dict:
+    """Parameters of `model`, drawn from `key`: a nested dict of arrays with string keys."""
+    return nnx.to_pure_dict(nnx.state(Transformer(model, nnx.Rngs(params=key))))
+
+
+@cache
+def _split(model: ModelConfig):
+    return nnx.split(nnx.eval_shape(lambda: Transformer(model, nnx.Rngs(params=jax.random.key(0)))))
+
+
+def abstract(model: ModelConfig) -> dict:
+    """The parameters' shapes and dtypes, without drawing them."""
+    return jax.eval_shape(lambda: init(model, jax.random.key(0)))
+
+
+def bind(model: ModelConfig, params: dict) -> Transformer:
+    """The model with `params` in it. Cheap under jit, where it only happens while tracing."""
+    graph, state = _split(model)
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)

@@ -1,0 +1,39 @@
+"""python -m xfresearch.train --config FILE[:arg] --workdir DIR [--config.key=value ...]
+
+Trains a model, or goes on with the run that the directory holds, and ends with its held-out loss, a sample and a report.
+"""
+
+import sys
+
+from xfresearch import command
+
+EPILOG = """\
+examples:
+  python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
+  python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a --config.steps=100
+
+The same command again goes on from the newest checkpoint, bit for bit as if it had never stopped."""
+
+
+def main(arguments: list[str]) -> None:
+    parser = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
+    parser.add_argument("--workdir", metavar="DIR", required=True, help="where the run is kept; local or gs://")
+    parser.add_argument("--fork", action="store_true", help="go on from DIR's newest checkpoint although the config differs")
+    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
+    options, overrides = parser.parse_known_args(arguments)
+
+    from xfresearch import config_io
+
+    config = config_io.parse(["--config", options.config, *overrides])
+    print(config_io.to_json(config), file=sys.stderr)
+
+    from xfresearch.training import session
+
+    results = session.run(config, options.workdir, options)
+    if options.json:
+        command.write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    command.run(main)

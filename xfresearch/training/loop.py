@@ -1,0 +1,217 @@
+"""The training loop: batches -> step -> metrics, with evaluation, checkpoints and an exact resume around it.
+
+    state = newest good checkpoint, or a fresh one
+    for step, batch in batches from state.step on:
+        state, metrics = train_step(state, batch)          # returns at once; the device works on
+        report the metrics of the step before              # so that the host never waits for the device
+        evaluate and save where they are due
+
+The batch is a function of (seed, step) alone and every random number of the step too, so that a resumed run goes on
+bit for bit as if it had never stopped.
+"""
+
+import signal
+import sys
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from xfresearch.command import Stopped
+from xfresearch.config import Config, require
+from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.errors import UserError
+from xfresearch.evaluation import evaluate_batches, make_evaluator
+from xfresearch.hardware import peak_flops
+from xfresearch.models.costs import costs
+from xfresearch.training import checkpoint
+from xfresearch.training.metrics import Clock, MetricsLog, Progress
+from xfresearch.training.optimizer import make_optimizer
+from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
+from xfresearch.training.step import init_state, layers_mode, make_train_step
+
+
+class Result(NamedTuple):
+    step: int
+    evaluation: dict  # of the last step: loss, bits_per_byte, ... ({} where there was none)
+    clock: Clock
+    params: dict  # what evaluation uses: averaged weights where the run keeps them
+    finished: bool  # False where a signal stopped it
+
+
+def with_vocabulary(config: Config, tokenizer) -> Config:
+    """The config with model.vocab_size known; UserError where it is set below what the tokenizer needs."""
+    model = config.model
+    needs = f"0 or at least {tokenizer.vocab_size}, which tokenizer={config.data.tokenizer!r} needs"
+    require(not 0 < model.vocab_size < tokenizer.vocab_size, "model.vocab_size", model.vocab_size, needs)
+    return replace(config, model=replace(model, vocab_size=model.vocab_size or tokenizer.vocab_size))
+
+
+def setup_jax(config: Config) -> None:
+    """Process-wide settings: 64-bit numbers where the config asks for them, and compiled programs kept on disk."""
+    from xfresearch.data.cache import cache_directory
+
+    jax.config.update("jax_enable_x64", config.model.param_dtype == "float64")
+    jax.config.update("jax_compilation_cache_dir", str(cache_directory(config.data) / "compiled"))
+
+
+class Run:
+    """Everything that one training process holds. Built in full before the first step, so that mistakes show early."""
+
+    def __init__(self, config: Config, workdir, tokenizer):
+        self.config, self.workdir = config, workdir
+        self.clock = Clock()
+        self.mesh = make_mesh(config.mesh, config.batch_size, config.sequence_length)
+        with self.clock.measure("input"):
+            self.batches = Batches(config)
+            self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
+        self.byte_lengths = tokenizer.byte_lengths
+        self.optimizer = make_optimizer(config.optimizer, config.steps)
+        with self.clock.measure("compile"):
+            self.state, meta = self._start()
+        self.start = int(self.state["step"])
+        self.clock.restore(meta.get("clock", {}))
+        self.checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
+        self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
+        self.evaluate_batch = make_evaluator(config.model, layers_mode(config), config.step.loss_rows)
+        self.last_evaluation = meta.get("evaluation", {})
+
+    def _start(self) -> tuple[dict, dict]:
+        """The newest checkpoint that is whole, named on standard error where one is not, or a fresh state."""
+        make = jax.jit(lambda: init_state(self.config, self.optimizer))
+        shapes = jax.eval_shape(make)
+        shardings = state_shardings(self.mesh, shapes)
+        abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+        for step in reversed(checkpoint.steps(self.workdir)):
+            try:
+                return checkpoint.restore(self.workdir, step, abstract)
+            except checkpoint.Corrupt as error:
+                print(f"warning: {error}; trying the one before", file=sys.stderr)
+        if checkpoint.steps(self.workdir):
+            raise UserError(f"--workdir={self.workdir}: every checkpoint in it is damaged; use a new directory")
+        return jax.jit(make, out_shardings=shardings)(), {}
+
+    def compile(self):
+        """The training step, compiled for the shapes of this run."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        step = jax.jit(make_train_step(self.config, self.optimizer), donate_argnums=0, out_shardings=(shardings, None))
+        with self.clock.measure("compile"):
+            return step.lower(self.state, self.place(self.batches.batch(self.start))).compile()
+
+    def place(self, batch: dict) -> dict:
+        """A batch of this process's rows as arrays on the mesh."""
+        at = batch_sharding(self.mesh)
+        return {name: jax.make_array_from_process_local_data(at, rows) for name, rows in batch.items()}
+
+    @property
+    def params(self) -> dict:
+        return self.state.get("ema", self.state["params"])
+
+    def report(self, step: int, metrics: dict, progress: Progress) -> None:
+        """Reads the metrics of an update that the device has finished; Stopped where it was not finite."""
+        metrics = jax.tree.map(np.asarray, metrics)
+        finite, tokens = bool(metrics.pop("finite")), int(metrics.pop("tokens"))
+        values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
+        self.clock.count(tokens)
+        values["tokens_per_second"] = self.clock.rate()
+        if not finite and self.config.step.on_nonfinite == "stop":
+            saved = checkpoint.steps(self.workdir)
+            good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
+            raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
+        if self.config.step.on_nonfinite == "stop":
+            values.pop("skipped")
+        progress.update(step, values["loss"], tokens)
+        if step % self.config.log.every == 0 or step == self.config.steps:
+            norms = {name: v for name, v in metrics.items() if isinstance(v, dict)}
+            self.log.write(step, "train", values | {k: {n: a.tolist() for n, a in v.items()} for k, v in norms.items()})
+
+    def evaluate(self, step: int) -> dict:
+        """Held-out loss with the parameters of now, logged."""
+        limits = self.config.evaluation
+        limit = limits.final_sequences if step == self.config.steps else limits.sequences
+        batches = evaluation_batches(self.heldout, limits.batch_size or self.config.batch_size, limit)
+        with self.clock.measure("evaluation"):
+            values = evaluate_batches(self.evaluate_batch, self.params, map(self.place, batches), self.byte_lengths)
+        self.log.write(step, "evaluation", values)
+        self.last_evaluation = values
+        return values
+
+    def save(self, step: int, loss: float | None) -> None:
+        with self.clock.measure("checkpoint"):
+            meta = {"clock": self.clock.state(), "evaluation": self.last_evaluation}
+            self.checkpoints.save(step, self.state, meta, loss)
+
+
+def train(config: Config, workdir, tokenizer) -> Result:
+    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome.
+
+    Saves and returns early on SIGTERM or SIGINT. Raises Stopped where the loss is not finite or a checkpoint cannot be
+    written, UserError where the config does not fit the devices or the data.
+    """
+    run = Run(config, workdir, tokenizer)
+    if run.start >= config.steps:
+        return Result(run.start, run.last_evaluation, run.clock, run.params, True)
+    step_function, stopping = run.compile(), StopSignal()
+    progress = Progress(config.steps, run.start, _bytes_per_token(run))
+    batches = run.batches.iterate(run.start, config.steps, place=run.place)
+    pending, done = None, run.start
+    run.clock.begin()
+    try:
+        for index, batch in batches:
+            run.state, metrics = step_function(run.state, batch)
+            if pending:
+                run.report(*pending, progress)
+            pending, done = (index + 1, metrics), index + 1
+            evaluating = _due(done, config.evaluation.every, config.steps)
+            saving = _due(done, config.checkpoint.every, config.steps) or stopping.received
+            run.clock.set("input", batches.wait_seconds)
+            if evaluating or saving:
+                run.report(*pending, progress)  # nothing that is not finite is ever saved
+                pending = None
+            loss = run.evaluate(done)["loss"] if evaluating else None
+            if saving:
+                run.save(done, loss)
+            if stopping.received:
+                break
+        with run.clock.measure("checkpoint"):
+            run.checkpoints.wait()
+    finally:
+        progress.close()
+        run.log.close()
+        batches.close()
+        stopping.restore()
+    run.checkpoints.close()
+    return Result(done, run.last_evaluation, run.clock, run.params, done >= config.steps)
+
+
+class StopSignal:
+    """Notes SIGTERM or SIGINT, so that the loop can save before it ends. A second SIGINT ends the process at once."""
+
+    def __init__(self):
+        self.received = ""
+        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def _note(self, number, frame):
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+
+    def restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return bool(every) and (step % every == 0 or step == last)
+
+
+def _bytes_per_token(run: Run) -> float:
+    return run.batches.bytes_per_token
+
+
+def model_flops_utilisation(config: Config, tokens_per_second: float) -> float | None:
+    """Share of the devices' peak that the model's FLOPs (three times the forward pass) make up; None where no peak is known."""
+    peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
+    per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
+    return tokens_per_second * per_token / (peak * jax.device_count()) if peak else None

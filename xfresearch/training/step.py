@@ -1,0 +1,126 @@
+"""One update: loss, gradient, optimiser. A pure function of (state, batch), jitted, its state donated.
+
+The loss is (sum of weighted token losses) / (weights in the whole batch) + (auxiliary losses summed over tokens) / (tokens
+in the whole batch). Both divisors are known before the first microbatch, so that gradients of microbatches simply add up
+to those of the whole batch, however unequal their token counts.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from xfresearch.config import Config
+from xfresearch.kernels.cross_entropy import linear_cross_entropy
+from xfresearch.models import transformer
+from xfresearch.models.axes import path_name
+from xfresearch.models.context import Context
+from xfresearch.training.optimizer import make_schedule
+
+
+def layers_mode(config: Config) -> str:
+    """'scan' or 'unroll': by choice, or the faster on this backend (unrolled on CPU; scanned compiles in constant time)."""
+    if config.step.layers != "auto":
+        return config.step.layers
+    return "unroll" if jax.default_backend() == "cpu" else "scan"
+
+
+def init_state(config: Config, optimizer: optax.GradientTransformation) -> dict:
+    """The state before the first update; every leaf is an array."""
+    params = transformer.init(config.model, jax.random.fold_in(jax.random.key(config.seed), 0))
+    state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
+    return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.step.ema else {})
+
+
+def make_loss(config: Config) -> Callable:
+    """loss(params, batch, key, totals) -> (scalar, metrics), `totals` the weights and tokens of the whole update."""
+    layers, step = layers_mode(config), config.step
+
+    def loss(params, batch, key, totals):
+        model = transformer.bind(config.model, params)
+        ctx = Context(batch["positions"], batch["segments"], key)
+        out = model(batch["tokens"], ctx, layers=layers, remat=step.remat)
+        total, nll = linear_cross_entropy(
+            out.hidden_BLD.reshape(-1, config.model.width),
+            model.head_table_VD(),
+            batch["targets"].reshape(-1),
+            batch["weights"].reshape(-1),
+            z_loss=step.z_loss,
+            rows=step.loss_rows,
+        )
+        auxiliary = {name: value.sum() / totals["tokens"] for name, value in out.losses.items()}
+        value = total / totals["weights"] + sum(auxiliary.values())
+        return value, {"loss": nll / totals["weights"], **auxiliary}
+
+    return loss
+
+
+def gradients(config: Config, params, batch: dict, key):
+    """Gradient of the loss over a whole batch, in `step.accumulate` microbatches, and the metrics."""
+    totals = {
+        "weights": jnp.maximum(batch["weights"].sum(), 1),
+        "tokens": jnp.maximum((batch["segments"] > 0).sum(), 1),
+    }
+    key = key if _has_dropout(config) else None
+    value_and_grad = jax.value_and_grad(make_loss(config), has_aux=True)
+    parts = config.step.accumulate
+    if parts == 1:
+        (_, metrics), grads = value_and_grad(params, batch, key, totals)
+        return grads, metrics
+
+    def add(sums, xs):
+        part, index = xs
+        at = None if key is None else jax.random.fold_in(key, index)
+        (_, metrics), grads = value_and_grad(params, part, at, totals)
+        return jax.tree.map(jnp.add, sums, (grads, metrics)), None
+
+    # Rows are dealt out in turn, so that a microbatch lies on every device that the batch lies on.
+    micro = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+    first = jax.tree.map(lambda x: x[0], micro)
+    shapes = jax.eval_shape(lambda: value_and_grad(params, first, key, totals))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
+    return jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))[0]
+
+
+def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> Callable:
+    """train_step(state, batch) -> (state, metrics): scalars, all of them of this update."""
+    schedule = make_schedule(config.optimizer, config.steps)
+
+    def train_step(state: dict, batch: dict):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), state["step"])
+        grads, metrics = gradients(config, state["params"], batch, key)
+        norm = optax.global_norm(grads)
+        updates, opt = optimizer.update(grads, state["opt"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
+        if config.step.ema:
+            decay = config.step.ema
+            new["ema"] = jax.tree.map(lambda old, p: decay * old + (1 - decay) * p, state["ema"], params)
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        if config.step.on_nonfinite == "skip":
+            kept = {**state, "step": state["step"] + 1, "skipped": state["skipped"] + 1}
+            new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, kept)
+        metrics |= {"gradient_norm": norm, "learning_rate": schedule(state["step"]), "tokens": batch["weights"].sum()}
+        metrics |= {"finite": finite, "skipped": new["skipped"]}
+        if config.log.layer_norms:
+            trees = {"parameter": state["params"], "gradient": grads, "update": updates}
+            metrics |= {f"{name}_norms": layer_norms(tree) for name, tree in trees.items()}
+        return new, metrics
+
+    return train_step
+
+
+def layer_norms(tree) -> dict:
+    """Euclidean norm of each parameter by its path; of stacked ones, one norm per layer."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    names = {path_name(path): leaf for path, leaf in flat}
+    return {
+        name: jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if name.startswith("blocks/") else None))
+        for name, leaf in names.items()
+    }
+
+
+def _has_dropout(config: Config) -> bool:
+    blocks = config.model.blocks.values()
+    return bool(config.model.dropout or any(b.dropout or b.attention.dropout for b in blocks))

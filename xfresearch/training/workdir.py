@@ -1,0 +1,75 @@
+"""A run's directory: who may write in it, and what is recorded about the run.
+
+    config.json   the resolved config           run.json     versions, commit, machine and command line of every start
+    tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpoints/, report.html
+"""
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+
+from etils import epath
+
+from xfresearch.command import write_json
+from xfresearch.config import Config
+from xfresearch.config_io import differences, read_json, to_json
+from xfresearch.errors import UserError
+
+# Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
+FREE = ("mesh", "checkpoint", "log", "evaluation", "step.layers", "step.remat", "step.loss_rows")
+FREE += ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
+
+
+@contextmanager
+def claimed(workdir):
+    """Holds a run's directory for this process; UserError while another one trains in it (local directories only)."""
+    path = epath.Path(workdir).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir={workdir}: cannot be created: {error.strerror or error}") from error
+    if "://" in str(workdir):
+        yield path
+        return
+    import fcntl
+
+    with open(path / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"--workdir={workdir}: another process is training in it") from error
+        yield path
+
+
+def record(path: epath.Path, config: Config, fork: bool) -> None:
+    """Writes config.json and adds this start to run.json.
+
+    UserError, listing the differences, where the directory holds a run of another config and `fork` is not given.
+    """
+    from xfresearch.hardware import describe_machine, git_commit, versions
+
+    saved = path / "config.json"
+    if saved.exists():
+        changed = [line for line in differences(read_json(saved), config) if not _free(line)]
+        if changed and not fork:
+            text = "; ".join(changed)
+            raise UserError(
+                f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to go on from "
+                "its newest checkpoint with this config"
+            )
+    starts = json.loads((path / "run.json").read_text())["starts"] if (path / "run.json").exists() else []
+    start = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
+        "commit": git_commit(),
+        "versions": versions(),
+        "machine": describe_machine(),
+    }
+    write_json(saved, json.loads(to_json(config)))
+    write_json(path / "run.json", {"starts": [*starts, start]})
+
+
+def _free(line: str) -> bool:
+    key = line.split(":")[0].removeprefix("config.")
+    return any(key == name or key.startswith(name + ".") for name in FREE)
