@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from xfresearch.errors import UserError, nearest
+from xfresearch.models.layouts import LAYOUTS, check_sites
+from xfresearch.models.variants import ACTIVATIONS, ATTENTIONS, FEED_FORWARDS, NORMS
 
 
 def option(default, doc: str, low=None, high=None):
@@ -20,11 +22,13 @@ def option(default, doc: str, low=None, high=None):
     return field(default=default, metadata=metadata)
 
 
-NormKind = Literal["layer", "rms", "none"]
-SiteNormKind = Literal["", "layer", "rms", "none"]
-ActivationKind = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
-FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "swiglu", "moe"]
-LayoutKind = Literal["pre_norm", "post_norm", "peri_norm", "parallel", "no_norm_between", "all_attention"]
+# Names of variants are those of the tables in models/variants.py and models/layouts.py.
+NormKind = Literal[*NORMS]
+SiteNormKind = Literal["", *NORMS]
+AttentionKind = Literal[*ATTENTIONS]
+ActivationKind = Literal[*ACTIVATIONS]
+FeedForwardKind = Literal[*FEED_FORWARDS]
+LayoutKind = Literal[*LAYOUTS]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class NormSites:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    kind: Literal["softmax"] = option("softmax", "how positions are mixed")
+    kind: AttentionKind = option("softmax", "how positions are mixed")
     heads: int = option(4, "query heads H", low=1)
     kv_heads: int = option(0, "key-value heads G, dividing H; 0 is H (multi-head), 1 is multi-query", low=0)
     head_size: int = option(0, "size K of a head; 0 is width / heads", low=0)
@@ -138,7 +142,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class StepConfig:
+class TrainingConfig:
     accumulate: int = option(1, "microbatches whose gradients make one update", low=1)
     z_loss: float = option(0.0, "weight of the head's z-loss: mean of logsumexp(logits)^2", low=0.0)
     ema: float = option(0.0, "decay of the averaged weights that evaluation uses; 0 keeps none", low=0.0, high=0.999999)
@@ -193,7 +197,7 @@ class Config:
     data: DataConfig = option(DataConfig(), "text")
     model: ModelConfig = option(ModelConfig(), "transformer")
     optimizer: OptimizerConfig = option(OptimizerConfig(), "updates and their learning rate")
-    step: StepConfig = option(StepConfig(), "how an update is computed")
+    training: TrainingConfig = option(TrainingConfig(), "how an update is computed")
     mesh: MeshConfig = option(MeshConfig(), "devices")
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "what is saved")
     evaluation: EvaluationConfig = option(EvaluationConfig(), "held-out loss")
@@ -283,8 +287,6 @@ def _resolve_block(block: BlockConfig, width: int, key: str) -> BlockConfig:
         True,
         "False under kind='moe'",
     )
-    from xfresearch.models.layouts import check_sites
-
     check_sites(block, key)
     feed_forward = replace(block.feed_forward, hidden=block.feed_forward.hidden or 4 * width)
     return replace(block, attention=attention, feed_forward=feed_forward)
@@ -302,12 +304,12 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _check_training(config: Config) -> None:
-    optimizer, step = config.optimizer, config.step
+    optimizer, training = config.optimizer, config.training
     require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
     require(
-        config.batch_size % step.accumulate == 0,
-        "step.accumulate",
-        step.accumulate,
+        config.batch_size % training.accumulate == 0,
+        "training.accumulate",
+        training.accumulate,
         f"a divisor of batch_size={config.batch_size}",
     )
 

@@ -4,6 +4,7 @@ Trains a model, or goes on with the run that the directory holds, and ends with 
 """
 
 import sys
+from pathlib import Path
 
 from xfresearch import command
 
@@ -18,8 +19,12 @@ The same command again goes on from the newest checkpoint, bit for bit as if it 
 def main(arguments: list[str]) -> None:
     parser = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
-    parser.add_argument("--workdir", metavar="DIR", required=True, help="where the run is kept; local or gs://")
-    parser.add_argument("--fork", action="store_true", help="go on from DIR's newest checkpoint although the config differs")
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="where the run is kept, local or gs:// (default: runs/FILE-arg)"
+    )
+    parser.add_argument(
+        "--fork", action="store_true", help="go on from DIR's newest checkpoint although the config differs"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
     options, overrides = parser.parse_known_args(arguments)
 
@@ -30,7 +35,8 @@ def main(arguments: list[str]) -> None:
 
     from xfresearch.training import session
 
-    results = session.run(config, options.workdir, options)
+    workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
+    results = session.run(config, workdir, options.config, options.fork)
     if options.json:
         command.write_json(options.json, results)
 

@@ -8,21 +8,16 @@ for each sublayer of the block's layout (layouts.py) in turn, or all from the sa
 from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
-from xfresearch.models.attention import Attention
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs
-from xfresearch.models.feed_forward import ACTIVATIONS, FeedForward
 from xfresearch.models.layouts import LAYOUTS, norm_kind
-from xfresearch.models.moe import MixtureOfExperts
 from xfresearch.models.norms import Norm
-
-ATTENTIONS = {"softmax": Attention}
-FEED_FORWARDS = {**dict.fromkeys(ACTIVATIONS, FeedForward), "moe": MixtureOfExperts}
+from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
 
 
 def sublayer_class(name: str, block: BlockConfig):
     """The module that computes a sublayer: called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, losses {name: [B]})."""
-    return ATTENTIONS[block.attention.kind] if name == "attention" else FEED_FORWARDS[block.feed_forward.kind]
+    return load(ATTENTIONS[block.attention.kind] if name == "attention" else FEED_FORWARDS[block.feed_forward.kind])
 
 
 class Block(nnx.Module):

@@ -6,9 +6,6 @@
 Parameters: 2 D F, or 3 D F gated, and biases F + D (2 F + D gated).      FLOPs per token: 4 D F, or 6 D F gated.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 from flax import nnx
 
@@ -17,25 +14,18 @@ from xfresearch.models import costs as c
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import output_scale
 from xfresearch.models.linear import Linear
+from xfresearch.models.variants import ACTIVATIONS, load
 
 
-class Activation(NamedTuple):
-    function: Callable
-    gated: bool
-
-
-ACTIVATIONS = {
-    "relu": Activation(jax.nn.relu, False),
-    "gelu": Activation(lambda x: jax.nn.gelu(x, approximate=False), False),
-    "gelu_tanh": Activation(lambda x: jax.nn.gelu(x, approximate=True), False),
-    "swiglu": Activation(jax.nn.silu, True),
-}
+def gelu(x):
+    """x times the normal distribution's cumulative function at x, exactly (jax.nn.gelu approximates it with tanh)."""
+    return jax.nn.gelu(x, approximate=False)
 
 
 class FeedForward(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
         f, D = block.feed_forward, model.width
-        self.activation = ACTIVATIONS[f.kind].function
+        self.activation = load(ACTIVATIONS[f.kind].function)
         self.up = Linear(model, (D,), (f.hidden,), f.bias, rngs)
         self.gate = Linear(model, (D,), (f.hidden,), f.bias, rngs) if ACTIVATIONS[f.kind].gated else None
         self.down = Linear(model, (f.hidden,), (D,), f.bias, rngs, scale=output_scale(model, block))

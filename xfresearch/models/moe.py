@@ -20,9 +20,9 @@ from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.kernels.grouped_matmul import grouped_matmul
 from xfresearch.models import costs as c
 from xfresearch.models.context import Context
-from xfresearch.models.feed_forward import ACTIVATIONS
 from xfresearch.models.layouts import output_scale
 from xfresearch.models.linear import Linear, draw, kernel_std
+from xfresearch.models.variants import ACTIVATIONS, load
 
 
 class Experts(nnx.Module):
@@ -31,7 +31,7 @@ class Experts(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
         moe, D, F = block.feed_forward.moe, model.width, block.feed_forward.hidden
         activation = ACTIVATIONS[moe.expert]
-        self.activation, self.kernel = activation.function, moe.kernel
+        self.activation, self.kernel = load(activation.function), moe.kernel
         into = (moe.experts, D, F)
         self.up = nnx.Param(draw(rngs.params(), into, kernel_std(model, D), model))
         self.gate = nnx.Param(draw(rngs.params(), into, kernel_std(model, D), model)) if activation.gated else None

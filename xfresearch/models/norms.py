@@ -11,6 +11,7 @@ from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.costs import Costs, weights
+from xfresearch.models.variants import NORMS, load
 
 
 def layer(x, epsilon: float):
@@ -22,7 +23,8 @@ def rms(x, epsilon: float):
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
 
-NORMS = {"layer": layer, "rms": rms, "none": None}
+def none(x, epsilon: float):
+    return x
 
 
 class Norm(nnx.Module):
@@ -35,10 +37,8 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(model.width, model.param_dtype)) if bias else None
 
     def __call__(self, x_BLD):
-        if self.kind == "none":
-            return x_BLD
         wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
-        y_BLD = NORMS[self.kind](x_BLD.astype(wide), self.epsilon)
+        y_BLD = load(NORMS[self.kind])(x_BLD.astype(wide), self.epsilon)
         if self.gain is not None:
             y_BLD = y_BLD * self.gain[...].astype(wide)
         if self.bias is not None:

@@ -45,6 +45,15 @@ def steps(workdir) -> list[int]:
     return sorted(int(p.name) for p in path.iterdir() if p.name.isdigit()) if path.exists() else []
 
 
+def set_aside(workdir, step: int) -> epath.Path:
+    """Moves a damaged checkpoint out of the way, so that its step can be written again; returns where it lies now."""
+    source = directory(workdir) / str(step)
+    target = source.parent.parent / "damaged" / f"{step}-{len(list(source.parent.parent.glob('damaged/*')))}"
+    target.parent.mkdir(exist_ok=True)
+    source.rename(target)
+    return target
+
+
 class Checkpoints:
     """Writes a run's checkpoints in the background and keeps the newest, every n-th and the best of them."""
 

@@ -37,7 +37,7 @@ class Result(NamedTuple):
     evaluation: dict  # of the last step: loss, bits_per_byte, ... ({} where there was none)
     clock: Clock
     params: dict  # what evaluation uses: averaged weights where the run keeps them
-    finished: bool  # False where a signal stopped it
+    stopped_by: str  # the signal that ended it early, or ''
 
 
 def with_vocabulary(config: Config, tokenizer) -> Config:
@@ -62,7 +62,7 @@ class Run:
     def __init__(self, config: Config, workdir, tokenizer):
         self.config, self.workdir = config, workdir
         self.clock = Clock()
-        self.mesh = make_mesh(config.mesh, config.batch_size, config.sequence_length)
+        self.mesh = make_mesh(config)
         with self.clock.measure("input"):
             self.batches = Batches(config)
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
@@ -74,7 +74,7 @@ class Run:
         self.clock.restore(meta.get("clock", {}))
         self.checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
         self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
-        self.evaluate_batch = make_evaluator(config.model, layers_mode(config), config.step.loss_rows)
+        self.evaluate_batch = make_evaluator(config.model, layers_mode(config), config.training.loss_rows)
         self.last_evaluation = meta.get("evaluation", {})
 
     def _start(self) -> tuple[dict, dict]:
@@ -83,13 +83,22 @@ class Run:
         shapes = jax.eval_shape(make)
         shardings = state_shardings(self.mesh, shapes)
         abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+        damaged = []
         for step in reversed(checkpoint.steps(self.workdir)):
             try:
-                return checkpoint.restore(self.workdir, step, abstract)
+                state, meta = checkpoint.restore(self.workdir, step, abstract)
+                for bad in damaged:
+                    print(
+                        f"warning: moved checkpoint {bad} to {checkpoint.set_aside(self.workdir, bad)}", file=sys.stderr
+                    )
+                return state, meta
             except checkpoint.Corrupt as error:
+                damaged.append(step)
                 print(f"warning: {error}; trying the one before", file=sys.stderr)
-        if checkpoint.steps(self.workdir):
-            raise UserError(f"--workdir={self.workdir}: every checkpoint in it is damaged; use a new directory")
+        if damaged:
+            raise UserError(
+                f"--workdir={self.workdir}: every checkpoint in it is damaged or of another model; use a new one"
+            )
         return jax.jit(make, out_shardings=shardings)(), {}
 
     def compile(self):
@@ -115,11 +124,11 @@ class Run:
         values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
         self.clock.count(tokens)
         values["tokens_per_second"] = self.clock.rate()
-        if not finite and self.config.step.on_nonfinite == "stop":
+        if not finite and self.config.training.on_nonfinite == "stop":
             saved = checkpoint.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
             raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
-        if self.config.step.on_nonfinite == "stop":
+        if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
         progress.update(step, values["loss"], tokens)
         if step % self.config.log.every == 0 or step == self.config.steps:
@@ -151,9 +160,9 @@ def train(config: Config, workdir, tokenizer) -> Result:
     """
     run = Run(config, workdir, tokenizer)
     if run.start >= config.steps:
-        return Result(run.start, run.last_evaluation, run.clock, run.params, True)
+        return Result(run.start, run.last_evaluation, run.clock, run.params, "")
     step_function, stopping = run.compile(), StopSignal()
-    progress = Progress(config.steps, run.start, _bytes_per_token(run))
+    progress = Progress(config.steps, run.start, run.batches.bytes_per_token)
     batches = run.batches.iterate(run.start, config.steps, place=run.place)
     pending, done = None, run.start
     run.clock.begin()
@@ -182,7 +191,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
         batches.close()
         stopping.restore()
     run.checkpoints.close()
-    return Result(done, run.last_evaluation, run.clock, run.params, done >= config.steps)
+    return Result(done, run.last_evaluation, run.clock, run.params, stopping.received if done < config.steps else "")
 
 
 class StopSignal:
@@ -204,10 +213,6 @@ class StopSignal:
 
 def _due(step: int, every: int, last: int) -> bool:
     return bool(every) and (step % every == 0 or step == last)
-
-
-def _bytes_per_token(run: Run) -> float:
-    return run.batches.bytes_per_token
 
 
 def model_flops_utilisation(config: Config, tokens_per_second: float) -> float | None:

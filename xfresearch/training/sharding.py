@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.config import MeshConfig, require
+from xfresearch.config import Config, MeshConfig, require
 from xfresearch.errors import UserError
 from xfresearch.models.axes import axes_of, path_name
 
@@ -29,17 +29,18 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> dict[str, int]:
     return sizes
 
 
-def make_mesh(mesh: MeshConfig, batch_size: int, sequence_length: int) -> Mesh:
+def check_batch(sizes: dict[str, int], batch_size: int, sequence_length: int, accumulate: int) -> None:
+    """UserError where a microbatch's rows or positions cannot be cut over the mesh."""
+    rows, context = sizes["data"] * sizes["fsdp"] * sizes["expert"], sizes["context"]
+    needs = f"a multiple of training.accumulate * mesh data * fsdp * expert = {rows * accumulate}"
+    require(batch_size % (rows * accumulate) == 0, "batch_size", batch_size, needs)
+    require(sequence_length % context == 0, "sequence_length", sequence_length, f"a multiple of mesh.context={context}")
+
+
+def make_mesh(config: Config) -> Mesh:
     """The mesh over all devices; UserError where they do not fit it or a batch cannot be cut over it."""
-    sizes = mesh_sizes(mesh, jax.device_count())
-    rows = sizes["data"] * sizes["fsdp"] * sizes["expert"]
-    require(batch_size % rows == 0, "batch_size", batch_size, f"a multiple of mesh data * fsdp * expert = {rows}")
-    require(
-        sequence_length % sizes["context"] == 0,
-        "sequence_length",
-        sequence_length,
-        f"a multiple of mesh.context={sizes['context']}",
-    )
+    sizes = mesh_sizes(config.mesh, jax.device_count())
+    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 

@@ -21,8 +21,8 @@ from xfresearch.training.optimizer import make_schedule
 
 def layers_mode(config: Config) -> str:
     """'scan' or 'unroll': by choice, or the faster on this backend (unrolled on CPU; scanned compiles in constant time)."""
-    if config.step.layers != "auto":
-        return config.step.layers
+    if config.training.layers != "auto":
+        return config.training.layers
     return "unroll" if jax.default_backend() == "cpu" else "scan"
 
 
@@ -30,24 +30,24 @@ def init_state(config: Config, optimizer: optax.GradientTransformation) -> dict:
     """The state before the first update; every leaf is an array."""
     params = transformer.init(config.model, jax.random.fold_in(jax.random.key(config.seed), 0))
     state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
-    return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.step.ema else {})
+    return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.training.ema else {})
 
 
 def make_loss(config: Config) -> Callable:
     """loss(params, batch, key, totals) -> (scalar, metrics), `totals` the weights and tokens of the whole update."""
-    layers, step = layers_mode(config), config.step
+    layers, training = layers_mode(config), config.training
 
     def loss(params, batch, key, totals):
         model = transformer.bind(config.model, params)
         ctx = Context(batch["positions"], batch["segments"], key)
-        out = model(batch["tokens"], ctx, layers=layers, remat=step.remat)
+        out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD.reshape(-1, config.model.width),
             model.head_table_VD(),
             batch["targets"].reshape(-1),
             batch["weights"].reshape(-1),
-            z_loss=step.z_loss,
-            rows=step.loss_rows,
+            z_loss=training.z_loss,
+            rows=training.loss_rows,
         )
         auxiliary = {name: value.sum() / totals["tokens"] for name, value in out.losses.items()}
         value = total / totals["weights"] + sum(auxiliary.values())
@@ -57,14 +57,14 @@ def make_loss(config: Config) -> Callable:
 
 
 def gradients(config: Config, params, batch: dict, key):
-    """Gradient of the loss over a whole batch, in `step.accumulate` microbatches, and the metrics."""
+    """Gradient of the loss over a whole batch, in `training.accumulate` microbatches, and the metrics."""
     totals = {
         "weights": jnp.maximum(batch["weights"].sum(), 1),
         "tokens": jnp.maximum((batch["segments"] > 0).sum(), 1),
     }
     key = key if _has_dropout(config) else None
     value_and_grad = jax.value_and_grad(make_loss(config), has_aux=True)
-    parts = config.step.accumulate
+    parts = config.training.accumulate
     if parts == 1:
         (_, metrics), grads = value_and_grad(params, batch, key, totals)
         return grads, metrics
@@ -94,11 +94,11 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
-        if config.step.ema:
-            decay = config.step.ema
+        if config.training.ema:
+            decay = config.training.ema
             new["ema"] = jax.tree.map(lambda old, p: decay * old + (1 - decay) * p, state["ema"], params)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-        if config.step.on_nonfinite == "skip":
+        if config.training.on_nonfinite == "skip":
             kept = {**state, "step": state["step"] + 1, "skipped": state["skipped"] + 1}
             new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, kept)
         metrics |= {"gradient_norm": norm, "learning_rate": schedule(state["step"]), "tokens": batch["weights"].sum()}

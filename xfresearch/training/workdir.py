@@ -1,7 +1,7 @@
 """A run's directory: who may write in it, and what is recorded about the run.
 
-    config.json   the resolved config           run.json     versions, commit, machine and command line of every start
-    tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpoints/, report.html
+config.json   the resolved config           run.json     versions, commit, machine and command line of every start
+tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpoints/, report.html
 """
 
 import json
@@ -17,7 +17,7 @@ from xfresearch.config_io import differences, read_json, to_json
 from xfresearch.errors import UserError
 
 # Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
-FREE = ("mesh", "checkpoint", "log", "evaluation", "step.layers", "step.remat", "step.loss_rows")
+FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows")
 FREE += ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 
 

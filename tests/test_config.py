@@ -1,0 +1,132 @@
+"""Configuration: what resolves, and the one line that every mistake gives."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xfresearch import config_io
+from xfresearch.config import Config
+from xfresearch.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+GPT2 = "--config=configs/gpt2.py:tiny"
+
+# (arguments after the config, what the line must contain)
+MISTAKES = [
+    ("--config.model.widht=64", ["config.model.widht=64", "'width'"]),
+    ("--config.model.blocks.main.atention.heads=4", ["there is no key 'atention'", "did you mean 'attention'"]),
+    ("--config.stepz 5", ["config.stepz=5", "'steps'"]),
+    ("--config.steps=1e3", ["config.steps=1e3", "an integer"]),
+    ("--config.steps=0", ["config.steps=0", "at least 1"]),
+    ("--config.steps", ["--config.steps", "a value is missing"]),
+    ("--config.optimizer.learning_rate=fast", ["learning_rate=fast", "a number"]),
+    ("--config.optimizer.learning_rate=-1", ["learning_rate=-1.0", "at least 0.0"]),
+    ("--config.optimizer.kind=adam", ["kind='adam'", "'adamw'", "did you mean 'adamw'"]),
+    ("--config.optimizer.schedule=cos", ["schedule='cos'", "'cosine'"]),
+    ("--config.optimizer.warmup=1000", ["optimizer.warmup=1000", "at most steps=30"]),
+    ("--config.model.tie_embeddings=maybe", ["tie_embeddings=maybe", "True or False"]),
+    ("--config.model=3", ["config.model=3", "not a group of keys"]),
+    ("--config.model.width.x=3", ["config.model.width.x=3", "holds a single value"]),
+    ("--config.model.blocks.main.attention.heads=5", ["attention.heads=5", "divisor of model.width=32"]),
+    ("--config.model.blocks.main.attention.kv_heads=3", ["kv_heads=3", "divisor of attention.heads=4"]),
+    ("--config.model.max_length=32", ["sequence_length=64", "model.max_length=32", "learned position table"]),
+    ("--config.model.pattern=('main','other')", ["model.pattern=('main', 'other')", "names of blocks: main"]),
+    ("--config.model.pattern=()", ["model.pattern=()", "at least one"]),
+    ("--config.model.pattern=('main','main','main')", ["model.depth=2", "a multiple of the 3 blocks"]),
+    ("--config.model.blocks.main.layout=all_attention", ["memory_slots=0", "at least 1"]),
+    ("--config.model.blocks.main.layout=prenorm", ["layout='prenorm'", "did you mean 'pre_norm'"]),
+    (
+        "--config.model.blocks.main.norms.attention_out=rms",
+        ["norms.attention_out='rms'", "attention_in, feed_forward_in"],
+    ),
+    ("--config.model.blocks.main.feed_forward.moe.top_k=9", ["moe.top_k=9", "at most moe.experts=8"]),
+    ("--config.model.blocks.main.feed_forward.kind=moe", ["feed_forward.bias=True", "False under kind='moe'"]),
+    ("--config.model.dtype=float64", ["model.param_dtype='float32'", "float64"]),
+    ("--config.model.dropout=1.0", ["model.dropout=1.0", "at most 0.99"]),
+    ("--config.training.accumulate=3", ["training.accumulate=3", "divisor of batch_size=8"]),
+    ("--config.training.ema=1.5", ["training.ema=1.5", "at most"]),
+    ("--config.data.corpus=()", ["data.corpus=()", "at least one corpus"]),
+    ("--config.data.weights=(0.5,0.5)", ["data.weights=(0.5, 0.5)", "one weight above 0 for each of the 1 corpora"]),
+    ("--config.data.packing=bins", ["packing='bins'", "'stream', 'documents'"]),
+    ("--cfg=3", ["--cfg", "there is no such option"]),
+]
+
+
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("arguments, words", MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(arguments, words):
+    with pytest.raises(UserError) as error:
+        config_io.parse([GPT2, *arguments.split()])
+    line = str(error.value)
+    assert "\n" not in line
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize("file, words", [("configs/gpt3.py", "configs/gpt2.py"), ("configs/gpt2.py:tinny", "'tiny'")])
+def test_a_wrong_file_or_size_names_those_that_there_are(file, words):
+    with pytest.raises(UserError, match=words):
+        config_io.parse([f"--config={file}"])
+
+
+def test_a_broken_config_file_is_one_line(tmp_path):
+    (tmp_path / "broken.py").write_text("def get_config():\n    return 1 / 0\n")
+    with pytest.raises(UserError, match="division by zero"):
+        config_io.parse([f"--config={tmp_path / 'broken.py'}"])
+
+
+@pytest.mark.parametrize(
+    "name", sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "def get_config" in p.read_text())
+)
+@pytest.mark.parametrize("size", ["", ":tiny"])
+def test_named_configs_resolve_and_survive_json(name, size):
+    config = config_io.parse([f"--config=configs/{name}.py{size}"])
+    read_back = config_io.from_dict(Config, json.loads(config_io.to_json(config)))
+    assert config_io.resolve(read_back) == config
+    assert config_io.differences(config, read_back) == []
+
+
+def test_overrides_take_both_spellings_and_tuples():
+    config = config_io.parse([GPT2, "--config.steps", "40", "--config.data.corpus=('wikitext2', 'python_stdlib')"])
+    assert (config.steps, config.data.corpus) == (40, ("wikitext2", "python_stdlib"))
+
+
+def test_differences_name_each_changed_key():
+    a, b = config_io.parse([GPT2]), config_io.parse([GPT2, "--config.seed=3", "--config.model.width=64"])
+    assert config_io.differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]
+    assert "config.seed: 0 -> 3" in config_io.differences(a, b)
+
+
+def test_importing_xfresearch_is_quick_and_does_not_load_jax():
+    code = "import time, sys; t = time.time(); import xfresearch; print(time.time() - t, 'jax' in sys.modules)"
+    seconds, has_jax = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert float(seconds) < 0.3
+    assert has_jax == "False"
+
+
+COMMANDS = sorted(p.stem for p in (ROOT / "xfresearch").glob("*.py") if "command.run(main)" in p.read_text())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_quick(name):
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", f"xfresearch.{name}", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("usage: python -m xfresearch.")
+    assert time.perf_counter() - start < 1.0
+
+
+def test_the_issue_example_exits_with_2_and_one_line():
+    command = [sys.executable, "-m", "xfresearch.train", "--config", "configs/gpt2.py", "--config.model.widht=64"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "width" in done.stderr

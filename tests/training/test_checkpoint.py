@@ -1,0 +1,90 @@
+"""Checkpoints: kept as asked, restored to the bit, damage found wherever it is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from xfresearch.config import CheckpointConfig
+from xfresearch.training import checkpoint
+
+
+def make_state() -> dict:
+    params = {"embed": {"table": jax.random.normal(jax.random.key(0), (64, 32))}}
+    state = {"params": params, "opt": optax.adam(1e-3).init(params), "step": jnp.int32(3), "skipped": jnp.int32(0)}
+    return state | {"ema": jax.tree.map(lambda x: x / 2, params)}
+
+
+def abstract(tree):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    workdir, state = tmp_path_factory.mktemp("run"), make_state()
+    checkpoints = checkpoint.Checkpoints(workdir, CheckpointConfig(keep=2, keep_every=4))
+    for step, loss in [(1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5), (6, None), (7, 2.2)]:
+        checkpoints.save(step, state, {"clock": {"step": 1.5}}, loss)
+    checkpoints.close()
+    return workdir, state
+
+
+def test_keeps_the_newest_every_nth_and_the_best(saved):
+    assert checkpoint.steps(saved[0]) == [2, 4, 6, 7]
+
+
+def test_restores_every_bit_and_the_types(saved):
+    workdir, state = saved
+    restored, meta = checkpoint.restore(workdir, 7, abstract(state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    assert meta["clock"] == {"step": 1.5}
+
+
+def test_evaluation_gets_the_averaged_parameters(saved):
+    workdir, state = saved
+    params = checkpoint.restore_params(workdir, 7, abstract(state["params"]))
+    jax.tree.map(np.testing.assert_array_equal, params, state["ema"])
+
+
+def damage(path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "altered":
+        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 0x10]) + data[len(data) // 2 + 1 :])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
+def test_damage_to_any_file_is_found_or_does_no_harm(saved, how):
+    workdir, state = saved
+    found = 0
+    for path in sorted(p for p in (workdir / "checkpoints/7").rglob("*") if p.is_file()):
+        whole = path.read_bytes()
+        damage(path, how)
+        try:
+            restored, _ = checkpoint.restore(workdir, 7, abstract(state))
+            jax.tree.map(np.testing.assert_array_equal, restored, state)
+        except checkpoint.Corrupt as error:
+            assert "checkpoint 7 is damaged" in str(error)
+            found += 1
+        path.write_bytes(whole)
+    assert found >= 3, "the files that hold the arrays and the fingerprints were damaged too"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
+def test_a_fingerprint_changes_with_any_bit_and_with_order(dtype):
+    x = jnp.arange(24).reshape(2, 3, 4).astype(dtype)
+    original = checkpoint.fingerprints({"x": x})
+    assert checkpoint.fingerprints({"x": x[:, ::-1]}) != original
+    for place in [(0, 0, 0), (1, 2, 3)]:
+        assert checkpoint.fingerprints({"x": x.at[place].add(1)}) != original
+
+
+def test_a_damaged_checkpoint_can_be_set_aside(tmp_path):
+    checkpoint.save_params(tmp_path, 5, make_state()["params"])
+    target = checkpoint.set_aside(tmp_path, 5)
+    assert checkpoint.steps(tmp_path) == [] and target.exists()

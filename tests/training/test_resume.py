@@ -1,0 +1,207 @@
+"""Runs that are killed, stopped, damaged, forked or moved go on as if nothing had happened. All through the command line."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xfresearch.training import checkpoint
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 160
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def command(workdir, cache, *overrides, config="configs/moe.py:tiny"):
+    """A small run with everything that has to be restored: averaged weights, dropout, evaluation, background saves."""
+    keys = {
+        "steps": STEPS,
+        "checkpoint.every": 9,
+        "checkpoint.keep": 3,
+        "evaluation.every": 40,
+        "evaluation.final_sequences": 8,
+        "evaluation.sequences": 8,
+        "training.ema": 0.9,
+        "model.dropout": 0.1,
+        "log.tensorboard": False,
+        "data.cache_dir": cache,
+    }
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    return [sys.executable, "-m", "xfresearch.train", f"--config={config}", f"--workdir={workdir}", *flags, *overrides]
+
+
+def run(*arguments, devices=1, check=True, **kwargs):
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    done = subprocess.run(command(*arguments), cwd=ROOT, env=env, capture_output=True, text=True, **kwargs)
+    assert not check or done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def start(*arguments):
+    return subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, cache):
+    workdir = tmp_path_factory.mktemp("unbroken")
+    run(workdir, cache)
+    return workdir
+
+
+def curve(workdir) -> list[dict]:
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if "second" not in k and "time" not in k} for row in rows]
+
+
+def final_state(workdir, step=STEPS) -> dict:
+    """Fingerprints of every array of a checkpoint: equal fingerprints written from equal bits."""
+    return json.loads((checkpoint.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+
+
+def assert_same_run(workdir, other) -> None:
+    assert final_state(workdir) == final_state(other)
+    assert curve(workdir) == curve(other)
+
+
+def kill_when(process, moment) -> None:
+    deadline = time.time() + 120
+    while process.poll() is None and not moment() and time.time() < deadline:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+
+
+def lines(workdir) -> int:
+    path = workdir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_ten_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path, cache, unbroken):
+    rng, workdir, while_saving = random.Random(0), tmp_path / "killed", 0
+    for number in range(10):
+        process = start(workdir, cache)
+        if number % 3 == 2:  # while a checkpoint is being written
+            kill_when(process, lambda: any(checkpoint.directory(workdir).glob("*tmp*")))
+            while_saving += any(checkpoint.directory(workdir).glob("*tmp*"))
+        else:
+            before = lines(workdir)
+            rows = rng.randrange(1, 14)
+            kill_when(process, lambda before=before, rows=rows: lines(workdir) >= before + rows or lines(workdir) < before)
+        assert process.returncode == -signal.SIGKILL, "killed before it could end"
+    assert while_saving >= 1
+    run(workdir, cache)
+    assert_same_run(workdir, unbroken)
+
+
+def test_a_kill_before_the_first_checkpoint_starts_again(tmp_path, cache, unbroken):
+    process = start(tmp_path, cache)
+    kill_when(process, lambda: lines(tmp_path) >= 2)
+    run(tmp_path, cache)
+    assert_same_run(tmp_path, unbroken)
+
+
+def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
+    process = start(tmp_path, cache)
+    while lines(tmp_path) < 20:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, stderr[-2000:]
+    assert "saved" in stderr and "SIGTERM" in stderr
+    assert checkpoint.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
+    run(tmp_path, cache)
+    assert_same_run(tmp_path, unbroken)
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered"])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache, unbroken, how):
+    shutil.copytree(unbroken, tmp_path / "run")
+    newest = checkpoint.directory(tmp_path / "run") / str(STEPS)
+    largest = max((p for p in newest.glob("params/**/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    largest.write_bytes(data[: len(data) // 2] if how == "truncated" else data)
+    done = run(tmp_path / "run", cache)
+    assert f"checkpoint {STEPS} is damaged" in done.stderr
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, unbroken):
+    """The sums are taken in another order, so losses agree to rounding; the data agrees exactly (tests/data)."""
+    done = run(tmp_path, cache, "--config.mesh.fsdp=2", "--config.steps=20", "--config.checkpoint.every=20", devices=4)
+    assert done.returncode == 0
+    single = run(tmp_path / "single", cache, "--config.steps=20", "--config.checkpoint.every=20")
+    assert single.returncode == 0
+    for a, b in zip(curve(tmp_path)[:10], curve(tmp_path / "single")[:10], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
+    shutil.copytree(unbroken, tmp_path / "run")
+    shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
+    done = run(tmp_path / "run", cache, "--config.mesh.tensor=2", devices=2)
+    assert "config" not in done.stderr.splitlines()[-1]
+    last, expected = curve(tmp_path / "run")[-1], curve(unbroken)[-1]
+    assert last["step"] == STEPS and last["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+def test_another_config_is_refused_with_its_differences_unless_forked(tmp_path, cache, unbroken):
+    shutil.copytree(unbroken, tmp_path / "run")
+    done = run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", check=False)
+    assert done.returncode == 2
+    assert "config.optimizer.learning_rate: 0.01 -> 0.001" in done.stderr.splitlines()[-1]
+    assert "--fork" in done.stderr.splitlines()[-1]
+    longer = f"--config.steps={STEPS + 5}"
+    run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", longer, "--fork")
+    assert checkpoint.steps(tmp_path / "run")[-1] == STEPS + 5
+
+
+def test_a_second_process_in_the_same_directory_is_refused(tmp_path, cache):
+    first = start(tmp_path, cache)
+    try:
+        while lines(tmp_path) < 1:
+            assert first.poll() is None
+            time.sleep(0.01)
+        done = run(tmp_path, cache, check=False)
+        assert done.returncode == 2 and "another process" in done.stderr.splitlines()[-1]
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_what_is_good(tmp_path, cache):
+    explode = ["--config.optimizer.kind=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.clip=0.0"]
+    done = run(tmp_path, cache, *explode, "--config.checkpoint.every=2", check=False)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert "not finite" in line and "(batch " in line and "checkpoint" in line
+
+
+def limit_file_size():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def test_a_write_that_fails_stops_the_run_and_leaves_what_was_saved(tmp_path, cache, unbroken):
+    """A file-size limit stands for the full disk: both make write() fail in the middle of a checkpoint."""
+    shutil.copytree(unbroken, tmp_path / "run")
+    shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
+    good = checkpoint.steps(tmp_path / "run")[-1]
+    done = run(tmp_path / "run", cache, check=False, preexec_fn=limit_file_size)
+    assert done.returncode == 1, done.stderr[-1500:]
+    assert f"the last checkpoint, step {good}, is intact" in done.stderr.splitlines()[-1]
+    run(tmp_path / "run", cache)
+    assert_same_run(tmp_path / "run", unbroken)

@@ -1,0 +1,75 @@
+"""The sharding table: every parameter has one rule, and what cannot be cut is refused by name."""
+
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from xfresearch.config import BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig, resolve_model
+from xfresearch.errors import UserError
+from xfresearch.models import transformer
+from xfresearch.models.axes import axes_of
+from xfresearch.training import sharding
+
+
+def abstract_mesh(**sizes):
+    sizes = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1} | sizes
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 5)
+
+
+def moe_params():
+    block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=64))
+    return transformer.abstract(
+        resolve_model(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks={"main": block}))
+    )
+
+
+def test_parameters_are_cut_as_the_table_says():
+    specs = sharding.param_shardings(abstract_mesh(fsdp=2, tensor=4, expert=8), moe_params())
+    block = specs["blocks"]["main"]
+    assert block["attention"]["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert block["feed_forward"]["experts"]["up"].spec == PartitionSpec(None, "expert", "fsdp", "tensor")
+    assert specs["embed"]["table"].spec == PartitionSpec("tensor", "fsdp")
+
+
+def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():
+    with pytest.raises(
+        UserError, match=r"mesh.tensor=3 does not divide (48|4|64|32), a dimension of parameter blocks/main"
+    ):
+        sharding.param_shardings(abstract_mesh(tensor=3), moe_params())
+
+
+def test_a_parameter_without_a_rule_is_an_error():
+    with pytest.raises(ValueError, match="blocks/main/surprise: 0 rules"):
+        axes_of("blocks/main/surprise", 2)
+
+
+def test_two_dimensions_on_one_axis_are_an_error(monkeypatch):
+    monkeypatch.setitem(sharding.RULES, "V", "fsdp")
+    with pytest.raises(ValueError, match="embed/table: two of its dimensions"):
+        sharding.param_shardings(abstract_mesh(fsdp=2), moe_params())
+
+
+@pytest.mark.parametrize(
+    "mesh, words",
+    [
+        (MeshConfig(data=3), "the 4 devices"),
+        (MeshConfig(tensor=3), "divides the 4"),
+        (MeshConfig(data=0), "at least 1"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh, words):
+    with pytest.raises(UserError, match=words):
+        sharding.mesh_sizes(mesh, 4)
+
+
+def test_data_takes_the_devices_left_over():
+    assert sharding.mesh_sizes(MeshConfig(fsdp=2), 8)["data"] == 4
+
+
+@pytest.mark.parametrize(
+    "rows, length, words", [(6, 8, "batch_size=6 is not allowed"), (8, 9, "sequence_length=9 is not allowed")]
+)
+def test_a_batch_that_the_mesh_cannot_cut_is_refused(rows, length, words):
+    sizes = sharding.mesh_sizes(MeshConfig(fsdp=2, context=2), 8)
+    sharding.check_batch(sizes, 8, 8, 2)
+    with pytest.raises(UserError, match=words):
+        sharding.check_batch(sizes, rows, length, 1)

@@ -1,0 +1,126 @@
+"""The update: microbatches equal the whole batch, nothing that is not finite gets in, averages follow."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.config import (
+    AttentionConfig,
+    BlockConfig,
+    Config,
+    FeedForwardConfig,
+    LogConfig,
+    ModelConfig,
+    MoeConfig,
+    OptimizerConfig,
+    TrainingConfig,
+    resolve,
+)
+from xfresearch.training.optimizer import make_optimizer
+from xfresearch.training.step import gradients, init_state, make_train_step
+
+MOE = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=MoeConfig(experts=4, z_loss=0.1, balance_loss=0.5)))
+MEMORY = BlockConfig(layout="all_attention", attention=AttentionConfig(memory_slots=4))
+
+
+def make_config(block=BlockConfig(), **training) -> Config:
+    model = ModelConfig(width=16, depth=2, vocab_size=11, blocks={"main": block})
+    run = Config(steps=10, batch_size=8, sequence_length=8, model=model, training=TrainingConfig(**training))
+    return resolve(replace(run, optimizer=OptimizerConfig(warmup=0, learning_rate=1e-2)))
+
+
+def make_batch(lengths, seed=0, L=8, V=11) -> dict:
+    """A batch whose row i holds lengths[i] tokens and padding after them."""
+    B, rng = len(lengths), np.random.default_rng(seed)
+    valid = np.arange(L) < np.asarray(lengths)[:, None]
+    return {
+        "tokens": jnp.asarray(rng.integers(0, V, (B, L)), jnp.int32),
+        "targets": jnp.asarray(rng.integers(0, V, (B, L)), jnp.int32),
+        "weights": jnp.asarray(valid, jnp.float32),
+        "segments": jnp.asarray(valid, jnp.int32),
+        "positions": jnp.broadcast_to(jnp.arange(L), (B, L)),
+    }
+
+
+def grads_of(config, batch):
+    params = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
+    return jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))(params, batch)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(1, 8), min_size=8, max_size=8), st.sampled_from([2, 4, 8]), st.sampled_from([MOE, MEMORY]))
+def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(lengths, parts, block):
+    config = make_config(block, z_loss=0.01)
+    batch = make_batch(lengths)
+    whole, metrics = grads_of(config, batch)
+    summed, more = grads_of(replace(config, training=replace(config.training, accumulate=parts)), batch)
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, summed, whole))) < TOLERANCE["float32"]
+    for name in metrics:
+        assert relative_error(more[name], metrics[name]) < TOLERANCE["float32"], name
+
+
+def test_a_mean_of_means_would_not_pass():
+    """The property above has teeth: averaging the microbatches' own means gives another gradient."""
+    config, batch = make_config(), make_batch([8, 1, 8, 1, 8, 1, 8, 1])
+    whole, _ = grads_of(config, batch)
+    halves = [grads_of(config, jax.tree.map(lambda x, i=i: x[i::2], batch))[0] for i in (0, 1)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *halves)
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, mean, whole))) > 0.05
+
+
+def run_steps(config, batches):
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
+    for batch in batches:
+        state, metrics = step(state, batch)
+    return state, metrics
+
+
+def poisoned(batch):
+    return batch | {"weights": batch["weights"].at[0, 0].set(jnp.nan)}
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted():
+    config, batch = make_config(on_nonfinite="skip", ema=0.5), make_batch([8] * 8)
+    clean, _ = run_steps(config, [batch])
+    state, metrics = run_steps(config, [batch, poisoned(batch)])
+    jax.tree.map(np.testing.assert_array_equal, (state["params"], state["opt"], state["ema"]), (clean["params"], clean["opt"], clean["ema"]))
+    assert (int(state["skipped"]), int(state["step"]), bool(metrics["finite"])) == (1, 2, False)
+
+
+def test_without_skipping_it_is_reported():
+    _, metrics = run_steps(make_config(), [poisoned(make_batch([8] * 8))])
+    assert not metrics["finite"]
+
+
+def test_averaged_weights_follow_the_weights():
+    config, batch = make_config(ema=0.75), make_batch([8] * 8)
+    before = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
+    state, _ = run_steps(config, [batch])
+    expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, state["params"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state["ema"], expected)
+
+
+def test_layer_norms_name_every_parameter_and_layer():
+    config = replace(make_config(), log=LogConfig(layer_norms=True))
+    state, metrics = run_steps(config, [make_batch([8] * 8)])
+    norms = metrics["parameter_norms"]["blocks/main/attention/query/kernel"]
+    start = init_state(config, make_optimizer(config.optimizer, 10))["params"]["blocks"]["main"]["attention"]["query"]["kernel"]
+    np.testing.assert_allclose(norms, [np.linalg.norm(start[0]), np.linalg.norm(start[1])], rtol=1e-5)
+    assert metrics["gradient_norms"].keys() == metrics["update_norms"].keys() == metrics["parameter_norms"].keys()
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_rematerialisation_and_unrolling_change_no_gradient(remat, layers):
+    batch = make_batch([8] * 8)
+    plain, _ = grads_of(make_config(MOE, layers="scan"), batch)
+    other, _ = grads_of(make_config(MOE, layers=layers, remat=remat), batch)
+    errors = jax.tree.leaves(jax.tree.map(relative_error, other, plain))
+    assert max(errors) < TOLERANCE["float32"]

@@ -1,0 +1,186 @@
+"""Decoding with a cache: a prompt is read in one pass, then each new token costs one pass over one position.
+
+Prompts of different lengths are padded on the left, so that all of them write their next token to the same place of the
+cache. Padding is segment 0, which no token of a prompt attends to, and positions count from the prompt's first token.
+A jitted call writes up to CHUNK tokens with the cache donated to it; the host only sees chunks. Persistent memory lies in
+the cache as attention reads it, so that a step never touches its parameters.
+
+What a prompt yields does not depend on the prompts beside it: its random draws are keyed by (seed, how many equal prompts
+stand before it, number of the token).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.config import ModelConfig
+from xfresearch.errors import UserError
+from xfresearch.models import transformer
+from xfresearch.models.context import Context
+
+CHUNK = 16  # tokens between two looks of the host: few enough to stream, enough to hide the call
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn: softmax(logits / temperature) over the `top_k` likeliest tokens, cut to the fewest of them
+    whose probabilities reach `top_p`. Temperature 0 takes the likeliest; top_k 0 and top_p 1 cut nothing."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature={self.temperature} is not allowed: it must be at least 0 (0 is greedy)")
+        if not self.top_k >= 0:
+            raise UserError(f"top_k={self.top_k} is not allowed: it must be at least 0 (0 is all tokens)")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p} is not allowed: it must be above 0 and at most 1 (1 is all tokens)")
+
+
+def generate(
+    model: ModelConfig,
+    params: dict,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    end_of_text: int = -1,
+    vocab_size: int = 0,
+) -> Iterator[list[list[int]]]:
+    """Yields the new tokens of every prompt, at most CHUNK each at a time, until all have ended or are full.
+
+    `prompts` are lists of at least one token. A prompt ends before `end_of_text`, which is never yielded (-1: there is
+    none). Ids from `vocab_size` on are never drawn (0: the whole vocabulary).
+    """
+    tokens_BP, segments_BP = pad_left(prompts)
+    length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
+    settings = (model, sampling, end_of_text, vocab_size or model.vocab_size, fast_layers())
+    state = prefill(model, settings[-1], length, params, tokens_BP, segments_BP, row_keys(prompts, seed))
+    ended = [False] * len(prompts)
+    while max_new_tokens > 0 and not all(ended):
+        count = min(CHUNK, max_new_tokens)
+        state, tokens_BC = decode_chunk(settings, params, state, count)
+        chunk = []
+        for row, tokens in enumerate(np.asarray(tokens_BC)[:, :count].tolist()):
+            stop = 0 if ended[row] else tokens.index(end_of_text) if end_of_text in tokens else count
+            ended[row] = stop < count
+            chunk.append(tokens[:stop])
+        yield chunk
+        max_new_tokens -= count
+
+
+def fast_layers() -> str:
+    """How layers run fastest on this backend: unrolled on CPU; scanned, which compiles in constant time, elsewhere."""
+    return "unroll" if jax.default_backend() == "cpu" else "scan"
+
+
+def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and segments [B, P] of prompts that end together; P is a power of two, so that few sizes are compiled."""
+    longest = max(map(len, prompts))
+    width = max(16, 1 << (longest - 1).bit_length())
+    tokens_BP, segments_BP = np.zeros((2, len(prompts), width), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_BP[row, width - len(prompt) :] = prompt
+        segments_BP[row, width - len(prompt) :] = 1
+    return tokens_BP, segments_BP
+
+
+def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> jax.Array:
+    """A random key for each prompt [B]: the same for a prompt alone and among others, different for its copies."""
+    seen, ranks = Counter(), []
+    for prompt in map(tuple, prompts):
+        ranks.append(seen[prompt])
+        seen[prompt] += 1
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.array(ranks, jnp.uint32))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B) -> dict:
+    """The state after the prompts, with room for `length` tokens per row."""
+    B, P = tokens_BP.shape
+    lm = transformer.bind(model, params)
+    positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
+    segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
+    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS)
+    out = lm(tokens_BP, ctx, lm.init_caches(B, length), layers=layers)
+    return {
+        "caches": out.caches,
+        "segments": segments_BS,
+        "index": jnp.int32(P),
+        "position": positions_BP[:, -1] + 1,
+        "keys": keys_B,
+        "drawn": jnp.int32(0),
+        "ended": jnp.zeros(B, bool),
+        "logits": lm.logits(out.hidden_BLD[:, -1:])[:, 0],
+    }
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
+    """Draws up to `count` (at most CHUNK) tokens per row, stopping early once every row has ended: tokens [B, CHUNK]."""
+    model, sampling, end_of_text, vocab_size, layers = settings
+    lm = transformer.bind(model, params)
+
+    def unfinished(carry):
+        done, state, _ = carry
+        return (done < count) & ~state["ended"].all()
+
+    def step(carry):
+        done, state, tokens_BC = carry
+        keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
+        token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
+        return done + 1, advance(lm, layers, state, token_B, end_of_text), tokens_BC.at[:, done].set(token_B)
+
+    tokens_BC = jnp.full((state["ended"].shape[0], CHUNK), end_of_text, jnp.int32)
+    _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
+    return state, tokens_BC
+
+
+def advance(lm, layers: str, state: dict, token_B, end_of_text: int) -> dict:
+    """The state after one more token of every row."""
+    segments_B1 = jnp.ones_like(token_B)[:, None]
+    ctx = Context(
+        state["position"][:, None], segments_B1, cache_index=state["index"], cache_segments_BS=state["segments"]
+    )
+    out = lm(token_B[:, None], ctx, state["caches"], layers=layers)
+    return state | {
+        "caches": out.caches,
+        "index": state["index"] + 1,
+        "position": state["position"] + 1,
+        "drawn": state["drawn"] + 1,
+        "ended": state["ended"] | (token_B == end_of_text),
+        "logits": lm.logits(out.hidden_BLD)[:, 0],
+    }
+
+
+def draw(logits_BV, keys_B, sampling: Sampling):
+    """One token for each row [B], int32."""
+    if sampling.temperature == 0:
+        return logits_BV.argmax(-1).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(keys_B, cut(logits_BV, sampling)).astype(jnp.int32)
+
+
+def cut(logits_BV, sampling: Sampling):
+    """Logits over the temperature, -inf where top_k or top_p leaves a token out (tokens equal to the last one stay in)."""
+    logits_BV = (logits_BV - logits_BV.max(-1, keepdims=True)) / sampling.temperature
+    if 0 < sampling.top_k < logits_BV.shape[-1]:
+        last_B1 = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]
+        logits_BV = jnp.where(logits_BV < last_B1, -jnp.inf, logits_BV)
+    if sampling.top_p < 1:
+        sorted_BV = jnp.sort(logits_BV, -1, descending=True)
+        p_BV = jax.nn.softmax(sorted_BV, -1)
+        kept_BV = jnp.cumsum(p_BV, -1) - p_BV < sampling.top_p
+        last_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
+        logits_BV = jnp.where(logits_BV < last_B1, -jnp.inf, logits_BV)
+    return logits_BV
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
