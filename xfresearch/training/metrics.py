@@ -35,7 +35,8 @@ class MetricsLog:
         if tensorboard:
             from tensorboardX import SummaryWriter
 
-            self._events = SummaryWriter(str(path.parent / "tensorboard"), purge_step=resume_step + 1)
+            events = str(path.parent / "tensorboard")
+            self._events = SummaryWriter(events, purge_step=resume_step + 1, filename_suffix=f".{resume_step}")
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """One row. `values`: numbers, or dicts and lists of them; null in the file where a number is not finite."""
@@ -55,7 +56,9 @@ def read_metrics(path) -> list[dict]:
     """The rows of a metrics.jsonl. A last line that a kill cut short is left out; UserError for any other bad line."""
     lines = epath.Path(path).read_text().split("\n")
     rows = []
-    for number, line in enumerate(lines[:-1], start=1):  # a whole line ends with a newline: what follows the last is torn
+    for number, line in enumerate(
+        lines[:-1], start=1
+    ):  # a whole line ends with a newline: what follows the last is torn
         try:
             row = json.loads(line)
             row["step"], row["kind"]
@@ -198,8 +201,8 @@ class Rate:
 
     def __call__(self, seconds: float, total: float) -> float:
         self._seen.append((seconds, total))
-        (first_seconds, first_total), elapsed = self._seen[0], seconds - self._seen[0][0]
-        return (total - first_total) / elapsed if elapsed > 0 else 0.0
+        first_seconds, first_total = self._seen[0]
+        return (total - first_total) / (seconds - first_seconds) if seconds > first_seconds else 0.0
 
 
 def _line(row: dict) -> str:

@@ -1,0 +1,210 @@
+"""Rows, event files, progress and clock: what they say, and that a resumed run says the same as an unbroken one."""
+
+import io
+import json
+import math
+import random
+import sys
+
+import numpy as np
+import pytest
+
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.errors import UserError
+from xfresearch.training import metrics
+from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte, read_metrics
+
+
+def log_steps(directory, resume_step, first, last, tensorboard=False):
+    log = MetricsLog(directory, resume_step, tensorboard)
+    for step in range(first, last + 1):
+        log.write(step, "train", {"loss": 8 / step, "norms": {"mlp": [0.5, np.float32(step)]}})
+        if step % 4 == 0:
+            log.write(step, "evaluation", {"loss": 9 / step})
+    log.close()
+    return (directory / "metrics.jsonl").read_text()
+
+
+def test_rows_are_flushed_and_read_back(tmp_path):
+    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log.write(1, "train", {"loss": np.float32(2.5), "tokens": np.int64(7)})
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "kind": "train", "loss": 2.5, "tokens": 7}]
+
+
+@pytest.mark.parametrize("checkpoint, killed", [(4, 4), (4, 7), (8, 11), (0, 3), (3, 9)])
+def test_resumed_rows_equal_unbroken_rows(tmp_path, checkpoint, killed):
+    (tmp_path / "whole").mkdir(), (tmp_path / "broken").mkdir()
+    whole = log_steps(tmp_path / "whole", 0, 1, 12)
+    text = log_steps(tmp_path / "broken", 0, 1, killed)
+    (tmp_path / "broken/metrics.jsonl").write_text(text + text[: random.Random(killed).randrange(len(text) // killed)])
+    assert log_steps(tmp_path / "broken", checkpoint, checkpoint + 1, 12) == whole
+
+
+def test_every_torn_last_line_is_left_out(tmp_path):
+    text = log_steps(tmp_path, 0, 1, 4)
+    last = text.rindex("\n", 0, -1) + 1
+    for end in range(last, len(text)):
+        (tmp_path / "metrics.jsonl").write_text(text[:end])
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+@pytest.mark.parametrize("bad", ["{", "[]", "3", '{"step": 1}'])
+def test_a_bad_line_is_named(tmp_path, bad):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "kind": "train"}\n' + bad + "\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl:2: "):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_numbers_that_are_not_finite_stay_json(tmp_path):
+    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log.write(1, "train", {"loss": float("nan"), "norms": [np.float32("inf"), 1.0], "note": "a", "ok": True})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert row == {"step": 1, "kind": "train", "loss": None, "norms": [None, 1.0], "note": "a", "ok": True}
+
+
+def test_event_files_hold_every_number_and_purge_what_was_lost(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    log_steps(tmp_path, 0, 1, 8, tensorboard=True)
+    first = set((tmp_path / "tensorboard").iterdir())
+    log_steps(tmp_path, 6, 7, 7, tensorboard=True)
+    resumed = read_events(Event, next(iter(set((tmp_path / "tensorboard").iterdir()) - first)))
+    starts = [event.step for event in resumed if event.session_log.status == 1]
+    assert starts == [7]
+    scalars = {(v.tag, e.step): v.simple_value for f in first for e in read_events(Event, f) for v in e.summary.value}
+    assert scalars["train/norms/mlp/1", 5] == 5 and scalars["evaluation/loss", 8] == 9 / 8
+    assert len(scalars) == 8 * 3 + 2
+
+
+def read_events(event_type, path):
+    """TFRecord: length (8 bytes), its checksum (4), the event, its checksum (4)."""
+    data, events = path.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        events.append(event_type.FromString(data[12 : 12 + size]))
+        data = data[16 + size :]
+    return events
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def wall(monkeypatch):
+    """A wall clock in the test's hands."""
+    times = {"now": 100.0}
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: times["now"])
+    return times
+
+
+def test_progress_off_a_terminal_is_few_plain_lines(monkeypatch, wall):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = Progress(100, 40, bytes_per_token=2.0)
+    for step in range(41, 101):
+        wall["now"] += 1.0
+        progress.update(step, math.log(2) * 3, 500)
+    progress.close()
+    lines = sys.stderr.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == [
+        "41/100",
+        "51/100",
+        "61/100",
+        "71/100",
+        "81/100",
+        "91/100",
+        "100/100",
+    ]
+    assert lines[1] == "step 51/100  loss 2.079  1.500 bits/byte  500 tokens/s  00:49 left"
+    assert "\r" not in sys.stderr.getvalue()
+
+
+def test_progress_on_a_terminal_is_one_bar(monkeypatch, wall):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress(4, 1, bytes_per_token=1.0)
+    for step in (2, 3, 4):
+        wall["now"] += 2.0
+        progress.update(step, math.log(2), 100)
+    progress.close()
+    last = sys.stderr.getvalue().split("\r")[-1]
+    assert "step 4/4" in last and "loss 0.693  1.000 bits/byte  50 tokens/s" in last and " left" in last
+
+
+def test_progress_without_an_update_says_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    Progress(4, 4, bytes_per_token=1.0).close()
+    assert sys.stderr.getvalue() == ""
+
+
+def make_clock():
+    times = {"now": 5.0}
+    return times, Clock(now=lambda: times["now"])
+
+
+def test_clock_counts_every_second_once():
+    times, clock = make_clock()
+    times["now"] += 100  # before training begins, and claimed by nobody
+    with clock.measure("compile"):
+        times["now"] += 4
+    clock.begin()
+    times["now"] += 3
+    with clock.measure("evaluation"):
+        times["now"] += 1
+        with clock.measure("input"):
+            times["now"] += 2
+    times["now"] += 6
+    clock.set("input", 1.0)
+    clock.set("input", 1.5)
+    expected = {"step": 7.5, "input": 3.5, "evaluation": 1, "checkpoint": 0, "compile": 4}
+    assert clock.state() == {**expected, "tokens": 0}
+    shares = clock.shares()
+    assert relative_error(list(shares.values()), [v / 16 for v in expected.values()]) < TOLERANCE["float64"]
+
+
+def test_clock_closes_a_measure_that_raises():
+    times, clock = make_clock()
+    clock.begin()
+    with pytest.raises(ZeroDivisionError), clock.measure("checkpoint"):
+        times["now"] += 2
+        1 / 0  # noqa: B018
+    times["now"] += 1
+    assert clock.state()["checkpoint"] == 2 and clock.state()["step"] == 1
+
+
+def test_clock_goes_on_over_a_restart():
+    def session(state):
+        times, clock = make_clock()
+        with clock.measure("compile"):
+            times["now"] += 2
+        clock.restore(state)
+        clock.begin()
+        for _ in range(5):
+            times["now"] += 4
+            clock.count(100)
+        clock.set("input", 5.0)
+        return clock
+
+    clock = session(json.loads(json.dumps(session({}).state())))
+    assert clock.state() == {"step": 30, "input": 10, "evaluation": 0, "checkpoint": 0, "compile": 4, "tokens": 1000}
+    assert clock.tokens_per_second() == 25 and clock.shares()["compile"] == 4 / 44
+
+
+def test_rate_is_of_the_last_updates_without_evaluation():
+    times, clock = make_clock()
+    clock.restore({"step": 1000.0, "tokens": 5})
+    clock.begin()
+    for update in range(50):
+        times["now"] += 4 if update < 10 else 2
+        clock.count(100)
+        if update % 3 == 0:
+            with clock.measure("evaluation"):
+                times["now"] += 30
+        rate = clock.rate()
+        assert update != 0 or rate == 25
+    assert rate == 50
+
+
+def test_bits_per_byte():
+    assert relative_error(bits_per_byte(math.log(256), 1.0), 8.0) < TOLERANCE["float64"]
