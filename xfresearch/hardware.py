@@ -1,0 +1,118 @@
+"""The machine a run happens on: its peak, its description and the versions of what ran. Never its name or its user's."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1]
+
+# Dense bfloat16 peak in TFLOP/s per JAX device, by how its device_kind begins: the first line that fits counts.
+# TPU: Google's system architecture pages, per chip. A v4 and a v5p chip is one device; a v2, v3 and 7x chip is two.
+# GPU: NVIDIA's data sheets, whose "with sparsity" figures are halved here.
+PEAK_TFLOPS = (
+    ("TPU v2", 46 / 2),
+    ("TPU v3", 123 / 2),
+    ("TPU v4 lite", 138),
+    ("TPU v4", 275),
+    ("TPU v5 lite", 197),
+    ("TPU v5e", 197),
+    ("TPU v5p", 459),
+    ("TPU v5", 459),
+    ("TPU v6 lite", 918),
+    ("TPU v6e", 918),
+    ("TPU7x", 2307 / 2),
+    ("NVIDIA GB200", 2500),
+    ("NVIDIA B200", 2250),
+    ("NVIDIA GH200", 989.4),
+    ("NVIDIA H200 NVL", 835.5),
+    ("NVIDIA H200", 989.4),
+    ("NVIDIA H100 NVL", 835.5),
+    ("NVIDIA H100 PCIe", 756.5),
+    ("NVIDIA H100", 989.4),
+    ("NVIDIA A100", 312),
+    ("NVIDIA L40S", 362),
+    ("NVIDIA L4", 121),
+    ("NVIDIA A10G", 70),
+    ("NVIDIA A10", 125),
+)
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "array_record")
+PACKAGES += (
+    "tokenizers",
+    "sentencepiece",
+    "numpy",
+    "ml_collections",
+    "libtpu",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+)
+
+
+def peak_flops(device_kind: str, dtype) -> float | None:
+    """Peak FLOP/s of one JAX device in matrix products of `dtype`; None where it is not known (CPU, float64).
+
+    float32 means the precision JAX gives it by default: one bfloat16 pass on TPU, TF32 (half the rate) on GPU.
+    """
+    tflops = next((peak for start, peak in PEAK_TFLOPS if _fits(device_kind, start)), None)
+    name = getattr(dtype, "__name__", None) or str(dtype)
+    if tflops is None or name not in ("bfloat16", "float16", "float32"):
+        return None
+    return tflops * 1e12 * (0.5 if name == "float32" and device_kind.startswith("NVIDIA") else 1.0)
+
+
+def describe_machine() -> dict:
+    """Processor, memory and devices, for the record of a run."""
+    import jax
+
+    kinds = [device.device_kind for device in jax.devices()]
+    return {
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "backend": jax.default_backend(),
+        "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
+        "processes": jax.process_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that decide what a run computes; those not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit(source: Path = SOURCE) -> str:
+    """The commit of the checkout at `source`, '-dirty' behind it where files differ or are new; '' where it is none."""
+    if not (source / ".git").exists():  # an installed package may lie inside a checkout of something else
+        return ""
+    commit = _git(source, "rev-parse", "HEAD")
+    return f"{commit}-dirty" if commit and _git(source, "status", "--porcelain") else commit
+
+
+def _git(source: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _fits(device_kind: str, start: str) -> bool:
+    """Whether `device_kind` begins with the words of `start`: 'NVIDIA L40' is no 'NVIDIA L4'."""
+    return device_kind.startswith(start) and not device_kind[len(start) :][:1].isalnum()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
