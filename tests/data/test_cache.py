@@ -1,0 +1,140 @@
+"""Two processes at once, kill -9 in the middle, damaged and unwritable caches."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xfresearch.data.cache import build_once, complete
+from xfresearch.data.pipeline import prepare
+from xfresearch.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+CHILD = """
+import json, sys
+from xfresearch.config import Config, DataConfig
+from xfresearch.data.pipeline import prepare, stream_tokens
+cache, corpus, tokenizer, slow = sys.argv[1:]
+if slow == "slow":
+    import time
+    from xfresearch.data import {module}
+    original = {module}.{name}
+    def stalled(*args, **kwargs):
+        result = original(*args, **kwargs)
+        print("stalled", flush=True)
+        time.sleep(600)
+    {module}.{name} = stalled
+config = Config(sequence_length=32, data=DataConfig(corpus=(corpus,), tokenizer=tokenizer, bpe_vocab=300, cache_dir=cache))
+split = prepare(config, "train")
+print(json.dumps([split.meta, stream_tokens(config, "train")[0].tolist(), str(split.directory)]))
+"""
+
+
+def child(cache, corpus, stall: str = "", tokenizer="bpe") -> subprocess.Popen:
+    """A process that prepares the corpus; with `stall` ('module.function') it stops for ever after that function."""
+    module, _, name = (stall or "packed._pack").partition(".")
+    source = CHILD.format(module=module, name=name)
+    command = [sys.executable, "-c", source, str(cache), corpus, tokenizer, "slow" if stall else "fast"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def result(process) -> list:
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture
+def corpus(text_dir):
+    return text_dir({f"{i}.txt": f"text number {i}, and more of it\n" * 5 for i in range(400)})
+
+
+def leftovers(cache) -> list:
+    return [path for path in Path(cache).rglob("*") if ".tmp-" in path.name or "incomplete" in path.name]
+
+
+def test_processes_that_prepare_at_once_agree(tmp_path, corpus):
+    first, *others = map(result, [child(tmp_path / "cache", corpus) for _ in range(3)])
+    assert all(other == first for other in others) and not leftovers(tmp_path)
+    assert [len(list((tmp_path / "cache" / kind).glob("[!.]*"))) for kind in ("tfds", "tokenizers", "tokens", "packed")] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stall", ["builders.prepare", "bpe.train", "packed._tokenise", "packed._pack"])
+def test_killed_preparation_leaves_nothing_half_valid(tmp_path, corpus, stall):
+    killed = child(tmp_path / "cache", corpus, stall)
+    assert killed.stdout.readline() == "stalled\n", killed.stderr.read()
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert leftovers(tmp_path)
+    again = result(child(tmp_path / "cache", corpus))
+    assert again[:2] == result(child(tmp_path / "fresh", corpus))[:2] and not leftovers(tmp_path)
+
+
+def test_waiting_process_takes_over_from_a_killed_one(tmp_path, corpus):
+    killed = child(tmp_path / "cache", corpus, "packed._tokenise")
+    assert killed.stdout.readline() == "stalled\n"
+    waiting = child(tmp_path / "cache", corpus)
+    time.sleep(1)
+    assert waiting.poll() is None and len(leftovers(tmp_path)) == 2  # packed/ and, inside its build, tokens/
+    killed.kill()
+    killed.communicate()
+    assert result(waiting)[0]["n_documents"] > 300 and not leftovers(tmp_path)
+
+
+def test_damaged_cache_is_built_again(make_config, corpus):
+    config = make_config(corpus=corpus)
+    packed = prepare(config, "train")
+    records = packed.directory / "sequences.array_record"
+    before = packed[3]
+    records.write_bytes(records.read_bytes()[:1000])
+    assert not complete(packed.directory)
+    again = prepare(config, "train")
+    assert complete(again.directory) and (again[3]["tokens"] == before["tokens"]).all()
+
+
+def test_every_input_has_its_own_entry(make_config, corpus):
+    configs = [
+        make_config(corpus=corpus), make_config(corpus=corpus, packing="documents"), make_config(corpus=corpus, sequence_length=17),
+        make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=300), make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=301),
+    ]  # fmt: skip
+    directories = {prepare(config, split).directory for config in configs for split in ("train", "test")}
+    assert len(directories) == 10
+    assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories  # how, not what
+
+
+def test_warm_cache_needs_neither_jax_nor_tfds(tmp_path, corpus):
+    result(child(tmp_path / "cache", corpus))
+    source = CHILD.format(module="packed", name="_pack") + (
+        "\nheavy = [name for name in ('jax', 'grain', 'tensorflow_datasets', 'tensorflow') if name in sys.modules]\nprint(json.dumps(heavy))"
+    )
+    command = [sys.executable, "-c", source, str(tmp_path / "cache"), corpus, "bpe", "fast"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert json.loads(out.splitlines()[-1]) == []
+
+
+def test_failed_build_leaves_nothing(tmp_path):
+    def build(directory):
+        (directory / "half").write_text("x")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        build_once(tmp_path / "entry", build)
+    assert [path.name for path in tmp_path.iterdir()] == [".entry.lock"]
+
+
+def test_cache_directory_that_is_a_file(tmp_path, make_config, corpus):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^cannot make the cache directory .*/file/tokenizers: .*; set config.data.cache_dir$"):
+        prepare(make_config(corpus=corpus, tokenizer="bpe", cache_dir=str(tmp_path / "file")), "train")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_cache_directory_that_cannot_be_written(tmp_path, make_config, corpus):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(UserError, match=r"^cannot make the cache directory .*closed.*; set config.data.cache_dir$"):
+        prepare(make_config(corpus=corpus, cache_dir=str(tmp_path / "closed" / "cache")), "train")

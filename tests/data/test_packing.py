@@ -1,0 +1,88 @@
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from xfresearch.data.packing import document_rows, stream_rows, unpack
+
+PAD = 65535
+lengths_and_row = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(2, 24))
+
+
+def numbered(lengths):
+    """A stream in which every token is its own index, and the documents' offsets."""
+    offsets = np.cumsum([0, *lengths])
+    return np.arange(offsets[-1], dtype=np.uint16), offsets
+
+
+def batch_of(rows):
+    return unpack(np.stack([np.atleast_2d(row) for row in rows]).astype(np.uint16), PAD)
+
+
+@hypothesis_settings(deadline=None, max_examples=150)
+@given(lengths_and_row)
+def test_documents_predict_every_token_once_and_never_cross(case):
+    lengths, length = case
+    tokens, offsets = numbered(lengths)
+    rows = list(document_rows(tokens, offsets, length, PAD))
+    firsts = set(offsets[:-1].tolist())
+    predicted = Counter()
+    if rows:
+        batch = batch_of(rows)
+        assert batch["tokens"].shape == (len(rows), length)
+        weighted = batch["weights"] == 1
+        predicted.update(batch["targets"][weighted].tolist())
+        assert np.array_equal(batch["targets"][weighted], batch["tokens"][weighted] + 1)  # a document's own next token
+        assert (batch["segments"][weighted] > 0).all()
+        check_segments(batch, offsets)
+    assert predicted == Counter({i: 1 for i in range(len(tokens)) if i not in firsts})
+
+
+def check_segments(batch, offsets):
+    document_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    for tokens, segments, positions in zip(batch["tokens"], batch["segments"], batch["positions"]):
+        for segment in set(segments.tolist()) - {0}:
+            own = np.flatnonzero(segments == segment)
+            assert len(set(document_of[tokens[own]].tolist())) == 1
+            assert np.array_equal(own, np.arange(own[0], own[-1] + 1))
+            assert np.array_equal(positions[own], np.arange(len(own)))
+
+
+@hypothesis_settings(deadline=None, max_examples=100)
+@given(st.integers(2, 300), st.integers(2, 24), st.booleans())
+def test_stream_predicts_every_token_once(n, length, keep_last):
+    rows = list(stream_rows(np.arange(n, dtype=np.uint16), length, PAD, keep_last))
+    assert len(rows) == ((n - 1 + length - 1) // length if keep_last else (n - 1) // length)
+    if not rows:
+        return
+    batch = batch_of(rows)
+    weighted = batch["weights"] == 1
+    expected = n if keep_last else len(rows) * length + 1
+    assert batch["targets"][weighted].tolist() == list(range(1, expected))
+    assert batch["tokens"][weighted].tolist() == list(range(expected - 1))
+    real = batch["segments"] == 1
+    assert np.array_equal(batch["positions"][real], np.tile(np.arange(length), (len(rows), 1))[real])
+    assert (batch["tokens"][batch["segments"] == 0] == 0).all()
+
+
+def test_a_row_read_by_hand():
+    tokens, offsets = numbered([3, 2, 9])
+    rows = list(document_rows(tokens, offsets, 6, PAD))
+    assert [row[0].tolist() for row in rows] == [[5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, PAD, PAD], [11, 12, 13, *[PAD] * 4]]
+    batch = batch_of(rows)
+    assert batch["segments"].tolist() == [[1] * 6, [1, 1, 1, 2, 2, 0], [1, 1, 1, 0, 0, 0]]
+    assert batch["positions"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 0], [0, 1, 2, 0, 1, 2]]
+    assert batch["weights"].tolist() == [[1] * 6, [1, 1, 0, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
+
+
+def test_many_documents_fill_the_rows():
+    lengths = np.random.default_rng(0).integers(2, 200, 2000)
+    rows = list(document_rows(*numbered_wide(lengths), 128, 2**32 - 1))
+    assert np.mean([np.count_nonzero(row[1]) / 129 for row in rows]) > 0.97
+
+
+def numbered_wide(lengths):
+    offsets = np.cumsum([0, *lengths])
+    return np.arange(offsets[-1], dtype=np.uint32), offsets

@@ -1,0 +1,185 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.data.conftest import shared
+from xfresearch.data.pipeline import Batches, evaluation_batches, prepare, stream_tokens
+from xfresearch.data.tokenizers import tokenizer_for
+from xfresearch.errors import UserError
+
+
+def same(left: dict, right: dict) -> bool:
+    return all(np.array_equal(left[name], right[name]) and left[name].dtype == right[name].dtype for name in left)
+
+
+@pytest.fixture
+def two_corpora(make_config, text_dir):
+    """A config of two corpora, lines that start with a and lines that start with b, three to one."""
+    first = text_dir({"a.txt": "".join(f"a{i:06d}\n" for i in range(600))}, "first")
+    second = text_dir({"b.txt": "".join(f"b{i:06d}\n" for i in range(60))}, "second")
+    return make_config(corpus=(first, second), weights=(3.0, 1.0), batch_size=8)
+
+
+def test_batch_is_a_pure_function_of_seed_step_and_shard(two_corpora):
+    batches, again = Batches(two_corpora), Batches(two_corpora)
+    late = again.batch(7)
+    assert same(batches.batch(7), late) and same(batches.batch(3), again.batch(3)) and same(batches.batch(7), late)
+    assert not same(batches.batch(7), batches.batch(8))
+    assert not same(batches.batch(7), Batches(two_corpora, seed=1).batch(7))
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_shards_make_the_whole_batch(two_corpora, shards):
+    batches = Batches(two_corpora)
+    for step in (0, 5, 100):
+        parts = [batches.batch(step, shard, shards) for shard in range(shards)]
+        assert same({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, batches.batch(step))
+
+
+def test_shapes_and_types(two_corpora):
+    batch = Batches(two_corpora).batch(0)
+    types = {name: values.dtype.name for name, values in batch.items()}
+    assert types == {"tokens": "int32", "targets": "int32", "weights": "float32", "segments": "int32", "positions": "int32"}
+    assert all(values.shape == (8, 16) for values in batch.values())
+    assert np.array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+
+
+def test_mixture_keeps_its_shares(two_corpora):
+    batches = Batches(two_corpora)
+    tokens = np.concatenate([batches.batch(step)["tokens"] for step in range(100)])
+    share = np.mean((tokens == ord("a")).any(axis=1))
+    assert share == pytest.approx(0.75, abs=0.01)
+
+
+def test_every_epoch_has_every_sequence_once_in_a_new_order(make_config, text_dir):
+    corpus = text_dir({"a.txt": "".join(f"{i:07d}\n" for i in range(100))})
+    batches = Batches(make_config(corpus=corpus, batch_size=1, sequence_length=8))
+    n = len(batches.corpora[0])
+    epochs = [[bytes(batches.batch(step)["tokens"][0].astype(np.uint8)) for step in range(epoch * n, (epoch + 1) * n)] for epoch in range(3)]
+    assert all(len(set(epoch)) == n for epoch in epochs) and set(epochs[0]) == set(epochs[1]) == set(epochs[2])
+    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
+
+
+def test_shards_that_do_not_divide_the_batch_are_refused(two_corpora):
+    with pytest.raises(UserError, match="^config.batch_size=8 is not allowed: it must be a multiple of the 3 hosts that share a batch$"):
+        Batches(two_corpora).batch(0, 0, 3)
+
+
+def test_iterate_gives_placed_batches_in_order_from_another_thread(two_corpora):
+    batches, threads = Batches(two_corpora), set()
+
+    def place(batch):
+        threads.add(threading.get_ident())
+        return batch["tokens"]
+
+    with batches.iterate(3, 9, shard=1, shards=2, place=place) as steps:
+        for number, (step, tokens) in enumerate(steps, 3):
+            assert step == number and np.array_equal(tokens, batches.batch(step, 1, 2)["tokens"])
+    assert number == 8 and threading.get_ident() not in threads and len(threads) == 1
+
+
+def test_iterate_counts_the_time_it_waited(two_corpora):
+    batches = Batches(two_corpora)
+
+    def consume(make_takes: float, use_takes: float) -> float:
+        steps = batches.iterate(0, 8, place=lambda batch: time.sleep(make_takes))
+        for _ in steps:
+            time.sleep(use_takes)
+        return steps.wait_seconds
+
+    assert consume(0.03, 0.0) > 0.15
+    assert consume(0.0, 0.03) < 0.1
+
+
+def test_iterate_reads_no_further_ahead_than_prefetch_and_closes_early(two_corpora):
+    made = []
+    with Batches(two_corpora).iterate(0, 10_000, place=lambda batch: made.append(1)) as steps:
+        next(steps)
+        time.sleep(0.3)
+        assert len(made) <= two_corpora.data.prefetch + 1
+    assert not any(thread.name.startswith("prefetch") and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_iterate_raises_the_error_of_its_thread(two_corpora):
+    def place(batch):
+        raise ValueError("out of device memory")
+
+    with pytest.raises(ValueError, match="out of device memory"):
+        list(Batches(two_corpora).iterate(0, 3, place=place))
+
+
+def test_stream_packing_joins_documents_with_the_separator(make_config, text_dir):
+    config = make_config(corpus=text_dir({f"{i:03d}.txt": f"document {i}" for i in range(200)}), sequence_length=32)
+    tokenizer = tokenizer_for(config.data)
+    tokens, documents = stream_tokens(config, "train")
+    packed = prepare(config, "train")
+    texts = bytes_of(tokenizer, tokens)
+    assert packed.meta["n_documents"] == len(texts) == documents[-1] + 1
+    assert packed.meta["n_tokens"] == len(tokens) == packed.meta["n_bytes"] + len(texts) - 1
+    assert [tokenizer.decode(tokens[documents == i]) for i in range(len(texts))] == texts
+    for i in (0, 5, len(packed) - 1):
+        assert np.array_equal(packed[i]["tokens"], tokens[i * 32 : i * 32 + 32])
+        assert np.array_equal(packed[i]["targets"], tokens[i * 32 + 1 : i * 32 + 33])
+
+
+def bytes_of(tokenizer, tokens):
+    return [tokenizer.decode(part[part != tokenizer.end_of_text]) for part in np.split(tokens, np.flatnonzero(tokens == tokenizer.end_of_text) + 1)]
+
+
+def test_document_packing_of_a_prepared_split(make_config, text_dir):
+    corpus = text_dir({f"{i:03d}.txt": f"text {i} " * (1 + i % 7) for i in range(200)})
+    config = make_config(corpus=corpus, packing="documents", sequence_length=40)
+    packed = prepare(config, "train")
+    tokens, documents = stream_tokens(config, "train")
+    assert packed.meta["n_tokens"] == packed.meta["n_bytes"] + packed.meta["n_documents"] == len(tokens)
+    assert tokens[-1] == 256 and np.array_equal(np.flatnonzero(tokens == 256)[:-1] + 1, np.flatnonzero(np.diff(documents)) + 1)
+    weights = sum(packed[i]["weights"].sum() for i in range(len(packed)))
+    assert weights == packed.meta["n_predictions"] == len(tokens) - packed.meta["n_documents"]
+    assert packed.meta["fill"] > 0.9 and max(packed[i]["segments"].max() for i in range(len(packed))) > 1
+
+
+def test_meta_counts_bytes_and_characters(make_config, text_dir):
+    text = "größer 🦙\n" * 100
+    packed = prepare(make_config(corpus=text_dir({"a.txt": text})), "train")
+    assert packed.meta["n_bytes"] == 1260 and packed.meta["n_characters"] == 810 and packed.meta["n_documents"] == 1
+    assert packed.meta["n_tokens"] == 1260  # one document has no separator
+
+
+def test_evaluation_batches_cover_the_split_in_order(make_config, text_dir):
+    corpus = text_dir({"a.txt": "".join(f"{i:07d}\n" for i in range(2000))})
+    config = make_config(corpus=corpus, sequence_length=16)
+    packed, (tokens, _) = prepare(config, "validation"), stream_tokens(config, "validation")
+    batches = list(evaluation_batches(packed, 4))
+    assert len(packed) % 4 and all(batch["tokens"].shape == (4, 16) for batch in batches)
+    predicted = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches])
+    assert np.array_equal(predicted, tokens[1:])
+    halves = [list(evaluation_batches(packed, 4, shard=shard, shards=2)) for shard in (0, 1)]
+    for whole, left, right in zip(batches, *halves, strict=True):
+        assert same(whole, {name: np.concatenate([left[name], right[name]]) for name in whole})
+
+
+def test_evaluation_limit_spreads_over_the_split(make_config, text_dir):
+    packed = prepare(make_config(corpus=text_dir({"a.txt": "".join(f"{i:07d}\n" for i in range(2000))})), "validation")
+    (batch,) = evaluation_batches(packed, 5, limit=5)
+    expected = [packed[i * len(packed) // 5]["tokens"] for i in range(5)]
+    assert np.array_equal(batch["tokens"], expected) and batch["weights"].all()
+
+
+def test_wikitext2_stream_is_byte_exact(make_config):
+    directory = shared("wikitext2")
+    config = make_config(corpus="wikitext2", manual_dir=str(directory), sequence_length=512)
+    packed, text = prepare(config, "validation"), (directory / "wiki.valid.tokens").read_bytes()
+    read = [packed[i] for i in range(len(packed))]
+    targets = np.concatenate([row["targets"][row["weights"] > 0] for row in read])
+    assert bytes([read[0]["tokens"][0]]) + targets.astype(np.uint8).tobytes() == text
+    assert packed.meta["n_bytes"] == packed.meta["n_tokens"] == len(text)
+
+
+def test_big_vocabulary_and_pieces_give_the_tokens_of_the_whole_text(make_config):
+    directory = shared("wikitext2")
+    config = make_config(corpus="wikitext2", manual_dir=str(directory), tokenizer=str(shared("tokenizers/gpt2_encoder.json")))
+    tokens, _ = stream_tokens(config, "validation")
+    text = (directory / "wiki.valid.tokens").read_bytes()
+    assert np.array_equal(tokens, tokenizer_for(config.data).encode(text)) and len(text) > 1 << 20

@@ -1,0 +1,72 @@
+"""TFDS builders of our own corpora, stored as ArrayRecord; TensorFlow is never imported.
+
+An example is {"text": bytes, "document": int}: a long document is stored in several examples with the same number.
+"""
+
+import contextlib
+import io
+from pathlib import Path
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tqdm import tqdm
+
+_PIECE = 1 << 20
+
+
+class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version("1.0.0")
+    source = None
+
+    def __init__(self, *, source, **kwargs):
+        self.source = source
+        super().__init__(file_format="array_record", **kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "document": np.int64})
+        return tfds.core.DatasetInfo(builder=self, description=type(self.source).__doc__, features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager) -> dict:
+        return {split: self._generate_examples(split) for split in self.source.splits}
+
+    def _generate_examples(self, split: str):
+        key = 0
+        with tqdm(desc=f"reading {self.name} {split}", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+            for number, text in enumerate(self.source.documents(split)):
+                for start in range(0, len(text), _PIECE):
+                    yield key, {"text": text[start : start + _PIECE], "document": number}
+                    key += 1
+                bar.update(len(text))
+        if key == 0:  # TFDS refuses a split without examples
+            yield 0, {"text": b"", "document": 0}
+
+
+class PythonStdlib(_TextBuilder):
+    """`python_stdlib`"""
+
+
+class TextFiles(_TextBuilder):
+    """`text_files`"""
+
+
+class Wikitext2(_TextBuilder):
+    """`wikitext2`"""
+
+
+class Enwik8(_TextBuilder):
+    """`enwik8`"""
+
+
+class Text8(_TextBuilder):
+    """`text8`"""
+
+
+BUILDERS = {"python_stdlib": PythonStdlib, "text_files": TextFiles, "wikitext2": Wikitext2, "enwik8": Enwik8, "text8": Text8}
+
+
+def prepare(name: str, source, directory: Path) -> None:
+    """Write `source` (texts.py) as TFDS data set `name` under `directory`."""
+    tfds.disable_progress_bar()  # ours counts bytes
+    builder = BUILDERS[name](source=source, data_dir=str(directory))
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself on the output of our commands
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))

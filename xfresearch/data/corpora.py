@@ -1,0 +1,181 @@
+"""Corpora by name: the documents of each split, whoever stores them.
+
+A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, wikitext2, enwik8, text8 (PATH is their manual_dir),
+or any other data set of TFDS (PATH is its data_dir). A TFDS data set without a validation split gets one: 5 % of its
+train documents, chosen by the hash of their text.
+"""
+
+import re
+from pathlib import Path
+from typing import Iterator
+
+from xfresearch.config import DataConfig
+from xfresearch.data import texts
+from xfresearch.data.cache import build_once, cache_root, digest
+from xfresearch.errors import UserError, nearest
+
+OWN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
+_FORMAT = 1
+
+
+def documents(corpus: str, split: str, data: DataConfig) -> Iterator[bytes]:
+    """The documents of `split`, in a fixed order, as the bytes that they are. UserError for whatever is wrong."""
+    return open_split(corpus, split, data).documents(split)
+
+
+def splits(corpus: str, data: DataConfig) -> tuple[str, ...]:
+    """Names of the splits that `corpus` has."""
+    return tuple(open_corpus(corpus, data).splits)
+
+
+def open_split(corpus: str, split: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
+    """The corpus that holds `split`, or UserError where it has none of that name."""
+    opened = open_corpus(corpus, data)
+    if split not in opened.splits:
+        known = ", ".join(opened.splits)
+        raise UserError(f"corpus {corpus!r} has no split {split!r}; it has: {known}{nearest(split, opened.splits)}")
+    return opened
+
+
+def open_corpus(corpus: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
+    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, close to its size."""
+    name, path = _parse(corpus)
+    root = cache_root(data)
+    if name == "python_stdlib":
+        if path:
+            raise UserError(f"corpus {corpus!r}: python_stdlib takes no path; for your own files write text_files:{path}")
+        return OwnCorpus(name, texts.PythonStdlib(), data)
+    if name == "text_files":
+        if not path:
+            raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
+        return OwnCorpus(name, texts.TextFiles(path, data.field), data)
+    if name == "wikitext2":
+        return OwnCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
+    if name in ("enwik8", "text8"):
+        return OwnCorpus(name, texts.HutterPrize(name, path or data.manual_dir, root), data)
+    return TfdsCorpus(corpus, name, path, data.field)
+
+
+def _parse(corpus: str) -> tuple[str, str]:
+    name, _, path = corpus.partition(":")
+    version = re.fullmatch(r"(\d+\.\d+\.\d+)(?::(.*))?", path)  # of TFDS: c4/en:3.1.0
+    return (f"{name}:{version[1]}", version[2] or "") if version else (name, path)
+
+
+class OwnCorpus:
+    """A text source of ours, kept in the cache as a TFDS data set."""
+
+    def __init__(self, name: str, source, data: DataConfig):
+        self.name, self.source, self.splits = name, source, source.splits
+        self._root = cache_root(data) / "tfds"
+        self._joined = source.one_stream and data.packing == "stream"
+
+    def identity(self) -> dict:
+        return {"corpus": self.name, "format": _FORMAT, "joined": self._joined, **self.source.identity()}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        pieces, current = [], 0
+        for example in self._builder().as_data_source(split):
+            if example["document"] != current and not self._joined:
+                yield b"".join(pieces)
+                pieces, current = [], example["document"]
+            pieces.append(example["text"])
+        if any(pieces):
+            yield b"".join(pieces)
+
+    def n_bytes(self, split: str) -> int:
+        return self._builder().info.splits[split].num_bytes
+
+    def _builder(self):
+        """The read-only TFDS builder of the prepared corpus, prepared first where it is not."""
+        target = self._root / f"{self.name}-{digest([_FORMAT, self.source.identity()])}"
+
+        def build(directory: Path) -> None:
+            from xfresearch.data import builders
+
+            builders.prepare(self.name, self.source, directory)
+
+        build_once(target, build)
+        import tensorflow_datasets as tfds
+
+        (dataset_info,) = (target / self.name).glob("*/dataset_info.json")
+        return tfds.builder_from_directory(dataset_info.parent)
+
+
+class TfdsCorpus:
+    """Any data set of TFDS; a validation split is held out of train by hash where it has none."""
+
+    def __init__(self, corpus: str, name: str, data_dir: str, field: str):
+        self.corpus, self.field = corpus, field
+        self._builder = _tfds_builder(corpus, name, data_dir)
+        self._prepare()
+        own = list(self._builder.info.splits)
+        self.holds_out = "train" in own and "validation" not in own
+        self.splits = tuple(own + ["validation"] if self.holds_out else own)
+
+    def identity(self) -> dict:
+        info = self._builder.info
+        sizes = {split: [info.splits[split].num_examples, info.splits[split].num_bytes] for split in info.splits}
+        return {"corpus": info.full_name, "sizes": sizes, "field": self.field, "directory": str(self._builder.data_path)}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        held_out = self.holds_out and split == "validation"
+        for example in self._source("train" if held_out else split):
+            text = self._text(example)
+            if not self.holds_out or split not in ("train", "validation") or _is_held_out(text) == held_out:
+                yield text
+
+    def n_bytes(self, split: str) -> int:
+        known = self._builder.info.splits
+        return known[split if split in known else "train"].num_bytes
+
+    def _source(self, split: str):
+        try:
+            return self._builder.as_data_source(split)
+        except (NotImplementedError, ValueError) as error:
+            raise UserError(f"corpus {self.corpus!r} is not stored as array_record, so it cannot be read: {_line(error)}") from None
+
+    def _text(self, example: dict) -> bytes:
+        if self.field not in example:
+            present = ", ".join(example)
+            raise UserError(f"corpus {self.corpus!r}: no field {self.field!r}; fields present: {present}{nearest(self.field, example)} (config.data.field)")
+        text = example[self.field]
+        if not isinstance(text, (bytes, str)):
+            raise UserError(f"corpus {self.corpus!r}: field {self.field!r} is a {type(text).__name__}; it must be text (config.data.field)")
+        return text.encode() if isinstance(text, str) else text
+
+    def _prepare(self) -> None:
+        import tensorflow_datasets as tfds
+
+        if self._builder.info.splits:
+            return
+        config = tfds.download.DownloadConfig(try_download_gcs=False)
+        try:
+            self._builder.download_and_prepare(download_config=config, file_format="array_record")
+        except Exception as error:  # builders of TFDS raise whatever they like: no network, manual data, no TensorFlow
+            raise UserError(
+                f"corpus {self.corpus!r}: TFDS cannot prepare it ({type(error).__name__}: {_line(error)});"
+                f" prepare it elsewhere and name its data_dir: {self.corpus}:PATH"
+            ) from None
+
+
+def _tfds_builder(corpus: str, name: str, data_dir: str):
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.builder(name, data_dir=data_dir or None)
+    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
+        if not isinstance(error, tfds.core.DatasetNotFoundError):
+            raise UserError(f"corpus {corpus!r}: TFDS cannot open it: {_line(error)}") from None
+        from tensorflow_datasets.core import registered
+
+        known = [*OWN, *registered.list_imported_builders()] if hasattr(registered, "list_imported_builders") else OWN
+        raise UserError(f"unknown corpus {corpus!r}; it must be {', '.join(OWN)} or a data set of TFDS{nearest(name, known)}") from None
+
+
+def _is_held_out(text: bytes) -> bool:
+    return texts.split_of(text) == "validation"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

@@ -1,0 +1,65 @@
+"""Published files: found in manual_dir, or downloaded, and always checked against their checksum."""
+
+import hashlib
+import io
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from xfresearch.data.cache import build_once
+from xfresearch.errors import UserError
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file of a published corpus: `member` of the zip at `url`; `checksum` ('sha256:...') is of the file itself."""
+
+    corpus: str
+    url: str
+    member: str
+    checksum: str
+
+    def read(self, manual_dir: str, root: Path) -> bytes:
+        """The bytes, from `manual_dir` where it is given, else from the download kept under `root`."""
+        return self._from_manual_dir(Path(manual_dir).expanduser()) if manual_dir else self._from_network(root)
+
+    def _from_manual_dir(self, directory: Path) -> bytes:
+        name, archive = Path(self.member).name, Path(self.url).name
+        for place in (directory, directory / self.corpus, directory / Path(self.member).parent):
+            if (place / name).is_file():
+                return self._checked((place / name).read_bytes(), place / name)
+            if (place / archive).is_file():
+                return self._from_zip(place / archive)
+        raise UserError(f"corpus {self.corpus!r}: config.data.manual_dir={str(directory)!r} holds neither {name} nor {archive}")
+
+    def _from_network(self, root: Path) -> bytes:
+        name = Path(self.url).name
+        return self._from_zip(build_once(root / "downloads" / name, lambda directory: self._download(directory / name)) / name)
+
+    def _download(self, path: Path) -> None:
+        try:
+            with urllib.request.urlopen(self.url, timeout=30) as response, path.open("wb") as file:
+                shutil.copyfileobj(response, file)
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise UserError(
+                f"corpus {self.corpus!r}: cannot download {self.url} ({reason}); download it by hand"
+                " and set config.data.manual_dir to its directory"
+            ) from None
+
+    def _from_zip(self, path: Path) -> bytes:
+        try:
+            content = zipfile.ZipFile(io.BytesIO(path.read_bytes())).read(self.member)
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise UserError(f"{path}: not the zip file of corpus {self.corpus!r}: {error}; delete it and try again") from None
+        return self._checked(content, path)
+
+    def _checked(self, content: bytes, path: Path) -> bytes:
+        kind, wanted = self.checksum.split(":")
+        found = hashlib.new(kind, content).hexdigest()
+        if found != wanted:
+            raise UserError(f"{path}: wrong checksum of {Path(self.member).name} of corpus {self.corpus!r}: {kind} is {found}, must be {wanted}")
+        return content

@@ -1,0 +1,192 @@
+"""Tokenise a split once, pack it once, and read it: two cached directories, tokens/ and packed/."""
+
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+
+from xfresearch.config import Config, DataConfig
+from xfresearch.data import packing
+from xfresearch.data.cache import build_once, cache_root, complete, digest, read_json, write_meta
+from xfresearch.data.corpora import open_split
+from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
+from xfresearch.errors import UserError
+
+FORMAT = 1
+_ROWS = "sequences.array_record"
+
+
+class PackedSplit:
+    """A split as sequences of L tokens, read by index from an ArrayRecord file."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.meta = read_json(directory / "meta.json")
+
+    def __len__(self) -> int:
+        return self.meta["n_sequences"]
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        """tokens, targets, segments, positions int32[L] and weights float32[L], 0 where there is no target."""
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sequence {i} of {len(self)}")
+        return {name: values[0] for name, values in self.read([i % len(self)]).items()}
+
+    def read(self, indices) -> dict[str, np.ndarray]:
+        """The same for several sequences at once: arrays [n, L]."""
+        records = self._records.__getitems__([int(i) for i in indices]) if len(indices) else []
+        rows = np.frombuffer(b"".join(records), self.meta["dtype"])
+        rows = rows.reshape(len(records), -1, self.meta["sequence_length"] + 1)
+        return packing.unpack(rows, _pad(rows.dtype))
+
+    @cached_property
+    def _records(self):
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+        return ArrayRecordDataSource(str(self.directory / _ROWS))
+
+
+def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSplit:
+    """`split` of `corpus` (the first of config.data.corpus where none is given), tokenised, packed and cached.
+
+    `.meta` holds n_sequences, n_tokens (separators included), n_predictions, n_documents, n_bytes and n_characters (of
+    the text alone), and fill, the share of the sequences' tokens that are real. UserError if the corpus is too short.
+    """
+    corpus = corpus or config.data.corpus[0]
+    tokenizer = tokenizer_for(config.data)
+    inputs = _inputs(config.data, split, corpus, tokenizer)
+    key = digest([inputs, config.sequence_length])
+
+    def build(directory: Path) -> None:
+        tokens = _tokens_directory(config.data, split, corpus, tokenizer, inputs)
+        _pack(tokens, directory, config, split, corpus)
+
+    return PackedSplit(build_once(cache_root(config.data) / "packed" / f"{_name(corpus, split)}-{key}", build, complete))
+
+
+def stream_tokens(config: Config, split: str, corpus: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """All tokens of a split in order, int32[n], and the number of the document that each belongs to, int32[n].
+
+    A separator belongs to the document that it ends. Same cache, separators and `corpus` as `prepare`.
+    """
+    corpus = corpus or config.data.corpus[0]
+    tokenizer = tokenizer_for(config.data)
+    inputs = _inputs(config.data, split, corpus, tokenizer)
+    directory = _tokens_directory(config.data, split, corpus, tokenizer, inputs)
+    tokens, offsets = _read_tokens(directory)
+    return tokens.astype(np.int32), np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
+
+
+def _inputs(data: DataConfig, split: str, corpus: str, tokenizer: Tokenizer) -> dict:
+    """Everything that a split's tokens depend on."""
+    opened = open_split(corpus, split, data)
+    return {"format": FORMAT, "corpus": opened.identity(), "split": split, "tokenizer": tokenizer.digest, "packing": data.packing}
+
+
+def _name(corpus: str, split: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in f"{corpus.partition(':')[0]}-{split}")
+
+
+def _tokens_directory(data: DataConfig, split: str, corpus: str, tokenizer: Tokenizer, inputs: dict) -> Path:
+    def build(directory: Path) -> None:
+        _tokenise(open_split(corpus, split, data), split, corpus, tokenizer, data, directory)
+
+    return build_once(cache_root(data) / "tokens" / f"{_name(corpus, split)}-{digest(inputs)}", build, complete)
+
+
+def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataConfig, directory: Path) -> None:
+    """Write tokens.bin and offsets.bin: documents joined by end_of_text, which packing by documents also ends with."""
+    dtype = np.uint16 if tokenizer.vocab_size < 2**16 else np.uint32  # one value stays free, for padding
+    separator = np.array([tokenizer.end_of_text], dtype).tobytes()
+    lengths, count = [], {"n_bytes": 0, "n_characters": 0}
+    with (directory / "tokens.bin").open("wb") as file:
+        documents = _counted(opened.documents(split), count, f"tokenising {corpus} {split}", opened.n_bytes(split))
+        for ids, starts in _encoded(documents, tokenizer, data.workers or os.cpu_count() or 1):
+            if starts and lengths:
+                file.write(separator)
+                lengths[-1] += 1
+            if starts:
+                lengths.append(0)
+            file.write(ids.astype(dtype).tobytes())
+            lengths[-1] += len(ids)
+        if lengths and data.packing == "documents":
+            file.write(separator)
+            lengths[-1] += 1
+    np.cumsum([0, *lengths], dtype=np.int64).tofile(directory / "offsets.bin")
+    held_out = getattr(opened, "holds_out", False) and split == "validation"
+    meta = {"corpus": corpus, "split": split, "held_out_of_train_by_hash": held_out, "dtype": np.dtype(dtype).name}
+    write_meta(directory, {**meta, "n_tokens": sum(lengths), "n_documents": len(lengths), **count})
+
+
+def _counted(documents: Iterator[bytes], count: dict, title: str, total: int) -> Iterator[bytes]:
+    """Documents that are not empty, with their bytes and characters added to `count` and shown in a progress bar."""
+    from tqdm import tqdm
+
+    with tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        for text in filter(None, documents):
+            count["n_bytes"] += len(text)
+            count["n_characters"] += int(np.count_nonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80))
+            yield text
+            bar.update(len(text))
+
+
+def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[np.ndarray, bool]]:
+    """The ids of each piece of each document in order, and whether it starts a document; encoded in threads.
+
+    Threads, not processes: the tokenizers' own code runs without the interpreter's lock, and nothing has to be
+    importable, forked beside JAX or guarded by `if __name__ == "__main__"`.
+    """
+    waiting: deque = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for text in documents:
+            for number, piece in enumerate(tokenizer.pieces(text)):
+                waiting.append((pool.submit(tokenizer.encode, piece), number == 0))
+                if len(waiting) > 4 * workers:
+                    ids, starts = waiting.popleft()
+                    yield ids.result(), starts
+        for ids, starts in waiting:
+            yield ids.result(), starts
+
+
+def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.fromfile(directory / "tokens.bin", read_json(directory / "meta.json")["dtype"])
+    return tokens, np.fromfile(directory / "offsets.bin", np.int64)
+
+
+def _pad(dtype) -> int:
+    return int(np.iinfo(dtype).max)
+
+
+def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    length = config.sequence_length
+    tokens, offsets = _read_tokens(source)
+    needed = length + 1 if split == "train" else 2  # elsewhere a shorter split is padded
+    if len(tokens) < needed:
+        raise UserError(
+            f"corpus {corpus!r}, split {split!r}: {len(tokens)} tokens, fewer than the {needed} that one sequence"
+            f" needs under config.sequence_length={length}"
+        )
+    dtype, pad = tokens.dtype, _pad(tokens.dtype)
+    if config.data.packing == "documents":
+        dtype = dtype if length < pad else np.dtype(np.uint32)
+        rows = packing.document_rows(tokens, offsets, length, _pad(dtype))
+    else:
+        rows = packing.stream_rows(tokens, length, pad, keep_last=split != "train")
+    writer = ArrayRecordWriter(str(directory / _ROWS), "group_size:1")
+    n_sequences = filled = segments = 0
+    for row in map(np.atleast_2d, rows):
+        writer.write(row.astype(dtype).tobytes())
+        n_sequences += 1
+        filled += int(np.count_nonzero(row[0] != _pad(dtype)))
+        segments += int(row[1].max()) if len(row) == 2 else 1
+    writer.close()
+    meta = {name: value for name, value in read_json(source / "meta.json").items() if name != "files"}
+    meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
+    meta |= {"n_sequences": n_sequences, "n_predictions": filled - segments, "fill": filled / (n_sequences * (length + 1))}
+    write_meta(directory, meta)

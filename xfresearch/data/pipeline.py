@@ -1,0 +1,131 @@
+"""Batches: a pure function of (seed, step, shard), read ahead in a thread.
+
+Nothing here has a state worth saving: to resume is to ask for the next step, on any number of hosts.
+"""
+
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, Iterator
+
+import numpy as np
+
+from xfresearch.config import Config
+from xfresearch.data.packed import PackedSplit, prepare, stream_tokens
+from xfresearch.errors import UserError
+
+__all__ = ["Batches", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
+
+
+class Batches:
+    """The training batches of a config: each corpus shuffled anew every epoch, mixed by config.data.weights."""
+
+    def __init__(self, config: Config, seed: int | None = None):
+        self.config = config
+        self.corpora = [prepare(config, "train", corpus) for corpus in config.data.corpus]
+        self._order = _order(self.corpora, config.data.weights, config.seed if seed is None else seed)
+
+    def batch(self, step: int, shard: int = 0, shards: int = 1) -> dict[str, np.ndarray]:
+        """Arrays [batch_size / shards, L] of `step`; the shards' rows in order are the rows of the whole batch."""
+        size = self.config.batch_size
+        first, last = (step * size + bound for bound in _shard(size, shard, shards))
+        picks = np.array([self._order[i] for i in range(first, last)])
+        parts = []
+        for number, corpus in enumerate(self.corpora):
+            chosen = np.flatnonzero(picks[:, 0] == number)
+            if len(chosen):
+                parts.append((chosen, corpus.read(picks[chosen, 1])))
+        back = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
+        return {name: np.concatenate([part[name] for _, part in parts])[back] for name in parts[0][1]}
+
+    def iterate(self, start: int, stop: int, shard: int = 0, shards: int = 1, place: Callable = lambda batch: batch) -> "Prefetch":
+        """(step, place(batch)) for steps in [start, stop), config.data.prefetch of them made ahead in a thread."""
+        return Prefetch(lambda step: place(self.batch(step, shard, shards)), range(start, stop), self.config.data.prefetch)
+
+
+class Prefetch:
+    """Iterator over (step, make(step)) that keeps `ahead` results in preparation; `wait_seconds` is time lost waiting.
+
+    One thread makes them in order, so `make` may place arrays on devices. Its errors are raised at the step they hit.
+    Use it in a `with`, or call `close()`, to stop early.
+    """
+
+    def __init__(self, make: Callable, steps, ahead: int):
+        self.wait_seconds = 0.0
+        self._make, self._steps, self._waiting = make, iter(steps), deque()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        for _ in range(ahead):
+            self._submit()
+
+    def _submit(self) -> None:
+        step = next(self._steps, None)
+        if step is not None:
+            self._waiting.append((step, self._pool.submit(self._make, step)))
+
+    def __iter__(self) -> "Prefetch":
+        return self
+
+    def __next__(self):
+        if not self._waiting:
+            self.close()
+            raise StopIteration
+        step, future = self._waiting.popleft()
+        began = time.perf_counter()
+        try:
+            made = future.result()
+        except BaseException:
+            self.close()
+            raise
+        self.wait_seconds += time.perf_counter() - began
+        self._submit()
+        return step, made
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Prefetch":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def evaluation_batches(
+    packed: PackedSplit, batch_size: int, limit: int = 0, shard: int = 0, shards: int = 1
+) -> Iterator[dict[str, np.ndarray]]:
+    """Batches [batch_size / shards, L] in order; the last is filled up with rows of weight 0, so that shapes never change.
+
+    With a `limit`, that many sequences spread evenly over the split.
+    """
+    total = len(packed)
+    used = min(limit or total, total)
+    indices = np.arange(used) * total // used
+    low, high = _shard(batch_size, shard, shards)
+    for first in range(0, used, batch_size):
+        own = indices[first : first + batch_size][low:high]
+        batch = packed.read(own if len(own) else indices[:1])
+        missing = (high - low) - len(own)
+        yield {name: _fill(values[: len(own)], missing) for name, values in batch.items()}
+
+
+def _fill(values: np.ndarray, missing: int) -> np.ndarray:
+    return np.pad(values, ((0, missing), (0, 0))) if missing else values
+
+
+def _shard(size: int, shard: int, shards: int) -> tuple[int, int]:
+    if size % shards:
+        raise UserError(f"config.batch_size={size} is not allowed: it must be a multiple of the {shards} hosts that share a batch")
+    return shard * size // shards, (shard + 1) * size // shards
+
+
+def _order(corpora: list[PackedSplit], weights: tuple[float, ...], seed: int):
+    """grain MapDataset without end of (corpus, sequence) pairs."""
+    import grain
+
+    seeds = np.random.SeedSequence(seed).generate_state(len(corpora))
+    orders = [
+        grain.MapDataset.range(len(packed)).shuffle(seed=int(own)).map(lambda i, number=number: (number, i)).repeat()
+        for number, (packed, own) in enumerate(zip(corpora, seeds))
+    ]
+    return orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights or None)

@@ -1,0 +1,182 @@
+"""The texts behind each corpus of our own: which documents a split holds, before TFDS stores them.
+
+A text source has `splits`, `identity()` (JSON that changes whenever its documents do, cheap to make) and
+`documents(split)`, the UTF-8 documents in order. `one_stream` says that packing as a stream joins them with nothing.
+"""
+
+import hashlib
+import os
+import re
+import sys
+import sysconfig
+import tokenize
+from functools import cached_property
+from pathlib import Path
+from typing import Iterator
+
+from xfresearch.data.download import Published
+from xfresearch.data.files import find_files, read_documents
+from xfresearch.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+_ENDS = {"train": 0.90, "validation": 0.95, "test": 1.0}
+
+
+def split_of(key: bytes) -> str:
+    """The split of a document by the hash of `key`: 90 % train, 5 % validation, 5 % test."""
+    share = _share(key)
+    return next(split for split in SPLITS if share < _ENDS[split])
+
+
+def _share(key: bytes) -> float:
+    return int.from_bytes(hashlib.sha256(key).digest()[:6], "big") / 2**48
+
+
+class PythonStdlib:
+    """The running interpreter's standard library without its tests: sorted, no duplicates; split by path."""
+
+    splits, one_stream = SPLITS, False
+
+    def __init__(self):
+        self.root = Path(sysconfig.get_paths()["stdlib"])
+        if not self.root.is_dir():
+            raise UserError(f"corpus 'python_stdlib': this Python keeps no source of its standard library at {self.root}")
+
+    def identity(self) -> dict:
+        sizes = [(name, (self.root / name).stat().st_size) for name in self._names]
+        return {"python": sys.version.split()[0], "files": hashlib.sha256(repr(sizes).encode()).hexdigest()}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        seen = set()
+        for name in self._names:
+            text = _python_source(self.root / name)
+            if text and text not in seen:
+                seen.add(text)
+                if split_of(name.encode()) == split:
+                    yield text
+
+    @cached_property
+    def _names(self) -> list[str]:
+        found = []
+        for directory, below, names in os.walk(self.root):
+            below[:] = [name for name in below if name not in ("test", "site-packages", "dist-packages", "__pycache__")]
+            found += [Path(directory, name).relative_to(self.root).as_posix() for name in names if name.endswith(".py")]
+        return sorted(found)
+
+
+def _python_source(path: Path) -> bytes:
+    """The file's bytes where both its declared encoding and its bytes are UTF-8, otherwise none."""
+    try:
+        with path.open("rb") as file:
+            encoding, _ = tokenize.detect_encoding(file.readline)
+        text = path.read_bytes()
+        text.decode("utf-8")
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return b""
+    return text if encoding in ("utf-8", "utf-8-sig", "ascii") else b""
+
+
+class TextFiles:
+    """Local files: split by the hash of each document's text; one or two documents are cut 90/5/5 at line ends."""
+
+    splits, one_stream = SPLITS, False
+
+    def __init__(self, path: str, field: str):
+        self.files = find_files(path, f"text_files:{path}")
+        self.field = field
+
+    def identity(self) -> dict:
+        stats = [(str(path.absolute()), path.stat()) for path in self.files]
+        return {"field": self.field, "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        cut = len(self._split_by_document) <= 2
+        for text, own in zip(self._all(), self._split_by_document):
+            if cut:
+                yield from filter(None, [cut_at_lines(text)[split]])
+            elif own == split:
+                yield text
+
+    def _all(self) -> Iterator[bytes]:
+        return (text for path in self.files for text in read_documents(path, self.field) if text)
+
+    @cached_property
+    def _split_by_document(self) -> list[str]:
+        shares = [_share(text) for text in self._all()]
+        splits = [next(split for split in SPLITS if share < _ENDS[split]) for share in shares]
+        if len(shares) > 2:  # few documents may leave a split empty: it gets the one whose hash is nearest to it
+            for split in SPLITS:
+                if split not in splits:
+                    near = [abs(share - _ENDS[split]) if splits.count(own) > 1 else 2.0 for share, own in zip(shares, splits)]
+                    splits[near.index(min(near))] = split
+        return splits
+
+
+def cut_at_lines(text: bytes) -> dict[str, bytes]:
+    """90/5/5 % of `text`, cut after the line end nearest to each mark; at a character where none is within 2 %."""
+    cuts = [0, *(_cut_near(text, int(len(text) * _ENDS[split]), len(text) // 50) for split in SPLITS[:-1]), len(text)]
+    return {split: text[start:end] for split, start, end in zip(SPLITS, cuts, cuts[1:])}
+
+
+def _cut_near(text: bytes, mark: int, reach: int) -> int:
+    below = text.rfind(b"\n", mark - reach, mark) + 1
+    above = text.find(b"\n", mark, mark + reach) + 1
+    found = [cut for cut in (below, above) if cut]
+    return min(found, key=lambda cut: abs(cut - mark)) if found else _character_start(text, mark)
+
+
+def _character_start(text: bytes, position: int) -> int:
+    while 0 < position < len(text) and text[position] & 0xC0 == 0x80:
+        position -= 1
+    return position
+
+
+class Wikitext2:
+    """WikiText-2 (Merity et al. 2016) as published, word-level with <unk>: the articles, whose sum is the file."""
+
+    splits, one_stream = SPLITS, True
+    version = "wikitext-2-v1"
+    files = {
+        split: Published("wikitext2", "https://wikitext.smerity.com/wikitext-2-v1.zip", f"wikitext-2/wiki.{name}.tokens", f"sha256:{sha256}")
+        for split, name, sha256 in (
+            ("train", "train", "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+            ("validation", "valid", "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+            ("test", "test", "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
+        )
+    }
+    _article = re.compile(rb"(?<= \n) = [^=\n](?:[^\n]*[^=\n])? = \n(?= \n)")
+
+    def __init__(self, manual_dir: str, root: Path):
+        self.manual_dir, self.root = manual_dir, root
+
+    def identity(self) -> dict:
+        return {split: file.checksum for split, file in self.files.items()}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        text = self.files[split].read(self.manual_dir, self.root)
+        starts = [0, *[match.start() for match in self._article.finditer(text)][1:], len(text)]
+        yield from (text[start:end] for start, end in zip(starts, starts[1:]))
+
+
+class HutterPrize:
+    """enwik8 or text8 (Mahoney): the first 90 M bytes, the next 5 M, the last 5 M; a cut may fall inside a character."""
+
+    splits, one_stream = SPLITS, True
+    files = {
+        "enwik8": Published(
+            "enwik8", "https://mattmahoney.net/dc/enwik8.zip", "enwik8",
+            "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
+        ),
+        "text8": Published("text8", "https://mattmahoney.net/dc/text8.zip", "text8", "md5:3bea1919949baf155f99411df5fada7e"),
+    }  # fmt: skip
+
+    def __init__(self, name: str, manual_dir: str, root: Path):
+        self.file, self.manual_dir, self.root = self.files[name], manual_dir, root
+
+    def identity(self) -> dict:
+        return {"checksum": self.file.checksum}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        text = self.file.read(self.manual_dir, self.root)
+        first, second = len(text) * 90 // 100, len(text) * 95 // 100
+        yield {"train": text[:first], "validation": text[first:second], "test": text[second:]}[split]
