@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-long lint clean
+.PHONY: train test test-long docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -29,3 +29,6 @@ $(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
 
 clean:
 	rm -rf $(VENV) runs
+
+docs: $(VENV)/.ready
+	$(BIN)/python -m docs.write

@@ -232,3 +232,27 @@ def _flatten(value, key: str):
             yield from _flatten(item, f"{key}.{name}")
     else:
         yield key, value
+
+
+def describe() -> str:
+    """A Markdown table of every key with its default and meaning (docs/configuration.md holds it; `make docs` writes it)."""
+    return "| key | default | what it is |\n|---|---|---|\n" + "\n".join(_describe_rows(Config(), "config")) + "\n"
+
+
+def _describe_rows(value, key: str):
+    for spec in dataclasses.fields(value):
+        item, path = getattr(value, spec.name), f"{key}.{spec.name}"
+        if isinstance(item, dict):
+            for name, inner in item.items():
+                yield from _describe_rows(inner, f"{path}.{name}")
+        elif dataclasses.is_dataclass(item):
+            yield from _describe_rows(item, path)
+        else:
+            hint = typing.get_type_hints(type(value))[spec.name]
+            allowed = (
+                ", ".join(f"`{a!r}`" for a in typing.get_args(hint))
+                if typing.get_origin(hint) is typing.Literal
+                else ""
+            )
+            meaning = spec.metadata["doc"].replace("|", "or") + (f" ({allowed})" if allowed else "")
+            yield f"| `{path.removeprefix('config.')}` | `{item!r}` | {meaning} |"

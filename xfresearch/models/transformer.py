@@ -73,7 +73,7 @@ class Transformer(nnx.Module):
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
 
     def _scan(self, x_BLD, ctx: Context, caches, remat):
-        stacks, period = dict(self.blocks), len(self.config.pattern)
+        stacks, period = self._stacks(), len(self.config.pattern)
 
         def body(x_BLD, xs):
             blocks, caches, repeat = xs
@@ -90,7 +90,7 @@ class Transformer(nnx.Module):
 
     def _unroll(self, x_BLD, ctx: Context, caches, remat):
         repeats = self.config.depth // len(self.config.pattern)
-        stacks = {name: unstack(stack, repeats) for name, stack in self.blocks.items()}
+        stacks = {name: unstack(stack, repeats) for name, stack in self._stacks().items()}
         cuts = {name: caches and unstack(caches[name], repeats) for name in stacks}
         new, losses, layer = {name: [] for name in stacks}, {}, 0
         for repeat in range(repeats):
@@ -105,6 +105,10 @@ class Transformer(nnx.Module):
                 losses, layer = _add(losses, more), layer + 1
         stacked = {name: jax.tree.map(lambda *c: jnp.stack(c), *c) for name, c in new.items()} if caches else None
         return x_BLD, stacked, losses
+
+    def _stacks(self) -> dict:
+        """The stacks in the pattern's order: a merged nnx.Dict has its keys sorted."""
+        return {name: self.blocks[name] for name in stack_names(self.config)}
 
     def head_table_VD(self):
         """The table whose rows the final hidden states are multiplied with, in the dtype of the computation."""

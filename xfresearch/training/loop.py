@@ -50,10 +50,10 @@ def with_vocabulary(config: Config, tokenizer) -> Config:
 
 def setup_jax(config: Config) -> None:
     """Process-wide settings: 64-bit numbers where the config asks for them, and compiled programs kept on disk."""
-    from xfresearch.data.cache import cache_directory
+    from xfresearch.data.cache import cache_root
 
     jax.config.update("jax_enable_x64", config.model.param_dtype == "float64")
-    jax.config.update("jax_compilation_cache_dir", str(cache_directory(config.data) / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data) / "compiled"))
 
 
 class Run:
@@ -162,7 +162,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
     if run.start >= config.steps:
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
     step_function, stopping = run.compile(), StopSignal()
-    progress = Progress(config.steps, run.start, run.batches.bytes_per_token)
+    progress = Progress(config.steps, run.start, _bytes_per_token(run))
     batches = run.batches.iterate(run.start, config.steps, place=run.place)
     pending, done = None, run.start
     run.clock.begin()
@@ -209,6 +209,11 @@ class StopSignal:
     def restore(self) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
+
+
+def _bytes_per_token(run: Run) -> float:
+    metas = [corpus.meta for corpus in run.batches.corpora]
+    return sum(meta["n_bytes"] for meta in metas) / sum(meta["n_tokens"] for meta in metas)
 
 
 def _due(step: int, every: int, last: int) -> bool:

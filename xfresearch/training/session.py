@@ -36,10 +36,9 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
             "evaluation": result.evaluation,
             "time": result.clock.shares(),
         }
-        if not result.finished:
+        if result.stopped_by:
             print(
-                f"stopped at step {result.step} by a signal; saved. The same command goes on from there.",
-                file=sys.stderr,
+                f"{result.stopped_by}: saved step {result.step}; the same command goes on from there", file=sys.stderr
             )
             return summary
         return summary | _show(config, path, config_argument, tokenizer, result)
@@ -89,7 +88,7 @@ def _print(config, path, marks, result, prompt, sample, report, commands) -> Non
 def _marks(config: Config) -> dict[str, float]:
     """The marks for the run's corpus, computed once and kept in the cache."""
     from xfresearch.command import write_json
-    from xfresearch.data.cache import cache_directory
+    from xfresearch.data.cache import cache_root
     from xfresearch.data.corpora import documents
     from xfresearch.data.marks import marks
 
@@ -102,7 +101,7 @@ def _marks(config: Config) -> dict[str, float]:
         text for text, size in zip(documents(corpus, "train", config.data), sizes, strict=False) if size < MARK_BYTES
     ]
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
-    kept = epath.Path(cache_directory(config.data)) / "marks" / f"{key}.json"
+    kept = epath.Path(cache_root(config.data)) / "marks" / f"{key}.json"
     if not kept.exists():
         write_json(kept, marks(train, heldout))
     return json.loads(kept.read_text())
@@ -117,6 +116,6 @@ def _sample(config: Config, tokenizer, params) -> tuple[str, str]:
     if not prompt:
         first = next(iter(documents(config.data.corpus[0], config.evaluation.split, config.data)))
         prompt = "".join(first[:400].decode("utf8", "ignore").splitlines(keepends=True)[:2])[:80]
-    room = max(config.model.max_length - len(tokenizer.encode(prompt.encode())), 1)
+    prompt = tokenizer.decode(tokenizer.encode(prompt.encode())[: config.model.max_length // 2])
     lm = LanguageModel(config.model, params, tokenizer, config)
-    return prompt, lm.generate(prompt, max_new_tokens=min(256, room), temperature=0.7, seed=config.seed)
+    return prompt, lm.generate(prompt, temperature=0.7, seed=config.seed)

@@ -1,0 +1,62 @@
+"""Every snippet in README.md and docs/ runs, page by page and in order, as a reader would run them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import write
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+BY_HAND = "make "  # `make train` and `make test` are run as a whole, this test being part of them
+
+
+def snippets(page: Path) -> list[tuple[str, str]]:
+    return FENCE.findall(page.read_text())
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A directory like a checkout, where runs/ is thrown away; it starts with the run that the pages speak of."""
+    here = tmp_path_factory.mktemp("checkout")
+    for name in ("xfresearch", "configs", "docs"):
+        (here / name).symlink_to(ROOT / name)
+    command = "python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a"
+    shell(command, here)
+    return here
+
+
+def shell(command: str, here: Path) -> None:
+    command = re.sub(r"^python ", f"{sys.executable} ", command, flags=re.M)
+    done = subprocess.run(["bash", "-ec", command], cwd=here, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snippets_run(page, checkout):
+    for language, text in snippets(page):
+        if language == "bash" and not text.startswith(BY_HAND):
+            shell(text, checkout)
+        if language == "python":
+            (checkout / "snippet.py").write_text(text)
+            shell("python snippet.py", checkout)
+
+
+def test_every_fence_has_a_language_that_is_run_or_named():
+    for page in PAGES:
+        for language, text in snippets(page):
+            assert language in ("bash", "python", "text"), f"{page.name}: {text[:60]}"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_generated_parts_are_current():
+    assert write.PAGE.read_text() == write.current(), "run `make docs`"
