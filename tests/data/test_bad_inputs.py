@@ -24,15 +24,24 @@ BAD_FILES = {
     "empty.jsonl": (b"", "{file}: the file is empty"),
     "latin.txt": (b"one\ntwo\ncaf\xe9 three\n", "{file}:3: not UTF-8: byte 0xe9 (invalid continuation byte)"),
     "latin.txt.gz": (gzip.compress(b"one\n\xff"), "{file}:2: not UTF-8: byte 0xff (invalid start byte)"),
-    "latin.jsonl": ("\n".join(LINES).encode() + b'\n{"text": "\xe9"}\n', "{file}:3: not UTF-8: byte 0xe9 (invalid continuation byte)"),
+    "latin.jsonl": (
+        "\n".join(LINES).encode() + b'\n{"text": "\xe9"}\n',
+        "{file}:3: not UTF-8: byte 0xe9 (invalid continuation byte)",
+    ),
     "field.jsonl": (
         "\n".join([*LINES, '{"txt": "a", "id": 3}']).encode(),
         "{file}:3: no field 'text'; fields present: txt, id; did you mean 'txt'? (config.data.field)",
     ),
     "number.jsonl": (b'{"text": 3}\n', "{file}:1: field 'text' is a int; it must be a string"),
     "list.jsonl": (b'["text"]\n', "{file}:1: the line is a JSON list; it must be an object with field 'text'"),
-    "broken.jsonl": ("\n".join([*LINES, "", '{"text": "cut']).encode(), "{file}:4: invalid JSON: Unterminated string starting at"),
-    "half.jsonl": (b'{"text": "\\ud83d"}\n', "{file}:1: field 'text' holds half of a surrogate pair, which is no character"),
+    "broken.jsonl": (
+        "\n".join([*LINES, "", '{"text": "cut']).encode(),
+        "{file}:4: invalid JSON: Unterminated string starting at",
+    ),
+    "half.jsonl": (
+        b'{"text": "\\ud83d"}\n',
+        "{file}:1: field 'text' holds half of a surrogate pair, which is no character",
+    ),
     "cut.txt.gz": (
         gzip.compress(b"text\n" * 100)[:-6],
         "{file}: the compressed file is damaged: Compressed file ended before the end-of-stream marker was reached",
@@ -99,16 +108,20 @@ def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
 
 
 @pytest.mark.parametrize("corpus, expected", [
-    ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, wikitext2, enwik8, text8 or a data set of TFDS; did you mean 'wikitext2'?"),
+    ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, wikitext2, enwik8, text8"
+     " or a data set of TFDS; did you mean 'wikitext2'?"),
     ("text_files", "corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob"),
-    ("python_stdlib:src", "corpus 'python_stdlib:src': python_stdlib takes no path; for your own files write text_files:src"),
+    ("python_stdlib:src",
+     "corpus 'python_stdlib:src': python_stdlib takes no path; for your own files write text_files:src"),
 ])  # fmt: skip
 def test_bad_corpus(data, corpus, expected):
     assert message(lambda: splits(corpus, data())) == expected
 
 
 def test_unknown_split(data, make_config):
-    expected = "corpus 'python_stdlib' has no split 'valid'; it has: train, validation, test; did you mean 'validation'?"
+    expected = (
+        "corpus 'python_stdlib' has no split 'valid'; it has: train, validation, test; did you mean 'validation'?"
+    )
     assert message(lambda: list(documents("python_stdlib", "valid", data()))) == expected
     assert message(lambda: prepare(make_config(), "valid")) == expected
 
@@ -121,21 +134,29 @@ def test_manual_dir_without_the_file(tmp_path, data):
 def test_wrong_checksum(tmp_path, data):
     (tmp_path / "wiki.train.tokens").write_text("not the real one")
     found = message(lambda: list(documents(f"wikitext2:{tmp_path}", "train", data())))
-    assert found.startswith(f"{tmp_path}/wiki.train.tokens: wrong checksum of wiki.train.tokens of corpus 'wikitext2': sha256 is ")
+    assert found.startswith(
+        f"{tmp_path}/wiki.train.tokens: wrong checksum of wiki.train.tokens of corpus 'wikitext2': sha256 is "
+    )
     assert found.endswith(", must be 9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f")
 
 
 def test_zip_that_is_none(tmp_path, data):
     (tmp_path / "text8.zip").write_text("<html>moved</html>")
     found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
-    assert found == f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': File is not a zip file; delete it and try again"
+    assert (
+        found
+        == f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': File is not a zip file; delete it and try again"
+    )
 
 
 def test_zip_without_its_member(tmp_path, data):
     with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
         archive.writestr("other", "x")
     found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
-    assert found.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ") and "'text8' in the archive" in found
+    assert (
+        found.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ")
+        and "'text8' in the archive" in found
+    )
 
 
 def test_no_network(data, monkeypatch, tmp_path):
@@ -156,7 +177,9 @@ def test_download_is_checked_and_kept(data, monkeypatch, tmp_path):
     with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
         archive.writestr("text8", content)
     asked = []
-    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: asked.append(url) or open(tmp_path / "text8.zip", "rb"))
+    monkeypatch.setattr(
+        urllib.request, "urlopen", lambda url, timeout: asked.append(url) or (tmp_path / "text8.zip").open("rb")
+    )
     found = b"".join(text for split in ("train", "validation", "test") for text in documents("text8", split, data()))
     assert found == content and asked == ["https://mattmahoney.net/dc/text8.zip"]
 
@@ -167,31 +190,39 @@ def test_corpus_shorter_than_one_sequence(make_config, text_dir, packing):
     config = make_config(corpus=corpus, sequence_length=128, packing=packing)
     tokens = 99 + (packing == "documents")
     assert message(lambda: prepare(config, "train")) == (
-        f"corpus '{corpus}', split 'train': {tokens} tokens, fewer than the 129 that one sequence needs under config.sequence_length=128"
+        f"corpus '{corpus}', split 'train': {tokens} tokens, fewer than the 129 that one sequence"
+        " needs under config.sequence_length=128"
     )
 
 
 def test_corpus_without_text(make_config, text_dir):
     corpus = text_dir({"a.jsonl": '{"text": ""}\n'})
     assert message(lambda: prepare(make_config(corpus=corpus), "validation")) == (
-        f"corpus '{corpus}', split 'validation': 0 tokens, fewer than the 2 that one sequence needs under config.sequence_length=16"
+        f"corpus '{corpus}', split 'validation': 0 tokens, fewer than the 2 that one sequence"
+        " needs under config.sequence_length=16"
     )
 
 
 def test_missing_field_of_a_tfds_data_set(data, tfds_corpus):  # noqa: F811
     found = message(lambda: list(documents(tfds_corpus, "train", data(field="contents"))))
-    assert found == f"corpus '{tfds_corpus}': no field 'contents'; fields present: content, label; did you mean 'content'? (config.data.field)"
+    assert (
+        found == f"corpus '{tfds_corpus}': no field 'contents'; fields present: content, label;"
+        " did you mean 'content'? (config.data.field)"
+    )
     found = message(lambda: list(documents(tfds_corpus, "train", data(field="label"))))
     assert found.startswith(f"corpus '{tfds_corpus}': field 'label' is a int")
 
 
 def test_missing_tokenizer(tmp_path, data):
     assert message(lambda: tokenizer_for(data(tokenizer="byts"))) == (
-        "config.data.tokenizer='byts' is not allowed: it must be 'bytes', 'bpe', or the path of an existing tokenizer file or directory;"
+        "config.data.tokenizer='byts' is not allowed: it must be 'bytes', 'bpe', or the path of an existing"
+        " tokenizer file or directory;"
         " did you mean 'bytes'?"
     )
     found = message(lambda: load_tokenizer(tmp_path))
-    assert found.startswith(f"config.data.tokenizer='{tmp_path}': the directory holds none of bytes.json, tokenizer.json, ")
+    assert found.startswith(
+        f"config.data.tokenizer='{tmp_path}': the directory holds none of bytes.json, tokenizer.json, "
+    )
 
 
 @pytest.mark.parametrize("name, content, expected", [
@@ -200,7 +231,8 @@ def test_missing_tokenizer(tmp_path, data):
     ("tokenizer.json", '[1]', "not a tokenizer that can be read: "),
     ("tokenizer.model", "not a model", "not a tokenizer that can be read: "),
     ("vocab.json", '{"a": 0}', "its second file merges.txt is missing"),
-    ("words.json", '{"a": 0}', "neither a tokenizer.json nor one of GPT-2's vocabularies, named *vocab.json or *encoder.json"),
+    ("words.json", '{"a": 0}',
+     "neither a tokenizer.json nor one of GPT-2's vocabularies, named *vocab.json or *encoder.json"),
 ])  # fmt: skip
 def test_broken_tokenizer(tmp_path, name, content, expected):
     (tmp_path / name).write_text(content)
@@ -219,4 +251,6 @@ def test_tokenizer_whose_bytes_are_unknown(tmp_path):
 
 def test_truncated_real_model(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(shared("tokenizers/llama2_tokenizer.model").read_bytes()[:1000])
-    assert message(lambda: load_tokenizer(tmp_path)).startswith(f"{tmp_path}/tokenizer.model: not a tokenizer that can be read: ")
+    assert message(lambda: load_tokenizer(tmp_path)).startswith(
+        f"{tmp_path}/tokenizer.model: not a tokenizer that can be read: "
+    )

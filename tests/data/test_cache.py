@@ -61,7 +61,9 @@ def leftovers(cache) -> list:
 def test_processes_that_prepare_at_once_agree(tmp_path, corpus):
     first, *others = map(result, [child(tmp_path / "cache", corpus) for _ in range(3)])
     assert all(other == first for other in others) and not leftovers(tmp_path)
-    assert [len(list((tmp_path / "cache" / kind).glob("[!.]*"))) for kind in ("tfds", "tokenizers", "tokens", "packed")] == [1, 1, 1, 1]
+    assert [
+        len(list((tmp_path / "cache" / kind).glob("[!.]*"))) for kind in ("tfds", "tokenizers", "tokens", "packed")
+    ] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("stall", ["builders.prepare", "bpe.train", "packed._tokenise", "packed._pack"])
@@ -99,9 +101,12 @@ def test_damaged_cache_is_built_again(make_config, corpus):
 
 def test_every_input_has_its_own_entry(make_config, corpus):
     configs = [
-        make_config(corpus=corpus), make_config(corpus=corpus, packing="documents"), make_config(corpus=corpus, sequence_length=17),
-        make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=300), make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=301),
-    ]  # fmt: skip
+        make_config(corpus=corpus),
+        make_config(corpus=corpus, packing="documents"),
+        make_config(corpus=corpus, sequence_length=17),
+        make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=300),
+        make_config(corpus=corpus, tokenizer="bpe", bpe_vocab=301),
+    ]
     directories = {prepare(config, split).directory for config in configs for split in ("train", "test")}
     assert len(directories) == 10
     assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories  # how, not what
@@ -110,7 +115,8 @@ def test_every_input_has_its_own_entry(make_config, corpus):
 def test_warm_cache_needs_neither_jax_nor_tfds(tmp_path, corpus):
     result(child(tmp_path / "cache", corpus))
     source = CHILD.format(module="packed", name="_pack") + (
-        "\nheavy = [name for name in ('jax', 'grain', 'tensorflow_datasets', 'tensorflow') if name in sys.modules]\nprint(json.dumps(heavy))"
+        "\nheavy = ['jax', 'grain', 'tensorflow_datasets', 'tensorflow']"
+        "\nprint(json.dumps([name for name in heavy if name in sys.modules]))"
     )
     command = [sys.executable, "-c", source, str(tmp_path / "cache"), corpus, "bpe", "fast"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -129,7 +135,9 @@ def test_failed_build_leaves_nothing(tmp_path):
 
 def test_cache_directory_that_is_a_file(tmp_path, make_config, corpus):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"^cannot make the cache directory .*/file/tokenizers: .*; set config.data.cache_dir$"):
+    with pytest.raises(
+        UserError, match=r"^cannot make the cache directory .*/file/tokenizers: .*; set config.data.cache_dir$"
+    ):
         prepare(make_config(corpus=corpus, tokenizer="bpe", cache_dir=str(tmp_path / "file")), "train")
 
 

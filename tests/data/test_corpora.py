@@ -35,7 +35,9 @@ def test_stdlib_skips_what_is_not_utf8(tmp_path):
     (tmp_path / "ascii_but_latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = 1\n")
     (tmp_path / "broken.py").write_bytes(b"x = '\xff'\n")
     (tmp_path / "good.py").write_bytes("x = 'é'\n".encode())
-    assert [name for name in sorted(p.name for p in tmp_path.iterdir()) if texts._python_source(tmp_path / name)] == ["good.py"]
+    assert [name for name in sorted(p.name for p in tmp_path.iterdir()) if texts._python_source(tmp_path / name)] == [
+        "good.py"
+    ]
 
 
 def test_text_files_reads_every_format(tmp_path, text_dir):
@@ -95,7 +97,11 @@ def test_one_file_is_cut_at_line_ends(tmp_path, text_dir):
 def test_text_without_line_ends_is_cut_at_characters(text):
     parts = texts.cut_at_lines(text.encode())
     assert "".join(part.decode() for part in parts.values()) == text
-    assert len(parts["train"]) / len(text.encode()) == pytest.approx(0.9, abs=0.03) and parts["validation"] and parts["test"]
+    assert (
+        len(parts["train"]) / len(text.encode()) == pytest.approx(0.9, abs=0.03)
+        and parts["validation"]
+        and parts["test"]
+    )
 
 
 def test_long_document_is_stored_in_pieces_and_comes_back_whole(tmp_path, text_dir):
@@ -108,7 +114,7 @@ def test_wikitext2_is_byte_exact_in_both_packings(tmp_path):
     directory = shared("wikitext2")
     for packing, counts in (("stream", (1, 1, 1)), ("documents", (600, 60, 60))):
         data = DataConfig(manual_dir=str(directory), packing=packing, cache_dir=str(tmp_path / "cache"))
-        for split, name, count in zip(SPLITS, ("train", "valid", "test"), counts):
+        for split, name, count in zip(SPLITS, ("train", "valid", "test"), counts, strict=True):
             found = list(documents("wikitext2", split, data))
             assert b"".join(found) == (directory / f"wiki.{name}.tokens").read_bytes()
             assert abs(len(found) - count) <= count // 20
@@ -133,7 +139,11 @@ def test_enwik8_and_text8_keep_every_byte(tmp_path, monkeypatch, name, zipped):
         (tmp_path / name).write_bytes(content)
     found = all_documents(name, DataConfig(manual_dir=str(tmp_path), cache_dir=str(tmp_path / "cache")))
     assert [len(found[split]) for split in SPLITS] == [1, 1, 1]
-    assert found["train"][0] == content[:270] and found["validation"][0] == content[270:285] and found["test"][0] == content[285:]
+    assert (
+        found["train"][0] == content[:270]
+        and found["validation"][0] == content[270:285]
+        and found["test"][0] == content[285:]
+    )
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_documents_predict_every_token_once_and_never_cross(case):
 
 def check_segments(batch, offsets):
     document_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    for tokens, segments, positions in zip(batch["tokens"], batch["segments"], batch["positions"]):
+    for tokens, segments, positions in zip(batch["tokens"], batch["segments"], batch["positions"], strict=True):
         for segment in set(segments.tolist()) - {0}:
             own = np.flatnonzero(segments == segment)
             assert len(set(document_of[tokens[own]].tolist())) == 1
@@ -70,7 +70,11 @@ def test_stream_predicts_every_token_once(n, length, keep_last):
 def test_a_row_read_by_hand():
     tokens, offsets = numbered([3, 2, 9])
     rows = list(document_rows(tokens, offsets, 6, PAD))
-    assert [row[0].tolist() for row in rows] == [[5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, PAD, PAD], [11, 12, 13, *[PAD] * 4]]
+    assert [row[0].tolist() for row in rows] == [
+        [5, 6, 7, 8, 9, 10, 11],
+        [0, 1, 2, 3, 4, PAD, PAD],
+        [11, 12, 13, *[PAD] * 4],
+    ]
     batch = batch_of(rows)
     assert batch["segments"].tolist() == [[1] * 6, [1, 1, 1, 2, 2, 0], [1, 1, 1, 0, 0, 0]]
     assert batch["positions"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 0], [0, 1, 2, 0, 1, 2]]

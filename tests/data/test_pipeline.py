@@ -41,7 +41,13 @@ def test_shards_make_the_whole_batch(two_corpora, shards):
 def test_shapes_and_types(two_corpora):
     batch = Batches(two_corpora).batch(0)
     types = {name: values.dtype.name for name, values in batch.items()}
-    assert types == {"tokens": "int32", "targets": "int32", "weights": "float32", "segments": "int32", "positions": "int32"}
+    assert types == {
+        "tokens": "int32",
+        "targets": "int32",
+        "weights": "float32",
+        "segments": "int32",
+        "positions": "int32",
+    }
     assert all(values.shape == (8, 16) for values in batch.values())
     assert np.array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
 
@@ -57,13 +63,18 @@ def test_every_epoch_has_every_sequence_once_in_a_new_order(make_config, text_di
     corpus = text_dir({"a.txt": "".join(f"{i:07d}\n" for i in range(100))})
     batches = Batches(make_config(corpus=corpus, batch_size=1, sequence_length=8))
     n = len(batches.corpora[0])
-    epochs = [[bytes(batches.batch(step)["tokens"][0].astype(np.uint8)) for step in range(epoch * n, (epoch + 1) * n)] for epoch in range(3)]
+    epochs = [
+        [bytes(batches.batch(step)["tokens"][0].astype(np.uint8)) for step in range(epoch * n, (epoch + 1) * n)]
+        for epoch in range(3)
+    ]
     assert all(len(set(epoch)) == n for epoch in epochs) and set(epochs[0]) == set(epochs[1]) == set(epochs[2])
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
 
 
 def test_shards_that_do_not_divide_the_batch_are_refused(two_corpora):
-    with pytest.raises(UserError, match="^config.batch_size=8 is not allowed: it must be a multiple of the 3 hosts that share a batch$"):
+    with pytest.raises(
+        UserError, match="^config.batch_size=8 is not allowed: it must be a multiple of the 3 hosts that share a batch$"
+    ):
         Batches(two_corpora).batch(0, 0, 3)
 
 
@@ -125,7 +136,10 @@ def test_stream_packing_joins_documents_with_the_separator(make_config, text_dir
 
 
 def bytes_of(tokenizer, tokens):
-    return [tokenizer.decode(part[part != tokenizer.end_of_text]) for part in np.split(tokens, np.flatnonzero(tokens == tokenizer.end_of_text) + 1)]
+    return [
+        tokenizer.decode(part[part != tokenizer.end_of_text])
+        for part in np.split(tokens, np.flatnonzero(tokens == tokenizer.end_of_text) + 1)
+    ]
 
 
 def test_document_packing_of_a_prepared_split(make_config, text_dir):
@@ -134,7 +148,9 @@ def test_document_packing_of_a_prepared_split(make_config, text_dir):
     packed = prepare(config, "train")
     tokens, documents = stream_tokens(config, "train")
     assert packed.meta["n_tokens"] == packed.meta["n_bytes"] + packed.meta["n_documents"] == len(tokens)
-    assert tokens[-1] == 256 and np.array_equal(np.flatnonzero(tokens == 256)[:-1] + 1, np.flatnonzero(np.diff(documents)) + 1)
+    assert tokens[-1] == 256 and np.array_equal(
+        np.flatnonzero(tokens == 256)[:-1] + 1, np.flatnonzero(np.diff(documents)) + 1
+    )
     weights = sum(packed[i]["weights"].sum() for i in range(len(packed)))
     assert weights == packed.meta["n_predictions"] == len(tokens) - packed.meta["n_documents"]
     assert packed.meta["fill"] > 0.9 and max(packed[i]["segments"].max() for i in range(len(packed))) > 1
@@ -179,7 +195,9 @@ def test_wikitext2_stream_is_byte_exact(make_config):
 
 def test_big_vocabulary_and_pieces_give_the_tokens_of_the_whole_text(make_config):
     directory = shared("wikitext2")
-    config = make_config(corpus="wikitext2", manual_dir=str(directory), tokenizer=str(shared("tokenizers/gpt2_encoder.json")))
+    config = make_config(
+        corpus="wikitext2", manual_dir=str(directory), tokenizer=str(shared("tokenizers/gpt2_encoder.json"))
+    )
     tokens, _ = stream_tokens(config, "validation")
     text = (directory / "wiki.valid.tokens").read_bytes()
     assert np.array_equal(tokens, tokenizer_for(config.data).encode(text)) and len(text) > 1 << 20

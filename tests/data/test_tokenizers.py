@@ -1,3 +1,4 @@
+import functools
 import json
 import shutil
 
@@ -20,7 +21,9 @@ def trained(tmp_path_factory):
     """A small BPE, its data config, and the directory of its corpus."""
     root = tmp_path_factory.mktemp("bpe")
     (root / "code.py").write_text(CODE * 40)
-    data = DataConfig(corpus=(f"text_files:{root / 'code.py'}",), tokenizer="bpe", bpe_vocab=300, cache_dir=str(root / "cache"))
+    data = DataConfig(
+        corpus=(f"text_files:{root / 'code.py'}",), tokenizer="bpe", bpe_vocab=300, cache_dir=str(root / "cache")
+    )
     return tokenizer_for(data), data, root
 
 
@@ -28,7 +31,13 @@ def trained(tmp_path_factory):
 def tokenizer(request, trained):
     if request.param in ("bytes", "bpe"):
         return ByteTokenizer() if request.param == "bytes" else trained[0]
-    return load_tokenizer(shared({"gpt2": "tokenizers/gpt2_hf_tokenizer.json", "llama_spm": "tokenizers/llama2_tokenizer.model"}[request.param]))
+    return load_tokenizer(
+        shared(
+            {"gpt2": "tokenizers/gpt2_hf_tokenizer.json", "llama_spm": "tokenizers/llama2_tokenizer.model"}[
+                request.param
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize("kind, file", [
@@ -56,7 +65,9 @@ def test_gpt2_from_a_directory_of_its_two_files(tmp_path):
 def test_bytes_round_trip(text):
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
-    assert ids.dtype == np.int32 and tokenizer.decode_bytes(ids) == text and tokenizer.byte_lengths[ids].sum() == len(text)
+    assert (
+        ids.dtype == np.int32 and tokenizer.decode_bytes(ids) == text and tokenizer.byte_lengths[ids].sum() == len(text)
+    )
 
 
 @hypothesis_settings(deadline=None, max_examples=200)
@@ -75,10 +86,9 @@ def test_gpt2_round_trip_of_any_bytes(text):
     assert tokenizer.decode_bytes(tokenizer.encode(text)) == text
 
 
-def _gpt2(cache={}):
-    if not cache:
-        cache["it"] = load_tokenizer(shared("tokenizers/gpt2_hf_tokenizer.json"))
-    return cache["it"]
+@functools.cache
+def _gpt2():
+    return load_tokenizer(shared("tokenizers/gpt2_hf_tokenizer.json"))
 
 
 def test_every_tokenizer_counts_the_bytes_of_text(tokenizer):
@@ -113,7 +123,11 @@ def test_stream_flushes_an_incomplete_character():
 def test_saved_tokenizer_loads_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "saved")
     loaded = load_tokenizer(tmp_path / "saved")
-    assert (loaded.vocab_size, loaded.end_of_text, loaded.digest) == (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.digest)
+    assert (loaded.vocab_size, loaded.end_of_text, loaded.digest) == (
+        tokenizer.vocab_size,
+        tokenizer.end_of_text,
+        tokenizer.digest,
+    )
     assert np.array_equal(loaded.encode(CODE.encode()), tokenizer.encode(CODE.encode()))
 
 
@@ -127,7 +141,9 @@ def test_bpe_has_the_asked_vocabulary_and_is_deterministic(trained, tmp_path):
 
 def test_small_corpus_fills_the_vocabulary_with_unused_ids(tmp_path):
     (tmp_path / "a.txt").write_text("abc\n" * 30)
-    data = DataConfig(corpus=(f"text_files:{tmp_path / 'a.txt'}",), tokenizer="bpe", bpe_vocab=1000, cache_dir=str(tmp_path / "cache"))
+    data = DataConfig(
+        corpus=(f"text_files:{tmp_path / 'a.txt'}",), tokenizer="bpe", bpe_vocab=1000, cache_dir=str(tmp_path / "cache")
+    )
     tokenizer = tokenizer_for(data)
     assert tokenizer.vocab_size == 1000 and tokenizer.byte_lengths[999] == 0 and tokenizer.decode([999]) == ""
 
@@ -151,7 +167,9 @@ def test_hugging_face_llama_style_file_knows_its_bytes(tmp_path):
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     hf = Tokenizer(models.BPE(vocabulary, [("\u2581", "a")], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     hf.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    hf.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    hf.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     hf.add_special_tokens(["<unk>", "<s>", "</s>"])
     hf.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)

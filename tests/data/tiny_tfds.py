@@ -7,7 +7,9 @@ class TinyTfds(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-        features = tfds.features.FeaturesDict({"content": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=2)})
+        features = tfds.features.FeaturesDict(
+            {"content": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=2)}
+        )
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):

@@ -1,9 +1,9 @@
 """A byte-level BPE trained on the corpus (Sennrich et al. 2016), with a splitting that suits code as well as prose."""
 
 import math
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Iterator
 
 from xfresearch.config import DataConfig
 from xfresearch.data.cache import digest
@@ -30,7 +30,9 @@ def train(data: DataConfig, directory: Path) -> None:
 
     hf = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(tokenizers.Regex(PATTERN), behavior="isolated")
-    hf.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    hf.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     hf.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -47,5 +49,7 @@ def _sample(data: DataConfig) -> Iterator[str]:
     for corpus in data.corpus:
         opened = open_split(corpus, "train", data)
         every = math.ceil(opened.n_bytes("train") * len(data.corpus) / SAMPLE_BYTES)
-        pieces = (text[start : start + _PIECE] for text in opened.documents("train") for start in range(0, len(text), _PIECE))
+        pieces = (
+            text[start : start + _PIECE] for text in opened.documents("train") for start in range(0, len(text), _PIECE)
+        )
         yield from (piece.decode("utf-8", "ignore") for n, piece in enumerate(pieces) if n % every == 0)

@@ -24,7 +24,9 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "document": np.int64})
-        return tfds.core.DatasetInfo(builder=self, description=type(self.source).__doc__, features=features, disable_shuffling=True)
+        return tfds.core.DatasetInfo(
+            builder=self, description=type(self.source).__doc__, features=features, disable_shuffling=True
+        )
 
     def _split_generators(self, dl_manager) -> dict:
         return {split: self._generate_examples(split) for split in self.source.splits}
@@ -61,7 +63,13 @@ class Text8(_TextBuilder):
     """`text8`"""
 
 
-BUILDERS = {"python_stdlib": PythonStdlib, "text_files": TextFiles, "wikitext2": Wikitext2, "enwik8": Enwik8, "text8": Text8}
+BUILDERS = {
+    "python_stdlib": PythonStdlib,
+    "text_files": TextFiles,
+    "wikitext2": Wikitext2,
+    "enwik8": Enwik8,
+    "text8": Text8,
+}
 
 
 def prepare(name: str, source, directory: Path) -> None:

@@ -9,9 +9,9 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable
 
 from xfresearch.errors import UserError
 
@@ -52,7 +52,9 @@ def _make_writable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the cache directory {directory}: {error.strerror}; set config.data.cache_dir") from None
+        raise UserError(
+            f"cannot make the cache directory {directory}: {error.strerror}; set config.data.cache_dir"
+        ) from None
     if not os.access(directory, os.W_OK):
         raise UserError(f"cannot write to the cache directory {directory}; set config.data.cache_dir")
 

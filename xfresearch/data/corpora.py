@@ -6,8 +6,8 @@ train documents, chosen by the hash of their text.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 from xfresearch.config import DataConfig
 from xfresearch.data import texts
@@ -43,7 +43,9 @@ def open_corpus(corpus: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
     root = cache_root(data)
     if name == "python_stdlib":
         if path:
-            raise UserError(f"corpus {corpus!r}: python_stdlib takes no path; for your own files write text_files:{path}")
+            raise UserError(
+                f"corpus {corpus!r}: python_stdlib takes no path; for your own files write text_files:{path}"
+            )
         return OwnCorpus(name, texts.PythonStdlib(), data)
     if name == "text_files":
         if not path:
@@ -116,7 +118,12 @@ class TfdsCorpus:
     def identity(self) -> dict:
         info = self._builder.info
         sizes = {split: [info.splits[split].num_examples, info.splits[split].num_bytes] for split in info.splits}
-        return {"corpus": info.full_name, "sizes": sizes, "field": self.field, "directory": str(self._builder.data_path)}
+        return {
+            "corpus": info.full_name,
+            "sizes": sizes,
+            "field": self.field,
+            "directory": str(self._builder.data_path),
+        }
 
     def documents(self, split: str) -> Iterator[bytes]:
         held_out = self.holds_out and split == "validation"
@@ -133,15 +140,23 @@ class TfdsCorpus:
         try:
             return self._builder.as_data_source(split)
         except (NotImplementedError, ValueError) as error:
-            raise UserError(f"corpus {self.corpus!r} is not stored as array_record, so it cannot be read: {_line(error)}") from None
+            raise UserError(
+                f"corpus {self.corpus!r} is not stored as array_record, so it cannot be read: {_line(error)}"
+            ) from None
 
     def _text(self, example: dict) -> bytes:
         if self.field not in example:
             present = ", ".join(example)
-            raise UserError(f"corpus {self.corpus!r}: no field {self.field!r}; fields present: {present}{nearest(self.field, example)} (config.data.field)")
+            raise UserError(
+                f"corpus {self.corpus!r}: no field {self.field!r}; fields present: {present}"
+                f"{nearest(self.field, example)} (config.data.field)"
+            )
         text = example[self.field]
         if not isinstance(text, (bytes, str)):
-            raise UserError(f"corpus {self.corpus!r}: field {self.field!r} is a {type(text).__name__}; it must be text (config.data.field)")
+            raise UserError(
+                f"corpus {self.corpus!r}: field {self.field!r} is a {type(text).__name__};"
+                " it must be text (config.data.field)"
+            )
         return text.encode() if isinstance(text, str) else text
 
     def _prepare(self) -> None:
@@ -170,7 +185,9 @@ def _tfds_builder(corpus: str, name: str, data_dir: str):
         from tensorflow_datasets.core import registered
 
         known = [*OWN, *registered.list_imported_builders()] if hasattr(registered, "list_imported_builders") else OWN
-        raise UserError(f"unknown corpus {corpus!r}; it must be {', '.join(OWN)} or a data set of TFDS{nearest(name, known)}") from None
+        raise UserError(
+            f"unknown corpus {corpus!r}; it must be {', '.join(OWN)} or a data set of TFDS{nearest(name, known)}"
+        ) from None
 
 
 def _is_held_out(text: bytes) -> bool:

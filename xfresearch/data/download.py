@@ -33,11 +33,15 @@ class Published:
                 return self._checked((place / name).read_bytes(), place / name)
             if (place / archive).is_file():
                 return self._from_zip(place / archive)
-        raise UserError(f"corpus {self.corpus!r}: config.data.manual_dir={str(directory)!r} holds neither {name} nor {archive}")
+        raise UserError(
+            f"corpus {self.corpus!r}: config.data.manual_dir={str(directory)!r} holds neither {name} nor {archive}"
+        )
 
     def _from_network(self, root: Path) -> bytes:
         name = Path(self.url).name
-        return self._from_zip(build_once(root / "downloads" / name, lambda directory: self._download(directory / name)) / name)
+        return self._from_zip(
+            build_once(root / "downloads" / name, lambda directory: self._download(directory / name)) / name
+        )
 
     def _download(self, path: Path) -> None:
         try:
@@ -54,12 +58,17 @@ class Published:
         try:
             content = zipfile.ZipFile(io.BytesIO(path.read_bytes())).read(self.member)
         except (zipfile.BadZipFile, KeyError) as error:
-            raise UserError(f"{path}: not the zip file of corpus {self.corpus!r}: {error}; delete it and try again") from None
+            raise UserError(
+                f"{path}: not the zip file of corpus {self.corpus!r}: {error}; delete it and try again"
+            ) from None
         return self._checked(content, path)
 
     def _checked(self, content: bytes, path: Path) -> bytes:
         kind, wanted = self.checksum.split(":")
         found = hashlib.new(kind, content).hexdigest()
         if found != wanted:
-            raise UserError(f"{path}: wrong checksum of {Path(self.member).name} of corpus {self.corpus!r}: {kind} is {found}, must be {wanted}")
+            raise UserError(
+                f"{path}: wrong checksum of {Path(self.member).name} of corpus {self.corpus!r}:"
+                f" {kind} is {found}, must be {wanted}"
+            )
         return content

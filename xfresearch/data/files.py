@@ -5,12 +5,15 @@ import json
 import lzma
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 from xfresearch.errors import UserError, nearest
 
-TEXT_SUFFIXES = tuple(".txt .text .md .rst .tex .tokens .jsonl .py .pyi .c .h .cc .cpp .hpp .rs .go .java .js .ts .sh".split())
+TEXT_SUFFIXES = (
+    ".txt", ".text", ".md", ".rst", ".tex", ".tokens", ".jsonl", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp",
+    ".rs", ".go", ".java", ".js", ".ts", ".sh",
+)  # fmt: skip
 PACKED_SUFFIXES = (".gz", ".xz")
 _BROKEN = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
@@ -75,17 +78,23 @@ def _json_text(line: bytes, path: Path, number: int, field: str) -> bytes:
     except ValueError as error:
         raise UserError(f"{path}:{number}: invalid JSON: {getattr(error, 'msg', error)}") from None
     if not isinstance(record, dict):
-        raise UserError(f"{path}:{number}: the line is a JSON {type(record).__name__}; it must be an object with field {field!r}")
+        raise UserError(
+            f"{path}:{number}: the line is a JSON {type(record).__name__}; it must be an object with field {field!r}"
+        )
     if field not in record:
         present = ", ".join(record) or "none"
-        raise UserError(f"{path}:{number}: no field {field!r}; fields present: {present}{nearest(field, record)} (config.data.field)")
+        raise UserError(
+            f"{path}:{number}: no field {field!r}; fields present: {present}{nearest(field, record)} (config.data.field)"
+        )
     text = record[field]
     if not isinstance(text, str):
         raise UserError(f"{path}:{number}: field {field!r} is a {type(text).__name__}; it must be a string")
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError(f"{path}:{number}: field {field!r} holds half of a surrogate pair, which is no character") from None
+        raise UserError(
+            f"{path}:{number}: field {field!r} holds half of a surrogate pair, which is no character"
+        ) from None
 
 
 def check_utf8(text: bytes, path: Path, line: int = 1) -> None:

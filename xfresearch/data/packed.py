@@ -2,10 +2,10 @@
 
 import os
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Iterator
 
 import numpy as np
 
@@ -65,7 +65,9 @@ def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSpli
         tokens = _tokens_directory(config.data, split, corpus, tokenizer, inputs)
         _pack(tokens, directory, config, split, corpus)
 
-    return PackedSplit(build_once(cache_root(config.data) / "packed" / f"{_name(corpus, split)}-{key}", build, complete))
+    return PackedSplit(
+        build_once(cache_root(config.data) / "packed" / f"{_name(corpus, split)}-{key}", build, complete)
+    )
 
 
 def stream_tokens(config: Config, split: str, corpus: str | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +86,13 @@ def stream_tokens(config: Config, split: str, corpus: str | None = None) -> tupl
 def _inputs(data: DataConfig, split: str, corpus: str, tokenizer: Tokenizer) -> dict:
     """Everything that a split's tokens depend on."""
     opened = open_split(corpus, split, data)
-    return {"format": FORMAT, "corpus": opened.identity(), "split": split, "tokenizer": tokenizer.digest, "packing": data.packing}
+    return {
+        "format": FORMAT,
+        "corpus": opened.identity(),
+        "split": split,
+        "tokenizer": tokenizer.digest,
+        "packing": data.packing,
+    }
 
 
 def _name(corpus: str, split: str) -> str:
@@ -188,5 +196,9 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
     writer.close()
     meta = {name: value for name, value in read_json(source / "meta.json").items() if name != "files"}
     meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
-    meta |= {"n_sequences": n_sequences, "n_predictions": filled - segments, "fill": filled / (n_sequences * (length + 1))}
+    meta |= {
+        "n_sequences": n_sequences,
+        "n_predictions": filled - segments,
+        "fill": filled / (n_sequences * (length + 1)),
+    }
     write_meta(directory, meta)

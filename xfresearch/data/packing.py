@@ -4,7 +4,8 @@ Rows are written with `pad` where there is no token. Every token that has a pred
 documents) or in the split (one stream) is predicted in exactly one row.
 """
 
-from typing import Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def document_rows(tokens: np.ndarray, offsets: np.ndarray, length: int, pad: int
 
 
 def _pieces(tokens: np.ndarray, offsets: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    for start, end in zip(offsets, offsets[1:]):
+    for start, end in pairwise(offsets):
         for first in range(start, end - 1, length):
             yield tokens[first : min(first + length + 1, end)]
 

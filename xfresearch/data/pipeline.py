@@ -5,8 +5,8 @@ Nothing here has a state worth saving: to resume is to ask for the next step, on
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Iterator
 
 import numpy as np
 
@@ -38,9 +38,13 @@ class Batches:
         back = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
         return {name: np.concatenate([part[name] for _, part in parts])[back] for name in parts[0][1]}
 
-    def iterate(self, start: int, stop: int, shard: int = 0, shards: int = 1, place: Callable = lambda batch: batch) -> "Prefetch":
+    def iterate(
+        self, start: int, stop: int, shard: int = 0, shards: int = 1, place: Callable = lambda batch: batch
+    ) -> "Prefetch":
         """(step, place(batch)) for steps in [start, stop), config.data.prefetch of them made ahead in a thread."""
-        return Prefetch(lambda step: place(self.batch(step, shard, shards)), range(start, stop), self.config.data.prefetch)
+        return Prefetch(
+            lambda step: place(self.batch(step, shard, shards)), range(start, stop), self.config.data.prefetch
+        )
 
 
 class Prefetch:
@@ -115,7 +119,9 @@ def _fill(values: np.ndarray, missing: int) -> np.ndarray:
 
 def _shard(size: int, shard: int, shards: int) -> tuple[int, int]:
     if size % shards:
-        raise UserError(f"config.batch_size={size} is not allowed: it must be a multiple of the {shards} hosts that share a batch")
+        raise UserError(
+            f"config.batch_size={size} is not allowed: it must be a multiple of the {shards} hosts that share a batch"
+        )
     return shard * size // shards, (shard + 1) * size // shards
 
 
@@ -126,6 +132,6 @@ def _order(corpora: list[PackedSplit], weights: tuple[float, ...], seed: int):
     seeds = np.random.SeedSequence(seed).generate_state(len(corpora))
     orders = [
         grain.MapDataset.range(len(packed)).shuffle(seed=int(own)).map(lambda i, number=number: (number, i)).repeat()
-        for number, (packed, own) in enumerate(zip(corpora, seeds))
+        for number, (packed, own) in enumerate(zip(corpora, seeds, strict=True))
     ]
     return orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights or None)

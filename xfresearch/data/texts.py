@@ -10,9 +10,10 @@ import re
 import sys
 import sysconfig
 import tokenize
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Iterator
 
 from xfresearch.data.download import Published
 from xfresearch.data.files import find_files, read_documents
@@ -24,7 +25,10 @@ _ENDS = {"train": 0.90, "validation": 0.95, "test": 1.0}
 
 def split_of(key: bytes) -> str:
     """The split of a document by the hash of `key`: 90 % train, 5 % validation, 5 % test."""
-    share = _share(key)
+    return _split_at(_share(key))
+
+
+def _split_at(share: float) -> str:
     return next(split for split in SPLITS if share < _ENDS[split])
 
 
@@ -40,7 +44,9 @@ class PythonStdlib:
     def __init__(self):
         self.root = Path(sysconfig.get_paths()["stdlib"])
         if not self.root.is_dir():
-            raise UserError(f"corpus 'python_stdlib': this Python keeps no source of its standard library at {self.root}")
+            raise UserError(
+                f"corpus 'python_stdlib': this Python keeps no source of its standard library at {self.root}"
+            )
 
     def identity(self) -> dict:
         sizes = [(name, (self.root / name).stat().st_size) for name in self._names]
@@ -91,7 +97,7 @@ class TextFiles:
 
     def documents(self, split: str) -> Iterator[bytes]:
         cut = len(self._split_by_document) <= 2
-        for text, own in zip(self._all(), self._split_by_document):
+        for text, own in zip(self._all(), self._split_by_document, strict=True):
             if cut:
                 yield from filter(None, [cut_at_lines(text)[split]])
             elif own == split:
@@ -103,19 +109,23 @@ class TextFiles:
     @cached_property
     def _split_by_document(self) -> list[str]:
         shares = [_share(text) for text in self._all()]
-        splits = [next(split for split in SPLITS if share < _ENDS[split]) for share in shares]
-        if len(shares) > 2:  # few documents may leave a split empty: it gets the one whose hash is nearest to it
-            for split in SPLITS:
-                if split not in splits:
-                    near = [abs(share - _ENDS[split]) if splits.count(own) > 1 else 2.0 for share, own in zip(shares, splits)]
-                    splits[near.index(min(near))] = split
+        splits = [_split_at(share) for share in shares]
+        if len(shares) > 2:
+            _fill_empty_splits(splits, shares)
         return splits
+
+
+def _fill_empty_splits(splits: list[str], shares: list[float]) -> None:
+    """Few documents may leave a split empty: it gets the one whose hash is nearest, from a split that has more."""
+    for empty in [split for split in SPLITS if split not in splits]:
+        movable = [i for i, split in enumerate(splits) if splits.count(split) > 1]
+        splits[min(movable, key=lambda i: abs(shares[i] - _ENDS[empty]))] = empty
 
 
 def cut_at_lines(text: bytes) -> dict[str, bytes]:
     """90/5/5 % of `text`, cut after the line end nearest to each mark; at a character where none is within 2 %."""
     cuts = [0, *(_cut_near(text, int(len(text) * _ENDS[split]), len(text) // 50) for split in SPLITS[:-1]), len(text)]
-    return {split: text[start:end] for split, start, end in zip(SPLITS, cuts, cuts[1:])}
+    return {split: text[start:end] for split, (start, end) in zip(SPLITS, pairwise(cuts), strict=True)}
 
 
 def _cut_near(text: bytes, mark: int, reach: int) -> int:
@@ -137,7 +147,12 @@ class Wikitext2:
     splits, one_stream = SPLITS, True
     version = "wikitext-2-v1"
     files = {
-        split: Published("wikitext2", "https://wikitext.smerity.com/wikitext-2-v1.zip", f"wikitext-2/wiki.{name}.tokens", f"sha256:{sha256}")
+        split: Published(
+            "wikitext2",
+            "https://wikitext.smerity.com/wikitext-2-v1.zip",
+            f"wikitext-2/wiki.{name}.tokens",
+            f"sha256:{sha256}",
+        )
         for split, name, sha256 in (
             ("train", "train", "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
             ("validation", "valid", "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
@@ -155,7 +170,7 @@ class Wikitext2:
     def documents(self, split: str) -> Iterator[bytes]:
         text = self.files[split].read(self.manual_dir, self.root)
         starts = [0, *[match.start() for match in self._article.finditer(text)][1:], len(text)]
-        yield from (text[start:end] for start, end in zip(starts, starts[1:]))
+        yield from (text[start:end] for start, end in pairwise(starts))
 
 
 class HutterPrize:
