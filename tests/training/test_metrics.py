@@ -157,6 +157,8 @@ def test_clock_counts_every_second_once():
     times["now"] += 6
     clock.set("input", 1.0)
     clock.set("input", 1.5)
+    clock.end()
+    times["now"] += 50  # a sample is written, marks are fitted
     expected = {"step": 7.5, "input": 3.5, "evaluation": 1, "checkpoint": 0, "compile": 4}
     assert clock.state() == {**expected, "tokens": 0}
     shares = clock.shares()

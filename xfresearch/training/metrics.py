@@ -118,7 +118,7 @@ class Progress:
 class Clock:
     """Where the time of a run goes, over all its restarts.
 
-    From `begin` on, time that no `measure` claims is the step's. A measure inside another one takes its time away from
+    From `begin` to `end`, time that no `measure` claims is the step's. A measure inside another one takes its time away from
     the outer one, so that every second is counted once.
     """
 
@@ -132,6 +132,11 @@ class Clock:
         self._charge()
         self._open[0] = "step"
         self._rate(self._training_seconds(), self.tokens)
+
+    def end(self) -> None:
+        """Training is over: time that no `measure` claims is nobody's again."""
+        self._charge()
+        self._open[0] = None
 
     @contextmanager
     def measure(self, kind: str):
