@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from xfresearch.data import cache
 from xfresearch.data.cache import build_once, complete
 from xfresearch.data.pipeline import prepare
 from xfresearch.errors import UserError
@@ -131,6 +132,19 @@ def test_failed_build_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError, match="disk full"):
         build_once(tmp_path / "entry", build)
     assert [path.name for path in tmp_path.iterdir()] == [".entry.lock"]
+
+
+def test_without_locks_the_first_result_stays(tmp_path, monkeypatch):
+    """File systems that know no locks: two build at once, and both end with one whole entry."""
+    monkeypatch.setattr(cache, "_lock", lambda lock: False)
+
+    def build(directory):
+        (directory / "x").write_text("mine")
+        if not (tmp_path / "entry").exists():
+            cache.build_once(tmp_path / "entry", lambda other: (other / "x").write_text("other"))
+
+    cache.build_once(tmp_path / "entry", build)
+    assert (tmp_path / "entry" / "x").read_text() == "other" and not leftovers(tmp_path)
 
 
 def test_cache_directory_that_is_a_file(tmp_path, make_config, corpus):

@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import re
 import zipfile
 
@@ -68,12 +69,13 @@ def test_text_files_glob_and_split_are_stable_when_files_are_added(tmp_path, tex
     assert all(set(before[split]) <= set(after[split]) for split in SPLITS)
 
 
-def test_changed_file_is_read_anew(tmp_path, text_dir):
+def test_changed_file_of_the_same_size_is_read_anew(tmp_path, text_dir):
     data = DataConfig(cache_dir=str(tmp_path / "cache"))
     corpus = text_dir({"a.txt": "old\n" * 50})
     assert b"old" in next(documents(corpus, "train", data))
-    text_dir({"a.txt": "newer\n" * 50})
-    assert b"newer" in next(documents(corpus, "train", data))
+    text_dir({"a.txt": "new\n" * 50})
+    os.utime(tmp_path / "texts" / "a.txt", ns=(1, 1))
+    assert b"new" in next(documents(corpus, "train", data))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -93,7 +95,7 @@ def test_one_file_is_cut_at_line_ends(tmp_path, text_dir):
     assert len(found["train"][0]) / len(text) == pytest.approx(0.9, abs=0.01)
 
 
-@pytest.mark.parametrize("text", ["é" * 999, "a\n" + "b" * 999, "x" * 60])
+@pytest.mark.parametrize("text", ["é" * 1001, "a\n" + "b" * 999, "x" * 60])
 def test_text_without_line_ends_is_cut_at_characters(text):
     parts = texts.cut_at_lines(text.encode())
     assert "".join(part.decode() for part in parts.values()) == text
@@ -162,3 +164,11 @@ def test_other_tfds_data_set_gets_a_validation_split(tmp_path, tfds_corpus):
     train, validation = (list(documents(tfds_corpus, split, data)) for split in ("train", "validation"))
     assert sorted(train + validation) == sorted(f"text {i}".encode() for i in range(400))
     assert 5 <= len(validation) <= 40 and validation == list(documents(tfds_corpus, "validation", data))
+
+
+def test_other_tfds_data_set_is_prepared_where_it_is_not(tmp_path):
+    from tests.data.tiny_tfds import TinyTfds  # noqa: F401  (importing it registers it)
+
+    data = DataConfig(field="content", cache_dir=str(tmp_path / "cache"))
+    assert len(list(documents(f"tiny_tfds:{tmp_path / 'fresh'}", "train", data))) > 300
+    assert len(list(documents(f"tiny_tfds:1.0.0:{tmp_path / 'fresh'}", "train", data))) > 300

@@ -39,12 +39,11 @@ def build_once(target: Path, build: Callable[[Path], None], valid: Callable[[Pat
     """
     if valid(target):
         return target
-    _make_writable(target.parent)
     with locked(target) as alone:
         if alone:
             _remove_abandoned(target)
         if not valid(target):
-            _build(target, build)
+            _build(target, build, valid)
     return target
 
 
@@ -61,7 +60,8 @@ def _make_writable(directory: Path) -> None:
 
 @contextmanager
 def locked(target: Path):
-    """Hold the lock of `target`; yields False where the file system has no locks."""
+    """Hold the lock of `target`; yields False where the file system has no locks. UserError if it cannot be written."""
+    _make_writable(target.parent)
     lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         yield _lock(lock)
@@ -79,22 +79,26 @@ def _lock(lock: int) -> bool:
     return True
 
 
-def _build(target: Path, build) -> None:
+def _build(target: Path, build, valid) -> None:
     temporary = target.with_name(f"{_prefix(target)}{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
         build(temporary)
-        _publish(temporary, target)
+        _publish(temporary, target, valid)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _publish(temporary: Path, target: Path) -> None:
-    displaced = temporary.with_name(f"{_prefix(target)}{uuid.uuid4().hex}")
-    if target.exists():  # invalid, or finished meanwhile by a process that could not be locked out: ours is as good
-        target.rename(displaced)
-    temporary.rename(target)
-    shutil.rmtree(displaced, ignore_errors=True)
+def _publish(temporary: Path, target: Path, valid) -> None:
+    if target.exists() and not valid(target):
+        damaged = temporary.with_name(f"{_prefix(target)}{uuid.uuid4().hex}")
+        target.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if not valid(target):  # else a process that could not be locked out was first, and its result is as good
+            raise
 
 
 def _remove_abandoned(target: Path) -> None:

@@ -5,13 +5,15 @@ or any other data set of TFDS (PATH is its data_dir). A TFDS data set without a 
 train documents, chosen by the hash of their text.
 """
 
+import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from xfresearch.config import DataConfig
 from xfresearch.data import texts
-from xfresearch.data.cache import build_once, cache_root, digest
+from xfresearch.data.cache import build_once, cache_root, digest, locked
 from xfresearch.errors import UserError, nearest
 
 OWN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
@@ -55,7 +57,7 @@ def open_corpus(corpus: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
         return OwnCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
     if name in ("enwik8", "text8"):
         return OwnCorpus(name, texts.HutterPrize(name, path or data.manual_dir, root), data)
-    return TfdsCorpus(corpus, name, path, data.field)
+    return TfdsCorpus(corpus, name, path, data.field, root / "tfds")
 
 
 def _parse(corpus: str) -> tuple[str, str]:
@@ -107,10 +109,12 @@ class OwnCorpus:
 class TfdsCorpus:
     """Any data set of TFDS; a validation split is held out of train by hash where it has none."""
 
-    def __init__(self, corpus: str, name: str, data_dir: str, field: str):
+    def __init__(self, corpus: str, name: str, data_dir: str, field: str, locks: Path):
         self.corpus, self.field = corpus, field
         self._builder = _tfds_builder(corpus, name, data_dir)
-        self._prepare()
+        if not self._builder.info.splits:
+            with locked(locks / f"other-{digest(corpus)}"):  # whoever comes second finds it prepared
+                self._prepare()
         own = list(self._builder.info.splits)
         self.holds_out = "train" in own and "validation" not in own
         self.splits = tuple(own + ["validation"] if self.holds_out else own)
@@ -162,11 +166,10 @@ class TfdsCorpus:
     def _prepare(self) -> None:
         import tensorflow_datasets as tfds
 
-        if self._builder.info.splits:
-            return
         config = tfds.download.DownloadConfig(try_download_gcs=False)
         try:
-            self._builder.download_and_prepare(download_config=config, file_format="array_record")
+            with contextlib.redirect_stdout(sys.stderr):
+                self._builder.download_and_prepare(download_config=config, file_format="array_record")
         except Exception as error:  # builders of TFDS raise whatever they like: no network, manual data, no TensorFlow
             raise UserError(
                 f"corpus {self.corpus!r}: TFDS cannot prepare it ({type(error).__name__}: {_line(error)});"

@@ -161,7 +161,9 @@ def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> 
 
 
 def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    tokens = np.fromfile(directory / "tokens.bin", read_json(directory / "meta.json")["dtype"])
+    meta = read_json(directory / "meta.json")
+    dtype = np.dtype(meta["dtype"])
+    tokens = np.memmap(directory / "tokens.bin", dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
     return tokens, np.fromfile(directory / "offsets.bin", np.int64)
 
 
