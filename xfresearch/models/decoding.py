@@ -5,10 +5,11 @@ cache. Padding is segment 0, which no token of a prompt attends to, and position
 A jitted call writes up to CHUNK tokens with the cache donated to it; the host only sees chunks. Persistent memory lies in
 the cache as attention reads it, so that a step never touches its parameters.
 
-What a prompt yields does not depend on the prompts beside it: its random draws are keyed by (seed, how many equal prompts
-stand before it, number of the token).
+What a prompt yields does not depend on the prompts beside it: its random draws are keyed by (seed, prompt, how many equal
+prompts stand before it, number of the token).
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,12 +68,9 @@ def generate(
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
         state, tokens_BC = decode_chunk(settings, params, state, count)
-        chunk = []
-        for row, tokens in enumerate(np.asarray(tokens_BC)[:, :count].tolist()):
-            stop = 0 if ended[row] else tokens.index(end_of_text) if end_of_text in tokens else count
-            ended[row] = stop < count
-            chunk.append(tokens[:stop])
-        yield chunk
+        chunk = [[] if end else row[:count] for end, row in zip(ended, tokens_BC.tolist(), strict=True)]
+        ended = [end or end_of_text in row for end, row in zip(ended, chunk, strict=True)]
+        yield [row[: row.index(end_of_text)] if end_of_text in row else row for row in chunk]
         max_new_tokens -= count
 
 
@@ -94,11 +92,11 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> jax.Array:
     """A random key for each prompt [B]: the same for a prompt alone and among others, different for its copies."""
-    seen, ranks = Counter(), []
+    seen, numbers = Counter(), []
     for prompt in map(tuple, prompts):
-        ranks.append(seen[prompt])
+        numbers.append(zlib.crc32(repr((prompt, seen[prompt])).encode()))
         seen[prompt] += 1
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.array(ranks, jnp.uint32))
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.array(numbers, jnp.uint32))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -113,7 +111,7 @@ def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, seg
     return {
         "caches": out.caches,
         "segments": segments_BS,
-        "index": jnp.int32(P),
+        "index": jnp.asarray(P),
         "position": positions_BP[:, -1] + 1,
         "keys": keys_B,
         "drawn": jnp.int32(0),
