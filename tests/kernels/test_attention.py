@@ -1,0 +1,227 @@
+"""Attention: both implementations against NumPy in float64, their gradients against each other, and wrong ways caught."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.errors import UserError
+from xfresearch.kernels.attention import attention, choose_attention
+
+IMPLEMENTATIONS = ("plain", "blocked")
+
+
+def reference(q, k, v, memory=None, q_segments=None, k_segments=None, q_offset=0, causal=True):
+    """o = softmax([q Mk^T, q k^T] / sqrt(K)) [Mv; v], one query and one head at a time."""
+    B, L, H, K = q.shape
+    S, G = k.shape[1:3]
+    o = np.zeros(q.shape)
+    for b, l, h in np.ndindex(B, L, H):
+        g = h // (H // G)
+        sees = np.ones(S, bool)
+        if causal:
+            sees &= np.arange(S) <= q_offset + l
+        if q_segments is not None:
+            sees &= k_segments[b] == q_segments[b, l]
+        keys, values = k[b, sees, g], v[b, sees, g]
+        if memory is not None:
+            keys, values = np.concatenate([memory[0][:, g], keys]), np.concatenate([memory[1][:, g], values])
+        if len(keys):
+            w = np.exp(keys @ q[b, l, h] / np.sqrt(K))
+            o[b, l, h] = w @ values / w.sum()
+    return o
+
+
+def draw(B=2, L=7, H=4, G=2, K=3, M=5, S=None, segments=False, seed=0, dtype="float64"):
+    """(q, k, v, memory), and the segments as keyword arguments."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.normal(size=(B, n, heads, K)) for n, heads in ((L, H), (S or L, G), (S or L, G)))
+    memory = (rng.normal(size=(M, G, K)), rng.normal(size=(M, G, K))) if M else None
+    named = {}
+    if segments:
+        ids = np.sort(rng.integers(0, 3, (B, L)), 1).astype(np.int32)
+        named = {"q_segments_BL": ids, "k_segments_BS": ids}
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), (q, k, v, memory)), named
+
+
+def run(implementation, arguments, **named):
+    q, k, v, memory = arguments
+    return attention(q, k, v, memory=memory, implementation=implementation, **named)
+
+
+def in_numpy(arguments, q_segments_BL=None, k_segments_BS=None, **named):
+    arguments = jax.tree.map(lambda x: np.asarray(x, np.float64), arguments)
+    return reference(*arguments, q_segments_BL, k_segments_BS, **named)
+
+
+def gradients(function, arguments):
+    def pulled_back(arguments):
+        o, vjp = jax.vjp(function, arguments)
+        cotangent = jnp.cos(jnp.arange(o.size)).astype("bfloat16")  # the same numbers in every dtype
+        return vjp(cotangent.reshape(o.shape).astype(o.dtype))[0]
+
+    return jax.jit(pulled_back)(arguments)
+
+
+def assert_close(actual, expected, dtype):
+    """Relative to the largest value of the whole tree: where a query sees one key, the gradient of both is exactly 0."""
+    actual, expected = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (actual, expected))
+    assert actual.dtype == dtype
+    assert relative_error(actual, expected) < TOLERANCE[dtype]
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "B": st.sampled_from([1, 2, 3, 4]),
+        "L": st.sampled_from([1, 2, 5, 8, 13]),
+        "H": st.just(4),
+        "G": st.sampled_from([1, 2, 4]),
+        "K": st.sampled_from([1, 3, 8]),
+        "M": st.sampled_from([0, 1, 6]),
+        "segments": st.booleans(),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(shapes)
+def test_values_and_gradients(shape):
+    arguments, segments = draw(**shape)
+    expected, outputs = in_numpy(arguments, **segments), {}
+    for implementation in IMPLEMENTATIONS:
+        function = jax.jit(partial(run, implementation, **segments))
+        assert_close(function(arguments), expected, "float64")
+        outputs[implementation] = gradients(function, arguments)
+    assert_close(outputs["blocked"], outputs["plain"], "float64")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_lower_precision(implementation, dtype):
+    arguments, segments = draw(L=16, K=8, dtype=dtype, segments=True)
+    output = run(implementation, arguments, **segments)
+    assert output.dtype == dtype
+    assert relative_error(output.astype(jnp.float32), in_numpy(arguments, **segments)) < TOLERANCE[dtype]
+    wide = jax.tree.map(lambda x: x.astype("float64"), arguments)
+    expected = gradients(partial(run, "plain", **segments), wide)
+    actual = gradients(partial(run, implementation, **segments), arguments)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == dtype
+        assert relative_error(a.astype(jnp.float64), e) < TOLERANCE[dtype]
+
+
+def test_gradient_is_the_derivative():
+    arguments, segments = draw(L=6, segments=True)
+    for implementation in IMPLEMENTATIONS:
+        function = jax.jit(lambda a, i=implementation: jnp.sin(run(i, a, **segments)).sum())
+        gradient = jax.grad(function)(arguments)
+        for leaf, (x, g) in enumerate(zip(jax.tree.leaves(arguments), jax.tree.leaves(gradient), strict=True)):
+            step = np.random.default_rng(leaf).normal(size=x.shape) * 1e-5
+            moved = [jax.tree.leaves(arguments) for _ in range(2)]
+            moved[0][leaf], moved[1][leaf] = x + step, x - step
+            difference = function(jax.tree.unflatten(jax.tree.structure(arguments), moved[0])) - function(
+                jax.tree.unflatten(jax.tree.structure(arguments), moved[1])
+            )
+            np.testing.assert_allclose(difference, 2 * (g * step).sum(), rtol=1e-7)
+
+
+@pytest.mark.parametrize("M", [0, 5])
+def test_cached_decoding_equals_the_whole(M):
+    arguments, _ = draw(L=6, S=6, M=M)
+    q, k, v, memory = arguments
+    step = jax.jit(lambda q, offset: attention(q, k, v, memory=memory, q_offset=offset))
+    parts = [step(q[:, l : l + 2], jnp.int32(l)) for l in (0, 2, 4)]
+    assert_close(jnp.concatenate(parts, 1), run("blocked", arguments), "float64")
+
+
+def test_not_causal():
+    arguments, _ = draw(L=4, S=9)
+    assert_close(run("auto", arguments, causal=False), in_numpy(arguments, causal=False), "float64")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("B", [1, 4])
+def test_a_query_that_sees_nothing_gets_zero(implementation, B):
+    (q, k, v, _), _ = draw(B=B, M=0)
+    segments = {"q_segments_BL": jnp.ones((B, 7), jnp.int32), "k_segments_BS": jnp.full((B, 7), 2, jnp.int32)}
+    loss = lambda q, k, v: attention(q, k, v, implementation=implementation, **segments).sum()  # noqa: E731
+    for x in jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)):
+        assert not jnp.any(x)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_large_logits(implementation):
+    (q, k, v, memory), _ = draw()
+    for arguments in ((1e4 * q, k, v, memory), (q, k, v, (1e4 * memory[0], memory[1]))):
+        assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(partial(run, implementation), arguments)))
+
+
+def test_transformations():
+    """vmap, scan over layers, remat: each equals the plain form under the same."""
+    (q, k, v, memory), segments = draw(L=8, segments=True)
+
+    def layers(implementation, wrap, q):
+        def layer(x, _):
+            return attention(x, k, v, memory=memory, implementation=implementation, **segments), None
+
+        return jax.lax.scan(wrap(layer), q, None, length=3)[0]
+
+    for wrap in (lambda f: f, jax.checkpoint):
+        results = [jax.jit(jax.value_and_grad(lambda q, i=i: jnp.sin(layers(i, wrap, q)).sum()))(q) for i in IMPLEMENTATIONS]
+        assert_close(results[1], results[0], "float64")
+    stacked = jax.tree.map(lambda x: jnp.stack([x, 2 * x, x - 1]), (q, k, v, memory))
+    results = [gradients(jax.vmap(partial(run, i, **segments)), stacked) for i in IMPLEMENTATIONS]
+    assert_close(results[1], results[0], "float64")
+
+
+def test_dropout():
+    """Weights are dropped after normalisation: the mean over keys is the plain output, and one key is never the same."""
+    (q, k, v, memory), _ = draw(B=1, L=3)
+    dropped = jax.vmap(lambda key: attention(q, k, v, memory=memory, dropout_rate=0.5, dropout_key=key))
+    many = dropped(jax.random.split(jax.random.key(0), 4000))
+    assert relative_error(many.mean(0), run("plain", (q, k, v, memory))) < 0.1
+    ones = attention(q, k, jnp.ones_like(v), memory=(memory[0], jnp.ones_like(memory[1])), dropout_rate=0.5, dropout_key=jax.random.key(1))
+    assert jnp.unique(ones.round(6)).size > 10  # dropped before the softmax, every output would be 1
+
+
+def test_choice():
+    (q, k, _, _), _ = draw()
+    name = lambda *a, **named: choose_attention(*a, backend="cpu", **named).name  # noqa: E731
+    assert name(q, k) == "blocked"
+    assert choose_attention(q, k, backend="gpu").name == "plain"
+    assert name(q, k, dropout_rate=0.1) == name(q, k, causal=False) == name(q[:, :2], k) == name(q, k, q_offset=3) == "plain"
+    assert name(q, k, q_offset=jnp.int32(0)) == name(q, k, q_offset=3, implementation="blocked") == "plain"
+    with pytest.raises(UserError, match="did you mean 'blocked'"):
+        choose_attention(q, k, implementation="bloked")
+
+
+def test_wrong_placements_of_memory_are_caught():
+    """Memory put before the context under the mask of a square causal attention, and a mask one position off."""
+    arguments, _ = draw(L=7)
+    q, k, v, memory = arguments
+    expected = in_numpy(arguments)
+    joined = [jnp.concatenate([jnp.broadcast_to(m, (2, *m.shape)), x], 1) for m, x in zip(memory, (k, v), strict=True)]
+    right = attention(q, *joined, q_offset=5)  # keys 0 to 4 are the memory's
+    assert relative_error(right, expected) < TOLERANCE["float64"]
+    for offset in (0, 4, 6):
+        assert relative_error(attention(q, *joined, q_offset=offset), expected) > 1e-3
+
+
+def test_no_array_of_memory_per_sequence():
+    """The memory is never broadcast over the batch: no array [B, M, ...] of keys or values in the traced program."""
+    arguments, _ = draw(B=3, L=7, H=4, G=4, K=2, M=11)
+    text = str(jax.make_jaxpr(lambda a: gradients(partial(run, "blocked"), a))(arguments))
+    assert "[11,4,2]" in text
+    assert not any(f"[{shape}]" in text for shape in ("3,11,4,2", "4,3,11,2", "3,4,11,2", "3,18,4,2"))

@@ -1,0 +1,154 @@
+"""Cross-entropy in tiles: against NumPy in float64, its gradients against autodiff, its memory, and on four devices."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
+
+
+def reference(x, table, labels, weights, z_loss):
+    logits = x @ table.T
+    lse = np.log(np.exp(logits).sum(1))
+    nll = (weights * (lse - logits[np.arange(len(labels)), labels])).sum()
+    return nll + z_loss * (weights * lse**2).sum(), nll
+
+
+def naive(x, table, labels, weights, z_loss):
+    logits = jnp.einsum("TD,VD->TV", x, table, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+    lse = jax.nn.logsumexp(logits, -1)
+    nll = lse - jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+    return (weights * (nll + z_loss * lse**2)).sum()
+
+
+def draw(T=13, D=5, V=11, seed=0, dtype="float64"):
+    rng = np.random.default_rng(seed)
+    x, table, labels = rng.normal(size=(T, D)), rng.normal(size=(V, D)), rng.integers(0, V, T)
+    weights = rng.integers(0, 3, T) / 2
+    return jnp.asarray(x, dtype), jnp.asarray(table, dtype), jnp.asarray(labels, jnp.int32), jnp.asarray(weights, "float32")
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.integers(1, 20), st.integers(1, 6), st.integers(1, 12), st.integers(1, 25), st.sampled_from([0.0, 0.3]), st.integers(0, 99)
+)
+def test_values_and_gradients(T, D, V, rows, z_loss, seed):
+    with jax.enable_x64(True):
+        x, table, labels, weights = draw(T, D, V, seed)
+        weights = weights.astype("float64")
+
+        def tiled(x, table, weights):
+            return linear_cross_entropy(x, table, labels, weights, z_loss=z_loss, rows=rows)
+
+        def whole(x, table, weights):
+            return naive(x, table, labels, weights, z_loss)
+
+        for actual, expected in zip(jax.jit(tiled)(x, table, weights), reference(x, table, labels, weights, z_loss), strict=True):
+            assert abs(actual - expected) <= TOLERANCE["float64"] * max(1, abs(expected))
+        actual = jax.jit(jax.grad(lambda *a: 3 * tiled(*a)[0], (0, 1, 2)))(x, table, weights)
+        for a, e in zip(actual, jax.grad(lambda *a: 3 * whole(*a), (0, 1, 2))(x, table, weights), strict=True):
+            assert np.max(np.abs(a - e)) <= TOLERANCE["float64"] * max(1, np.max(np.abs(e)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lower_precision(dtype, x64):
+    x, table, labels, weights = draw(64, 16, 50, dtype=dtype)
+    total, nll = linear_cross_entropy(x, table, labels, weights, z_loss=0.1, rows=16)
+    assert total.dtype == nll.dtype == jnp.float32
+    expected = reference(*(np.asarray(a, np.float64) for a in (x, table)), labels, np.asarray(weights), 0.1)
+    assert relative_error(total, expected[0]) < TOLERANCE[dtype]
+    assert relative_error(nll, expected[1]) < TOLERANCE[dtype]
+    actual = jax.grad(lambda x, t: linear_cross_entropy(x, t, labels, weights, z_loss=0.1, rows=16)[0], (0, 1))(x, table)
+    wide = jax.grad(lambda x, t: naive(x, t, labels, weights, 0.1), (0, 1))(x.astype("float64"), table.astype("float64"))
+    for a, e, like in zip(actual, wide, (x, table), strict=True):
+        assert a.dtype == like.dtype
+        assert relative_error(a.astype("float64"), e) < TOLERANCE[dtype]
+
+
+def test_nll_alone_has_no_gradient(x64):
+    x, table, labels, weights = draw()
+    gradient = jax.grad(lambda x: linear_cross_entropy(x, table, labels, weights)[1])(x)
+    assert not gradient.any()
+
+
+def test_token_nll(x64):
+    x, table, labels, weights = draw(T=13)
+    labels = labels.at[:5].set(jnp.argmax(x @ table.T, -1)[:5].astype(labels.dtype))
+    nll_T, correct_T = token_nll(x, table, labels, rows=4)
+    logits = np.asarray(x @ table.T)
+    expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), labels]
+    assert relative_error(nll_T, expected) < TOLERANCE["float64"]
+    assert correct_T.dtype == bool
+    np.testing.assert_array_equal(correct_T, logits.argmax(1) == labels)
+    assert correct_T[:5].all() and not correct_T.all()
+
+
+def temporary_bytes(function, *arguments) -> int:
+    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory():
+    """Far less than the logits [T, V] in float32; the naive form holds them, so that this test can fail."""
+    T, D, V, rows = 4096, 32, 4096, 256
+    x, table, labels, weights = draw(T, D, V, dtype="float32")
+    limit = T * V * 4 // 4
+
+    def tiled(x, table):
+        return linear_cross_entropy(x, table, labels, weights, rows=rows)[0]
+
+    def whole(x, table):
+        return naive(x, table, labels, weights, 0.0)
+
+    for transform in (lambda f: f, lambda f: jax.value_and_grad(f, (0, 1))):
+        assert temporary_bytes(transform(tiled), x, table) < limit
+        assert temporary_bytes(transform(whole), x, table) > limit
+    assert temporary_bytes(lambda x, table: token_nll(x, table, labels, rows), x, table) < limit
+
+
+def test_three_products():
+    """The forward pass with gradients holds three matrix products, and the backward pass none."""
+    x, table, labels, weights = draw(dtype="float32")
+    step = jax.grad(lambda x, table: linear_cross_entropy(x, table, labels, weights, rows=4)[0], (0, 1))
+    assert str(jax.make_jaxpr(step)(x, table)).count("dot_general[") == 3
+
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from xfresearch.kernels.cross_entropy import linear_cross_entropy
+rng = np.random.default_rng(0)
+T, D, V = 64, 8, 24
+x, table = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((T, D), (V, D)))
+labels, weights = jnp.asarray(rng.integers(0, V, T)), jnp.asarray(rng.integers(0, 2, T), jnp.float32)
+step = jax.value_and_grad(lambda *a: linear_cross_entropy(*a, z_loss=0.1, rows=16)[0], (0, 1))
+expected = step(x, table, labels, weights)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
+compiled = jax.jit(step).lower(put(x, P("data")), put(table, P()), put(labels, P("data")), put(weights, P("data"))).compile()
+actual = compiled(put(x, P("data")), put(table, P()), put(labels, P("data")), put(weights, P("data")))
+for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
+    assert np.max(np.abs(np.asarray(a) - np.asarray(e))) < 1e-5 * np.max(np.abs(np.asarray(e)))
+assert len(jax.devices()) == 4 and "all-reduce" in compiled.as_text() and "all-gather" not in compiled.as_text()
+print("equal")
+"""
+
+
+def test_on_four_devices():
+    """Tokens cut over four devices: the same values and gradients, and no tokens gathered on the way."""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout.strip() == "equal", result.stderr[-2000:]

@@ -1,0 +1,243 @@
+"""Softmax attention over a context and persistent memory slots, with one joint softmax (Sukhbaatar et al. 2019, eq. 9).
+
+    w = softmax([q Mk^T, q k^T] / sqrt(K))        o = w [Mv; v]
+
+Memory slots have no position and no batch dimension; every query sees all of them. A query at absolute position p sees the
+keys at positions up to p, of its own segment. G key-value heads serve H = G R query heads.
+
+`plain` writes the equation down. `blocked` is for training on CPU: see `_in_parts`.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.errors import UserError, nearest
+
+IMPLEMENTATIONS = ("auto", "plain", "blocked")
+BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
+
+
+class Choice(NamedTuple):
+    name: str
+    reason: str
+
+
+def choose_attention(
+    q_BLHK, k_BSGK, *, q_offset=0, causal=True, dropout_rate=0.0, implementation="auto", backend=None
+) -> Choice:
+    """Which implementation serves this call, and why. `backend` is JAX's default one unless given.
+
+    A call that `blocked` cannot serve is served by `plain`, also where `blocked` was asked for.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        allowed = ", ".join(IMPLEMENTATIONS) + nearest(implementation, IMPLEMENTATIONS)
+        raise UserError(f"attention implementation={implementation!r} is not allowed: it must be one of {allowed}")
+    if implementation == "plain":
+        return Choice("plain", "asked for")
+    backend = backend or jax.default_backend()
+    if implementation == "auto" and backend != "cpu":
+        return Choice("plain", f"no other implementation for {backend}")
+    if not causal:
+        return Choice("plain", "blocked is for causal attention")
+    if dropout_rate > 0:
+        return Choice("plain", "blocked has no dropout")
+    if not (isinstance(q_offset, int) and q_offset == 0 and q_BLHK.shape[1] == k_BSGK.shape[1]):
+        return Choice("plain", "blocked is for queries and keys of the same positions, from 0")
+    return Choice("blocked", "asked for" if implementation == "blocked" else "skips masked keys, saves its weights: fast on CPU")
+
+
+def attention(
+    q_BLHK,
+    k_BSGK,
+    v_BSGK,
+    *,
+    memory=None,
+    q_segments_BL=None,
+    k_segments_BS=None,
+    q_offset=0,
+    causal=True,
+    dropout_rate=0.0,
+    dropout_key=None,
+    implementation="auto",
+):
+    """o_BLHK, in q's dtype; softmax in float32 (float64 for float64 inputs). A query that sees nothing gets 0.
+
+    memory: (mk_MGK, mv_MGK), keys and values that every query sees, in the same softmax.
+    segments: integers; a query sees the keys of equal ones only (and the memory always). Both or neither.
+    q_offset: position of the first query, keys being at 0 to S - 1; a number or a traced scalar.
+    dropout_rate: of the weights, memory's included, after they are normalised.
+    """
+    choice = choose_attention(
+        q_BLHK, k_BSGK, q_offset=q_offset, causal=causal, dropout_rate=dropout_rate, implementation=implementation
+    )
+    (B, L, H, K), (S, G) = q_BLHK.shape, k_BSGK.shape[1:3]
+    q_BLGRK = q_BLHK.reshape(B, L, G, H // G, K)
+    segments = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
+    if choice.name == "blocked":
+        o_BLGRK = _in_parts(q_BLGRK, k_BSGK, v_BSGK, memory, segments)
+    else:
+        mask_BLS = _mask(q_offset + jnp.arange(L) if causal else None, jnp.arange(S), segments)
+        dropout = (dropout_rate, dropout_key) if dropout_rate > 0 else None
+        o_BLGRK = _plain(q_BLGRK, k_BSGK, v_BSGK, memory, mask_BLS, segments is not None, dropout)
+    return o_BLGRK.reshape(B, L, H, K)
+
+
+def _mask(q_positions_L, k_positions_S, segments):
+    """Who sees whom: [B or 1, L, S], or None where everyone sees everyone."""
+    mask = None if q_positions_L is None else (q_positions_L[:, None] >= k_positions_S)[None]
+    if segments is not None:
+        same_BLS = segments[0][:, :, None] == segments[1][:, None, :]
+        mask = same_BLS if mask is None else mask & same_BLS
+    return mask
+
+
+def _softmax_dtype(x):
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _plain(q_BLGRK, k_BSGK, v_BSGK, memory, mask_BLS, empty_rows: bool, dropout):
+    B, L, G, R, K = q_BLGRK.shape
+    wide, M = _softmax_dtype(q_BLGRK), 0 if memory is None else memory[0].shape[0]
+    # Rows N are (l, r): with L and R apart, XLA on CPU takes 1.5 times as long.
+    q_BNGK = q_BLGRK.swapaxes(2, 3).reshape(B, L * R, G, K)
+    mask_BNS = None if mask_BLS is None else jnp.repeat(mask_BLS, R, 1)[:, None]
+    logits = jnp.einsum("BNGK,BSGK->BGNS", q_BNGK, k_BSGK, preferred_element_type=wide) / math.sqrt(K)
+    if mask_BLS is not None:
+        logits = jnp.where(mask_BNS, logits, jnp.finfo(wide).min)
+    if memory is not None:
+        to_memory = jnp.einsum("BNGK,MGK->BGNM", q_BNGK, memory[0], preferred_element_type=wide) / math.sqrt(K)
+        logits = jnp.concatenate([to_memory, logits], -1)
+    weights = jax.nn.softmax(logits, -1)
+    if dropout is not None:
+        rate, key = dropout
+        weights = jnp.where(jax.random.bernoulli(key, 1 - rate, weights.shape), weights / (1 - rate), 0)
+    to_memory, to_context = jnp.split(weights.astype(v_BSGK.dtype), [M], -1)
+    if empty_rows:  # where a query sees no key, its weights are equal instead of zero
+        to_context = jnp.where(mask_BNS, to_context, 0)
+    o_BNGK = jnp.einsum("BGNS,BSGK->BNGK", to_context, v_BSGK, preferred_element_type=wide)
+    if memory is not None:
+        o_BNGK += jnp.einsum("BGNM,MGK->BNGK", to_memory, memory[1], preferred_element_type=wide)
+    return o_BNGK.reshape(B, L, R, G, K).swapaxes(2, 3).astype(q_BLGRK.dtype)
+
+
+# Each block of queries is computed against the keys up to its own end. Heads come first, then the batch: so both the context
+# (G and B are batch dimensions) and the memory (G alone is) are plain matrix products without a copy; a row N is a query l and
+# one of the R heads that share keys. Weights are saved unnormalised, with the reciprocal of their sum: normalising the outputs
+# is cheaper. XLA on CPU runs one small product on one core, but independent chains of operations side by side: hence the blocks,
+# and the parts of the batch, taken with a stride so that a batch cut over devices stays where it is.
+
+
+def _in_parts(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
+    B = q_BLGRK.shape[0]
+    count = math.gcd(B, PARTS)
+
+    def split(x):
+        return [part.squeeze(1) for part in jnp.split(x.reshape(B // count, count, *x.shape[1:]), count, 1)]
+
+    parts = zip(*map(split, (q_BLGRK, k_BSGK, v_BSGK)), zip(*map(split, segments)) if segments else [None] * count)
+    return jnp.stack([_blocked(q, k, v, memory, s) for q, k, v, s in parts], 1).reshape(q_BLGRK.shape)
+
+
+@jax.custom_vjp
+def _blocked(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
+    return _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments)[0]
+
+
+def _spans(length: int) -> list[tuple[int, int]]:
+    size = -(-length // BLOCKS)
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _rows(x_BLGRK):
+    """x_GBNK: heads first, rows (l, r)."""
+    B, L, G, R, K = x_BLGRK.shape
+    return x_BLGRK.transpose(2, 0, 1, 3, 4).reshape(G, B, L * R, K)
+
+
+def _unrows(parts, shape):
+    """The inverse of `_rows`, of consecutive rows."""
+    B, L, G, R, K = shape
+    return jnp.concatenate(parts, 2).reshape(G, B, L, R, K).transpose(1, 2, 0, 3, 4)
+
+
+def _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
+    R = q_BLGRK.shape[3]
+    q, k, v = _rows(q_BLGRK), k_BSGK.transpose(2, 0, 1, 3), v_BSGK.transpose(2, 0, 1, 3)
+    outputs, saved = [], []
+    for start, end in _spans(q_BLGRK.shape[1]):
+        part = segments and (segments[0][:, start:end], segments[1][:, :end])
+        mask_BNS = jnp.repeat(_mask(jnp.arange(start, end), jnp.arange(end), part), R, 1)
+        rows = q[:, :, start * R : end * R]
+        o, weights = _block_forward(rows, k[:, :, :end], v[:, :, :end], memory, mask_BNS, segments is not None)
+        outputs.append(o)
+        saved.append(weights)
+    o_BLGRK = _unrows(outputs, q_BLGRK.shape).astype(q.dtype)
+    return o_BLGRK, (q, k, v, memory, o_BLGRK, saved)
+
+
+def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
+    wide, dtype, scale = _softmax_dtype(q_GBNK), q_GBNK.dtype, 1 / math.sqrt(q_GBNK.shape[-1])
+    logits = jnp.einsum("GBNK,GBSK->GBNS", q_GBNK, k_GBSK, preferred_element_type=wide) * scale
+    logits = jnp.where(mask_BNS, logits, jnp.finfo(wide).min)
+    top, to_memory, pm = logits.max(-1, keepdims=True), None, None
+    if memory is not None:
+        to_memory = jnp.einsum("GBNK,MGK->GBNM", q_GBNK, memory[0], preferred_element_type=wide) * scale
+        top = jnp.maximum(top, to_memory.max(-1, keepdims=True))
+    p = jnp.exp(logits - top)
+    if empty_rows:
+        p = jnp.where(mask_BNS, p, 0)
+    total = p.sum(-1, keepdims=True)
+    o = jnp.einsum("GBNS,GBSK->GBNK", p.astype(dtype), v_GBSK, preferred_element_type=wide)
+    if memory is not None:
+        pm = jnp.exp(to_memory - top)
+        total += pm.sum(-1, keepdims=True)
+        pm = pm.astype(dtype)
+        o += jnp.einsum("GBNM,MGK->GBNK", pm, memory[1], preferred_element_type=wide)
+    reciprocal = 1 / jnp.where(total > 0, total, 1)
+    return o * reciprocal, (p.astype(dtype), pm, reciprocal)
+
+
+def _blocked_backward(residuals, do_BLGRK):
+    q, k, v, memory, o_BLGRK, saved = residuals
+    (L, _, R), wide = o_BLGRK.shape[1:4], _softmax_dtype(q)
+    do, delta = _rows(do_BLGRK), _rows((do_BLGRK.astype(wide) * o_BLGRK).sum(-1, keepdims=True))
+    blocks = []
+    for (start, end), weights in zip(_spans(L), saved, strict=True):
+        rows = (slice(None), slice(None), slice(start * R, end * R))
+        blocks.append(_block_backward(q[rows], k[:, :, :end], v[:, :, :end], memory, weights, do[rows], delta[rows]))
+    dq, dk, dv, dmemory = zip(*blocks, strict=True)
+    dq_BLGRK = _unrows(dq, o_BLGRK.shape).astype(q.dtype)
+    dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 2, 0, 3).astype(q.dtype) for x in (dk, dv))
+    if memory is not None:
+        dmemory = tuple(sum(x).astype(m.dtype) for x, m in zip(zip(*dmemory, strict=True), memory, strict=True))
+    return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dmemory, None
+
+
+def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1):
+    p, pm, reciprocal = weights
+    wide, dtype, scale = reciprocal.dtype, q_GBNK.dtype, 1 / math.sqrt(q_GBNK.shape[-1])
+    g, delta = (do_GBNK * reciprocal).astype(dtype), delta_GBN1 * reciprocal
+    dp = jnp.einsum("GBNK,GBSK->GBNS", g, v_GBSK, preferred_element_type=wide)
+    ds = (p * (dp - delta) * scale).astype(dtype)
+    dq = jnp.einsum("GBNS,GBSK->GBNK", ds, k_GBSK, preferred_element_type=wide)
+    dk = jnp.einsum("GBNS,GBNK->GBSK", ds, q_GBNK, preferred_element_type=wide)
+    dv = jnp.einsum("GBNS,GBNK->GBSK", p, g, preferred_element_type=wide)
+    if memory is None:
+        return dq, dk, dv, None
+    dp = jnp.einsum("GBNK,MGK->GBNM", g, memory[1], preferred_element_type=wide)
+    ds = (pm * (dp - delta) * scale).astype(dtype)
+    dq += jnp.einsum("GBNM,MGK->GBNK", ds, memory[0], preferred_element_type=wide)
+    dmk = jnp.einsum("GBNM,GBNK->MGK", ds, q_GBNK, preferred_element_type=wide)
+    dmv = jnp.einsum("GBNM,GBNK->MGK", pm, g, preferred_element_type=wide)
+    return dq, dk, dv, (dmk, dmv)
+
+
+def _sum_prefixes(parts, length: int):
+    """Sum of arrays [G, B, s, K], each zero beyond its own s, up to `length`."""
+    return sum(jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[2]), (0, 0))) for x in parts)
+
+
+_blocked.defvjp(_blocked_forward, _blocked_backward)
