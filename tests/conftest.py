@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests compile hundreds of small programs and run each a few times: compile them quickly rather than well.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 ROOT = Path(__file__).parent.parent
 
 
@@ -21,3 +23,12 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("real data (../shared/data) is not on this machine")
     return path
+
+
+@pytest.fixture
+def x64():
+    """JAX with 64 bits."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield

@@ -120,7 +120,7 @@ class DataConfig:
     packing: Literal["stream", "documents"] = option("stream", "one running stream, or whole documents with segments")
     manual_dir: str = option("", "directory with files downloaded by hand (wikitext2, enwik8, text8)")
     cache_dir: str = option("", "where prepared data is kept; '' is $XFRESEARCH_CACHE or ~/.cache/xfresearch")
-    workers: int = option(0, "processes that tokenise; 0 is one per core", low=0)
+    workers: int = option(0, "threads that tokenise; 0 is one per core", low=0)
     prefetch: int = option(4, "batches prepared ahead of the step", low=1)
 
 

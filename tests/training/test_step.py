@@ -1,6 +1,7 @@
 """The update: microbatches equal the whole batch, nothing that is not finite gets in, averages follow."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +30,9 @@ MOE = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=MoeC
 MEMORY = BlockConfig(layout="all_attention", attention=AttentionConfig(memory_slots=4))
 
 
-def make_config(block=BlockConfig(), **training) -> Config:
+def make_config(block=BlockConfig(), layers="scan", **training) -> Config:
     model = ModelConfig(width=16, depth=2, vocab_size=11, blocks={"main": block})
-    run = Config(steps=10, batch_size=8, sequence_length=8, model=model, training=TrainingConfig(**training))
+    run = Config(steps=10, batch_size=8, sequence_length=8, model=model, training=TrainingConfig(layers=layers, **training))
     return resolve(replace(run, optimizer=OptimizerConfig(warmup=0, learning_rate=1e-2)))
 
 
@@ -48,13 +49,20 @@ def make_batch(lengths, seed=0, L=8, V=11) -> dict:
     }
 
 
-def grads_of(config, batch):
+@lru_cache(maxsize=None)
+def compiled(config):
+    """Parameters, and the jitted gradient of a config; hypothesis draws many batches for one compilation."""
     params = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
-    return jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))(params, batch)
+    return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
+
+
+def grads_of(config, batch):
+    params, gradient = compiled(config)
+    return gradient(params, batch)
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.lists(st.integers(1, 8), min_size=8, max_size=8), st.sampled_from([2, 4, 8]), st.sampled_from([MOE, MEMORY]))
+@given(st.lists(st.integers(1, 8), min_size=8, max_size=8), st.sampled_from([2, 8]), st.sampled_from([MOE, MEMORY]))
 def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(lengths, parts, block):
     config = make_config(block, z_loss=0.01)
     batch = make_batch(lengths)

@@ -26,7 +26,7 @@ from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs
 from xfresearch.training import checkpoint
-from xfresearch.training.metrics import Clock, MetricsLog, Progress
+from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
 from xfresearch.training.step import init_state, layers_mode, make_train_step
@@ -66,6 +66,7 @@ class Run:
         with self.clock.measure("input"):
             self.batches = Batches(config)
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
+        self.bytes_per_token = _bytes_per_token(self.batches)
         self.byte_lengths = tokenizer.byte_lengths
         self.optimizer = make_optimizer(config.optimizer, config.steps)
         with self.clock.measure("compile"):
@@ -123,7 +124,10 @@ class Run:
         finite, tokens = bool(metrics.pop("finite")), int(metrics.pop("tokens"))
         values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
         self.clock.count(tokens)
+        values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
         values["tokens_per_second"] = self.clock.rate()
+        if utilisation := model_flops_utilisation(self.config, values["tokens_per_second"]):
+            values["model_flops_utilisation"] = utilisation
         if not finite and self.config.training.on_nonfinite == "stop":
             saved = checkpoint.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
@@ -162,7 +166,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
     if run.start >= config.steps:
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
     step_function, stopping = run.compile(), StopSignal()
-    progress = Progress(config.steps, run.start, _bytes_per_token(run))
+    progress = Progress(config.steps, run.start, run.bytes_per_token)
     batches = run.batches.iterate(run.start, config.steps, place=run.place)
     pending, done = None, run.start
     run.clock.begin()
@@ -186,6 +190,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
     finally:
+        run.clock.end()
         progress.close()
         run.log.close()
         batches.close()
@@ -211,8 +216,8 @@ class StopSignal:
             signal.signal(number, handler)
 
 
-def _bytes_per_token(run: Run) -> float:
-    metas = [corpus.meta for corpus in run.batches.corpora]
+def _bytes_per_token(batches: Batches) -> float:
+    metas = [corpus.meta for corpus in batches.corpora]
     return sum(meta["n_bytes"] for meta in metas) / sum(meta["n_tokens"] for meta in metas)
 
 

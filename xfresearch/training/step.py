@@ -90,7 +90,7 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
     def train_step(state: dict, batch: dict):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), state["step"])
         grads, metrics = gradients(config, state["params"], batch, key)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
