@@ -1,0 +1,236 @@
+"""The Python face: loading, logits, taps, text, saving, and one line for every mistake."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import xfresearch as xf
+from tests.tiny_runs import ANATOMIES, make_run, rough_params, tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.models import decoding, transformer
+from xfresearch.models.context import Context
+
+TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "a")
+
+
+@pytest.fixture(scope="module", params=ANATOMIES)
+def lm(request):
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return tiny_model("gpt2")
+
+
+def logits_of(lm, tokens_BL):
+    model = transformer.bind(lm.config, lm.params)
+    positions_BL = np.broadcast_to(np.arange(tokens_BL.shape[1]), tokens_BL.shape)
+    return model.logits(model(tokens_BL, Context(positions_BL)).hidden_BLD)
+
+
+def test_load_gives_the_newest_step_and_any_other(run):
+    newest, older = xf.load(run), xf.load(run, step=10)
+    assert (newest.step, older.step) == (20, 10)
+    assert xf.load(f"{run}/checkpoints/10").step == 10
+    for lm, seed in ((newest, 1), (older, 0)):
+        jax.tree.map(np.testing.assert_array_equal, lm.params, rough_params(lm.config, seed))
+    assert newest.config == newest.run.model and newest.run.sequence_length == 64
+    assert newest.tokenizer.vocab_size == 257
+
+
+def test_logits_are_those_of_the_model(lm):
+    logits_BLV = lm(TOKENS_BL)
+    assert logits_BLV.shape == (2, 8, 257) and logits_BLV.dtype == np.float32
+    assert relative_error(logits_BLV, logits_of(lm, TOKENS_BL)) < TOLERANCE["float32"]
+    np.testing.assert_array_equal(lm(TOKENS_BL.tolist()), logits_BLV)
+
+
+def test_every_listed_tap_is_captured(lm):
+    names = lm.tap_names()
+    assert names[0] == "embed" and names[-1] == "final" and len(set(names)) == len(names)
+    values = lm.capture(TOKENS_BL, names)
+    assert values.keys() == set(names)
+    logits_BLV = values["final"] @ lm.params["embed"]["table"].T
+    assert relative_error(logits_BLV, lm(TOKENS_BL)) < TOLERANCE["float32"]
+
+
+def test_replacing_every_value_by_itself_changes_nothing(lm):
+    replaced = lm(TOKENS_BL, replace={name: lambda value: value for name in lm.tap_names()})
+    assert relative_error(replaced, lm(TOKENS_BL)) < TOLERANCE["float32"]
+
+
+def test_replacing_patches_one_run_with_another(lm):
+    other_BL = TOKENS_BL[::-1].copy()
+    name = "blocks.0.attention.residual"
+    value = lm.capture(other_BL, [name])[name]
+    deeper = "blocks.1.attention.out"
+    patched = lm(TOKENS_BL, replace={name: lambda _: value})
+    if lm.run.model.blocks["main"].layout == "all_attention":  # nothing else passes the first block
+        assert relative_error(patched, lm(other_BL)) < TOLERANCE["float32"]
+    assert relative_error(patched, lm(TOKENS_BL)) > 1e-2
+    assert relative_error(lm(TOKENS_BL, replace={deeper: np.zeros_like}), lm(TOKENS_BL)) > 1e-2
+
+
+def test_a_replacement_may_change_from_call_to_call(gpt2):
+    scale = [1.0]
+    replace = {"embed": lambda value: value * scale[0]}
+    first = gpt2(TOKENS_BL, replace=replace)
+    scale[0] = 3.0
+    assert relative_error(gpt2(TOKENS_BL, replace=replace), first) > 1e-2
+
+
+def test_text_is_greedy_at_temperature_zero_and_repeats_by_seed(gpt2):
+    ids = list(b"def main(")
+    for _ in range(8):
+        padded = np.array([ids + [0] * (32 - len(ids))])
+        ids.append(int(np.asarray(gpt2(padded))[0, len(ids) - 1, :].argmax()))
+    written = gpt2.generate("def main(", max_new_tokens=8, temperature=0.0, seed=5)
+    assert written == gpt2.tokenizer.decode(ids[9:])
+    texts = [gpt2.generate("def main(", max_new_tokens=12, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_several_prompts_give_what_each_gives_alone(gpt2):
+    prompts = ["def main(", "", "é"]
+    texts = gpt2.generate(prompts, max_new_tokens=8, temperature=1.5, top_k=20, seed=3)
+    assert texts == [gpt2.generate(p, max_new_tokens=8, temperature=1.5, top_k=20, seed=3) for p in prompts]
+    assert gpt2.generate([]) == []
+
+
+def test_streamed_text_is_the_returned_text_in_whole_characters(gpt2):
+    pieces = {0: [], 1: []}
+    texts = gpt2.generate(
+        ["a", "b"], max_new_tokens=40, temperature=3.0, stream=lambda i, text, ids: pieces[i].append((text, ids))
+    )
+    assert ["".join(text for text, _ in pieces[i]) for i in (0, 1)] == texts
+    assert [sum(len(ids) for _, ids in pieces[i]) for i in (0, 1)] == [40, 40]
+    assert len(pieces[0]) >= 40 // decoding.CHUNK
+
+
+def test_a_character_cut_by_a_chunk_is_streamed_whole(gpt2, monkeypatch):
+    text = "naïve 日本"
+    chunks = [[[byte]] for byte in text.encode()]
+    monkeypatch.setattr(decoding, "generate", lambda *args, **options: iter(chunks))
+    pieces = []
+    assert gpt2.generate("x", stream=lambda i, piece, ids: pieces.append(piece)) == text
+    assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+
+
+def test_by_default_text_fills_the_learned_positions(gpt2):
+    pieces = []
+    gpt2.generate("abcd", stream=lambda i, text, ids: pieces.extend(ids), temperature=0.0)
+    assert len(pieces) == 64 - 4
+
+
+def test_saved_models_are_loaded_to_the_bit(lm, tmp_path):
+    lm.step = 7
+    lm.save(tmp_path / "deep" / "b")
+    loaded = xf.load(tmp_path / "deep" / "b")
+    assert (loaded.step, loaded.config, loaded.run) == (7, lm.config, lm.run)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, lm.params)
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["b"]
+    with pytest.raises(xf.UserError, match="already exists"):
+        lm.save(tmp_path / "deep" / "b")
+
+
+def test_a_failed_save_leaves_nothing(gpt2, tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("xfresearch.training.checkpoint.save_params", fail)
+    with pytest.raises(OSError, match="disk full"):
+        gpt2.save(tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(run, step: int) -> None:
+    """Cuts every data file of a checkpoint in half."""
+    for path in (run / "checkpoints" / str(step)).rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    damage(copy, 20)
+    assert xf.load(copy).step == 10
+    warning = capsys.readouterr().err
+    assert "checkpoint 20 is damaged" in warning and warning.count("\n") == 1
+    with pytest.raises(xf.UserError, match="checkpoint 20 is damaged"):
+        xf.load(copy, step=20)
+    damage(copy, 10)
+    with pytest.raises(xf.UserError, match="none of its checkpoints can be read"):
+        xf.load(copy)
+
+
+def test_paths_that_are_not_runs_are_one_line(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(run, tmp_path / "untrained", ignore=lambda *_: ["checkpoints"])
+    cases = [
+        ({"path": tmp_path / "none"}, "does not exist: a path may be a run's directory"),
+        ({"path": tmp_path / "empty"}, "is not a run's directory"),
+        ({"path": tmp_path / "untrained"}, "has no checkpoint yet"),
+        ({"path": run, "step": 15}, "has no checkpoint of step 15: it has steps 10, 20"),
+        ({"path": f"{run}/checkpoints/15"}, "has no checkpoint of step 15"),
+        ({"path": f"{run}/checkpoints/10", "step": 20}, "step=20 is not allowed with the path"),
+        ({"path": f"{tmp_path}/none/checkpoints/10"}, "config.json"),
+    ]
+    for arguments, text in cases:
+        with pytest.raises(xf.UserError, match=text) as caught:
+            xf.load(**arguments)
+        assert "\n" not in str(caught.value)
+
+
+def test_mistakes_in_calls_are_one_line(gpt2):
+    long = np.zeros((1, 65), int)
+    cases = [
+        (lambda: gpt2([1, 2, 3]), r"tokens of shape \(3,\).*for a single sequence pass \[tokens\]"),
+        (lambda: gpt2([[1, 2], [3]]), "not rows of equal length"),
+        (lambda: gpt2([[0.5]]), "must be integers"),
+        (lambda: gpt2([[]]), "must be integers"),
+        (lambda: gpt2([[257]]), "token 257: ids are 0 to 256"),
+        (lambda: gpt2([[-1]]), "token -1: ids are 0 to 256"),
+        (lambda: gpt2(long), "tokens of length 65: at most 64"),
+        (lambda: gpt2.capture(long, ["embed"]), "tokens of length 65: at most 64"),
+        (lambda: gpt2.capture([[1]], ["embde"]), "tap 'embde'.*did you mean 'embed'"),
+        (lambda: gpt2([[1]], replace={"blocks.0.attention.otu": abs}), "did you mean 'blocks.0.attention.out'"),
+        (lambda: gpt2([[1]], replace={"embed": lambda x: x[:, :, 0]}), "returned shape"),
+        (lambda: gpt2.generate("a" * 60, max_new_tokens=5), "at least 1 and at most 4, the rows"),
+        (lambda: gpt2.generate("a" * 64), "max_new_tokens"),
+        (lambda: gpt2.generate("a", max_new_tokens=0), "max_new_tokens=0 is not allowed"),
+        (lambda: gpt2.generate("a", temperature=-0.1), "temperature=-0.1"),
+        (lambda: gpt2.generate("a", top_p=0.0), "top_p=0.0"),
+        (lambda: gpt2.generate("a", top_k=-3), "top_k=-3"),
+        (lambda: gpt2.generate("a", seed=-1), "seed=-1"),
+        (lambda: gpt2.generate("\udc80"), "no UTF-8 form"),
+    ]
+    for call, text in cases:
+        with pytest.raises(xf.UserError, match=text) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_models_without_learned_positions_have_no_longest_text():
+    lm = tiny_model("moe")
+    assert lm(np.zeros((1, 65), int)).shape == (1, 65, 257)
+    assert lm.generate("a" * 64, max_new_tokens=3, temperature=0)
+
+
+def test_a_float64_run_is_loaded_in_float64(tmp_path):
+    before = jax.config.jax_enable_x64
+    try:
+        jax.config.update("jax_enable_x64", True)
+        run = make_run(tmp_path / "wide", steps=(1,), model__dtype="float64", model__param_dtype="float64")
+        jax.config.update("jax_enable_x64", False)
+        lm = xf.load(run)
+        assert lm([[1, 2]]).dtype == np.float64
+        assert isinstance(lm.generate("a", max_new_tokens=3, temperature=0), str)
+    finally:
+        jax.config.update("jax_enable_x64", before)

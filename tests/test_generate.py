@@ -1,0 +1,117 @@
+"""The generate command: what it prints where, and one line for every mistake."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.tiny_runs import ROOT, make_run
+from xfresearch import api, command, generate
+from xfresearch.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "a", "gpt2")
+
+
+def test_prints_prompt_and_text_and_the_rate_apart(run, capsys):
+    generate.main(["--workdir", str(run), "--prompt", "def main(", "--max-new-tokens", "40", "--seed", "3"])
+    out, err = capsys.readouterr()
+    assert out == "def main(" + api.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
+    assert re.fullmatch(r"\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
+
+
+def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys):
+    (tmp_path / "p.txt").write_text("class A:\n")
+    options = ["--prompt", "a", "--prompt", "", "--prompt-file", str(tmp_path / "p.txt"), "--step", "10"]
+    settings = {"max_new_tokens": 20, "temperature": 1.5, "top_k": 30, "top_p": 0.9, "seed": 4}
+    options += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    generate.main(["--workdir", str(run), *options, "--json", str(tmp_path / "deep" / "out.json")])
+    prompts = ["a", "", "class A:\n"]
+    texts = api.load(run, 10).generate(prompts, **settings)
+    out = capsys.readouterr().out
+    pieces = [f"--- prompt {i} of 3 ---\n{p}{t}" for i, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
+    assert out == "\n\n".join(pieces) + "\n"
+    result = json.loads((tmp_path / "deep" / "out.json").read_text())
+    assert [(s["prompt"], s["text"]) for s in result["samples"]] == list(zip(prompts, texts, strict=True))
+    assert result["step"] == 10 and result["temperature"] == 1.5 and result["seconds_to_first"] > 0
+    assert all(0 < s["tokens"] <= 20 for s in result["samples"])
+
+
+def test_without_a_prompt_a_text_is_begun(run, capsys):
+    generate.main(["--workdir", str(run), "--max-new-tokens", "10", "--temperature", "0"])
+    lm = api.load(run)
+    assert capsys.readouterr().out == lm.generate("", 10, temperature=0.0) + "\n"
+
+
+def test_the_first_text_is_printed_as_it_comes(capsys):
+    printer = generate.Printer(["a", "b"])
+    printer(0, "x", [1])
+    printer(1, "y", [2])
+    assert capsys.readouterr().out == "--- prompt 1 of 2 ---\nax"
+    printer(0, "z", [3])
+    printer.finish()
+    assert capsys.readouterr().out == "z\n\n--- prompt 2 of 2 ---\nby\n"
+
+
+def test_the_rate_leaves_out_the_chunk_that_waits_for_compilation(monkeypatch):
+    clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 7.0])
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: next(clock))
+    printer = generate.Printer(["a", "b"])
+    for _ in range(2):
+        printer(0, "", [1] * 16)
+        printer(1, "", [1] * 16)
+    printer(1, "", [1] * 16)
+    assert printer.timing() == {"seconds_to_first": 5.0, "tokens_per_second": 24.0}
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--temperature", "-1"], "temperature=-1.0 is not allowed: it must be at least 0"),
+        (["--temperature", "hot"], "--temperature: invalid float value: 'hot'"),
+        (["--temperature", "nan"], "temperature=nan"),
+        (["--top-p", "0"], "top_p=0.0 is not allowed"),
+        (["--top-p", "1.5"], "top_p=1.5 is not allowed"),
+        (["--top-k", "-1"], "top_k=-1 is not allowed"),
+        (["--seed", "-1"], "seed=-1 is not allowed"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0 is not allowed"),
+        (["--prompt", "a" * 60, "--max-new-tokens", "5"], "at least 1 and at most 4"),
+        (["--prompt", "a" * 70], "learned position table"),
+        (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
+        (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
+        (["--promt", "a"], "--promt"),
+    ],
+)
+def test_mistakes_are_one_line(run, options, text):
+    with pytest.raises(UserError, match=text) as caught:
+        generate.main(["--workdir", str(run), *options])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_that_is_not_utf8_is_named_by_file_and_byte(run, tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"abc\xff")
+    with pytest.raises(UserError, match=r"p\.txt: not UTF-8 at byte 3"):
+        generate.main(["--workdir", str(run), "--prompt-file", str(tmp_path / "p.txt")])
+
+
+def test_a_directory_that_is_no_run_exits_with_2(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.run(generate.main, ["--workdir", str(tmp_path / "none"), "--prompt", "a"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["generate", "evaluate"])
+def test_help_needs_no_jax(name):
+    begin = time.perf_counter()
+    arguments = [sys.executable, "-X", "importtime", "-m", f"xfresearch.{name}", "--help"]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+    assert done.returncode == 0 and "examples:" in done.stdout
+    assert not re.search(r"\| +(jax|numpy|flax|orbax)\b", done.stderr)
+    assert seconds < 5  # under 1 s where the machine has nothing else to do

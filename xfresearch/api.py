@@ -1,0 +1,229 @@
+"""What a library user holds: `load` and `LanguageModel`.
+
+    lm = xf.load("runs/a")
+    logits_BLV = lm(tokens_BL)
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace as with_fields
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from xfresearch.config import Config, ModelConfig
+from xfresearch.config_io import read_json, to_json
+from xfresearch.errors import UserError
+from xfresearch.models import decoding, transformer
+from xfresearch.models.context import Context
+from xfresearch.models.taps import Taps
+from xfresearch.training import checkpoint
+
+
+def load(path, step: int | None = None) -> "LanguageModel":
+    """The model of a run: `path` is the run's directory, or one of its checkpoints ('runs/a/checkpoints/500').
+
+    Without a step, the newest checkpoint; damaged ones are named on standard error and passed over. A run in float64
+    switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
+    """
+    workdir, step = locate(path, step)
+    run = read_json(workdir / "config.json")
+    if "float64" in (run.model.dtype, run.model.param_dtype):
+        jax.config.update("jax_enable_x64", True)
+    from xfresearch.data.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(str(workdir / "tokenizer"))
+    step, params = _restore(workdir, run.model, step)
+    return LanguageModel(run.model, params, tokenizer, run, step)
+
+
+def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
+    """The run's directory and the step that `path` or `step` asks for."""
+    path = epath.Path(path).expanduser()
+    if path.parent.name == "checkpoints" and path.name.isdigit():
+        if step not in (None, int(path.name)):
+            raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
+        return path.parent.parent, int(path.name)
+    if not (path / "config.json").exists():
+        what = "is not a run's directory" if path.exists() else "does not exist"
+        raise UserError(
+            f"{path} {what}: a path may be a run's directory (it holds config.json and checkpoints/) or one of its "
+            "steps (runs/a/checkpoints/500)"
+        )
+    return path, step
+
+
+def _restore(workdir: epath.Path, model: ModelConfig, step: int | None) -> tuple[int, dict]:
+    steps = checkpoint.steps(workdir)
+    if not steps:
+        raise UserError(f"{workdir} has no checkpoint yet")
+    if step is not None and step not in steps:
+        raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
+    for candidate in reversed(steps if step is None else [step]):
+        try:
+            return candidate, read_params(workdir, model, candidate)
+        except checkpoint.Corrupt as error:
+            if step is not None:
+                raise UserError(f"{workdir}: {error}") from error
+            print(f"warning: {workdir}: {error}; trying the one before", file=sys.stderr)
+    raise UserError(f"{workdir}: none of its checkpoints can be read (steps {', '.join(map(str, steps))})")
+
+
+def read_params(workdir, model: ModelConfig, step: int) -> dict:
+    """Parameters of a run's checkpoint, on the first device; checkpoint.Corrupt where it is damaged."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), transformer.abstract(model)
+    )
+    return checkpoint.restore_params(workdir, step, abstract)
+
+
+class LanguageModel:
+    """Parameters with what gives them meaning: `.config` (ModelConfig), `.params` (nested dict of arrays, layers
+    stacked), `.tokenizer`, `.run` (Config of the run that made them) and `.step`."""
+
+    def __init__(self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0):
+        self.config, self.params, self.tokenizer, self.run, self.step = config, params, tokenizer, run, step
+
+    def __call__(self, tokens_BL, replace: dict[str, Callable] | None = None):
+        """Logits [B, L, V] in float32 (float64 for a float64 model) of token ids [B, L].
+
+        `replace` maps names of taps to functions from the value there to another of its shape. Such a pass is not
+        compiled: the functions see concrete arrays and may change from call to call.
+        """
+        tokens_BL = self._check_tokens(tokens_BL)
+        if not replace:
+            return _logits(self.config, self.params, tokens_BL)
+        taps = Taps(replace=replace)
+        logits_BLV = _forward(self.config, self.params, tokens_BL, taps)
+        taps.check()
+        return logits_BLV
+
+    def capture(self, tokens_BL, names: Iterable[str]) -> dict:
+        """The values at the taps `names` during a pass over token ids [B, L], by name."""
+        names = (names,) if isinstance(names, str) else tuple(names)
+        return _capture(self.config, names, self.params, self._check_tokens(tokens_BL))
+
+    def tap_names(self) -> list[str]:
+        """Names of all values that `capture` records and `replace` replaces, in the order in which they are computed."""
+        taps = Taps()
+        tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        jax.eval_shape(lambda params, tokens: _forward(self.config, params, tokens, taps), self.params, tokens)
+        return taps.names
+
+    def generate(
+        self,
+        prompt: str | list[str],
+        max_new_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stream: Callable[[int, str, list[int]], None] | None = None,
+    ) -> str | list[str]:
+        """The text after `prompt` (without it), up to `max_new_tokens` tokens or the end of the text; a list for a list.
+        By default 256 tokens, or what a learned position table leaves.
+
+        Temperature 0 is greedy. The same seed gives the same text, whichever prompts stand beside; copies of a prompt
+        in one call differ. An empty prompt starts a new text. `stream(index of the prompt, text, tokens)` is called as
+        text comes, with whole characters.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream() for _ in prompts]
+        chunks = self._generate_tokens(prompts, max_new_tokens, decoding.Sampling(temperature, top_k, top_p), seed)
+        for chunk in chunks:
+            for index, tokens in enumerate(chunk):
+                text = readers[index].push(tokens)
+                texts[index] += text
+                if stream and tokens:
+                    stream(index, text, tokens)
+        for index, reader in enumerate(readers):
+            rest = reader.flush()
+            texts[index] += rest
+            if stream and rest:
+                stream(index, rest, [])
+        return texts[0] if isinstance(prompt, str) else texts
+
+    def save(self, path) -> None:
+        """Writes a directory that `load` reads: config.json, tokenizer/ and checkpoints/<step>/. It appears whole or not
+        at all. UserError where `path` already holds something."""
+        target = epath.Path(path).expanduser()
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"{target} already exists: save to a new directory")
+        temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+        try:
+            temporary.mkdir(parents=True, exist_ok=True)
+            (temporary / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
+            self.tokenizer.save(str(temporary / "tokenizer"))
+            checkpoint.save_params(temporary, self.step, self.params)
+            temporary.rename(target)
+        finally:
+            if temporary.exists():
+                temporary.rmtree()
+
+    def _generate_tokens(self, prompts, max_new_tokens: int | None, sampling, seed: int) -> Iterator[list[list[int]]]:
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed={seed} is not allowed: it must be at least 0 and below 2^32")
+        if not prompts:
+            return iter(())
+        tokens = [self._encode(prompt) for prompt in prompts]
+        count = self._check_room(max(map(len, tokens)), max_new_tokens)
+        limits = {"end_of_text": self.tokenizer.end_of_text, "vocab_size": self.tokenizer.vocab_size}
+        return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits)
+
+    def _encode(self, prompt: str) -> list[int]:
+        try:
+            return self.tokenizer.encode(prompt.encode()).tolist() or [self.tokenizer.end_of_text]
+        except UnicodeEncodeError as error:
+            raise UserError(f"the prompt {prompt!r} is not text: it has no UTF-8 form") from error
+
+    def _check_room(self, length: int, max_new_tokens: int | None) -> int:
+        """How many tokens may follow a prompt of `length` tokens."""
+        learned = self.config.position == "learned"
+        room = self.config.max_length - length if learned else sys.maxsize
+        if room < 1 or not 1 <= (1 if max_new_tokens is None else max_new_tokens) <= room:
+            table = f", the rows of the model's learned position table ({self.config.max_length}) less those of the prompt ({length})"
+            raise UserError(
+                f"max_new_tokens={max_new_tokens} is not allowed: it must be at least 1" + (f" and at most {room}" + table) * learned
+            )
+        return min(256, room) if max_new_tokens is None else max_new_tokens
+
+    def _check_tokens(self, tokens_BL) -> jax.Array:
+        try:
+            tokens = np.asarray(tokens_BL)
+        except ValueError as error:
+            raise UserError("tokens are not rows of equal length: they must be integers [B, L]") from error
+        if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
+            hint = "; for a single sequence pass [tokens]" if tokens.ndim == 1 else ""
+            raise UserError(f"tokens of shape {tokens.shape} and type {tokens.dtype}: they must be integers [B, L]{hint}")
+        if self.config.position == "learned" and tokens.shape[1] > self.config.max_length:
+            raise UserError(
+                f"tokens of length {tokens.shape[1]}: at most {self.config.max_length}, the rows of the model's learned "
+                "position table"
+            )
+        low, high, top = int(tokens.min()), int(tokens.max()), self.config.vocab_size - 1
+        if low < 0 or high > top:
+            raise UserError(f"token {low if low < 0 else high}: ids are 0 to {top} (the model's vocabulary)")
+        return jnp.asarray(tokens, jnp.int32)
+
+
+def _forward(config: ModelConfig, params: dict, tokens_BL, taps: Taps | None = None):
+    lm = transformer.bind(config, params)
+    positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
+    out = lm(tokens_BL, Context(positions_BL, taps=taps), layers=decoding.fast_layers())
+    return lm.logits(out.hidden_BLD)
+
+
+_logits = jax.jit(_forward, static_argnums=0)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _capture(config: ModelConfig, names: tuple[str, ...], params: dict, tokens_BL) -> dict:
+    taps = Taps(record=names)
+    _forward(config, params, tokens_BL, taps)
+    taps.check()
+    return taps.values

@@ -1,0 +1,137 @@
+"""python -m xfresearch.evaluate --workdir DIR [--step N | --all-steps] [--data CORPUS[:PATH]] [--stride N]
+
+Measures held-out loss of a trained model. Windows of --sequence-length tokens slide by --stride over the text; every token
+but the first (of each document, for a run that packs documents) is scored once, with more than length - stride tokens
+before it. With a stride of the whole length, the default, this is what training measures.
+"""
+
+import sys
+
+from xfresearch import command
+from xfresearch.errors import UserError
+
+EPILOG = """\
+examples:
+  python -m xfresearch.evaluate --workdir runs/quickstart --stride 64
+  python -m xfresearch.evaluate --workdir runs/a --all-steps --json curve.json
+  python -m xfresearch.evaluate --workdir runs/a --data text_files:notes/*.txt --per-document"""
+
+COLUMNS = {
+    "loss": ("loss", "{:.4f}"),
+    "standard_error": ("+-", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.2f}"),
+    "bits_per_byte": ("bits/byte", "{:.4f}"),
+    "bits_per_character": ("bits/char", "{:.4f}"),
+    "accuracy": ("accuracy", "{:.2%}"),
+    "tokens": ("tokens", "{:,}"),
+    "bytes": ("bytes", "{:,}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+}
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+
+    from xfresearch import api, evaluation
+
+    lm = api.load(options.workdir, options.step)
+    workdir, _ = api.locate(options.workdir)
+    wanted = {name: getattr(options, name) for name in ("corpus", "split", "length", "stride", "limit")}
+    text = evaluation.read_text(lm, workdir, **wanted)
+    print(f"{text.corpus} {text.split}: windows of {text.length} tokens, stride {text.stride}", file=sys.stderr)
+    results = evaluate_steps(lm, workdir, text, options)
+    print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
+    print(f"loss in nats per token; +- is its standard error over {results[0]['units']} {text.unit}")
+    if options.all_steps:
+        print(f"bits/byte  {sparkline([result['bits_per_byte'] for result in results])}")
+    if options.per_document:
+        print(document_table(results[-1]["documents"]))
+    if options.json:
+        settings = {name: getattr(text, name) for name in ("corpus", "split", "length", "stride", "unit")}
+        measured = {"steps": results} if options.all_steps else results[0]
+        command.write_json(options.json, {"workdir": options.workdir, **settings, **measured})
+
+
+def parse(arguments: list[str]):
+    parser = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--workdir", metavar="DIR", required=True, help="a run's directory, or one of its checkpoints")
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    parser.add_argument("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")
+    parser.add_argument("--data", dest="corpus", default="", metavar="CORPUS[:PATH]", help="text to evaluate on (default: the run's first corpus)")
+    parser.add_argument("--split", default="", help="split of the corpus (default: the run's evaluation split)")
+    parser.add_argument(
+        "--sequence-length", dest="length", type=int, default=0, metavar="N", help="tokens of a window (default: as trained)"
+    )
+    parser.add_argument("--stride", type=int, default=0, metavar="N", help="tokens between windows (default: the window's length)")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="evaluate the first N sequences only; 0 is all")
+    parser.add_argument("--per-document", action="store_true", help="also the loss of every document")
+    parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="sequences at once (default: as trained)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
+    options = parser.parse_args(arguments)
+    for name, value in (("sequence-length", options.length), ("stride", options.stride), ("batch-size", options.batch_size)):
+        if value < 0:
+            raise UserError(f"--{name}={value} is not allowed: it must be at least 1")
+    if options.limit < 0:
+        raise UserError(f"--limit={options.limit} is not allowed: it must be at least 0 (0 is all)")
+    if options.all_steps and options.step is not None:
+        raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
+    return options
+
+
+def evaluate_steps(lm, workdir, text, options) -> list[dict]:
+    """The figures of the model's own step, or of every step of the run; damaged checkpoints are named and left out."""
+    from tqdm import tqdm
+
+    from xfresearch import api, evaluation
+    from xfresearch.training import checkpoint
+
+    scorer = evaluation.make_scorer(lm.config, lm.run.training.layers, lm.run.training.loss_rows)
+    batch_size = min(options.batch_size or lm.run.evaluation.batch_size or lm.run.batch_size, len(text.rows))
+    results = []
+    for step in checkpoint.steps(workdir) if options.all_steps else [lm.step]:
+        try:
+            params = lm.params if step == lm.step else api.read_params(workdir, lm.config, step)
+        except checkpoint.Corrupt as error:
+            print(f"warning: {error}; left out", file=sys.stderr)
+            continue
+        with tqdm(desc=f"step {step}", total=len(text.rows), unit="seq", disable=None, leave=False) as bar:
+            scores = evaluation.score_text(scorer, params, text, batch_size, bar.update)
+        documents = {"documents": evaluation.document_figures(text, scores, lm.tokenizer)} if options.per_document else {}
+        results.append({"step": step, **evaluation.text_figures(text, scores), **documents})
+    return results
+
+
+def figures(results: list[dict]) -> dict[str, list[str]]:
+    """Columns of a table: header and cells."""
+    known = {name: column for name, column in COLUMNS.items() if name in results[0]}
+    return {title: [form.format(result[name]) for result in results] for name, (title, form) in known.items()}
+
+
+def table(columns: dict[str, list[str]]) -> str:
+    """Aligned text, numbers to the right."""
+    widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
+    rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
+    return "\n".join("  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row)) for row in rows)
+
+
+def document_table(documents: list[dict], shown: int = 5) -> str:
+    """The documents with the highest and the lowest bits per byte."""
+    ranked = sorted(documents, key=lambda document: -document["bits_per_byte"])
+    lines = []
+    for title, part in (("worst", ranked[:shown]), ("best", ranked[shown:][-shown:])):
+        names = {"document": [str(d["document"]) for d in part]}
+        cells = {k: v for k, v in figures(part).items() if k != "+-"} if part else {}
+        lines += [f"{title} documents by bits/byte (of {len(documents)})"]
+        lines += [table(names | cells | {"starts": [repr(d["starts"]) for d in part]})] if part else []
+    return "\n".join(lines)
+
+
+def sparkline(values: list[float]) -> str:
+    """One character per value, higher for higher ones, between the first and the last value."""
+    bars, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
+    heights = [int((value - low) / (high - low or 1) * (len(bars) - 1)) for value in values]
+    return f"{values[0]:.4f} {''.join(bars[h] for h in heights)} {values[-1]:.4f}"
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,114 @@
+"""python -m xfresearch.generate --workdir DIR [--prompt TEXT ...]
+
+Writes on after prompts with a trained model. The text goes to standard output as it comes, timings to standard error.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from xfresearch import command
+from xfresearch.errors import UserError
+
+EPILOG = """\
+examples:
+  python -m xfresearch.generate --workdir runs/quickstart --prompt "def main(" --temperature 0
+  python -m xfresearch.generate --workdir runs/a --step 500 --prompt "class A" --prompt "import " --top-k 40 --seed 1
+
+Without a prompt, the model starts a new text. The same seed gives the same text."""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
+
+    from xfresearch import api
+
+    lm = api.load(options.workdir, options.step)
+    printer = Printer(prompts)
+    sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
+    texts = lm.generate(prompts, **sampling, stream=printer)
+    printer.finish()
+    if options.json:
+        samples = [
+            {"prompt": prompt, "text": text, "tokens": count}
+            for prompt, text, count in zip(prompts, texts, printer.counts, strict=True)
+        ]
+        result = {"workdir": options.workdir, "step": lm.step, **sampling, **printer.timing(), "samples": samples}
+        command.write_json(options.json, result)
+
+
+def parse(arguments: list[str]):
+    parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--workdir", metavar="DIR", required=True, help="a run's directory, or one of its checkpoints")
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="text to go on from; may be repeated")
+    parser.add_argument(
+        "--prompt-file", action="append", default=[], metavar="FILE", help="file whose text is a prompt; may be repeated"
+    )
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest text (default: 256, or what learned positions leave)")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: 0.8)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0 is all")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the fewest tokens whose probabilities reach P"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
+    return parser.parse_args(arguments)
+
+
+def read_prompt(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--prompt-file={path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt-file={path}: not UTF-8 at byte {error.start}") from error
+
+
+class Printer:
+    """Prints the texts one under the other while all are being written: the first as it comes, the others after it."""
+
+    def __init__(self, prompts: list[str]):
+        self.prompts, self.rest = prompts, [""] * len(prompts)
+        self.counts = [0] * len(prompts)
+        self.start = self.first = self.last = time.perf_counter()
+        self.chunks, self.before, self.first_count = 0, len(prompts), 0
+        self._head(0)
+
+    def __call__(self, index: int, text: str, tokens: list[int]) -> None:
+        self.last = time.perf_counter()
+        self.chunks += index <= self.before  # every chunk comes in the order of the prompts
+        self.before = index
+        if self.chunks == 1:
+            self.first, self.first_count = self.last, self.first_count + len(tokens)
+        self.counts[index] += len(tokens)
+        if index:
+            self.rest[index] += text
+        else:
+            print(text, end="", flush=True)
+
+    def finish(self) -> None:
+        for index in range(1, len(self.prompts)):
+            print("\n")
+            self._head(index)
+            print(self.rest[index], end="")
+        print(flush=True)
+        timing = self.timing()
+        rate = f", then {timing['tokens_per_second']:.0f} tokens/s" if timing["tokens_per_second"] else ""
+        print(f"{sum(self.counts)} tokens, the first after {timing['seconds_to_first']:.1f} s{rate}", file=sys.stderr)
+
+    def timing(self) -> dict:
+        """`tokens_per_second` leaves out the first chunk, which waits for compilation; None where there was no other."""
+        later, seconds = sum(self.counts) - self.first_count, self.last - self.first
+        rate = later / seconds if later > 0 and seconds > 0 else None
+        return {"seconds_to_first": self.first - self.start, "tokens_per_second": rate}
+
+    def _head(self, index: int) -> None:
+        if len(self.prompts) > 1:
+            print(f"--- prompt {index + 1} of {len(self.prompts)} ---")
+        print(self.prompts[index], end="", flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)
