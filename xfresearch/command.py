@@ -41,7 +41,8 @@ def run(main, arguments=None) -> None:
     except UserError as error:
         _finish(2, f"error: {error}")
     except Stopped as error:
-        _finish(1, f"stopped: {error}")
+        _say(f"stopped: {error}")
+        os._exit(1)  # threads that were writing a checkpoint are not to print after the one line
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
@@ -53,8 +54,13 @@ def run(main, arguments=None) -> None:
         _finish(1, f"failed: {type(error).__name__}: {first} (details in {log.name})")
 
 
-def _finish(code: int, line: str) -> None:
+def _say(line: str) -> None:
+    sys.stdout.flush()
     print(line.replace("\n", " "), file=sys.stderr, flush=True)
+
+
+def _finish(code: int, line: str) -> None:
+    _say(line)
     sys.exit(code)
 
 

@@ -129,8 +129,8 @@ def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
 @pytest.mark.parametrize("how", ["truncated", "altered"])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache, unbroken, how):
     shutil.copytree(unbroken, tmp_path / "run")
-    newest = checkpoint.directory(tmp_path / "run") / str(STEPS)
-    largest = max((p for p in newest.glob("params/**/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    newest = Path(checkpoint.directory(tmp_path / "run") / str(STEPS))
+    largest = max((p for p in (newest / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 0xFF
     largest.write_bytes(data[: len(data) // 2] if how == "truncated" else data)
@@ -152,7 +152,7 @@ def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, 
 def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
-    done = run(tmp_path / "run", cache, "--config.mesh.tensor=2", devices=2)
+    done = run(tmp_path / "run", cache, "--config.mesh.fsdp=2", devices=2)
     assert "config" not in done.stderr.splitlines()[-1]
     last, expected = curve(tmp_path / "run")[-1], curve(unbroken)[-1]
     assert last["step"] == STEPS and last["loss"] == pytest.approx(expected["loss"], rel=1e-3)

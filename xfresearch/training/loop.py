@@ -68,6 +68,7 @@ class Run:
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
         self.bytes_per_token = _bytes_per_token(self.batches)
         self.byte_lengths = tokenizer.byte_lengths
+        self.shard = {"shard": jax.process_index(), "shards": jax.process_count()}
         self.optimizer = make_optimizer(config.optimizer, config.steps)
         with self.clock.measure("compile"):
             self.state, meta = self._start()
@@ -104,10 +105,11 @@ class Run:
 
     def compile(self):
         """The training step, compiled for the shapes of this run."""
+        first = self.batches.batch(self.start, **self.shard)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         step = jax.jit(make_train_step(self.config, self.optimizer), donate_argnums=0, out_shardings=(shardings, None))
         with self.clock.measure("compile"):
-            return step.lower(self.state, self.place(self.batches.batch(self.start))).compile()
+            return step.lower(self.state, self.place(first)).compile()
 
     def place(self, batch: dict) -> dict:
         """A batch of this process's rows as arrays on the mesh."""
@@ -143,7 +145,7 @@ class Run:
         """Held-out loss with the parameters of now, logged."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        batches = evaluation_batches(self.heldout, limits.batch_size or self.config.batch_size, limit)
+        batches = evaluation_batches(self.heldout, limits.batch_size or self.config.batch_size, limit, **self.shard)
         with self.clock.measure("evaluation"):
             values = evaluate_batches(self.evaluate_batch, self.params, map(self.place, batches), self.byte_lengths)
         self.log.write(step, "evaluation", values)
@@ -167,7 +169,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
     step_function, stopping = run.compile(), StopSignal()
     progress = Progress(config.steps, run.start, run.bytes_per_token)
-    batches = run.batches.iterate(run.start, config.steps, place=run.place)
+    batches = run.batches.iterate(run.start, config.steps, place=run.place, **run.shard)
     pending, done = None, run.start
     run.clock.begin()
     try:
