@@ -1,4 +1,4 @@
-"""Attention: both implementations against NumPy in float64, their gradients against each other, and wrong ways caught."""
+"""Attention: both implementations against NumPy in float64, their gradients against each other, wrong ways caught."""
 
 from functools import partial
 
@@ -69,7 +69,7 @@ def gradients(function, arguments):
 
 
 def assert_close(actual, expected, dtype):
-    """Relative to the largest value of the whole tree: where a query sees one key, the gradient of both is exactly 0."""
+    """Relative to the largest value of the tree: where a query sees one key, the gradient of both is exactly 0."""
     actual, expected = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (actual, expected))
     assert actual.dtype == dtype
     assert relative_error(actual, expected) < TOLERANCE[dtype]
@@ -179,7 +179,10 @@ def test_transformations():
         return jax.lax.scan(wrap(layer), q, None, length=3)[0]
 
     for wrap in (lambda f: f, jax.checkpoint):
-        results = [jax.jit(jax.value_and_grad(lambda q, i=i: jnp.sin(layers(i, wrap, q)).sum()))(q) for i in IMPLEMENTATIONS]
+        results = [
+            jax.jit(jax.value_and_grad(lambda q, i=i, w=wrap: jnp.sin(layers(i, w, q)).sum()))(q)
+            for i in IMPLEMENTATIONS
+        ]
         assert_close(results[1], results[0], "float64")
     stacked = jax.tree.map(lambda x: jnp.stack([x, 2 * x, x - 1]), (q, k, v, memory))
     results = [gradients(jax.vmap(partial(run, i, **segments)), stacked) for i in IMPLEMENTATIONS]
@@ -187,12 +190,19 @@ def test_transformations():
 
 
 def test_dropout():
-    """Weights are dropped after normalisation: the mean over keys is the plain output, and one key is never the same."""
+    """Weights are dropped after normalisation: the mean over keys is the plain output, the sum of weights is not 1."""
     (q, k, v, memory), _ = draw(B=1, L=3)
     dropped = jax.vmap(lambda key: attention(q, k, v, memory=memory, dropout_rate=0.5, dropout_key=key))
     many = dropped(jax.random.split(jax.random.key(0), 4000))
     assert relative_error(many.mean(0), run("plain", (q, k, v, memory))) < 0.1
-    ones = attention(q, k, jnp.ones_like(v), memory=(memory[0], jnp.ones_like(memory[1])), dropout_rate=0.5, dropout_key=jax.random.key(1))
+    ones = attention(
+        q,
+        k,
+        jnp.ones_like(v),
+        memory=(memory[0], jnp.ones_like(memory[1])),
+        dropout_rate=0.5,
+        dropout_key=jax.random.key(1),
+    )
     assert jnp.unique(ones.round(6)).size > 10  # dropped before the softmax, every output would be 1
 
 
@@ -201,7 +211,13 @@ def test_choice():
     name = lambda *a, **named: choose_attention(*a, backend="cpu", **named).name  # noqa: E731
     assert name(q, k) == "blocked"
     assert choose_attention(q, k, backend="gpu").name == "plain"
-    assert name(q, k, dropout_rate=0.1) == name(q, k, causal=False) == name(q[:, :2], k) == name(q, k, q_offset=3) == "plain"
+    assert (
+        name(q, k, dropout_rate=0.1)
+        == name(q, k, causal=False)
+        == name(q[:, :2], k)
+        == name(q, k, q_offset=3)
+        == "plain"
+    )
     assert name(q, k, q_offset=jnp.int32(0)) == name(q, k, q_offset=3, implementation="blocked") == "plain"
     with pytest.raises(UserError, match="did you mean 'blocked'"):
         choose_attention(q, k, implementation="bloked")

@@ -33,7 +33,12 @@ def draw(T=13, D=5, V=11, seed=0, dtype="float64"):
     rng = np.random.default_rng(seed)
     x, table, labels = rng.normal(size=(T, D)), rng.normal(size=(V, D)), rng.integers(0, V, T)
     weights = rng.integers(0, 3, T) / 2
-    return jnp.asarray(x, dtype), jnp.asarray(table, dtype), jnp.asarray(labels, jnp.int32), jnp.asarray(weights, "float32")
+    return (
+        jnp.asarray(x, dtype),
+        jnp.asarray(table, dtype),
+        jnp.asarray(labels, jnp.int32),
+        jnp.asarray(weights, "float32"),
+    )
 
 
 @pytest.fixture
@@ -44,7 +49,12 @@ def x64():
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.integers(1, 20), st.integers(1, 6), st.integers(1, 12), st.integers(1, 25), st.sampled_from([0.0, 0.3]), st.integers(0, 99)
+    st.integers(1, 20),
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.integers(1, 25),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(0, 99),
 )
 def test_values_and_gradients(T, D, V, rows, z_loss, seed):
     with jax.enable_x64(True):
@@ -57,10 +67,13 @@ def test_values_and_gradients(T, D, V, rows, z_loss, seed):
         def whole(x, table, weights):
             return naive(x, table, labels, weights, z_loss)
 
-        for actual, expected in zip(jax.jit(tiled)(x, table, weights), reference(x, table, labels, weights, z_loss), strict=True):
+        for actual, expected in zip(
+            jax.jit(tiled)(x, table, weights), reference(x, table, labels, weights, z_loss), strict=True
+        ):
             assert abs(actual - expected) <= TOLERANCE["float64"] * max(1, abs(expected))
         actual = jax.jit(jax.grad(lambda *a: 3 * tiled(*a)[0], (0, 1, 2)))(x, table, weights)
-        for a, e in zip(actual, jax.grad(lambda *a: 3 * whole(*a), (0, 1, 2))(x, table, weights), strict=True):
+        expected = jax.grad(lambda *a: 3 * whole(*a), (0, 1, 2))(x, table, weights)
+        for a, e in zip(actual, expected, strict=True):
             assert np.max(np.abs(a - e)) <= TOLERANCE["float64"] * max(1, np.max(np.abs(e)))
 
 
@@ -72,8 +85,12 @@ def test_lower_precision(dtype, x64):
     expected = reference(*(np.asarray(a, np.float64) for a in (x, table)), labels, np.asarray(weights), 0.1)
     assert relative_error(total, expected[0]) < TOLERANCE[dtype]
     assert relative_error(nll, expected[1]) < TOLERANCE[dtype]
-    actual = jax.grad(lambda x, t: linear_cross_entropy(x, t, labels, weights, z_loss=0.1, rows=16)[0], (0, 1))(x, table)
-    wide = jax.grad(lambda x, t: naive(x, t, labels, weights, 0.1), (0, 1))(x.astype("float64"), table.astype("float64"))
+    actual = jax.grad(lambda x, t: linear_cross_entropy(x, t, labels, weights, z_loss=0.1, rows=16)[0], (0, 1))(
+        x, table
+    )
+    wide = jax.grad(lambda x, t: naive(x, t, labels, weights, 0.1), (0, 1))(
+        x.astype("float64"), table.astype("float64")
+    )
     for a, e, like in zip(actual, wide, (x, table), strict=True):
         assert a.dtype == like.dtype
         assert relative_error(a.astype("float64"), e) < TOLERANCE[dtype]
@@ -138,8 +155,9 @@ step = jax.value_and_grad(lambda *a: linear_cross_entropy(*a, z_loss=0.1, rows=1
 expected = step(x, table, labels, weights)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
-compiled = jax.jit(step).lower(put(x, P("data")), put(table, P()), put(labels, P("data")), put(weights, P("data"))).compile()
-actual = compiled(put(x, P("data")), put(table, P()), put(labels, P("data")), put(weights, P("data")))
+arguments = put(x, P("data")), put(table, P()), put(labels, P("data")), put(weights, P("data"))
+compiled = jax.jit(step).lower(*arguments).compile()
+actual = compiled(*arguments)
 for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
     assert np.max(np.abs(np.asarray(a) - np.asarray(e))) < 1e-5 * np.max(np.abs(np.asarray(e)))
 assert len(jax.devices()) == 4 and "all-reduce" in compiled.as_text() and "all-gather" not in compiled.as_text()
@@ -150,5 +168,7 @@ print("equal")
 def test_on_four_devices():
     """Tokens cut over four devices: the same values and gradients, and no tokens gathered on the way."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert result.stdout.strip() == "equal", result.stderr[-2000:]

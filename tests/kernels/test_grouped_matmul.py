@@ -42,7 +42,10 @@ def check(implementation, sizes, D, F, seed, dtype):
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(sum), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99)
+    st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(sum),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 99),
 )
 def test_values_and_gradients(sizes, D, F, seed):
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
@@ -93,7 +96,9 @@ def test_rows_multiplied():
 
     with patch.context() as p:
         p.setattr(module, "_slice", counting)
-        grouped_matmul(jnp.ones((2048, 2)), jnp.ones((5, 2, 3)), jnp.array(sizes), implementation="blocked").block_until_ready()
+        grouped_matmul(
+            jnp.ones((2048, 2)), jnp.ones((5, 2, 3)), jnp.array(sizes), implementation="blocked"
+        ).block_until_ready()
         jax.effects_barrier()
     assert sum(counted) == multiplied_rows(sizes) <= 2048 + 5 * module.BLOCK
 

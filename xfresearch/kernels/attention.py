@@ -2,8 +2,8 @@
 
     w = softmax([q Mk^T, q k^T] / sqrt(K))        o = w [Mv; v]
 
-Memory slots have no position and no batch dimension; every query sees all of them. A query at absolute position p sees the
-keys at positions up to p, of its own segment. G key-value heads serve H = G R query heads.
+Memory slots have no position and no batch dimension; every query sees all of them. A query at absolute position p sees
+the keys at positions up to p, of its own segment. G key-value heads serve H = G R query heads.
 
 `plain` writes the equation down. `blocked` is for training on CPU: see `_in_parts`.
 """
@@ -46,7 +46,8 @@ def choose_attention(
         return Choice("plain", "blocked has no dropout")
     if not (isinstance(q_offset, int) and q_offset == 0 and q_BLHK.shape[1] == k_BSGK.shape[1]):
         return Choice("plain", "blocked is for queries and keys of the same positions, from 0")
-    return Choice("blocked", "asked for" if implementation == "blocked" else "skips masked keys, saves its weights: fast on CPU")
+    reason = "asked for" if implementation == "blocked" else "skips masked keys and saves its weights: fast on CPU"
+    return Choice("blocked", reason)
 
 
 def attention(
@@ -123,11 +124,12 @@ def _plain(q_BLGRK, k_BSGK, v_BSGK, memory, mask_BLS, empty_rows: bool, dropout)
     return o_BNGK.reshape(B, L, R, G, K).swapaxes(2, 3).astype(q_BLGRK.dtype)
 
 
-# Each block of queries is computed against the keys up to its own end. Heads come first, then the batch: so both the context
-# (G and B are batch dimensions) and the memory (G alone is) are plain matrix products without a copy; a row N is a query l and
-# one of the R heads that share keys. Weights are saved unnormalised, with the reciprocal of their sum: normalising the outputs
-# is cheaper. XLA on CPU runs one small product on one core, but independent chains of operations side by side: hence the blocks,
-# and the parts of the batch, taken with a stride so that a batch cut over devices stays where it is.
+# Each block of queries is computed against the keys up to its own end. Heads come first, then the batch: so both the
+# context (G and B are batch dimensions) and the memory (G alone is) are plain matrix products without a copy; a row N
+# is a query l and one of the R heads that share keys. Weights are saved unnormalised, with the reciprocal of their sum:
+# normalising the outputs is cheaper. XLA on CPU runs a small product on one core, but independent chains of operations
+# side by side: hence the blocks, and the parts of the batch, taken with a stride so that a batch cut over devices stays
+# where it is.
 
 
 def _in_parts(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
@@ -137,7 +139,8 @@ def _in_parts(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
     def split(x):
         return [part.squeeze(1) for part in jnp.split(x.reshape(B // count, count, *x.shape[1:]), count, 1)]
 
-    parts = zip(*map(split, (q_BLGRK, k_BSGK, v_BSGK)), zip(*map(split, segments)) if segments else [None] * count)
+    parts_of_segments = list(zip(*map(split, segments), strict=True)) if segments else [None] * count
+    parts = zip(split(q_BLGRK), split(k_BSGK), split(v_BSGK), parts_of_segments, strict=True)
     return jnp.stack([_blocked(q, k, v, memory, s) for q, k, v, s in parts], 1).reshape(q_BLGRK.shape)
 
 

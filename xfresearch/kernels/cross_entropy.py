@@ -3,9 +3,9 @@
     logits_t = table x_t        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
     lse_t = log sum_v exp(logits_t[v])
 
-Tokens are taken in tiles. A tile's tokens stand with a stride over the whole sequence of tokens, so that where tokens are cut
-over devices every device has its share of every tile. Differentiated, the forward pass computes the gradients too, from the
-logits that it has: three matrix products in all, and nothing is computed twice.
+Tokens are taken in tiles. A tile's tokens stand with a stride over all tokens, so that where tokens are cut over
+devices every device has its share of every tile. Differentiated, the forward pass computes the gradients too,
+from the logits that it has: three matrix products in all, and nothing is computed twice.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 
 def linear_cross_entropy(x_TD, table_VD, labels_T, weights_T, *, z_loss=0.0, rows=1024):
-    """(total, nll_sum): nll + z, and nll alone, which is not differentiated. Scalars, float32 (float64 for float64 inputs).
+    """(total, nll_sum): nll + z, and nll alone, not differentiated. Scalars, float32 (float64 for float64 inputs).
 
     Logits of at most `rows` tokens exist at once. The gradient is that of `total`, for x, the table and the weights.
     """
@@ -56,8 +56,8 @@ def _sums_forward(x_TD, table_VD, labels_T, weights_T, z_loss, rows):
         logits = _logits(x, table_VD)
         lse, p = _lse(logits)
         total, nll = _token_losses(logits, lse, labels, z_loss)
-        dlogits = (weights * (1 + 2 * z_loss * lse))[:, None] * p - jnp.where(_is_label(logits, labels), weights[:, None], 0)
-        dlogits = dlogits.astype(x.dtype)
+        at_label = jnp.where(_is_label(logits, labels), weights[:, None], 0)
+        dlogits = ((weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label).astype(x.dtype)
         dx = jnp.einsum("TV,VD->TD", dlogits, table_VD, preferred_element_type=lse.dtype).astype(x.dtype)
         dtable_VD += jnp.einsum("TV,TD->VD", dlogits, x, preferred_element_type=lse.dtype)
         sums = sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()

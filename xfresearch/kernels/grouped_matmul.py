@@ -1,9 +1,9 @@
 """Rows times the matrix of the group (expert) that they belong to: y_t = x_t w_{e(t)}, rows sorted by group.
 
 `ragged` is jax.lax.ragged_dot: the ideal number of FLOPs on TPU, E times that on CPU.
-`blocked` walks over each group's rows in blocks. A group's last block runs on into the next group's rows: what it writes there is
-overwritten by that group, which comes later; what it would add to a weight's gradient is masked. So nothing is gathered or
-padded, and the FLOPs are those of T + E BLOCK / 2 rows on average.
+`blocked` walks over each group's rows in blocks. A group's last block runs on into the next group's rows: what it
+writes there is overwritten by that group, which comes later; what it would add to a weight's gradient is masked. So
+nothing is gathered, and the FLOPs are those of T + E BLOCK / 2 rows on average.
 """
 
 import jax

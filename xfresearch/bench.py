@@ -1,0 +1,192 @@
+"""Compares the implementations of one hot operation, side by side in one process.
+
+    python -m xfresearch.bench attention --memory 512
+    python -m xfresearch.bench cross_entropy --vocab 32000 --rows 512,1024,4096
+    python -m xfresearch.bench grouped_matmul --experts 8
+
+Implementations take turns, so that a busy machine slows all of them alike; each figure is the fastest of its rounds.
+The floor is the time that the operation's matrix products would take at the rate of one large product, measured in the
+same run.
+"""
+
+import time
+
+from xfresearch.command import Parser, run, write_json
+
+FLOOR = "floor"
+
+
+def count(word: str) -> int:
+    """A number that is not negative."""
+    if not word.isdecimal():
+        raise ValueError
+    return int(word)
+
+
+def parse(arguments):
+    parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
+    operations = parser.add_subparsers(
+        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul"
+    )
+    sizes = {
+        "attention": {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0},
+        "cross_entropy": {"tokens": 4096, "width": 256, "vocab": 8192},
+        "grouped_matmul": {"tokens": 8192, "width": 256, "hidden": 512, "experts": 8},
+    }
+    for operation, defaults in sizes.items():
+        command = operations.add_parser(operation, description=OPERATIONS[operation].__doc__)
+        for name, default in defaults.items():
+            command.add_argument(f"--{name}", type=count, default=default, metavar="N", help=f"default {default}")
+        if operation == "cross_entropy":
+            command.add_argument(
+                "--rows", default="512,1024,4096", metavar="N,N,...", help="tokens per tile, to compare"
+            )
+        command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
+        command.add_argument("--rounds", type=count, default=15, metavar="N", help="default 15")
+        command.add_argument("--json", metavar="FILE", help="also write the figures here")
+    return parser.parse_args(arguments)
+
+
+def bench_attention(a, draw):
+    """Causal self-attention, with persistent memory slots."""
+    from xfresearch.errors import UserError
+    from xfresearch.kernels.attention import attention, choose_attention
+
+    G, K = a.kv_heads, a.head_size
+    if a.heads % G:
+        raise UserError(f"--kv-heads={G} is not allowed: it must be a divisor of --heads={a.heads}")
+    q, k, v = (draw(a.batch, a.length, heads, K) for heads in (a.heads, G, G))
+    memory = (draw(a.memory, G, K), draw(a.memory, G, K)) if a.memory else None
+
+    def implementation(name):
+        return lambda q, k, v, memory: attention(q, k, v, memory=memory, implementation=name)
+
+    print("auto: " + ", ".join(choose_attention(q, k)))
+    # Half of the context is masked; two products per pair of positions.
+    flops = 4 * a.batch * a.length * a.heads * K * (a.length / 2 + a.memory)
+    return {name: implementation(name) for name in ("plain", "blocked")}, (q, k, v, memory), flops
+
+
+def bench_cross_entropy(a, draw):
+    """Cross-entropy of a linear head, in tiles of tokens, against the one that holds all logits (whole)."""
+    import jax
+    import jax.numpy as jnp
+
+    from xfresearch.errors import UserError
+    from xfresearch.kernels.cross_entropy import linear_cross_entropy
+
+    labels_T, weights_T = jnp.arange(a.tokens) % a.vocab, jnp.ones(a.tokens)
+
+    def whole(x_TD, table_VD):
+        wide = jnp.promote_types(x_TD.dtype, jnp.float32)
+        logits_TV = jnp.einsum("TD,VD->TV", x_TD, table_VD, preferred_element_type=wide)
+        return (jax.nn.logsumexp(logits_TV, -1) - jnp.take_along_axis(logits_TV, labels_T[:, None], 1)[:, 0]).sum()
+
+    def tiled(rows):
+        return lambda x_TD, table_VD: linear_cross_entropy(x_TD, table_VD, labels_T, weights_T, rows=rows)[0]
+
+    try:
+        rows = [int(word) for word in a.rows.split(",")]
+    except ValueError:
+        raise UserError(f"--rows={a.rows} is not allowed: it must be numbers, with commas between them") from None
+    functions = {"whole": whole} | {f"rows={n}": tiled(n) for n in rows}
+    return functions, (draw(a.tokens, a.width), draw(a.vocab, a.width)), 2 * a.tokens * a.width * a.vocab
+
+
+def bench_grouped_matmul(a, draw):
+    """Rows times the matrix of their expert, unequal in size; `one matrix` is a single product of the same rows."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from xfresearch.kernels.grouped_matmul import choose_grouped_matmul, grouped_matmul
+
+    rng = np.random.default_rng(0)
+    sizes_E = jnp.asarray(rng.multinomial(a.tokens, rng.dirichlet(np.full(a.experts, 5.0))), jnp.int32)
+
+    def implementation(name):
+        return lambda x_TD, w_EDF: grouped_matmul(x_TD, w_EDF, sizes_E, implementation=name)
+
+    print("auto: " + ", ".join(choose_grouped_matmul()))
+    functions = {name: implementation(name) for name in ("ragged", "blocked")}
+    functions["one matrix"] = lambda x_TD, w_EDF: x_TD @ w_EDF[0]
+    return functions, (draw(a.tokens, a.width), draw(a.experts, a.width, a.hidden)), 2 * a.tokens * a.width * a.hidden
+
+
+OPERATIONS = {
+    "attention": bench_attention,
+    "cross_entropy": bench_cross_entropy,
+    "grouped_matmul": bench_grouped_matmul,
+}
+
+
+def forward_and_backward(function):
+    import jax
+    import jax.numpy as jnp
+
+    def both(*arguments):
+        outputs, vjp = jax.vjp(function, *arguments)
+        return outputs, vjp(jnp.ones_like(outputs))
+
+    return both
+
+
+def fastest(functions: dict, arguments, rounds: int) -> dict:
+    """Seconds of the fastest of `rounds` calls of each function, which take turns."""
+    import jax
+
+    compiled = {name: jax.jit(function) for name, function in functions.items()}
+    times = {name: [] for name in functions}
+    for turn in range(max(rounds, 1) + 1):
+        for name, function in compiled.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*arguments[name]))
+            if turn:  # the first call compiles
+                times[name].append(time.perf_counter() - start)
+    return {name: min(values) for name, values in times.items()}
+
+
+def compare(functions: dict, arguments, flops: float, square, rounds: int) -> list[dict]:
+    """A row for each implementation and the floor, forward and forward with backward (three times the FLOPs)."""
+    table = {}
+    for phase, factor in (("forward", 1), ("forward+backward", 3)):
+        wrapped = functions if factor == 1 else {name: forward_and_backward(f) for name, f in functions.items()}
+        each = dict.fromkeys(functions, arguments) | {FLOOR: (square, square)}
+        times = fastest(wrapped | {FLOOR: lambda a, b: a @ b}, each, rounds)
+        times[FLOOR] *= factor * flops / (2 * square.shape[0] ** 3)
+        first = times[next(iter(functions))]
+        for name, seconds in times.items():
+            table.setdefault(name, {"implementation": name})[phase] = {
+                "ms": seconds * 1e3,
+                "ratio": first / seconds,
+                "floors": seconds / times[FLOOR],
+            }
+    return list(table.values())
+
+
+def main(arguments) -> None:
+    a = parse(arguments)
+    import jax
+    import numpy as np
+
+    if a.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jax.numpy.asarray(rng.normal(size=shape) / shape[-1] ** 0.5, a.dtype)
+
+    functions, inputs, flops = OPERATIONS[a.operation](a, draw)
+    rows = compare(functions, inputs, flops, draw(1536, 1536), a.rounds)
+    print(f"{'':14}{'forward ms':>12}{'speed-up':>10}{'floors':>8}{'+backward ms':>14}{'speed-up':>10}{'floors':>8}")
+    for row in rows:
+        f, b = row["forward"], row["forward+backward"]
+        cells = (
+            f"{f['ms']:12.2f}{f['ratio']:10.2f}{f['floors']:8.2f}{b['ms']:14.2f}{b['ratio']:10.2f}{b['floors']:8.2f}"
+        )
+        print(f"{row['implementation']:14}{cells}")
+    if a.json:
+        write_json(a.json, {"arguments": vars(a), "backend": jax.default_backend(), "flops": flops, "rows": rows})
+
+
+if __name__ == "__main__":
+    run(main)
