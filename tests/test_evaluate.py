@@ -39,7 +39,9 @@ def run(tmp_path_factory, texts):
 
 @pytest.fixture(scope="module")
 def document_run(tmp_path_factory, texts):
-    return make_run(tmp_path_factory.mktemp("runs") / "d", "moe", **texts, sequence_length=16, data__packing="documents")
+    return make_run(
+        tmp_path_factory.mktemp("runs") / "d", "moe", **texts, sequence_length=16, data__packing="documents"
+    )
 
 
 def evaluated(run, *options, tmp_path) -> dict:
@@ -212,7 +214,9 @@ def test_batches_cut_over_devices_sum_to_the_same():
 def test_a_step_never_holds_the_logits_of_all_tokens():
     config = tiny_config("moe", sequence_length=64).model
     config = type(config)(**{**vars(config), "vocab_size": 8192})
-    params = jax.eval_shape(lambda: tiny_model("moe").params) | {"embed": {"table": jax.ShapeDtypeStruct((8192, 32), "float32")}}
+    params = jax.eval_shape(lambda: tiny_model("moe").params) | {
+        "embed": {"table": jax.ShapeDtypeStruct((8192, 32), "float32")}
+    }
     ints = jax.ShapeDtypeStruct((16, 64), jnp.int32)
     batch = {name: ints for name in ("tokens", "targets", "positions", "segments", "weights")}
     memory = make_scorer(config, rows=32).lower(params, batch).compile().memory_analysis()
@@ -270,10 +274,11 @@ def test_a_damaged_step_is_left_out_of_the_curve(tmp_path, texts, capsys):
     "options, text",
     [
         (["--stride", "17"], "stride 17 is not allowed.*at most the sequence length, 16"),
-        (["--stride", "-1"], "--stride=-1"),
-        (["--stride", "x"], "--stride: invalid int value: 'x'"),
-        (["--batch-size", "-2"], "--batch-size=-2"),
-        (["--limit", "-2"], "--limit=-2"),
+        (["--stride", "0"], "--stride: 0 is not allowed: it must be an integer of at least 1"),
+        (["--stride", "x"], "--stride: x is not allowed"),
+        (["--batch-size", "-2"], "--batch-size: -2 is not allowed"),
+        (["--limit", "-2"], "--limit: -2 is not allowed: it must be an integer of at least 0"),
+        (["--sequence-length", "--1"], "--sequence-length"),
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--step", "10", "--all-steps"], "--step=10 is not allowed with --all-steps"),
         (["--split", "validatoin"], "did you mean 'validation'"),
@@ -295,6 +300,11 @@ def test_windows_longer_than_learned_positions_are_refused(tmp_path, texts):
     run = make_run(tmp_path / "a", "gpt2", steps=(1,), **texts)
     with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64"):
         evaluate.main(["--workdir", str(run), "--sequence-length", "65"])
+
+
+def test_figures_that_are_not_numbers_are_null_in_json(run, tmp_path):
+    measured = evaluated(run, "--limit", "1", tmp_path=tmp_path)
+    assert measured["units"] == 1 and measured["standard_error"] is None
 
 
 def test_sparklines_rise_with_their_values():

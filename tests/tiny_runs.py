@@ -27,7 +27,9 @@ def rough_params(model, seed: int = 0) -> dict:
     params = transformer.init(model, jax.random.key(seed))
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [leaf + 0.3 * jax.random.normal(key, leaf.shape, leaf.dtype) for leaf, key in zip(leaves, keys, strict=True)]
+    noisy = [
+        leaf + 0.3 * jax.random.normal(key, leaf.shape, leaf.dtype) for leaf, key in zip(leaves, keys, strict=True)
+    ]
     return structure.unflatten(noisy)
 
 

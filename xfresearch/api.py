@@ -1,7 +1,7 @@
 """What a library user holds: `load` and `LanguageModel`.
 
-    lm = xf.load("runs/a")
-    logits_BLV = lm(tokens_BL)
+lm = xf.load("runs/a")
+logits_BLV = lm(tokens_BL)
 """
 
 import os
@@ -149,8 +149,8 @@ class LanguageModel:
         return texts[0] if isinstance(prompt, str) else texts
 
     def save(self, path) -> None:
-        """Writes a directory that `load` reads: config.json, tokenizer/ and checkpoints/<step>/. It appears whole or not
-        at all. UserError where `path` already holds something."""
+        """Writes a directory that `load` reads: config.json, tokenizer/ and checkpoints/<step>/. It appears whole or
+        not at all. UserError where `path` already holds something."""
         target = epath.Path(path).expanduser()
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UserError(f"{target} already exists: save to a new directory")
@@ -185,12 +185,16 @@ class LanguageModel:
         """How many tokens may follow a prompt of `length` tokens."""
         learned = self.config.position == "learned"
         room = self.config.max_length - length if learned else sys.maxsize
-        if room < 1 or not 1 <= (1 if max_new_tokens is None else max_new_tokens) <= room:
-            table = f", the rows of the model's learned position table ({self.config.max_length}) less those of the prompt ({length})"
+        if learned and room < 1:
             raise UserError(
-                f"max_new_tokens={max_new_tokens} is not allowed: it must be at least 1" + (f" and at most {room}" + table) * learned
+                f"a prompt of {length} tokens leaves no room: the model's learned position table has "
+                f"{self.config.max_length} rows"
             )
-        return min(256, room) if max_new_tokens is None else max_new_tokens
+        count = min(256, room) if max_new_tokens is None else max_new_tokens
+        if not 1 <= count <= room:
+            most = f" and at most {room} after a prompt of {length} tokens (learned positions)" if learned else ""
+            raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
+        return count
 
     def _check_tokens(self, tokens_BL) -> jax.Array:
         try:
@@ -199,7 +203,9 @@ class LanguageModel:
             raise UserError("tokens are not rows of equal length: they must be integers [B, L]") from error
         if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
             hint = "; for a single sequence pass [tokens]" if tokens.ndim == 1 else ""
-            raise UserError(f"tokens of shape {tokens.shape} and type {tokens.dtype}: they must be integers [B, L]{hint}")
+            raise UserError(
+                f"tokens of shape {tokens.shape} and type {tokens.dtype}: they must be integers [B, L]{hint}"
+            )
         if self.config.position == "learned" and tokens.shape[1] > self.config.max_length:
             raise UserError(
                 f"tokens of length {tokens.shape[1]}: at most {self.config.max_length}, the rows of the model's learned "

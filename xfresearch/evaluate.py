@@ -1,11 +1,13 @@
 """python -m xfresearch.evaluate --workdir DIR [--step N | --all-steps] [--data CORPUS[:PATH]] [--stride N]
 
-Measures held-out loss of a trained model. Windows of --sequence-length tokens slide by --stride over the text; every token
-but the first (of each document, for a run that packs documents) is scored once, with more than length - stride tokens
-before it. With a stride of the whole length, the default, this is what training measures.
+Measures held-out loss of a trained model. Windows of --sequence-length tokens slide by --stride over the text; every
+token but the first (of each document, for a run that packs documents) is scored once, with more than length - stride
+tokens before it. With a stride of the whole length, the default, this is what training measures.
 """
 
+import math
 import sys
+from argparse import ArgumentTypeError
 
 from xfresearch import command
 from xfresearch.errors import UserError
@@ -36,8 +38,8 @@ def main(arguments: list[str]) -> None:
 
     lm = api.load(options.workdir, options.step)
     workdir, _ = api.locate(options.workdir)
-    wanted = {name: getattr(options, name) for name in ("corpus", "split", "length", "stride", "limit")}
-    text = evaluation.read_text(lm, workdir, **wanted)
+    sizes = (options.sequence_length, options.stride, options.limit)
+    text = evaluation.read_text(lm, workdir, options.data, options.split, *sizes)
     print(f"{text.corpus} {text.split}: windows of {text.length} tokens, stride {text.stride}", file=sys.stderr)
     results = evaluate_steps(lm, workdir, text, options)
     print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
@@ -49,33 +51,38 @@ def main(arguments: list[str]) -> None:
     if options.json:
         settings = {name: getattr(text, name) for name in ("corpus", "split", "length", "stride", "unit")}
         measured = {"steps": results} if options.all_steps else results[0]
-        command.write_json(options.json, {"workdir": options.workdir, **settings, **measured})
+        command.write_json(options.json, finite({"workdir": options.workdir, **settings, **measured}))
 
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
     parser.add_argument("--workdir", metavar="DIR", required=True, help="a run's directory, or one of its checkpoints")
-    parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
-    parser.add_argument("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")
-    parser.add_argument("--data", dest="corpus", default="", metavar="CORPUS[:PATH]", help="text to evaluate on (default: the run's first corpus)")
-    parser.add_argument("--split", default="", help="split of the corpus (default: the run's evaluation split)")
-    parser.add_argument(
-        "--sequence-length", dest="length", type=int, default=0, metavar="N", help="tokens of a window (default: as trained)"
-    )
-    parser.add_argument("--stride", type=int, default=0, metavar="N", help="tokens between windows (default: the window's length)")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="evaluate the first N sequences only; 0 is all")
-    parser.add_argument("--per-document", action="store_true", help="also the loss of every document")
-    parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="sequences at once (default: as trained)")
-    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
+    add, positive = parser.add_argument, at_least(1)
+    add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    add("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")
+    add("--data", default="", metavar="CORPUS[:PATH]", help="text to evaluate on (default: the run's first corpus)")
+    add("--split", default="", help="split of the corpus (default: the run's evaluation split)")
+    add("--sequence-length", type=positive, default=0, metavar="N", help="tokens of a window (default: as trained)")
+    add("--stride", type=positive, default=0, metavar="N", help="tokens between windows (default: the window's length)")
+    add("--limit", type=at_least(0), default=0, metavar="N", help="evaluate the first N sequences only; 0 is all")
+    add("--per-document", action="store_true", help="also the loss of every document")
+    add("--batch-size", type=positive, default=0, metavar="N", help="sequences at once (default: as trained)")
+    add("--json", metavar="FILE", help="also write the results as JSON")
     options = parser.parse_args(arguments)
-    for name, value in (("sequence-length", options.length), ("stride", options.stride), ("batch-size", options.batch_size)):
-        if value < 0:
-            raise UserError(f"--{name}={value} is not allowed: it must be at least 1")
-    if options.limit < 0:
-        raise UserError(f"--limit={options.limit} is not allowed: it must be at least 0 (0 is all)")
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options
+
+
+def at_least(low: int):
+    """The type of an option that takes integers from `low` on."""
+
+    def read(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or int(text) < low:
+            raise ArgumentTypeError(f"{text} is not allowed: it must be an integer of at least {low}")
+        return int(text)
+
+    return read
 
 
 def evaluate_steps(lm, workdir, text, options) -> list[dict]:
@@ -96,7 +103,9 @@ def evaluate_steps(lm, workdir, text, options) -> list[dict]:
             continue
         with tqdm(desc=f"step {step}", total=len(text.rows), unit="seq", disable=None, leave=False) as bar:
             scores = evaluation.score_text(scorer, params, text, batch_size, bar.update)
-        documents = {"documents": evaluation.document_figures(text, scores, lm.tokenizer)} if options.per_document else {}
+        documents = (
+            {"documents": evaluation.document_figures(text, scores, lm.tokenizer)} if options.per_document else {}
+        )
         results.append({"step": step, **evaluation.text_figures(text, scores), **documents})
     return results
 
@@ -111,7 +120,9 @@ def table(columns: dict[str, list[str]]) -> str:
     """Aligned text, numbers to the right."""
     widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
     rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
-    return "\n".join("  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row)) for row in rows)
+    return "\n".join(
+        "  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row, strict=True)) for row in rows
+    )
 
 
 def document_table(documents: list[dict], shown: int = 5) -> str:
@@ -119,10 +130,13 @@ def document_table(documents: list[dict], shown: int = 5) -> str:
     ranked = sorted(documents, key=lambda document: -document["bits_per_byte"])
     lines = []
     for title, part in (("worst", ranked[:shown]), ("best", ranked[shown:][-shown:])):
-        names = {"document": [str(d["document"]) for d in part]}
-        cells = {k: v for k, v in figures(part).items() if k != "+-"} if part else {}
-        lines += [f"{title} documents by bits/byte (of {len(documents)})"]
-        lines += [table(names | cells | {"starts": [repr(d["starts"]) for d in part]})] if part else []
+        if part:
+            names = {"document": [str(d["document"]) for d in part]}
+            beginnings = {"starts": [repr(d["starts"]) for d in part]}
+            lines += [
+                f"{title} documents by bits/byte (of {len(documents)})",
+                table(names | figures(part) | beginnings),
+            ]
     return "\n".join(lines)
 
 
@@ -131,6 +145,15 @@ def sparkline(values: list[float]) -> str:
     bars, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
     heights = [int((value - low) / (high - low or 1) * (len(bars) - 1)) for value in values]
     return f"{values[0]:.4f} {''.join(bars[h] for h in heights)} {values[-1]:.4f}"
+
+
+def finite(value):
+    """`value` with None for every number that JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

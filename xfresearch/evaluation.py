@@ -184,8 +184,10 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     length = length or lm.run.sequence_length
     stride = stride or length
     if lm.config.position == "learned" and length > lm.config.max_length:
-        limit = f"at most {lm.config.max_length}, the rows of the model's learned position table"
-        raise UserError(f"sequence length {length} is not allowed: it must be {limit}")
+        raise UserError(
+            f"sequence length {length} is not allowed: it must be at most {lm.config.max_length}, the rows of the model's "
+            "learned position table"
+        )
     if stride > length:
         raise UserError(f"stride {stride} is not allowed: it must be at most the sequence length, {length}")
     data = replace(lm.run.data, tokenizer=str(workdir / "tokenizer"))

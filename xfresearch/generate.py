@@ -42,11 +42,19 @@ def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
     parser.add_argument("--workdir", metavar="DIR", required=True, help="a run's directory, or one of its checkpoints")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
-    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="text to go on from; may be repeated")
     parser.add_argument(
-        "--prompt-file", action="append", default=[], metavar="FILE", help="file whose text is a prompt; may be repeated"
+        "--prompt", action="append", default=[], metavar="TEXT", help="text to go on from; may be repeated"
     )
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest text (default: 256, or what learned positions leave)")
+    parser.add_argument(
+        "--prompt-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file whose text is a prompt; may be repeated",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="longest text (default: 256, or what learned positions leave)"
+    )
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: 0.8)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0 is all")
     parser.add_argument(
@@ -74,10 +82,11 @@ class Printer:
         self.counts = [0] * len(prompts)
         self.start = self.first = self.last = time.perf_counter()
         self.chunks, self.before, self.first_count = 0, len(prompts), 0
-        self._head(0)
 
     def __call__(self, index: int, text: str, tokens: list[int]) -> None:
         self.last = time.perf_counter()
+        if not self.chunks:  # only now, so that a mistake is the only line
+            self._head(0)
         self.chunks += index <= self.before  # every chunk comes in the order of the prompts
         self.before = index
         if self.chunks == 1:
@@ -89,6 +98,8 @@ class Printer:
             print(text, end="", flush=True)
 
     def finish(self) -> None:
+        if not self.chunks:
+            self._head(0)
         for index in range(1, len(self.prompts)):
             print("\n")
             self._head(index)

@@ -63,7 +63,9 @@ def test_cached_logits_equal_uncached_ones(name, layers, x64):
     keys_B = decoding.row_keys(PROMPTS, 0)
     state = decoding.prefill(config, layers, 24, params, tokens_BP, segments_BP, keys_B)
     texts = [list(prompt) for prompt in PROMPTS]
-    advance = jax.jit(lambda state, token_B: decoding.advance(transformer.bind(config, params), layers, state, token_B, -1))
+    advance = jax.jit(
+        lambda state, token_B: decoding.advance(transformer.bind(config, params), layers, state, token_B, -1)
+    )
     seen = [state["logits"]]
     for step in range(4):
         token_B = jnp.array([(5 * step + row) % config.vocab_size for row in range(len(texts))], jnp.int32)
@@ -136,6 +138,10 @@ def test_stops_computing_once_every_prompt_has_ended():
     end = new_tokens(config, params, [[1]])[0][0]
     chunks = list(decoding.generate(config, params, [[1]], 1000, GREEDY, end_of_text=end))
     assert chunks == [[[]]]
+    tokens_BP, segments_BP = decoding.pad_left([[1]])
+    state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
+    state, _ = decoding.decode_chunk((config, GREEDY, end, config.vocab_size, "scan"), params, state, 9)
+    assert int(state["drawn"]) == 1
 
 
 def test_ids_beyond_the_tokenizers_vocabulary_are_never_drawn():

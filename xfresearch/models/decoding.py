@@ -1,12 +1,12 @@
 """Decoding with a cache: a prompt is read in one pass, then each new token costs one pass over one position.
 
 Prompts of different lengths are padded on the left, so that all of them write their next token to the same place of the
-cache. Padding is segment 0, which no token of a prompt attends to, and positions count from the prompt's first token.
-A jitted call writes up to CHUNK tokens with the cache donated to it; the host only sees chunks. Persistent memory lies in
-the cache as attention reads it, so that a step never touches its parameters.
+cache. Padding is segment 0, which no token of a prompt attends to; positions count from the prompt's first token. A jitted
+call writes up to CHUNK tokens with the cache donated to it; the host only sees chunks. Persistent memory lies in the
+cache as attention reads it, so that a step never touches its parameters.
 
-What a prompt yields does not depend on the prompts beside it: its random draws are keyed by (seed, prompt, how many equal
-prompts stand before it, number of the token).
+What a prompt yields does not depend on the prompts beside it: its random draws are keyed by (seed, prompt, how many
+equal prompts stand before it, number of the token).
 """
 
 import zlib
@@ -122,7 +122,7 @@ def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, seg
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
 def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
-    """Draws up to `count` (at most CHUNK) tokens per row, stopping early once every row has ended: tokens [B, CHUNK]."""
+    """Draws up to `count` (at most CHUNK) tokens per row, fewer once every row has ended: tokens [B, CHUNK]."""
     model, sampling, end_of_text, vocab_size, layers = settings
     lm = transformer.bind(model, params)
 
@@ -166,7 +166,7 @@ def draw(logits_BV, keys_B, sampling: Sampling):
 
 
 def cut(logits_BV, sampling: Sampling):
-    """Logits over the temperature, -inf where top_k or top_p leaves a token out (tokens equal to the last one stay in)."""
+    """Logits over the temperature, -inf where top_k or top_p leaves a token out (equals of the last one stay in)."""
     logits_BV = (logits_BV - logits_BV.max(-1, keepdims=True)) / sampling.temperature
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         last_B1 = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]
