@@ -98,7 +98,9 @@ def test_ten_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_p
         else:
             before = lines(workdir)
             rows = rng.randrange(1, 14)
-            kill_when(process, lambda before=before, rows=rows: lines(workdir) >= before + rows or lines(workdir) < before)
+            kill_when(
+                process, lambda before=before, rows=rows: lines(workdir) >= before + rows or lines(workdir) < before
+            )
         assert process.returncode == -signal.SIGKILL, "killed before it could end"
     assert while_saving >= 1
     run(workdir, cache)

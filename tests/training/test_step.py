@@ -15,6 +15,7 @@ from xfresearch.config import (
     AttentionConfig,
     BlockConfig,
     Config,
+    DataConfig,
     FeedForwardConfig,
     LogConfig,
     ModelConfig,
@@ -26,13 +27,23 @@ from xfresearch.config import (
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import gradients, init_state, make_train_step
 
-MOE = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=MoeConfig(experts=4, z_loss=0.1, balance_loss=0.5)))
+MOE = BlockConfig(
+    feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=MoeConfig(experts=4, z_loss=0.1, balance_loss=0.5))
+)
 MEMORY = BlockConfig(layout="all_attention", attention=AttentionConfig(memory_slots=4))
 
 
 def make_config(block=BlockConfig(), layers="scan", **training) -> Config:
     model = ModelConfig(width=16, depth=2, vocab_size=11, blocks={"main": block})
-    run = Config(steps=10, batch_size=8, sequence_length=8, model=model, training=TrainingConfig(layers=layers, **training))
+    data = DataConfig(packing="documents")
+    run = Config(
+        steps=10,
+        batch_size=8,
+        sequence_length=8,
+        data=data,
+        model=model,
+        training=TrainingConfig(layers=layers, **training),
+    )
     return resolve(replace(run, optimizer=OptimizerConfig(warmup=0, learning_rate=1e-2)))
 
 
@@ -98,7 +109,11 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     config, batch = make_config(on_nonfinite="skip", ema=0.5), make_batch([8] * 8)
     clean, _ = run_steps(config, [batch])
     state, metrics = run_steps(config, [batch, poisoned(batch)])
-    jax.tree.map(np.testing.assert_array_equal, (state["params"], state["opt"], state["ema"]), (clean["params"], clean["opt"], clean["ema"]))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (state["params"], state["opt"], state["ema"]),
+        (clean["params"], clean["opt"], clean["ema"]),
+    )
     assert (int(state["skipped"]), int(state["step"]), bool(metrics["finite"])) == (1, 2, False)
 
 
@@ -119,7 +134,9 @@ def test_layer_norms_name_every_parameter_and_layer():
     config = replace(make_config(), log=LogConfig(layer_norms=True))
     state, metrics = run_steps(config, [make_batch([8] * 8)])
     norms = metrics["parameter_norms"]["blocks/main/attention/query/kernel"]
-    start = init_state(config, make_optimizer(config.optimizer, 10))["params"]["blocks"]["main"]["attention"]["query"]["kernel"]
+    start = init_state(config, make_optimizer(config.optimizer, 10))["params"]["blocks"]["main"]["attention"]["query"][
+        "kernel"
+    ]
     np.testing.assert_allclose(norms, [np.linalg.norm(start[0]), np.linalg.norm(start[1])], rtol=1e-5)
     assert metrics["gradient_norms"].keys() == metrics["update_norms"].keys() == metrics["parameter_norms"].keys()
 

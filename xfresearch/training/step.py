@@ -39,7 +39,9 @@ def make_loss(config: Config) -> Callable:
 
     def loss(params, batch, key, totals):
         model = transformer.bind(config.model, params)
-        ctx = Context(batch["positions"], batch["segments"], key)
+        # A running stream is one document without padding: attention needs no mask of segments.
+        segments = None if config.data.packing == "stream" else batch["segments"]
+        ctx = Context(batch["positions"], segments, key)
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD.reshape(-1, config.model.width),
