@@ -13,32 +13,36 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig, resolve_model
 from xfresearch.config_io import parse
+from xfresearch.models import transformer
+from xfresearch.models.axes import path_name
+from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
 
-MAIN = BlockConfig(
-    attention=AttentionConfig(heads=4, kv_heads=2),
-    feed_forward=FeedForwardConfig(hidden=24, moe=MoeConfig(experts=4)),
-)
-BASE = ModelConfig(width=16, depth=2, vocab_size=12, max_length=12, blocks={"main": MAIN})
+# Sizes are those of the named configs at :tiny, so that all variants share most of their compiled operations.
+MAIN = BlockConfig(attention=AttentionConfig(heads=4), feed_forward=FeedForwardConfig(hidden=32, moe=MoeConfig(experts=8)))
+BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
 
 # What a choice cannot do without, added to its variant.
 NEEDS = {
-    ("layout", "all_attention"): {"attention.memory_slots": 3},
+    ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("feed_forward.moe.expert", "*"): {"feed_forward.kind": "moe"},
+    ("feed_forward.moe.top_k", "*"): {"feed_forward.kind": "moe"},
 }
-# Values for fields that are numbers; every other number is in SIZES or in ELSEWHERE.
+# Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
     "blocks.main.norm_epsilon": [0.1],
-    "blocks.main.attention.kv_heads": [1, 4],
+    "blocks.main.attention.kv_heads": [1, 2],
     "blocks.main.attention.head_size": [6],
-    "blocks.main.attention.memory_slots": [3],
-    "blocks.main.feed_forward.moe.top_k": [1, 4],
+    "blocks.main.attention.memory_slots": [32],
+    "blocks.main.feed_forward.moe.top_k": [1],
 }
 SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
@@ -145,9 +149,9 @@ def _sites() -> dict:
 def _patterns() -> dict:
     """Models of several blocks, one of them twice, with layers that share nothing."""
     sparse = model({"blocks.main.feed_forward.kind": "moe", "blocks.main.layout": "peri_norm"}).blocks["main"]
-    memory = model({"blocks.main.attention.memory_slots": 3, "blocks.main.layout": "all_attention"}).blocks["main"]
+    memory = model({"blocks.main.attention.memory_slots": 32, "blocks.main.layout": "all_attention"}).blocks["main"]
     return {
-        "pattern": {"blocks": {"dense": MAIN, "sparse": sparse}, "pattern": ("dense", "sparse"), "depth": 4},
+        "pattern": {"blocks": {"dense": MAIN, "sparse": sparse}, "pattern": ("sparse", "dense"), "depth": 4},
         "pattern-repeated": {
             "blocks": {"dense": MAIN, "memory": memory},
             "pattern": ("dense", "memory", "dense"),
@@ -157,13 +161,23 @@ def _patterns() -> dict:
 
 
 def _named() -> dict:
-    """Every file in configs/ at its tiny size, with a vocabulary where the tokenizer would give it."""
-    files = sorted((ROOT / "configs").glob("*.py"))
+    """Every file in configs/ at its tiny size, with a small vocabulary where the tokenizer would give it."""
+    files = [f for f in sorted((ROOT / "configs").glob("*.py")) if "def get_config(" in f.read_text()]
     models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in files}
-    return {name: m if m.vocab_size else replace(m, vocab_size=256) for name, m in models.items()}
+    return {name: m if m.vocab_size else replace(m, vocab_size=BASE.vocab_size) for name, m in models.items()}
 
 
-VARIANTS = {name: model(changes) for name, changes in (_single() | _positions() | _sites() | _patterns()).items()}
+def _variants() -> dict:
+    """{name: config}, the first name of each of several equal configs."""
+    found = {}
+    for name, changes in (_single() | _positions() | _sites() | _patterns()).items():
+        config = model(changes)
+        if config not in found.values():
+            found[name] = config
+    return found
+
+
+VARIANTS = _variants()
 NAMED = _named()
 ALL = VARIANTS | {f"configs/{name}.py": m for name, m in NAMED.items()}
 
@@ -185,18 +199,34 @@ def in_float64(config: ModelConfig) -> ModelConfig:
 
 
 def tokens_for(config: ModelConfig, batch: int = BATCH, length: int = LENGTH):
-    return jax.random.randint(jax.random.key(7), (batch, length), 0, config.vocab_size)
+    return np.random.default_rng(7).integers(0, config.vocab_size, (batch, length)).astype(np.int32)
 
 
-def random_params(config: ModelConfig, seed: int = 0):
+def random_params(config: ModelConfig, seed: int = 0) -> dict:
     """Parameters with nothing left at zero or one, so that no gain or bias can hide."""
-    from xfresearch.models import transformer
+    random = np.random.default_rng(seed)
 
-    params = transformer.init(config, jax.random.key(seed))
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noise = [0.3 * jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
-    return structure.unflatten([leaf + n for leaf, n in zip(leaves, noise, strict=True)])
+    def draw(path, leaf):
+        centre = 1.0 if path_name(path).endswith("gain") else 0.0
+        return jnp.asarray(centre + 0.3 * random.standard_normal(leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, transformer.abstract(config))
+
+
+def forward(config: ModelConfig, params, tokens_BL, layers: str = "unroll", remat: str = "none", **context):
+    """Logits and auxiliary losses; positions count from 0 unless `context` gives them."""
+    model = transformer.bind(config, params)
+    positions_BL = np.broadcast_to(np.arange(tokens_BL.shape[1]), tokens_BL.shape)
+    out = model(tokens_BL, Context(**{"positions_BL": positions_BL, **context}), layers=layers, remat=remat)
+    return model.logits(out.hidden_BLD), out.losses
+
+
+def tree_error(actual, expected) -> float:
+    """Largest difference over the largest expected value of the whole tree: some gradients (that of a key's bias, which
+    shifts all logits alike) are zero but for rounding."""
+    leaves = list(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
+    assert all(a.shape == e.shape for a, e in leaves)
+    return float(max(abs(a - e).max() for a, e in leaves) / max(abs(e).max() for _, e in leaves))
 
 
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:

@@ -1,0 +1,98 @@
+"""Contract 4: the closed forms of models/costs.py equal what is counted in the parameters, the program and the cache."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ALL, BATCH, LENGTH, ROOT, forward, plain
+from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig
+from xfresearch.config_io import parse
+from xfresearch.models import transformer
+from xfresearch.models.counting import count_flops
+from xfresearch.models.costs import costs
+
+
+def sizes(tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_are_those_of_the_tree(name):
+    assert costs(ALL[name]).parameters == sizes(transformer.abstract(ALL[name]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_active_parameters_leave_out_the_experts_not_used(name):
+    config = ALL[name]
+    idle, repeats = 0, config.depth // len(config.pattern)
+    for stack, block in zip(transformer.stack_names(config), config.pattern, strict=True):
+        moe = config.blocks[block].feed_forward.moe
+        experts = transformer.abstract(config)["blocks"][stack].get("feed_forward", {}).get("experts", {})
+        idle += sum(leaf.size * (moe.experts - moe.top_k) // moe.experts for leaf in experts.values())
+        assert all(leaf.shape[:2] == (repeats, moe.experts) for leaf in experts.values())
+    assert costs(config).active_parameters == sizes(transformer.abstract(config)) - idle
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+@pytest.mark.parametrize("name", ALL)
+def test_forward_flops_are_those_of_every_matrix_product(name, layers):
+    config = plain(ALL[name])
+    tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
+    counted = count_flops(lambda params: forward(config, params, tokens_BL, layers), transformer.abstract(config))
+    assert counted == BATCH * LENGTH * costs(config, LENGTH).flops_per_token
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_cache_bytes_are_those_of_one_more_token(name):
+    config = ALL[name]
+
+    def cache_bytes(length):
+        make = lambda params: transformer.bind(config, params).init_caches(1, length)  # noqa: E731
+        leaves = jax.tree.leaves(jax.eval_shape(make, transformer.abstract(config)))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+    assert costs(config).cache_bytes_per_token == cache_bytes(LENGTH + 1) - cache_bytes(LENGTH)
+
+
+def test_gpt2_has_the_published_parameters():
+    config = parse(["--config", f"{ROOT / 'configs/gpt2.py'}"]).model
+    assert (config.vocab_size, config.max_length) == (50257, 1024)
+    assert costs(config).parameters == 124_439_808  # openai-community/gpt2
+
+
+def block(**kinds) -> BlockConfig:
+    attention, feed_forward = kinds.pop("attention"), kinds.pop("feed_forward")
+    return BlockConfig(attention=AttentionConfig(**attention), feed_forward=FeedForwardConfig(**feed_forward), **kinds)
+
+
+def test_mixtral_8x7b_has_the_published_parameters():
+    main = block(
+        norm="rms",
+        attention={"heads": 32, "kv_heads": 8, "position": "rope"},
+        feed_forward={"kind": "moe", "hidden": 14336},
+    )
+    config = ModelConfig(
+        width=4096, depth=32, vocab_size=32000, blocks={"main": main}, final_norm="rms", tie_embeddings=False
+    )
+    found = costs(config, 4096)
+    assert found.parameters == 46_702_792_704  # mistralai/Mixtral-8x7B-v0.1
+    assert found.active_parameters == 12_879_925_248  # "13B active" in the paper
+
+
+def test_all_attention_layer_has_the_published_parameters():
+    """4 D^2 + 2 M D per layer (papers' 39 M model has 18 of them), and one post-norm of 2 D."""
+    main = block(layout="all_attention", attention={"heads": 8, "memory_slots": 1024}, feed_forward={})
+    config = ModelConfig(width=512, depth=18, vocab_size=205, blocks={"main": main}, final_norm="none")
+    assert costs(config, 512).parameters == 18 * (4 * 512**2 + 2 * 1024 * 512 + 2 * 512) + 205 * 512
+
+
+def test_training_flops_are_three_times_forward_within_attention_of_the_input():
+    """A backward pass costs two products for each one of the forward pass, as costs.py says of a training step."""
+    config = plain(ALL["base"])
+    tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
+
+    def loss(params):
+        return forward(config, params, tokens_BL)[0].sum()
+
+    counted = count_flops(jax.grad(loss), transformer.abstract(config))
+    assert counted == 3 * BATCH * LENGTH * costs(config, LENGTH).flops_per_token

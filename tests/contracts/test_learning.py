@@ -1,0 +1,73 @@
+"""Contract 7: a few steps on real text bring the loss below the entropy of its bytes, which needs more than counting them."""
+
+import sysconfig
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tests.contracts.variants import NAMED, forward, model
+from xfresearch.models import transformer
+from xfresearch.models.layouts import LAYOUTS
+
+STEPS, BATCH, LENGTH, VOCAB = 80, 16, 32, 128
+BASE = {"vocab_size": VOCAB, "max_length": LENGTH, "position": "learned"}
+KINDS = ["relu", "gelu", "gelu_tanh", "swiglu", "moe"]
+
+
+def learners() -> dict:
+    """Each layout and each kind of feed-forward once, and the named configs."""
+    memory = {"blocks.main.attention.memory_slots": 32}
+    found = {name: {"blocks.main.layout": name} | (memory if name == "all_attention" else {}) for name in LAYOUTS}
+    found |= {kind: {"blocks.main.feed_forward.kind": kind} for kind in KINDS if kind != "gelu"}  # gelu is the base
+    found = {name: model(BASE | changes) for name, changes in found.items()}
+    return found | {f"configs/{name}.py": model({"vocab_size": VOCAB}, named) for name, named in NAMED.items()}
+
+
+LEARNERS = learners()
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Python source from the standard library as bytes below 128: [STEPS, BATCH, LENGTH + 1], none of it twice."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    names = ("argparse.py", "ast.py", "calendar.py", "datetime.py", "difflib.py", "doctest.py", "inspect.py")
+    data = b"".join(path.read_bytes() for path in (folder / name for name in names) if path.exists())
+    text = np.array([byte for byte in data if byte < VOCAB], np.int32)
+    sequences = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
+    return np.random.default_rng(0).permutation(sequences)[: STEPS * BATCH].reshape(STEPS, BATCH, LENGTH + 1)
+
+
+def entropy(tokens) -> float:
+    p = np.bincount(tokens) / len(tokens)
+    return -(p[p > 0] * np.log(p[p > 0])).sum()
+
+
+def train(config, batches) -> np.ndarray:
+    """The loss of each step, in nats per byte, before the step's update."""
+    optimizer = optax.adam(1e-2)
+
+    def loss(params, batch):
+        logits, losses = forward(config, params, batch[:, :-1], "scan")
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+        return nll + sum(value.sum() for value in losses.values()) / batch[:, 1:].size, nll
+
+    @jax.jit
+    def run(params, batches):
+        def step(state, batch):
+            params, opt = state
+            gradients, nll = jax.grad(loss, has_aux=True)(params, batch)
+            updates, opt = optimizer.update(gradients, opt)
+            return (optax.apply_updates(params, updates), opt), nll
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), batches)[1]
+
+    return np.asarray(run(transformer.init(config, jax.random.key(0)), batches))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learns_more_than_the_frequencies_of_bytes(name, batches):
+    losses = train(LEARNERS[name], batches)
+    assert losses[-10:].mean() < entropy(batches.ravel())

@@ -1,0 +1,47 @@
+"""Contract 1: forward and gradient lower for TPU on an abstract mesh of 64 devices, and shapes and shardings resolve."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from tests.contracts.variants import ALL, forward, mesh_sizes
+from xfresearch.models import transformer
+from xfresearch.training.sharding import batch_sharding, param_shardings
+
+DEVICES = 64
+
+
+def abstract_mesh(config):
+    sizes = mesh_sizes(config, DEVICES)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def loss(config, params, tokens_BL):
+    logits, losses = forward(config, params, tokens_BL, layers="scan")
+    return jax.nn.logsumexp(logits, -1).mean() + sum(value.sum() for value in losses.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_lowers_on_64_devices(name):
+    config = ALL[name]
+    mesh = abstract_mesh(config)
+    assert mesh.size == DEVICES
+    params = transformer.abstract(config)
+    shardings = param_shardings(mesh, params)
+    placed = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), params, shardings)
+    tokens_BL = jax.ShapeDtypeStruct((DEVICES, 8), jnp.int32, sharding=batch_sharding(mesh))
+    for sharding, leaf in zip(jax.tree.leaves(shardings), jax.tree.leaves(params), strict=True):
+        sharding.shard_shape(leaf.shape)
+    step = jax.jit(
+        lambda params, tokens_BL: jax.grad(lambda p: loss(config, p, tokens_BL))(params), out_shardings=shardings
+    )
+    traced = step.trace(placed, tokens_BL)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), traced.out_info) == jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert f"num_partitions = {DEVICES}" in text
+
+
+def test_every_axis_is_used_by_some_variant():
+    sizes = [mesh_sizes(config, DEVICES) for config in ALL.values()]
+    assert all(max(size[axis] for size in sizes) > 1 for axis in ("data", "fsdp", "expert", "tensor", "context"))

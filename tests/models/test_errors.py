@@ -1,0 +1,77 @@
+"""Every impossible model says so in one line that names the key, the value and what is allowed."""
+
+import pytest
+
+from tests.contracts.variants import BASE, MAIN, change, fields, get, model
+from xfresearch.config_io import from_dict, model_from, to_config_dict
+from xfresearch.config import ModelConfig
+from xfresearch.errors import UserError
+from xfresearch.models.costs import costs
+
+B = "blocks.main."
+A, F = B + "attention.", B + "feed_forward."
+
+IMPOSSIBLE = [
+    ({A + "heads": 5}, ["blocks.main.attention.heads=5", "a divisor of model.width=32", "head_size"]),
+    ({A + "kv_heads": 3}, ["attention.kv_heads=3", "a divisor of attention.heads=4"]),
+    ({A + "kv_heads": 8}, ["attention.kv_heads=8", "a divisor of attention.heads=4"]),
+    ({A + "head_size": 5, A + "position": "rope"}, ["attention.head_size=5", "even"]),
+    ({B + "layout": "all_attention"}, ["attention.memory_slots=0", "at least 1"]),
+    ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
+    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "False under kind='moe'"]),
+    ({"pattern": ()}, ["model.pattern=()", "at least one"]),
+    ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
+    ({"pattern": ("main",) * 3}, ["model.depth=2", "a multiple of the 3"]),
+    ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "pattern=('main',)"]),
+    ({"dtype": "float64"}, ["model.param_dtype='float32'", "float64"]),
+    ({B + "norms.attention_post": "rms"}, ["norms.attention_post='rms'", "'pre_norm'", "attention_in, feed_forward_in"]),
+    ({B + "layout": "post_norm", B + "norms.feed_forward_in": "rms"}, ["norms.feed_forward_in", "feed_forward_post"]),
+    ({B + "layout": "no_norm_between", B + "norms.feed_forward_in": "none"}, ["norms.feed_forward_in", "attention_in"]),
+]
+
+
+def one_line(error, words):
+    line = str(error.value)
+    assert "\n" not in line
+    for word in words:
+        assert word in line, line
+
+
+@pytest.mark.parametrize("changes, words", IMPOSSIBLE, ids=[str(words[0]) for _, words in IMPOSSIBLE])
+def test_impossible_combinations(changes, words):
+    with pytest.raises(UserError) as error:
+        model(changes)
+    one_line(error, words)
+
+
+@pytest.mark.parametrize("path", fields())
+def test_every_field_refuses_another_type(path):
+    data = to_config_dict(BASE).to_dict()
+    here = data
+    *parents, name = path.split(".")
+    for parent in parents:
+        here = here[parent]
+    here[name] = {"a": 1}
+    with pytest.raises(UserError) as error:
+        from_dict(ModelConfig, data, "config.model")
+    one_line(error, [f"config.model.{path}"])
+
+
+@pytest.mark.parametrize("path", [path for path, kind in fields().items() if kind in (int, float)])
+def test_every_number_refuses_what_is_below_its_range(path):
+    data = to_config_dict(change(BASE, path, type(get(BASE, path))(-1)))
+    with pytest.raises(UserError) as error:
+        model_from(data)
+    one_line(error, [f"config.model.{path}=-1", "at least"])
+
+
+def test_costs_of_a_model_whose_vocabulary_is_unknown():
+    with pytest.raises(UserError) as error:
+        costs(model({"vocab_size": 0}))
+    one_line(error, ["model.vocab_size=0", "at least 1"])
+
+
+def test_costs_of_a_model_whose_length_is_unknown():
+    with pytest.raises(UserError) as error:
+        costs(model({"max_length": 0}))
+    one_line(error, ["model.max_length=0", "sequence_length"])

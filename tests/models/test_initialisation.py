@@ -1,0 +1,108 @@
+"""How parameters are drawn, stored and bound."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ALL, model
+from xfresearch.models import transformer
+from xfresearch.models.axes import TABLE, path_name, tree_axes
+
+# Truncated at three standard deviations, a normal variable keeps this share of its own.
+TRUNCATED = 0.98658
+
+
+def std_of(changes, *path):
+    params = transformer.init(model({"width": 128, "vocab_size": 512} | changes), jax.random.key(0))
+    for name in path:
+        params = params[name]
+    return float(jnp.std(params))
+
+
+def block(*path):
+    return ("blocks", "main", *path)
+
+
+@pytest.mark.parametrize(
+    "path, expected",
+    [
+        (("embed", "table"), 128**-0.5),
+        (block("attention", "query", "kernel"), 128**-0.5),
+        (block("feed_forward", "up", "kernel"), 128**-0.5),
+        # Writes to the residual stream are scaled by 1/sqrt(2 * depth), so that its variance does not grow.
+        (block("attention", "output", "kernel"), 128**-0.5 / 2),
+        (block("feed_forward", "down", "kernel"), 256**-0.5 / 2),
+    ],
+)
+def test_fan_in(path, expected):
+    found = std_of({"init": "fan_in", "blocks.main.feed_forward.hidden": 256}, *path)
+    assert found == pytest.approx(expected * TRUNCATED, rel=0.02)
+
+
+def test_normal_is_init_std_whatever_the_fan_in():
+    changes = {"init": "normal", "init_std": 0.05}
+    for path in [("embed", "table"), block("attention", "query", "kernel"), block("feed_forward", "up", "kernel")]:
+        assert std_of(changes, *path) == pytest.approx(0.05 * TRUNCATED, rel=0.03)
+    assert std_of(changes, *block("attention", "output", "kernel")) == pytest.approx(0.025 * TRUNCATED, rel=0.03)
+
+
+def test_writes_are_not_scaled_where_a_norm_follows():
+    found = std_of({"blocks.main.layout": "post_norm"}, *block("attention", "output", "kernel"))
+    assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
+
+
+def test_experts_are_drawn_like_a_feed_forward():
+    changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.hidden": 64}
+    assert std_of(changes, *block("feed_forward", "experts", "up")) == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
+    assert std_of(changes, *block("feed_forward", "experts", "down")) == pytest.approx(64**-0.5 / 2 * TRUNCATED, rel=0.02)
+
+
+def test_persistent_memory_is_drawn_as_in_the_paper():
+    """Stored keys N(0, 1/K) and values N(0, 1/M); as attention reads them, both N(0, 1)."""
+    K, M = 32, 256
+    config = model({"width": 128, "blocks.main.layout": "all_attention", "blocks.main.attention.memory_slots": M})
+    params = transformer.init(config, jax.random.key(0))
+    memory = params["blocks"]["main"]["attention"]["memory"]
+    assert memory["key"].shape == memory["value"].shape == (2, M, 4, K)
+    assert float(memory["key"].std()) == pytest.approx(K**-0.5, rel=0.02)
+    assert float(memory["value"].std()) == pytest.approx(M**-0.5, rel=0.02)
+    cache = transformer.bind(config, params).init_caches(1, 1)["main"]["attention"]["memory"]
+    for used in cache:
+        assert float(used.std()) == pytest.approx(1, rel=0.02)
+
+
+def test_layers_and_seeds_draw_different_numbers():
+    config = model()
+    a, b = (transformer.init(config, jax.random.key(seed)) for seed in (0, 1))
+    kernel = a["blocks"]["main"]["attention"]["query"]["kernel"]
+    assert not np.allclose(kernel[0], kernel[1])
+    assert not np.allclose(kernel, b["blocks"]["main"]["attention"]["query"]["kernel"])
+    assert not np.allclose(kernel, a["blocks"]["main"]["attention"]["key"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_are_a_nested_dict_of_arrays_that_the_axes_table_describes(name):
+    config = ALL[name]
+    params = transformer.abstract(config)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        assert all(isinstance(key.key, str) for key in path)
+        assert leaf.dtype == config.param_dtype
+    axes = tree_axes(params)
+    sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length}
+    sizes["N"] = config.depth // len(config.pattern)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        letters = axes
+        for key in path:
+            letters = letters[key.key]
+        for letter, size in zip(letters.letters, leaf.shape, strict=True):
+            assert sizes.get(letter, size) == size, path_name(path)
+
+
+def test_every_rule_of_the_axes_table_is_used():
+    import re
+
+    trees = (jax.tree_util.tree_leaves_with_path(transformer.abstract(config)) for config in ALL.values())
+    paths = {path_name(path) for leaves in trees for path, _ in leaves}
+    unused = [pattern for pattern, _ in TABLE if not any(re.fullmatch(pattern, path) for path in paths)]
+    assert not unused

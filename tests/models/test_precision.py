@@ -1,0 +1,41 @@
+"""dtype is that of the computation, param_dtype that in which parameters are kept."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.contracts.variants import NAMED, change, forward, random_params, tokens_for
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.models import transformer
+from xfresearch.models.context import Context
+from xfresearch.models.taps import Taps
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_bfloat16_computes_near_float32_with_the_same_parameters(name):
+    config = NAMED[name]
+    low = change(config, "dtype", "bfloat16")
+    params, tokens_BL = transformer.init(config, jax.random.key(0)), tokens_for(config)
+    assert jax.tree.leaves(transformer.abstract(low))[0].dtype == jnp.float32
+    found, _ = jax.jit(lambda p: forward(low, p, tokens_BL, "scan"))(params)
+    expected, _ = jax.jit(lambda p: forward(config, p, tokens_BL, "scan"))(params)
+    assert found.dtype == jnp.float32
+    assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # not 0: it is bfloat16 indeed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_have_dtype_and_parameters_param_dtype(dtype):
+    config = change(NAMED["moe"], "dtype", dtype)
+    params = random_params(config)
+    model = transformer.bind(config, params)
+    ctx = Context(jnp.broadcast_to(jnp.arange(8), (2, 8)))
+    out = jax.eval_shape(lambda: model(tokens_for(config), ctx, model.init_caches(2, 8)))
+    assert out.hidden_BLD.dtype == dtype
+    assert out.caches["main"]["attention"]["key"].dtype == dtype
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+def test_the_router_is_computed_in_float32_under_bfloat16():
+    config, taps = change(NAMED["moe"], "dtype", "bfloat16"), Taps(record=["blocks.0.feed_forward.router_logits"])
+    forward(config, random_params(config), tokens_for(config), taps=taps)
+    assert taps.values["blocks.0.feed_forward.router_logits"].dtype == jnp.float32

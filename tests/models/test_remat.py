@@ -1,0 +1,35 @@
+"""What the backward pass computes anew changes nothing but memory."""
+
+import jax
+import pytest
+
+from tests.contracts.variants import VARIANTS, change, forward, in_float64, plain, random_params, tokens_for, tree_error
+from tests.tolerances import TOLERANCE
+from xfresearch.models import transformer
+from xfresearch.models.counting import count_flops
+
+
+def gradients(config, layers, remat):
+    def loss(params):
+        logits, losses = forward(config, params, tokens_for(config), layers, remat, key=jax.random.key(1))
+        return (logits**2).sum() + sum(value.sum() for value in losses.values())
+
+    return jax.grad(loss)
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_gradients_are_the_same_under_every_policy(layers, x64):
+    config = plain(in_float64(VARIANTS["pattern"]))
+    config = change(config, "blocks.dense.dropout", 0.2)  # the same draws are made anew
+    params = random_params(config)
+    expected = jax.jit(gradients(config, layers, "none"))(params)
+    for remat in set(transformer.REMAT) - {"none"}:
+        assert tree_error(jax.jit(gradients(config, layers, remat))(params), expected) < TOLERANCE["float64"], remat
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_full_computes_products_again(layers):
+    config = plain(VARIANTS["base"])
+    params = transformer.abstract(config)
+    none, dots, full = (count_flops(gradients(config, layers, remat), params) for remat in ("none", "dots", "full"))
+    assert none < dots < full
