@@ -4,17 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-long docs clean
+.PHONY: train test docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
 
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
-
-test-long: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

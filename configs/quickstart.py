@@ -16,9 +16,10 @@ def get_config(size: str = "full"):
     if size == "full":
         model.width, model.depth, block.attention.heads, block.feed_forward.hidden = 192, 4, 3, 512
         config.data.tokenizer, config.data.bpe_vocab = "bpe", 2048
-        config.batch_size, config.sequence_length, config.steps = 16, 256, 400
+        config.batch_size, config.sequence_length, config.steps = 16, 256, 340
         config.optimizer.kind, config.optimizer.learning_rate, config.optimizer.warmup = "muon", 1e-2, 20
         config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
         config.checkpoint.every = config.evaluation.every = 100
         config.evaluation.sequences = 64
+        config.log.sample = "class Queue:\n    def __init__(self"
     return config

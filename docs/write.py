@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: python -m docs.write (tests/test_docs.py checks that they are current)."""
+"""Writes the generated parts of the documentation: python -m docs.write. tests/test_docs.py checks that they are current."""
 
 from pathlib import Path
 

@@ -228,7 +228,7 @@ def _due(step: int, every: int, last: int) -> bool:
 
 
 def model_flops_utilisation(config: Config, tokens_per_second: float) -> float | None:
-    """Share of the devices' peak that the model's FLOPs (three times the forward pass) make up; None where no peak is known."""
+    """Share of the devices' peak that three times the forward pass's FLOPs make up; None where no peak is known."""
     peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
     per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
     return tokens_per_second * per_token / (peak * jax.device_count()) if peak else None

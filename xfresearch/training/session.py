@@ -53,7 +53,8 @@ def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, res
     commands = {
         "evaluate": f"python -m xfresearch.evaluate --workdir {path}",
         "generate": f"python -m xfresearch.generate --workdir {path} --prompt {json.dumps(prompt[:40])}",
-        "go on": f"python -m xfresearch.train --config {config_argument} --workdir {path} --fork --config.steps={2 * config.steps}",
+        "go on": f"python -m xfresearch.train --config {config_argument} --workdir {path} --fork "
+        f"--config.steps={2 * config.steps}",
     }
     start = json.loads((path / "run.json").read_text())["starts"][-1]
     report = write_report(

@@ -1,0 +1,53 @@
+"""Run by test_sharded.py with simulated devices: prints JSON {variant: error}, sharded and scanned against one device,
+unrolled, in float64. The error is the largest relative one of logits, and of gradients where they are computed."""
+
+import json
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+from tests.contracts.variants import ALL, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
+from tests.tolerances import relative_error
+from xfresearch.training.sharding import batch_sharding, param_shardings
+
+DEVICES = 8
+# Gradients take three times as long to compile; these have every kind of sublayer.
+GRADIENTS = ["pattern", "pattern-repeated", *(name for name in ALL if name.startswith("configs/"))]
+
+
+def logits_and_gradients(config, gradients: bool):
+    def loss(params, tokens_BL, layers):
+        logits, losses = forward(config, params, tokens_BL, layers)
+        weights_BLV = np.random.default_rng(3).standard_normal(logits.shape)
+        return (weights_BLV * logits).sum() + sum(value.sum() for value in losses.values()), logits
+
+    return jax.grad(loss, has_aux=True) if gradients else lambda *inputs: ({}, loss(*inputs)[1])
+
+
+def error(config, gradients: bool) -> float:
+    config = in_float64(config)
+    params, tokens_BL = random_params(config), tokens_for(config, batch=DEVICES)
+    run = logits_and_gradients(config, gradients)
+    expected_gradients, expected_logits = run(params, tokens_BL, "unroll")
+    sizes = mesh_sizes(config, DEVICES)
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    shardings = param_shardings(mesh, params)
+    placed = jax.device_put(params, shardings)
+    assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(placed))
+    step = jax.jit(run, static_argnums=2, out_shardings=(shardings if gradients else None, None))
+    found_gradients, found_logits = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
+    errors = [relative_error(found_logits, expected_logits)]
+    if gradients:
+        errors.append(tree_error(jax.device_get(found_gradients), expected_gradients))
+    return max(errors)
+
+
+def main() -> None:
+    assert jax.device_count() == DEVICES
+    with jax.enable_x64(True):
+        print(json.dumps({name: error(config, name in GRADIENTS) for name, config in ALL.items()}))
+
+
+if __name__ == "__main__":
+    main()

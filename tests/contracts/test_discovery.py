@@ -1,0 +1,45 @@
+"""Nothing can be added without being tested: tables and config agree, and every field of the model's config is varied."""
+
+import typing
+
+import pytest
+
+from tests.contracts import variants
+from tests.models import reference
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.variants import ACTIVATIONS, NORMS
+
+FIELDS = variants.fields()
+
+
+@pytest.mark.parametrize(
+    "table, ours", [(reference.LAYOUTS, LAYOUTS), (reference.NORMS, NORMS), (reference.ACTIVATIONS, ACTIVATIONS)]
+)
+def test_every_variant_has_a_reference(table, ours):
+    assert table.keys() == ours.keys()
+
+
+def test_every_field_is_varied_or_covered_elsewhere():
+    sites = {path for path in FIELDS if ".norms." in path}
+    # A field with one allowed value cannot be varied; the base has it.
+    varied = {path for path, values in variants.choices().items() if values or len(typing.get_args(FIELDS[path])) == 1}
+    assert set(FIELDS) == varied.union(sites, variants.ELSEWHERE, variants.SIZES & FIELDS.keys())
+    assert not varied & variants.ELSEWHERE.keys()
+    for path, file in variants.ELSEWHERE.items():
+        name = path.rsplit(".", 1)[-1]
+        assert name in (variants.ROOT / file).read_text(), f"{file} does not mention {name}"
+
+
+def test_every_site_of_every_layout_has_its_own_norm_in_some_variant():
+    wanted = {f"{s.name}_{place}" for layout in LAYOUTS.values() for s in layout.sublayers for place in s.norms}
+    blocks = [b for config in variants.VARIANTS.values() for b in config.blocks.values()]
+    assert wanted == {site for b in blocks for site, kind in vars(b.norms).items() if kind}
+
+
+@pytest.mark.parametrize("table, field", [(LAYOUTS, "layout"), (NORMS, "norm")])
+def test_every_entry_of_a_table_is_in_a_variant(table, field):
+    assert set(table) == {getattr(b, field) for config in variants.VARIANTS.values() for b in config.blocks.values()}
+
+
+def test_named_configs_are_found():
+    assert {"gpt2", "all_attention", "moe"} <= variants.NAMED.keys()

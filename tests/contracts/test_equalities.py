@@ -1,0 +1,67 @@
+"""Contracts 2 and 3: causal by gradient; cached decoding equals the full forward pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ALL, BATCH, LENGTH, VARIANTS, forward, in_float64, plain, random_params, tokens_for
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.models import transformer
+from xfresearch.models.context import Context
+from xfresearch.models.taps import Taps
+
+CHUNKS = [(LENGTH,), (5, 1, 1, 1), (1, 5, 1, 1), (1,) * LENGTH]
+
+
+@pytest.fixture(params=ALL)
+def variant(request, x64):
+    """A variant in float64, parameters for it, and tokens."""
+    config = in_float64(plain(ALL[request.param]))
+    return config, random_params(config), tokens_for(config)
+
+
+def test_is_causal_by_gradient(variant):
+    config, params, tokens_BL = variant
+
+    def logits(shift_BLD):
+        taps = Taps(replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})
+        return forward(config, params, tokens_BL, taps=taps)[0]
+
+    _, vjp = jax.vjp(logits, jnp.zeros((*tokens_BL.shape, config.width), config.dtype))
+    weights_V = np.random.default_rng(0).standard_normal(config.vocab_size)
+    for t in range(LENGTH):
+        cotangent_BLV = np.zeros((*tokens_BL.shape, config.vocab_size))
+        cotangent_BLV[0, t] = weights_V
+        gradient_BL = np.abs(vjp(jnp.asarray(cotangent_BLV))[0]).max(-1)
+        assert gradient_BL[0, t + 1 :].sum() == 0, f"logits at {t} see later positions"
+        assert gradient_BL[1:].sum() == 0, f"logits at {t} see another sequence"
+        assert gradient_BL[0, :t].any() or t == 0, f"logits at {t} see no earlier position"
+
+
+def decode(config, params, tokens_BL, chunks, layers="unroll"):
+    """Logits from a cache with more room than is used, filled chunk by chunk."""
+    model, start, pieces = transformer.bind(config, params), 0, []
+    caches = model.init_caches(BATCH, LENGTH + 3)
+    for size in chunks:
+        positions_BL = np.broadcast_to(np.arange(start, start + size), (BATCH, size))
+        ctx = Context(positions_BL, cache_index=start)
+        out = model(tokens_BL[:, start : start + size], ctx, caches, layers=layers)
+        pieces.append(model.logits(out.hidden_BLD))
+        caches, start = out.caches, start + size
+    return jnp.concatenate(pieces, 1)
+
+
+def test_cached_decoding_equals_the_full_pass(variant):
+    config, params, tokens_BL = variant
+    logits, _ = forward(config, params, tokens_BL)
+    for chunks in CHUNKS:
+        assert relative_error(decode(config, params, tokens_BL, chunks), logits) < TOLERANCE["float64"], chunks
+
+
+def test_scanned_cached_decoding_equals_the_full_pass(x64):
+    config = in_float64(VARIANTS["pattern-repeated"])
+    params, tokens_BL = random_params(config), tokens_for(config)
+    logits, _ = forward(config, params, tokens_BL)
+    decoded = jax.jit(lambda params: decode(config, params, tokens_BL, (LENGTH - 1, 1), layers="scan"))(params)
+    assert relative_error(decoded, logits) < TOLERANCE["float64"]

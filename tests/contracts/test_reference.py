@@ -1,0 +1,39 @@
+"""Contract 5: every variant is the plain NumPy model of tests/models/reference.py. That scanned equals unrolled (contract
+3) follows, since each equals the same numbers; their gradients are compared in test_sharded.py."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ALL, forward, in_float64, plain, random_params, tokens_for
+from tests.models import reference
+from tests.tolerances import TOLERANCE, relative_error
+
+
+def expected(config, params, tokens_BL):
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    logits, losses = zip(*(reference.model(config, params, tokens) for tokens in tokens_BL), strict=True)
+    return np.stack(logits), {name: np.array([each[name] for each in losses]) for name in losses[0]}
+
+
+def check(config, layers, tolerance):
+    params, tokens_BL = random_params(config), tokens_for(config)
+    run = partial(forward, config, tokens_BL=tokens_BL, layers=layers)
+    logits, losses = (jax.jit(run) if layers == "scan" else run)(params)
+    expected_logits, expected_losses = expected(config, params, tokens_BL)
+    assert relative_error(logits, expected_logits) < tolerance
+    assert losses.keys() == expected_losses.keys()
+    for name, value in losses.items():
+        assert relative_error(value, expected_losses[name]) < tolerance, name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_unrolled_is_the_plain_model_in_float64(name, x64):
+    check(in_float64(plain(ALL[name])), "unroll", TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_scanned_and_jitted_is_the_plain_model_in_float32(name):
+    check(ALL[name], "scan", TOLERANCE["float32"])

@@ -1,0 +1,26 @@
+"""Contract 3: sharded equals unsharded, and scanned equals unrolled; one process for all variants."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.contracts.variants import ALL, ROOT
+from tests.tolerances import TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "tests.contracts.sharded_worker"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sharded_equals_unsharded(errors, name):
+    assert errors[name] < TOLERANCE["float64"]

@@ -1,0 +1,117 @@
+"""The parts on their own, against NumPy, in float64 and float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
+from tests.models import reference
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.models import norms, positions
+from xfresearch.models.variants import ACTIVATIONS, NORMS, load
+
+DTYPES = ["float64", "float32"]
+
+
+def values(*shape, dtype="float64", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def wide(x):
+    return np.asarray(x, np.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_norms(kind, dtype, epsilon, x64):
+    x = 3 * values(4, 7, dtype=dtype) + 2
+    assert relative_error(load(NORMS[kind])(x, epsilon), reference.NORMS[kind]({}, wide(x), epsilon)) < TOLERANCE[dtype]
+
+
+def test_layer_norm_takes_the_mean_out_before_it_squares():
+    """E[x^2] - E[x]^2 would lose three digits."""
+    x = values(4, 64, dtype="float32") + 30
+    assert relative_error(norms.layer(x, 1e-5), reference.layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations(kind, dtype, x64):
+    x = 4 * values(300, dtype=dtype)
+    found = load(ACTIVATIONS[kind].function)(x)
+    assert found.dtype == dtype
+    assert relative_error(found, reference.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 16])
+def test_sinusoidal(width, x64):
+    at = np.array([[0, 1, 2, 500, 3]])
+    assert relative_error(positions.sinusoidal(jnp.asarray(at), width)[0], reference.sinusoidal(at[0], width)) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rope_theta", [10_000.0, 500_000.0, 1.0])
+def test_rope(rope_theta, dtype, x64):
+    x_BLHK, at = values(2, 9, 3, 8, dtype=dtype), np.tile([[0, 1, 2, 3, 0, 1, 2, 40, 63]], (2, 1))
+    found = positions.rope(x_BLHK, jnp.asarray(at), rope_theta)
+    assert found.dtype == dtype
+    for b, h in np.ndindex(2, 3):
+        assert relative_error(found[b, :, h], reference.rope(wide(x_BLHK[b, :, h]), at[b], rope_theta)) < TOLERANCE[dtype]
+
+
+def test_rope_depends_on_distances_alone(x64):
+    q, k = values(1, 6, 1, 8), values(1, 6, 1, 8, seed=1)
+    dots = [
+        jnp.einsum("blhk,bshk->ls", *(positions.rope(x, jnp.arange(6)[None] + shift, 100.0) for x in (q, k)))
+        for shift in (0, 17)
+    ]
+    assert relative_error(dots[1], dots[0]) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blocks.main.attention.position": "rope", "blocks.main.attention.rope_theta": 50.0},
+        {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.balance_loss": 0.7},
+        {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.z_loss": 0.3},
+    ],
+    ids=["rope_theta", "balance_loss", "z_loss"],
+)
+def test_numbers_reach_the_model(changes, x64):
+    config = in_float64(plain(model(changes)))
+    params, tokens_BL = random_params(config), tokens_for(config)
+    logits, losses = forward(config, params, tokens_BL)
+    for b, tokens in enumerate(tokens_BL):
+        expected, expected_losses = reference.model(config, jax.tree.map(np.asarray, params), tokens)
+        assert relative_error(logits[b], expected) < TOLERANCE["float64"]
+        for name, value in expected_losses.items():
+            assert relative_error(losses[name][b], value) < TOLERANCE["float64"]
+
+
+def test_balance_loss_is_its_weight_per_token_and_layer_when_routing_is_even(x64):
+    """Switch, sec. 2.2: with equal probabilities E sum f P = 1, whatever f."""
+    config = in_float64(plain(model({"blocks.main.feed_forward.kind": "moe"})))
+    params = random_params(config)
+    router = params["blocks"]["main"]["feed_forward"]["router"]
+    router["kernel"] = jnp.zeros_like(router["kernel"])
+    _, losses = forward(config, params, tokens_for(config))
+    moe = config.blocks["main"].feed_forward.moe
+    assert relative_error(losses["balance_loss"], np.full(2, moe.balance_loss * 2 * 8)) < TOLERANCE["float64"]
+    assert relative_error(losses["router_z_loss"], np.full(2, moe.z_loss * 2 * 8 * np.log(8) ** 2)) < TOLERANCE["float64"]
+
+
+def test_moe_with_every_expert_chosen_and_equal_is_one_expert(x64):
+    """Dropless: nothing is lost, whatever the routing."""
+    changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.top_k": 3}
+    config = in_float64(plain(model(changes)))
+    params = random_params(config)
+    experts = params["blocks"]["main"]["feed_forward"]["experts"]
+    experts |= {name: jnp.broadcast_to(w[:, :1], w.shape) for name, w in experts.items()}
+    dense = in_float64(model({"blocks.main.feed_forward.kind": "swiglu"}))
+    dense_params = jax.tree.map(lambda leaf: leaf, params)
+    dense_params["blocks"]["main"]["feed_forward"] = {name: {"kernel": w[:, 0]} for name, w in experts.items()}
+    tokens_BL = tokens_for(config)
+    found, expected = forward(config, params, tokens_BL)[0], forward(dense, dense_params, tokens_BL)[0]
+    assert relative_error(found, expected) < TOLERANCE["float64"]
