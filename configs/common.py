@@ -9,7 +9,9 @@ SIZES = ("full", "5m", "tiny")
 def base(size: str, sizes=SIZES):
     """A config with the run's settings for `size`; UserError for a size that there is not."""
     if size not in sizes:
-        raise UserError(f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (it takes {', '.join(sizes)})")
+        raise UserError(
+            f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (it takes {', '.join(sizes)})"
+        )
     config = default_config()
     {"full": _full, "5m": _five_million, "tiny": _tiny}[size](config)
     return config

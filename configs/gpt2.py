@@ -1,8 +1,8 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, GELU, biases, tied embeddings.
 
-    configs/gpt2.py         124 M parameters, the published small model
-    configs/gpt2.py:5m      5 M parameters on WikiText-2
-    configs/gpt2.py:tiny    trains in seconds on a CPU
+configs/gpt2.py         124 M parameters, the published small model
+configs/gpt2.py:5m      5 M parameters on WikiText-2
+configs/gpt2.py:tiny    trains in seconds on a CPU
 """
 
 from configs import common

@@ -1,8 +1,8 @@
 """Sparse mixture of experts in Mixtral's manner (Jiang et al. 2024): RMSNorm, RoPE, SwiGLU experts, top-2 of 8, dropless.
 
-    configs/moe.py         0.5 B parameters, 0.2 B of them active
-    configs/moe.py:5m      5 M parameters on WikiText-2
-    configs/moe.py:tiny    trains in seconds on a CPU
+configs/moe.py         0.5 B parameters, 0.2 B of them active
+configs/moe.py:5m      5 M parameters on WikiText-2
+configs/moe.py:tiny    trains in seconds on a CPU
 """
 
 from configs import common

@@ -8,8 +8,8 @@ from tests.contracts.variants import ALL, BATCH, LENGTH, ROOT, forward, plain
 from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig
 from xfresearch.config_io import parse
 from xfresearch.models import transformer
-from xfresearch.models.counting import count_flops
 from xfresearch.models.costs import costs
+from xfresearch.models.counting import count_flops
 
 
 def sizes(tree) -> int:

@@ -68,7 +68,9 @@ def check(config, attention_kernel, moe_kernel):
     config, tokens_BL = in_float64(config), tokens_for(config)
     params = random_params(config)
     value, gradients = loss_and_gradients(plain(config), params, tokens_BL)
-    fast_value, fast_gradients = loss_and_gradients(with_kernels(config, attention_kernel, moe_kernel), params, tokens_BL)
+    fast_value, fast_gradients = loss_and_gradients(
+        with_kernels(config, attention_kernel, moe_kernel), params, tokens_BL
+    )
     assert relative_error(fast_value, value) < TOLERANCE["float64"]
     assert tree_error(fast_gradients, gradients) < TOLERANCE["float64"]
 

@@ -1,4 +1,4 @@
-"""Contract 7: a few steps on real text bring the loss below the entropy of its bytes, which needs more than counting them."""
+"""Contract 7: a few steps on real text bring the loss below the entropy of its bytes: more than counting them."""
 
 import sysconfig
 from pathlib import Path

@@ -37,7 +37,9 @@ def test_lowers_on_64_devices(name):
         lambda params, tokens_BL: jax.grad(lambda p: loss(config, p, tokens_BL))(params), out_shardings=shardings
     )
     traced = step.trace(placed, tokens_BL)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), traced.out_info) == jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), traced.out_info) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), params
+    )
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert f"num_partitions = {DEVICES}" in text
 

@@ -1,4 +1,4 @@
-"""Contract 8: what is saved and restored goes on bit for bit, for every named config (kills: tests/training/test_resume.py)."""
+"""Contract 8: what is saved and restored goes on bit for bit, in every named config. Kills: training/test_resume.py."""
 
 from dataclasses import replace
 
@@ -17,7 +17,9 @@ from xfresearch.training.step import init_state, make_train_step
 @pytest.mark.parametrize("name", NAMED)
 def test_a_restored_state_goes_on_bit_for_bit(name, tmp_path):
     model = replace(NAMED[name], dropout=0.1)
-    config = Config(steps=4, batch_size=4, sequence_length=8, model=model, training=TrainingConfig(ema=0.9, layers="scan"))
+    config = Config(
+        steps=4, batch_size=4, sequence_length=8, model=model, training=TrainingConfig(ema=0.9, layers="scan")
+    )
     config = resolve(replace(config, optimizer=OptimizerConfig(kind="muon", warmup=0)))
     optimizer = make_optimizer(config.optimizer, config.steps)
     step = jax.jit(make_train_step(config, optimizer))

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
 
 # Sizes are those of the named configs at :tiny, so that all variants share most of their compiled operations.
-MAIN = BlockConfig(attention=AttentionConfig(heads=4), feed_forward=FeedForwardConfig(hidden=32, moe=MoeConfig(experts=8)))
+MAIN = BlockConfig(
+    attention=AttentionConfig(heads=4), feed_forward=FeedForwardConfig(hidden=32, moe=MoeConfig(experts=8))
+)
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
 
 # What a choice cannot do without, added to its variant.
@@ -100,7 +102,8 @@ def choices() -> dict:
     """{dotted path: values other than the base's} of every field with a closed list of values, and of NUMBERS."""
     found = {}
     for path, kind in fields().items():
-        closed = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else (False, True) if kind is bool else ()
+        closed = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        closed = (False, True) if kind is bool else closed
         if closed and path not in ELSEWHERE and ".norms." not in path:
             found[path] = [value for value in closed if value != get(BASE, path)]
     return found | NUMBERS

@@ -17,7 +17,8 @@ def softmax(x):
 
 
 def layer_norm(p, x, epsilon):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * p.get("gain", 1) + p.get("bias", 0)
+    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return y * p.get("gain", 1) + p.get("bias", 0)
 
 
 def rms_norm(p, x, epsilon):

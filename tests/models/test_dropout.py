@@ -39,7 +39,9 @@ def test_keeps_the_dtype():
 
 def test_draws_differ_between_layers_and_sites_and_repeat_for_a_key():
     x = jnp.ones((50, 50))
-    draws = {(i, site): context().layer(i).dropout(x, 0.5, site) for i in range(3) for site in ("attention", "feed_forward")}
+    draws = {
+        (i, site): context().layer(i).dropout(x, 0.5, site) for i in range(3) for site in ("attention", "feed_forward")
+    }
     for a in draws:
         for b in draws:
             same = float((draws[a] == draws[b]).mean())
@@ -51,7 +53,8 @@ def test_draws_differ_between_layers_and_sites_and_repeat_for_a_key():
 def test_every_site_draws_by_key_and_is_off_without_one(site):
     config, plain = model({site: 0.5}), model()
     params, tokens_BL = random_params(config), tokens_for(config)
-    first, again, other, off = (forward(config, params, tokens_BL, key=key)[0] for key in (KEY, KEY, jax.random.key(4), None))
+    keys = (KEY, KEY, jax.random.key(4), None)
+    first, again, other, off = (forward(config, params, tokens_BL, key=key)[0] for key in keys)
     np.testing.assert_array_equal(first, again)
     assert not np.allclose(first, other)
     assert not np.allclose(first, off)

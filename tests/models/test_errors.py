@@ -3,8 +3,8 @@
 import pytest
 
 from tests.contracts.variants import BASE, MAIN, change, fields, get, model
-from xfresearch.config_io import from_dict, model_from, to_config_dict
 from xfresearch.config import ModelConfig
+from xfresearch.config_io import from_dict, model_from, to_config_dict
 from xfresearch.errors import UserError
 from xfresearch.models.costs import costs
 
@@ -24,7 +24,10 @@ IMPOSSIBLE = [
     ({"pattern": ("main",) * 3}, ["model.depth=2", "a multiple of the 3"]),
     ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "pattern=('main',)"]),
     ({"dtype": "float64"}, ["model.param_dtype='float32'", "float64"]),
-    ({B + "norms.attention_post": "rms"}, ["norms.attention_post='rms'", "'pre_norm'", "attention_in, feed_forward_in"]),
+    (
+        {B + "norms.attention_post": "rms"},
+        ["norms.attention_post='rms'", "'pre_norm'", "attention_in, feed_forward_in"],
+    ),
     ({B + "layout": "post_norm", B + "norms.feed_forward_in": "rms"}, ["norms.feed_forward_in", "feed_forward_post"]),
     ({B + "layout": "no_norm_between", B + "norms.feed_forward_in": "none"}, ["norms.feed_forward_in", "attention_in"]),
 ]

@@ -55,7 +55,9 @@ def test_writes_are_not_scaled_where_a_norm_follows():
 def test_experts_are_drawn_like_a_feed_forward():
     changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.hidden": 64}
     assert std_of(changes, *block("feed_forward", "experts", "up")) == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
-    assert std_of(changes, *block("feed_forward", "experts", "down")) == pytest.approx(64**-0.5 / 2 * TRUNCATED, rel=0.02)
+    assert std_of(changes, *block("feed_forward", "experts", "down")) == pytest.approx(
+        64**-0.5 / 2 * TRUNCATED, rel=0.02
+    )
 
 
 def test_persistent_memory_is_drawn_as_in_the_paper():

@@ -58,7 +58,9 @@ def test_rope(rope_theta, dtype, x64):
     found = positions.rope(x_BLHK, jnp.asarray(at), rope_theta)
     assert found.dtype == dtype
     for b, h in np.ndindex(2, 3):
-        assert relative_error(found[b, :, h], reference.rope(wide(x_BLHK[b, :, h]), at[b], rope_theta)) < TOLERANCE[dtype]
+        assert (
+            relative_error(found[b, :, h], reference.rope(wide(x_BLHK[b, :, h]), at[b], rope_theta)) < TOLERANCE[dtype]
+        )
 
 
 def test_rope_depends_on_distances_alone(x64):
@@ -99,7 +101,9 @@ def test_balance_loss_is_its_weight_per_token_and_layer_when_routing_is_even(x64
     _, losses = forward(config, params, tokens_for(config))
     moe = config.blocks["main"].feed_forward.moe
     assert relative_error(losses["balance_loss"], np.full(2, moe.balance_loss * 2 * 8)) < TOLERANCE["float64"]
-    assert relative_error(losses["router_z_loss"], np.full(2, moe.z_loss * 2 * 8 * np.log(8) ** 2)) < TOLERANCE["float64"]
+    assert (
+        relative_error(losses["router_z_loss"], np.full(2, moe.z_loss * 2 * 8 * np.log(8) ** 2)) < TOLERANCE["float64"]
+    )
 
 
 def test_moe_with_every_expert_chosen_and_equal_is_one_expert(x64):

@@ -48,7 +48,8 @@ def test_recording_changes_nothing_and_gives_the_value():
     taps.check()
     assert taps.values["blocks.1.attention.query"].shape == (2, 8, 4, 8)
     assert taps.values["blocks.0.feed_forward.hidden"].shape == (2, 8, 32)
-    np.testing.assert_allclose(run(None), taps.values["final"] @ random_params(CONFIG)["embed"]["table"].T, rtol=1e-5, atol=1e-5)
+    expected = taps.values["final"] @ random_params(CONFIG)["embed"]["table"].T
+    np.testing.assert_allclose(run(None), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_residual_is_the_sum_of_what_came_before():
@@ -98,7 +99,9 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(how):
         taps.check()
 
 
-@pytest.mark.parametrize("new, said", [(lambda x: x[:1], r"\(1, 8, 32\): it must be \(2, 8, 32\)"), (lambda x: None, "shape None")])
+@pytest.mark.parametrize(
+    "new, said", [(lambda x: x[:1], r"\(1, 8, 32\): it must be \(2, 8, 32\)"), (lambda x: None, "shape None")]
+)
 def test_a_replacement_of_another_shape_is_an_error(new, said):
     with pytest.raises(UserError, match=said):
         run(Taps(replace={"blocks.0.feed_forward.hidden": new}))

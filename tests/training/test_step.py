@@ -1,7 +1,7 @@
 """The update: microbatches equal the whole batch, nothing that is not finite gets in, averages follow."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,10 @@ MOE = BlockConfig(
 MEMORY = BlockConfig(layout="all_attention", attention=AttentionConfig(memory_slots=4))
 
 
-def make_config(block=BlockConfig(), layers="scan", **training) -> Config:
+DENSE = BlockConfig()
+
+
+def make_config(block=DENSE, layers="scan", **training) -> Config:
     model = ModelConfig(width=16, depth=2, vocab_size=11, blocks={"main": block})
     data = DataConfig(packing="documents")
     run = Config(
@@ -60,7 +63,7 @@ def make_batch(lengths, seed=0, L=8, V=11) -> dict:
     }
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(config):
     """Parameters, and the jitted gradient of a config; hypothesis draws many batches for one compilation."""
     params = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]

@@ -8,9 +8,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
+from etils import epath
 
 from xfresearch.config import DataConfig
 from xfresearch.data.cache import build_once, cache_root, digest
@@ -65,7 +65,7 @@ class Tokenizer:
 
     def save(self, directory) -> None:
         """Write the files that `load_tokenizer(directory)` reads."""
-        directory = Path(directory)
+        directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             temporary = directory / f".{name}.tmp"
@@ -242,7 +242,7 @@ def tokenizer_for(data: DataConfig) -> Tokenizer:
 
 def load_tokenizer(path) -> Tokenizer:
     """The tokenizer in a directory or file: tokenizer.json, GPT-2's two files, a SentencePiece .model, or `save`'s."""
-    path = Path(path).expanduser()
+    path = epath.Path(path).expanduser()
     file = _tokenizer_file(path) if path.is_dir() else path
     if not file.is_file():
         raise UserError(
@@ -262,7 +262,7 @@ _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "enco
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 
 
-def _tokenizer_file(directory: Path) -> Path:
+def _tokenizer_file(directory: epath.Path) -> epath.Path:
     found = [directory / name for name in _FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
     if not found:
         raise UserError(
@@ -271,7 +271,7 @@ def _tokenizer_file(directory: Path) -> Path:
     return found[0]
 
 
-def _load(file: Path) -> Tokenizer:
+def _load(file: epath.Path) -> Tokenizer:
     if file.suffix == ".model":
         return SentencePieceTokenizer(file.read_bytes())
     content = file.read_text(encoding="utf-8")
@@ -283,7 +283,7 @@ def _load(file: Path) -> Tokenizer:
     return HuggingFaceTokenizer(_gpt2_tokenizer(file))
 
 
-def _gpt2_tokenizer(vocabulary: Path) -> str:
+def _gpt2_tokenizer(vocabulary: epath.Path) -> str:
     """tokenizer.json of GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
