@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import shlex
 import sys
 
 from etils import epath
@@ -50,9 +51,10 @@ def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, res
 
     marks = _marks(config) if len(config.data.corpus) == 1 else {}
     prompt, sample = _sample(config, tokenizer, result.params)
+    first_line = (prompt.splitlines() or [""])[0]
     commands = {
         "evaluate": f"python -m xfresearch.evaluate --workdir {path}",
-        "generate": f"python -m xfresearch.generate --workdir {path} --prompt {json.dumps(prompt[:40])}",
+        "generate": f"python -m xfresearch.generate --workdir {path} --prompt {shlex.quote(first_line)}",
         "go on": f"python -m xfresearch.train --config {config_argument} --workdir {path} --fork "
         f"--config.steps={2 * config.steps}",
     }
