@@ -28,9 +28,9 @@ def test_a_restored_state_goes_on_bit_for_bit(name, tmp_path):
     for number, batch in enumerate(batches):
         state, _ = step(state, batch)
         if number == 1:
-            with_half = checkpoint.Checkpoints(tmp_path, config.checkpoint)
-            with_half.save(2, state, {})
-            with_half.close()
+            checkpoints = checkpoint.Checkpoints(tmp_path, config.checkpoint)
+            checkpoints.save(2, state, {})
+            checkpoints.close()
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     resumed, _ = checkpoint.restore(tmp_path, 2, abstract)
     for batch in batches[2:]:

@@ -68,6 +68,7 @@ class Run:
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
         self.bytes_per_token = _bytes_per_token(self.batches)
         self.byte_lengths = tokenizer.byte_lengths
+        self.utilisation_per_rate = _utilisation_per_rate(config)
         self.shard = {"shard": jax.process_index(), "shards": jax.process_count()}
         self.optimizer = make_optimizer(config.optimizer, config.steps)
         with self.clock.measure("compile"):
@@ -81,7 +82,10 @@ class Run:
 
     def _start(self) -> tuple[dict, dict]:
         """The newest checkpoint that is whole, named on standard error where one is not, or a fresh state."""
-        make = jax.jit(lambda: init_state(self.config, self.optimizer))
+
+        def make() -> dict:
+            return init_state(self.config, self.optimizer)
+
         shapes = jax.eval_shape(make)
         shardings = state_shardings(self.mesh, shapes)
         abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
@@ -128,8 +132,8 @@ class Run:
         self.clock.count(tokens)
         values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
         values["tokens_per_second"] = self.clock.rate()
-        if utilisation := model_flops_utilisation(self.config, values["tokens_per_second"]):
-            values["model_flops_utilisation"] = utilisation
+        if self.utilisation_per_rate:
+            values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
         if not finite and self.config.training.on_nonfinite == "stop":
             saved = checkpoint.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
@@ -227,8 +231,9 @@ def _due(step: int, every: int, last: int) -> bool:
     return bool(every) and (step % every == 0 or step == last)
 
 
-def model_flops_utilisation(config: Config, tokens_per_second: float) -> float | None:
-    """Share of the devices' peak that three times the forward pass's FLOPs make up; None where no peak is known."""
+def _utilisation_per_rate(config: Config) -> float | None:
+    """Share of the devices' peak that one token per second makes up: three times the forward pass's FLOPs. None where no
+    peak is known."""
     peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
     per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
-    return tokens_per_second * per_token / (peak * jax.device_count()) if peak else None
+    return per_token / (peak * jax.device_count()) if peak else None

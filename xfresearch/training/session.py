@@ -6,7 +6,6 @@ on. None of this is in the training loop.
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import shlex
 import sys
@@ -97,12 +96,12 @@ def _marks(config: Config) -> dict[str, float]:
 
     corpus, split = config.data.corpus[0], config.evaluation.split
     heldout = list(documents(corpus, split, config.data))
-    sizes = itertools.accumulate(
-        documents(corpus, "train", config.data), lambda total, text: total + len(text), initial=0
-    )
-    train = [
-        text for text, size in zip(documents(corpus, "train", config.data), sizes, strict=False) if size < MARK_BYTES
-    ]
+    train, size = [], 0
+    for text in documents(corpus, "train", config.data):
+        if size >= MARK_BYTES:
+            break
+        train.append(text)
+        size += len(text)
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
     kept = epath.Path(cache_root(config.data)) / "marks" / f"{key}.json"
     if not kept.exists():

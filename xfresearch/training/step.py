@@ -16,14 +16,13 @@ from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
 from xfresearch.models.axes import path_name
 from xfresearch.models.context import Context
+from xfresearch.models.decoding import fast_layers
 from xfresearch.training.optimizer import make_schedule
 
 
 def layers_mode(config: Config) -> str:
-    """'scan' or 'unroll': by choice, or the faster on this backend (unrolled on CPU; scanned compiles in constant time)."""
-    if config.training.layers != "auto":
-        return config.training.layers
-    return "unroll" if jax.default_backend() == "cpu" else "scan"
+    """'scan' or 'unroll': by choice, or the faster on this backend."""
+    return fast_layers() if config.training.layers == "auto" else config.training.layers
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformation) -> dict:
