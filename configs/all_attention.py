@@ -12,6 +12,7 @@ def get_config(size: str = "full"):
     config = common.base(size)
     model, block = config.model, config.model.blocks.main
     block.layout, block.attention.position = "all_attention", "rope"
+    block.norm_bias = True
     model.final_norm = "none"  # every block ends in a norm
     block.attention.memory_slots = 32
     if size == "full":

@@ -1,16 +1,15 @@
-"""The configuration of a run: frozen, typed dataclasses, and the checks that need more than one field.
+"""The configuration of a run: frozen, typed dataclasses.
 
 Every choice is a field here with its default, its range and one line of documentation. `config_io` turns
 ml-collections files, dotted overrides and JSON into these classes; nothing below it ever sees a ConfigDict.
-A field that is 0 (or '') where its text says so is filled in by `resolve`, so that models only meet concrete numbers.
+A field that is 0 (or '') where its text says so is filled in by `resolving.py`, so that models only meet concrete numbers.
 """
 
 import dataclasses
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-from xfresearch.errors import UserError, nearest
-from xfresearch.models.layouts import LAYOUTS, check_sites
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.variants import ACTIVATIONS, ATTENTIONS, FEED_FORWARDS, NORMS
 
 
@@ -26,7 +25,7 @@ def option(default, doc: str, low=None, high=None):
 NormKind = Literal[*NORMS]
 SiteNormKind = Literal["", *NORMS]
 AttentionKind = Literal[*ATTENTIONS]
-ActivationKind = Literal[*ACTIVATIONS]
+ExpertKind = Literal[*[name for name, activation in ACTIVATIONS.items() if not activation.norm]]
 FeedForwardKind = Literal[*FEED_FORWARDS]
 LayoutKind = Literal[*LAYOUTS]
 
@@ -42,24 +41,66 @@ class NormSites:
 
 
 @dataclass(frozen=True)
+class RopeConfig:
+    theta: float = option(10_000.0, "base of the frequencies", low=1.0)
+    fraction: float = option(1.0, "share of each head's dimensions that is rotated, the first ones", low=0.0, high=1.0)
+    scaling: Literal["none", "linear", "llama3"] = option("none", "how frequencies are stretched for a longer context")
+    factor: float = option(8.0, "by how much", low=1.0)
+    low_frequency: float = option(
+        1.0, "llama3: turns in the original length below which a frequency is stretched", low=0.0
+    )
+    high_frequency: float = option(4.0, "llama3: turns above which it is kept", low=0.0)
+    original_length: int = option(8192, "llama3: context that the model was trained with first", low=1)
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     kind: AttentionKind = option("softmax", "how positions are mixed")
     heads: int = option(4, "query heads H", low=1)
     kv_heads: int = option(0, "key-value heads G, dividing H; 0 is H (multi-head), 1 is multi-query", low=0)
     head_size: int = option(0, "size K of a head; 0 is width / heads", low=0)
-    position: Literal["none", "rope"] = option("none", "position information inside attention")
-    rope_theta: float = option(10_000.0, "base of the rotary frequencies", low=1.0)
-    bias: bool = option(False, "biases on the four projections")
-    memory_slots: int = option(0, "persistent key-value slots M per head, in one softmax with the context", low=0)
+    query: Literal["learned", "identity", "identity_whole", "merged"] = option(
+        "learned",
+        "queries: a matrix, the input split among the heads, the whole input for every head, or one matrix per head in "
+        "place of the pair of query and key",
+    )
+    rank: int = option(0, "rank of query = 'merged', and of nothing else; 0 is full", low=0)
+    key: Literal["learned", "identity", "identity_whole"] = option("learned", "keys, as for queries")
+    value: Literal["learned", "identity", "identity_whole", "key"] = option(
+        "learned", "values, as for queries; 'key' is what the keys are before norm and rotation"
+    )
+    output: Literal["learned", "identity"] = option("learned", "matrix W_O, or the heads side by side")
+    position: Literal["none", "rope", "alibi", "t5", "relative_key"] = option(
+        "none", "position information inside attention; relative_key and t5 are shared by all layers"
+    )
+    rope: RopeConfig = option(RopeConfig(), "rotary frequencies, for position = 'rope'")
+    t5_buckets: int = option(32, "buckets of distances, for position = 't5'", low=4)
+    t5_distance: int = option(128, "distance from which all share the last bucket, for position = 't5'", low=4)
+    qk_norm: NormKind = option("none", "norm of each head's queries and keys")
+    bias: bool = option(False, "biases on the projections that are learned")
+    scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(head_size)", low=0.0)
+    memory_slots: int = option(0, "persistent key-value slots M, in one softmax with the context", low=0)
+    memory_heads: Literal["each", "shared"] = option("each", "slots of each key-value head's own, or one set for all")
+    sees_itself: bool = option(True, "a token attends to itself, and not only to those before it")
+    window: int = option(0, "tokens back that a token attends to, itself included; 0 is all of them", low=0)
+    span: Literal["full", "adaptive"] = option("full", "adaptive: each head learns how much of the window it uses")
+    trimmed: int = option(0, "tokens back that trained spans need, set by evaluation; 0 is not trimmed", low=0)
+    span_ramp: int = option(32, "tokens over which an adaptive span fades out", low=1)
+    span_loss: float = option(2e-6, "weight of an adaptive span's mean length in tokens, in the loss", low=0.0)
+    shaping: Literal["none", "skip_init", "shaped"] = option(
+        "none", "trained mixture of the weights A with the identity: aI + bA, or aI + bA - cC with C uniform"
+    )
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
-    kernel: Literal["auto", "plain", "blocked"] = option("auto", "implementation; auto is the backend's fastest")
+    kernel: Literal["auto", "plain", "blocked", "banded"] = option(
+        "auto", "implementation; auto is the backend's fastest"
+    )
 
 
 @dataclass(frozen=True)
 class MoeConfig:
     experts: int = option(8, "experts E", low=1)
     top_k: int = option(2, "experts that each token uses", low=1)
-    expert: ActivationKind = option("swiglu", "kind of each expert")
+    expert: ExpertKind = option("swiglu", "kind of each expert")
     balance_loss: float = option(0.01, "weight of the load-balance loss (Switch, eq. 4, per sequence)", low=0.0)
     z_loss: float = option(0.001, "weight of the router's z-loss (ST-MoE, eq. 5)", low=0.0)
     kernel: Literal["auto", "ragged", "blocked"] = option("auto", "grouped matmul; auto is the backend's fastest")
@@ -68,7 +109,11 @@ class MoeConfig:
 @dataclass(frozen=True)
 class FeedForwardConfig:
     kind: FeedForwardKind = option("gelu", "activation, or 'moe' for sparse experts")
-    hidden: int = option(0, "hidden size F (of each expert); 0 is 4 * width", low=0)
+    hidden: int = option(0, "hidden size F (of each expert); 0 is hidden_factor * width", low=0)
+    hidden_factor: float = option(4.0, "hidden size over width, where hidden is 0", low=0.0)
+    gated_hidden: Literal["same", "matched"] = option(
+        "same", "where hidden is 0, gated kinds have the same hidden size, or 2/3 of it for equal parameters"
+    )
     bias: bool = option(False, "biases on the projections")
     moe: MoeConfig = option(MoeConfig(), "experts, for kind = 'moe'")
 
@@ -79,8 +124,15 @@ class BlockConfig:
     norm: NormKind = option("layer", "norm of every site of the block")
     norms: NormSites = option(NormSites(), "norm of single sites, where they differ")
     norm_gain: bool = option(True, "norms have a trained gain")
-    norm_bias: bool = option(True, "norms have a trained bias (rms never has)")
-    norm_epsilon: float = option(1e-5, "added to the variance", low=0.0)
+    norm_bias: bool = option(False, "norms have a trained bias")
+    norm_epsilon: float = option(1e-5, "added to the mean square", low=0.0)
+    norm_cast: Literal["after_gain", "before_gain"] = option(
+        "after_gain", "where float32 goes back to the dtype of the computation (before_gain as in Llama)"
+    )
+    norm_alpha: float = option(0.5, "first value of dyt's alpha")
+    branch_gain: float = option(
+        0.0, "first value of a branch's trained gain (skipless); 0 is 0.1 sqrt(18 / depth)", low=0.0
+    )
     dropout: float = option(0.0, "dropout rate of what each sublayer writes", low=0.0, high=0.99)
     attention: AttentionConfig = option(AttentionConfig(), "the sublayer that mixes positions")
     feed_forward: FeedForwardConfig = option(FeedForwardConfig(), "the sublayer that acts on each position")
@@ -96,8 +148,12 @@ class ModelConfig:
     blocks: dict[str, BlockConfig] = option({"main": BlockConfig()}, "the blocks that the pattern names")
     position: Literal["none", "learned", "sinusoidal"] = option("none", "positions added to the embedding")
     embedding_norm: NormKind = option("none", "norm after the embedding")
+    embedding_scale: Literal["none", "sqrt_width", "learned"] = option(
+        "none", "factor of the embedding, before positions are added; learned starts at sqrt(width)"
+    )
     final_norm: NormKind = option("layer", "norm before the head")
     tie_embeddings: bool = option(True, "the head is the embedding's transpose")
+    causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(
         "fan_in", "std of kernels and embedding: 1/sqrt(inputs) (1/sqrt(width)), or init_std"
@@ -202,119 +258,3 @@ class Config:
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "what is saved")
     evaluation: EvaluationConfig = option(EvaluationConfig(), "held-out loss")
     log: LogConfig = option(LogConfig(), "what is written")
-
-
-def resolve(config: Config) -> Config:
-    """`config` with its derived sizes filled in and every combination checked; UserError on the first that is wrong."""
-    model = config.model
-    if not model.max_length:
-        model = replace(model, max_length=config.sequence_length)
-    if model.position == "learned":
-        require(
-            config.sequence_length <= model.max_length,
-            "sequence_length",
-            config.sequence_length,
-            f"at most model.max_length={model.max_length}, the rows of the learned position table",
-        )
-    config = replace(config, model=resolve_model(model))
-    _check_data(config.data)
-    _check_training(config)
-    return config
-
-
-def resolve_model(model: ModelConfig) -> ModelConfig:
-    """A model's config with head sizes and hidden sizes filled in and checked; UserError on the first that is wrong."""
-    blocks = {name: _resolve_block(block, model.width, f"model.blocks.{name}") for name, block in model.blocks.items()}
-    require(len(model.pattern) > 0, "model.pattern", model.pattern, "at least one block's name")
-    for name in model.pattern:
-        require(
-            name in blocks,
-            "model.pattern",
-            model.pattern,
-            f"names of blocks: {', '.join(blocks)}" + nearest(name, blocks),
-        )
-    for name in blocks:
-        require(name in model.pattern, "model.blocks", name, f"blocks that model.pattern={model.pattern} uses")
-    require(
-        model.depth % len(model.pattern) == 0,
-        "model.depth",
-        model.depth,
-        f"a multiple of the {len(model.pattern)} blocks in model.pattern",
-    )
-    require(
-        not (model.dtype == "float64" and model.param_dtype != "float64"),
-        "model.param_dtype",
-        model.param_dtype,
-        "float64 where model.dtype is float64",
-    )
-    return replace(model, blocks=blocks)
-
-
-def _resolve_block(block: BlockConfig, width: int, key: str) -> BlockConfig:
-    attention = block.attention
-    if not attention.head_size:
-        require(
-            width % attention.heads == 0,
-            f"{key}.attention.heads",
-            attention.heads,
-            f"a divisor of model.width={width}, or set attention.head_size",
-        )
-        attention = replace(attention, head_size=width // attention.heads)
-    attention = replace(attention, kv_heads=attention.kv_heads or attention.heads)
-    require(
-        attention.heads % attention.kv_heads == 0,
-        f"{key}.attention.kv_heads",
-        attention.kv_heads,
-        f"a divisor of attention.heads={attention.heads}",
-    )
-    require(
-        attention.position != "rope" or attention.head_size % 2 == 0,
-        f"{key}.attention.head_size",
-        attention.head_size,
-        "an even number under position='rope'",
-    )
-    require(
-        block.layout != "all_attention" or attention.memory_slots > 0,
-        f"{key}.attention.memory_slots",
-        attention.memory_slots,
-        "at least 1 under layout='all_attention', whose memory stands for the feed-forward",
-    )
-    moe = block.feed_forward.moe
-    require(moe.top_k <= moe.experts, f"{key}.feed_forward.moe.top_k", moe.top_k, f"at most moe.experts={moe.experts}")
-    require(
-        not (block.feed_forward.kind == "moe" and block.feed_forward.bias),
-        f"{key}.feed_forward.bias",
-        True,
-        "False under kind='moe'",
-    )
-    check_sites(block, key)
-    feed_forward = replace(block.feed_forward, hidden=block.feed_forward.hidden or 4 * width)
-    return replace(block, attention=attention, feed_forward=feed_forward)
-
-
-def _check_data(data: DataConfig) -> None:
-    require(len(data.corpus) > 0, "data.corpus", data.corpus, "at least one corpus")
-    if data.weights:
-        require(
-            len(data.weights) == len(data.corpus) and min(data.weights) > 0,
-            "data.weights",
-            data.weights,
-            f"one weight above 0 for each of the {len(data.corpus)} corpora",
-        )
-
-
-def _check_training(config: Config) -> None:
-    optimizer, training = config.optimizer, config.training
-    require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
-    require(
-        config.batch_size % training.accumulate == 0,
-        "training.accumulate",
-        training.accumulate,
-        f"a divisor of batch_size={config.batch_size}",
-    )
-
-
-def require(condition: bool, key: str, value, allowed: str) -> None:
-    """UserError in the one form that all of them have: key, value given, what is allowed."""
-    if not condition:
-        raise UserError(f"config.{key}={value!r} is not allowed: it must be {allowed}")

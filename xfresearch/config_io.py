@@ -10,8 +10,9 @@ import types
 import typing
 from pathlib import Path
 
-from xfresearch.config import Config, ModelConfig, resolve
+from xfresearch.config import Config, ModelConfig
 from xfresearch.errors import UserError, nearest
+from xfresearch.resolving import resolve
 
 
 def to_config_dict(value):
@@ -93,7 +94,7 @@ def _type_name(kind) -> str:
 
 def model_from(value) -> ModelConfig:
     """A resolved ModelConfig from one, from a ConfigDict or mapping (`config.model`), or from a whole run's config."""
-    from xfresearch.config import resolve_model
+    from xfresearch.resolving import resolve_model
 
     if isinstance(value, Config):
         return resolve(value).model

@@ -14,3 +14,9 @@ def nearest(word: str, allowed) -> str:
 
     matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def require(condition: bool, key: str, value, allowed: str) -> None:
+    """UserError in the one form that all of them have: key, value given, what is allowed."""
+    if not condition:
+        raise UserError(f"config.{key}={value!r} is not allowed: it must be {allowed}")

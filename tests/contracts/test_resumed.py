@@ -8,7 +8,8 @@ import pytest
 
 from tests.contracts.variants import NAMED
 from tests.training.test_step import make_batch
-from xfresearch.config import Config, OptimizerConfig, TrainingConfig, resolve
+from xfresearch.config import Config, OptimizerConfig, TrainingConfig
+from xfresearch.resolving import resolve
 from xfresearch.training import checkpoint
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, make_train_step

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig, resolve_model
+from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
 from xfresearch.config_io import parse
 from xfresearch.models import transformer
-from xfresearch.models.axes import path_name
+from xfresearch.models.axes import bounds_of, path_name
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.resolving import resolve_model
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
@@ -35,6 +36,21 @@ BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"mai
 # What a choice cannot do without, added to its variant.
 NEEDS = {
     ("layout", "all_attention"): {"attention.memory_slots": 32},
+    ("attention.query", "identity_whole"): {"attention.head_size": 32},
+    ("attention.key", "identity_whole"): {"attention.head_size": 32},
+    ("attention.rank", "*"): {"attention.query": "merged"},
+    ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
+    ("attention.rope.fraction", "*"): {"attention.position": "rope"},
+    ("attention.rope.scaling", "*"): {"attention.position": "rope", "attention.rope.original_length": 64},
+    ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
+    ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
+    ("norm_alpha", "*"): {"norm": "dyt"},
+    ("feed_forward.gated_hidden", "*"): {
+        "feed_forward.hidden": 0,
+        "feed_forward.hidden_factor": 3.0,
+        "feed_forward.kind": "swiglu",
+    },
+    ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
     ("feed_forward.moe.expert", "*"): {"feed_forward.kind": "moe"},
     ("feed_forward.moe.top_k", "*"): {"feed_forward.kind": "moe"},
 }
@@ -43,8 +59,20 @@ NUMBERS = {
     "blocks.main.norm_epsilon": [0.1],
     "blocks.main.attention.kv_heads": [1, 2],
     "blocks.main.attention.head_size": [6],
+    "blocks.main.attention.rank": [6],
+    "blocks.main.attention.scale": [0.2],
+    "blocks.main.attention.window": [3],
     "blocks.main.attention.memory_slots": [32],
+    "blocks.main.attention.rope.fraction": [0.5],
+    "blocks.main.feed_forward.hidden_factor": [1.5],
     "blocks.main.feed_forward.moe.top_k": [1],
+}
+# Fields that take the names of a table which another field varies in full, by the same code: a few of them.
+FEW = {
+    "embedding_norm": ["layer"],
+    "final_norm": ["dyt", "none"],
+    "blocks.main.attention.qk_norm": ["rms", "layer"],
+    "blocks.main.feed_forward.moe.expert": ["relu", "geglu"],
 }
 SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
@@ -54,14 +82,27 @@ SIZES = {
 ELSEWHERE = {
     "init": "tests/models/test_initialisation.py",
     "init_std": "tests/models/test_initialisation.py",
+    "blocks.main.norm_alpha": "tests/models/test_initialisation.py",
+    "blocks.main.branch_gain": "tests/models/test_initialisation.py",
     "dtype": "tests/models/test_precision.py",
     "param_dtype": "tests/models/test_precision.py",
+    "blocks.main.norm_cast": "tests/models/test_precision.py",
+    "causal": "tests/models/test_bidirectional.py",
     "dropout": "tests/models/test_dropout.py",
     "blocks.main.dropout": "tests/models/test_dropout.py",
     "blocks.main.attention.dropout": "tests/models/test_dropout.py",
     "blocks.main.attention.kernel": "tests/contracts/test_kernels.py",
     "blocks.main.feed_forward.moe.kernel": "tests/contracts/test_kernels.py",
-    "blocks.main.attention.rope_theta": "tests/models/test_parts.py",
+    "blocks.main.attention.rope.theta": "tests/models/test_positions.py",
+    "blocks.main.attention.rope.factor": "tests/models/test_positions.py",
+    "blocks.main.attention.rope.low_frequency": "tests/models/test_positions.py",
+    "blocks.main.attention.rope.high_frequency": "tests/models/test_positions.py",
+    "blocks.main.attention.rope.original_length": "tests/models/test_positions.py",
+    "blocks.main.attention.t5_buckets": "tests/models/test_positions.py",
+    "blocks.main.attention.t5_distance": "tests/models/test_positions.py",
+    "blocks.main.attention.trimmed": "tests/models/test_adaptive_span.py",
+    "blocks.main.attention.span_ramp": "tests/models/test_adaptive_span.py",
+    "blocks.main.attention.span_loss": "tests/models/test_adaptive_span.py",
     "blocks.main.feed_forward.moe.balance_loss": "tests/models/test_parts.py",
     "blocks.main.feed_forward.moe.z_loss": "tests/models/test_parts.py",
 }
@@ -106,7 +147,7 @@ def choices() -> dict:
         closed = (False, True) if kind is bool else closed
         if closed and path not in ELSEWHERE and ".norms." not in path:
             found[path] = [value for value in closed if value != get(BASE, path)]
-    return found | NUMBERS
+    return found | NUMBERS | FEW
 
 
 def _needs(path: str, value) -> dict:
@@ -125,11 +166,8 @@ def _single() -> dict:
 
 
 def _positions() -> dict:
-    """Every position added to the embedding with every one inside attention."""
-    kinds = fields()
-    pairs = itertools.product(
-        typing.get_args(kinds["position"]), typing.get_args(kinds["blocks.main.attention.position"])
-    )
+    """A position added to the embedding with every one inside attention."""
+    pairs = itertools.product(["learned"], typing.get_args(fields()["blocks.main.attention.position"]))
     return {f"positions={a}+{b}": {"position": a, "blocks.main.attention.position": b} for a, b in pairs}
 
 
@@ -211,7 +249,9 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
 
     def draw(path, leaf):
         centre = 1.0 if path_name(path).endswith("gain") else 0.0
-        return jnp.asarray(centre + 0.3 * random.standard_normal(leaf.shape), leaf.dtype)
+        value = centre + 0.3 * random.standard_normal(leaf.shape)
+        low_high = bounds_of(path_name(path))
+        return jnp.asarray(np.abs(value).clip(*low_high) if low_high else value, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, transformer.abstract(config))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import attention, choose_attention
+from xfresearch.kernels.attention import Sight, attention, choose_attention
 
 IMPLEMENTATIONS = ("plain", "blocked")
 
@@ -148,7 +148,7 @@ def test_cached_decoding_equals_the_whole(M):
 
 def test_not_causal():
     arguments, _ = draw(L=4, S=9)
-    assert_close(run("auto", arguments, causal=False), in_numpy(arguments, causal=False), "float64")
+    assert_close(run("auto", arguments, sight=Sight(causal=False)), in_numpy(arguments, causal=False), "float64")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -213,7 +213,7 @@ def test_choice():
     assert choose_attention(q, k, backend="gpu").name == "plain"
     assert (
         name(q, k, dropout_rate=0.1)
-        == name(q, k, causal=False)
+        == name(q, k, sight=Sight(causal=False))
         == name(q[:, :2], k)
         == name(q, k, q_offset=3)
         == "plain"

@@ -13,19 +13,35 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-# Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4. An absent gain is 1, an absent bias 0.
+# Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4; Brody et al. 2023, eq. 3 (projection onto what is
+# orthogonal to ones, then length sqrt(d)); Zhu et al. 2025, eq. 1. An absent gain is 1, an absent bias 0.
 
 
 def layer_norm(p, x, epsilon):
-    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
-    return y * p.get("gain", 1) + p.get("bias", 0)
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
 
 
 def rms_norm(p, x, epsilon):
-    return x / np.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + epsilon) * p.get("gain", 1)
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + epsilon)
 
 
-NORMS = {"layer": layer_norm, "rms": rms_norm, "none": lambda p, x, epsilon: x}
+def project(p, x, epsilon):
+    d = x.shape[-1]
+    return x @ (np.eye(d) - np.ones((d, d)) / d)
+
+
+KINDS = {
+    "layer": layer_norm,
+    "rms": rms_norm,
+    "scale": rms_norm,
+    "project": project,
+    "dyt": lambda p, x, epsilon: np.tanh(p["alpha"] * x),
+    "none": lambda p, x, epsilon: x,
+}
+NORMS = {
+    kind: lambda p, x, epsilon, norm=norm: norm(p, x, epsilon) * p.get("gain", 1) + p.get("bias", 0)
+    for kind, norm in KINDS.items()
+}
 
 
 # Positions. Vaswani et al. 2017, sec. 3.5; Su et al. 2021, eq. 34 as complex numbers, dimension i paired with i + K/2.
@@ -40,60 +56,153 @@ def sinusoidal(positions, width):
     return table
 
 
-def rope(x_LK, positions, theta):
-    half = x_LK.shape[-1] // 2
-    turns = np.exp(1j * np.outer(positions, theta ** (-2.0 * np.arange(half) / (2 * half))))
-    z = (x_LK[:, :half] + 1j * x_LK[:, half:]) * turns
-    return np.concatenate([z.real, z.imag], -1)
+def rope(x_LK, positions, config):
+    """The first `fraction` of the dimensions. Llama 3.1's stretching as in the model's published code, by wavelength."""
+    size = round(x_LK.shape[-1] * config.fraction)
+    half, frequencies = size // 2, []
+    for i in range(size // 2):
+        frequency = config.theta ** (-2.0 * i / size)
+        wavelength = 2 * math.pi / frequency
+        if config.scaling == "linear":
+            frequency /= config.factor
+        if config.scaling == "llama3" and wavelength > config.original_length / config.high_frequency:
+            smooth = config.original_length / wavelength - config.low_frequency
+            smooth = max(smooth / (config.high_frequency - config.low_frequency), 0)
+            frequency = (1 - smooth) * frequency / config.factor + smooth * frequency
+        frequencies.append(frequency)
+    z = (x_LK[:, :half] + 1j * x_LK[:, half:size]) * np.exp(1j * np.outer(positions, frequencies))
+    return np.concatenate([z.real, z.imag, x_LK[:, size:]], -1)
 
 
-# Attention. Vaswani et al. 2017, eq. 1; query head h reads key-value head h // (H / G) (Ainslie et al. 2023). Persistent
-# memory as in the code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax, unrotated.
+# What is added to logits, head h, t - s = d. Press et al. 2022, sec. 3; Raffel et al. 2020, sec. 2.1; the relative key of
+# Sukhbaatar et al. 2019, one for all heads; the mask of an adaptive span (2019a, eq. 2) as its logarithm.
 
 
-def attention(p, x_LD, config, positions, segments):
-    query, key, value, output = (p[name] for name in ("query", "key", "value", "output"))
-    L, (_, H, K), G = len(x_LD), query["kernel"].shape, key["kernel"].shape[1]
-    allowed = np.array([[s <= t and segments[s] == segments[t] for s in range(L)] for t in range(L)])
+def alibi(h, heads):
+    if heads & (heads - 1) == 0:
+        return 2 ** (-8 * (h + 1) / heads)
+    power = 2 ** int(math.log2(heads))
+    return alibi(h, power) if h < power else alibi(2 * (h - power), 2 * power)
 
-    def project(part, head):
-        y = x_LD @ part["kernel"][:, head]
-        return y + part["bias"][head] if "bias" in part else y
 
-    y_LD = np.zeros((L, output["kernel"].shape[-1]))
+def t5_bucket(d, buckets, farthest):
+    exact = buckets // 2
+    if d < exact:
+        return max(d, 0)
+    return min(exact + int(math.log(d / exact) / math.log(farthest / exact) * (buckets - exact)), buckets - 1)
+
+
+def logit_bias(p, shared, config, longest, q, h, t, s):
+    d, bias = t - s, 0.0
+    x = d - (not config.sees_itself)  # steps back from the nearest token seen
+    if config.position == "alibi":
+        bias -= alibi(h, config.heads) * d
+    if config.position == "t5":
+        bias += shared["relative_bias"][t5_bucket(d, config.t5_buckets, config.t5_distance), h]
+    if config.position == "relative_key":
+        bias += q @ shared["relative_key"][x] * scale(config, len(q))
+    if config.span == "adaptive":
+        m = min(max((p["span"]["fraction"][h] * longest - x) / config.span_ramp + 1, 0), 1)
+        bias += math.log(m) if m > 0 else -np.inf
+    return bias
+
+
+# Attention. Vaswani et al. 2017, eq. 1; query head h reads key-value head h // (H / G) (Ainslie et al. 2023). An absent
+# matrix is the identity, on a head's slice of x or on all of it; merged: logits x_t W_h x_s. Persistent memory as in the
+# code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax, unrotated. Shaped attention:
+# He & Hofmann 2023, eq. 5, aI + bA - cC.
+
+
+def scale(config, size):
+    return config.scale or 1 / math.sqrt(config.head_size if config.query == "merged" else size)
+
+
+def head_of(part, kind, x_LD, head, size):
+    if part is None:
+        return x_LD if kind == "identity_whole" else x_LD[:, head * size : (head + 1) * size]
+    head = head if part["kernel"].shape[1] > 1 else 0
+    return x_LD @ part["kernel"][:, head] + (part["bias"][head] if "bias" in part else 0)
+
+
+def attention(p, x_LD, config, positions, segments, shared, longest, epsilon):
+    L, H, G, reach = len(x_LD), config.heads, config.kv_heads, config.window or 10**9
+    nearest, o = int(not config.sees_itself), []
+    allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
+                        for t in range(L)])  # fmt: skip
+    slots = p.get("memory") or p.get("shared_memory")
     for h in range(H):
         g = h // (H // G)
-        q, k, v = project(query, h), project(key, g), project(value, g)
+        q = head_of(p.get("query"), config.query, x_LD, h, config.head_size)
+        k = raw = head_of(p.get("key"), config.key, x_LD, g, config.head_size)
+        v = raw if config.value == "key" else head_of(p.get("value"), config.value, x_LD, g, config.head_size)
+        if config.qk_norm != "none":
+            q, k = (NORMS[config.qk_norm](p.get(f"{n}_norm", {}), x, epsilon) for n, x in (("query", q), ("key", k)))
         if config.position == "rope":
-            q, k = rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta)
-        scores = np.where(allowed, q @ k.T, -np.inf)
-        if "memory" in p:
-            M = len(p["memory"]["key"])
-            scores = np.concatenate([scores, q @ (math.sqrt(K) * p["memory"]["key"][:, g]).T], -1)
-            v = np.concatenate([v, math.sqrt(M) * p["memory"]["value"][:, g]])
-        y_LD += softmax(scores / math.sqrt(K)) @ v @ output["kernel"][h]
-    return y_LD + output["bias"] if "bias" in output else y_LD
+            q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
+        bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
+                         for t in range(L)])  # fmt: skip
+        scores = np.where(allowed, q @ k.T * scale(config, q.shape[1]) + bias, -np.inf)
+        if slots:
+            key, value = (x[:, g] if x.ndim == 3 else x for x in (slots["key"], slots["value"]))
+            scores = np.concatenate([scores, q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])], -1)
+            v = np.concatenate([v, math.sqrt(len(value)) * value])
+        w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
+        if config.shaping != "none":
+            a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
+            w = a * np.eye(L) + b * w - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
+        o.append(w @ v)
+    if "output" not in p:
+        return np.concatenate(o, -1)
+    return sum(o[h] @ p["output"]["kernel"][h] for h in range(H)) + p["output"].get("bias", 0)
 
 
-# Feed-forward. Vaswani et al. 2017, eq. 2; Hendrycks & Gimpel 2016 (both forms of GELU); Shazeer 2020, eq. 6.
+# Feed-forward. Vaswani et al. 2017, eq. 2; Hendrycks & Gimpel 2016 (both forms of GELU); Shazeer 2020, eq. 6; So et al.
+# 2021 (ReLU^2); Elhage et al. 2022 (SoLU, LayerNorm after it). GATED: which act on the gate and multiply.
 
-ACTIVATIONS = {
+
+def logistic(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return x * np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)))(x)
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+PLAIN = {
     "relu": lambda x: np.where(x > 0, x, 0),
-    "gelu": lambda x: x * np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)))(x),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "swiglu": lambda x: x / (1 + np.exp(-x)),
+    "relu2": lambda x: np.where(x > 0, x * x, 0),
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "swish": lambda x: x * logistic(x),
+    "softmax": softmax,
+    "solu": lambda x: x * softmax(x),
 }
+GATED = {
+    "glu": logistic,
+    "bilinear": lambda x: x,
+    "reglu": PLAIN["relu"],
+    "geglu": gelu,
+    "geglu_tanh": gelu_tanh,
+    "swiglu": PLAIN["swish"],
+}
+ACTIVATIONS = PLAIN | GATED
 
 
-def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0)):
-    if kind == "swiglu":
-        return (ACTIVATIONS[kind](x @ gate + biases[1]) * (x @ up + biases[0])) @ down + biases[2]
-    return ACTIVATIONS[kind](x @ up + biases[0]) @ down + biases[2]
+def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0), norm=None):
+    if kind in GATED:
+        return (GATED[kind](x @ gate + biases[1]) * (x @ up + biases[0])) @ down + biases[2]
+    h = PLAIN[kind](x @ up + biases[0])
+    return (norm(h) if norm else h) @ down + biases[2]
 
 
-def dense(p, x_LD, config):
+def dense(p, x_LD, config, epsilon):
     kernels, biases = ([p.get(name, {}).get(what, 0) for name in ("up", "gate", "down")] for what in ("kernel", "bias"))
-    return feed_forward(*kernels, config.kind, x_LD, biases)
+    norm = (lambda h: NORMS["layer"](p["hidden_norm"], h, epsilon)) if config.kind == "solu" else None
+    return feed_forward(*kernels, config.kind, x_LD, biases, norm)
 
 
 # Mixture of experts. Jiang et al. 2024, sec. 2.1: y = sum_i softmax(Top2(x W))_i expert_i(x). Fedus et al. 2021, eq. 4-6:
@@ -117,49 +226,95 @@ def mixture(p, x_LD, config, segments):
     return y_LD, {"balance_loss": real.sum() * balance, "router_z_loss": moe.z_loss * (z * z).sum()}
 
 
-# Layouts: what each name stands for, with a attention, f the feed-forward and n[site] the norm at a site.
+# Layouts: what each name stands for, with a attention, f the feed-forward, n[site] the norm at a site, b the trained gain
+# and N the depth. Each gives x and what its sublayers have written.
 
 
-def _pre_norm(x, a, f, n):
-    x = x + a(n["attention_in"](x))
-    return x + f(n["feed_forward_in"](x))
+def _pre_norm(x, a, f, n, b, N):
+    y = a(n["attention_in"](x))
+    z = f(n["feed_forward_in"](x + y))
+    return x + y + z, y + z
 
 
-def _post_norm(x, a, f, n):
-    x = n["attention_post"](x + a(x))
-    return n["feed_forward_post"](x + f(x))
+def _post_norm(x, a, f, n, b, N, alpha=1.0):
+    y = a(x)
+    x = n["attention_post"](alpha * x + y)
+    z = f(x)
+    return n["feed_forward_post"](alpha * x + z), y + z
 
 
-def _peri_norm(x, a, f, n):
-    x = x + n["attention_out"](a(n["attention_in"](x)))
-    return x + n["feed_forward_out"](f(n["feed_forward_in"](x)))
+def _peri_norm(x, a, f, n, b, N):
+    y = n["attention_out"](a(n["attention_in"](x)))
+    z = n["feed_forward_out"](f(n["feed_forward_in"](x + y)))
+    return x + y + z, y + z
 
 
-def _no_norm_between(x, a, f, n):
-    x = x + a(n["attention_in"](x))
-    return x + f(x)
+def _no_norm_between(x, a, f, n, b, N):
+    y = a(n["attention_in"](x))
+    z = f(x + y)
+    return x + y + z, y + z
+
+
+def _parallel(x, a, f, n, b, N):
+    h = n["attention_in"](x)
+    return x + a(h) + f(h), a(h) + f(h)
+
+
+def _parallel_two_norms(x, a, f, n, b, N):
+    y = a(n["attention_in"](x)) + f(n["feed_forward_in"](x))
+    return x + y, y
+
+
+def _fused_output(x, a, f, n, b, N):
+    y = f(a(n["attention_in"](x)))
+    return x + y, y
+
+
+def _skipless(x, a, f, n, b, N):
+    y = a(n["attention_in"](x))
+    z = b * f(n["feed_forward_in"](y))
+    return y + z, y + z
+
+
+def _skipless_parallel(x, a, f, n, b, N):
+    h = n["attention_in"](x)
+    return a(h) + b * f(h), a(h) + b * f(h)
+
+
+def _all_attention(x, a, f, n, b, N):
+    return n["attention_post"](x + a(x)), a(x)
 
 
 LAYOUTS = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
     "peri_norm": _peri_norm,
-    "parallel": lambda x, a, f, n: x + a(n["attention_in"](x)) + f(n["feed_forward_in"](x)),
+    "sandwich_norm": _peri_norm,
+    "parallel": _parallel,
+    "parallel_two_norms": _parallel_two_norms,
     "no_norm_between": _no_norm_between,
-    "all_attention": lambda x, a, f, n: n["attention_post"](x + a(x)),
+    "fused_output": _fused_output,
+    "skipless": _skipless,
+    "skipless_parallel": _skipless_parallel,
+    "all_attention": _all_attention,
+    "deep_norm": lambda x, a, f, n, b, N: _post_norm(x, a, f, n, b, N, alpha=(2 * N) ** 0.25),
+    "resi_dual": _post_norm,
 }
 
 
-def block(p, x_LD, config, positions, segments):
-    """x_LD after one block, and its auxiliary losses."""
-    losses = {}
+def block(p, x_LD, config, positions, segments, model_config, shared):
+    """x_LD after one block, what its sublayers have written, and its auxiliary losses."""
+    losses, longest, real = {}, config.attention.window or model_config.max_length, np.asarray(segments) > 0
 
     def attend(x):
-        return attention(p["attention"], x, config.attention, positions, segments)
+        if config.attention.span == "adaptive":
+            mean = np.mean(p["attention"]["span"]["fraction"]) * longest
+            losses["span_loss"] = config.attention.span_loss * mean * real.sum()
+        return attention(p["attention"], x, config.attention, positions, segments, shared, longest, config.norm_epsilon)
 
     def feed(x):
         if config.feed_forward.kind != "moe":
-            return dense(p["feed_forward"], x, config.feed_forward)
+            return dense(p["feed_forward"], x, config.feed_forward, config.norm_epsilon)
         y, more = mixture(p["feed_forward"], x, config.feed_forward, segments)
         losses.update(more)
         return y
@@ -169,7 +324,10 @@ def block(p, x_LD, config, positions, segments):
         kind = getattr(config.norms, site) or config.norm
         return lambda x: NORMS[kind](p.get(f"{name}_norm_{place}", {}), x, config.norm_epsilon)
 
-    return LAYOUTS[config.layout](x_LD, attend, feed, {site: norm(site) for site in vars(config.norms)}), losses
+    norms = {site: norm(site) for site in vars(config.norms)}
+    gain = p.get("feed_forward_gain", 1.0)
+    x_LD, written = LAYOUTS[config.layout](x_LD, attend, feed, norms, gain, model_config.depth)
+    return x_LD, written, losses
 
 
 def model(config, params, tokens, positions=None, segments=None):
@@ -177,19 +335,25 @@ def model(config, params, tokens, positions=None, segments=None):
     positions = np.arange(len(tokens)) if positions is None else positions
     segments = np.ones(len(tokens)) if segments is None else segments
     epsilon, losses = config.blocks[config.pattern[0]].norm_epsilon, {}
-    x_LD = params["embed"]["table"][tokens]
+    factor = {"none": 1, "sqrt_width": math.sqrt(config.width), "learned": params.get("embedding_scale")}
+    x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
     if config.position == "learned":
         x_LD = x_LD + params["position"]["table"][positions]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
-    x_LD = NORMS[config.embedding_norm](params.get("embedding_norm", {}), x_LD, epsilon)
+    total = x_LD = NORMS[config.embedding_norm](params.get("embedding_norm", {}), x_LD, epsilon)
     for layer in range(config.depth):
         repeat, place = divmod(layer, len(config.pattern))
         name = config.pattern[place]
         stack = name if config.pattern.count(name) == 1 else f"{name}_{place}"
-        x_LD, more = block(pick(params["blocks"][stack], repeat), x_LD, config.blocks[name], positions, segments)
+        p = pick(params["blocks"][stack], repeat)
+        x_LD, written, more = block(p, x_LD, config.blocks[name], positions, segments, config, params.get("shared", {}))
+        total = total + written
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
-    x_LD = NORMS[config.final_norm](params.get("final_norm", {}), x_LD, epsilon)
+    final = lambda x: NORMS[config.final_norm](params.get("final_norm", {}), x, epsilon)  # noqa: E731
+    # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all that was written.
+    dual = any(b.layout == "resi_dual" for b in config.blocks.values())
+    x_LD = x_LD + final(total) if dual else final(x_LD)
     return x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T, losses
 
 

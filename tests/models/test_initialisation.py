@@ -52,6 +52,40 @@ def test_writes_are_not_scaled_where_a_norm_follows():
     assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
 
 
+def test_deep_norm_scales_values_and_feed_forward_down_and_the_pair_of_query_and_key_not():
+    """Wang et al. 2022, fig. 2: beta = (8 N)^(-1/4)."""
+    beta = (8 * 2) ** -0.25
+    for name, scale in [("query", 1), ("key", 1), ("value", beta), ("output", beta)]:
+        found = std_of({"blocks.main.layout": "deep_norm"}, *block("attention", name, "kernel"))
+        assert found == pytest.approx(128**-0.5 * TRUNCATED * scale, rel=0.02), name
+    assert std_of({"blocks.main.layout": "deep_norm"}, *block("feed_forward", "up", "kernel")) == pytest.approx(
+        128**-0.5 * TRUNCATED * beta, rel=0.02
+    )
+
+
+def test_a_merged_matrix_gives_logits_as_large_as_the_pair():
+    """std(W_Q W_K^T) = sqrt(K) / D."""
+    found = std_of({"blocks.main.attention.query": "merged"}, *block("attention", "query", "kernel"))
+    assert found == pytest.approx(32**0.5 / 128 * TRUNCATED, rel=0.02)
+
+
+def test_first_values_of_single_numbers():
+    def first(changes, *path):
+        params = transformer.init(model(changes), jax.random.key(0))
+        for name in path:
+            params = params[name]
+        return np.unique(params)
+
+    dyt = {"blocks.main.norm": "dyt"}
+    assert first(dyt, *block("attention_norm_in", "alpha")) == 0.5  # Zhu et al. 2025, sec. 4
+    assert first(dyt | {"blocks.main.norm_alpha": 0.8}, *block("attention_norm_in", "alpha")) == np.float32(0.8)
+    skipless = {"blocks.main.layout": "skipless", "depth": 18}
+    assert first(skipless, *block("feed_forward_gain")) == np.float32(0.1)  # He & Hofmann 2023: 0.1 at 18 layers
+    assert first(skipless | {"depth": 2}, *block("feed_forward_gain")) == np.float32(0.3)
+    assert first(skipless | {"blocks.main.branch_gain": 0.7}, *block("feed_forward_gain")) == np.float32(0.7)
+    assert first({"embedding_scale": "learned"}, "embedding_scale") == np.float32(32**0.5)
+
+
 def test_experts_are_drawn_like_a_feed_forward():
     changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.hidden": 64}
     assert std_of(changes, *block("feed_forward", "experts", "up")) == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)

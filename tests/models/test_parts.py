@@ -12,6 +12,7 @@ from xfresearch.models import norms, positions
 from xfresearch.models.variants import ACTIVATIONS, NORMS, load
 
 DTYPES = ["float64", "float32"]
+T5 = {"blocks.main.attention.position": "t5", "blocks.main.attention.t5_buckets": 6}
 
 
 def values(*shape, dtype="float64", seed=0):
@@ -27,7 +28,10 @@ def wide(x):
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5])
 def test_norms(kind, dtype, epsilon, x64):
     x = 3 * values(4, 7, dtype=dtype) + 2
-    assert relative_error(load(NORMS[kind])(x, epsilon), reference.NORMS[kind]({}, wide(x), epsilon)) < TOLERANCE[dtype]
+    assert (
+        relative_error(load(NORMS[kind])(x, epsilon), reference.NORMS[kind]({"alpha": 1.0}, wide(x), epsilon))
+        < TOLERANCE[dtype]
+    )
 
 
 def test_layer_norm_takes_the_mean_out_before_it_squares():
@@ -51,35 +55,21 @@ def test_sinusoidal(width, x64):
     assert relative_error(positions.sinusoidal(jnp.asarray(at), width)[0], reference.sinusoidal(at[0], width)) < 1e-12
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rope_theta", [10_000.0, 500_000.0, 1.0])
-def test_rope(rope_theta, dtype, x64):
-    x_BLHK, at = values(2, 9, 3, 8, dtype=dtype), np.tile([[0, 1, 2, 3, 0, 1, 2, 40, 63]], (2, 1))
-    found = positions.rope(x_BLHK, jnp.asarray(at), rope_theta)
-    assert found.dtype == dtype
-    for b, h in np.ndindex(2, 3):
-        assert (
-            relative_error(found[b, :, h], reference.rope(wide(x_BLHK[b, :, h]), at[b], rope_theta)) < TOLERANCE[dtype]
-        )
-
-
-def test_rope_depends_on_distances_alone(x64):
-    q, k = values(1, 6, 1, 8), values(1, 6, 1, 8, seed=1)
-    dots = [
-        jnp.einsum("blhk,bshk->ls", *(positions.rope(x, jnp.arange(6)[None] + shift, 100.0) for x in (q, k)))
-        for shift in (0, 17)
-    ]
-    assert relative_error(dots[1], dots[0]) < TOLERANCE["float64"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"blocks.main.attention.position": "rope", "blocks.main.attention.rope_theta": 50.0},
+        {"blocks.main.attention.position": "rope", "blocks.main.attention.rope.theta": 50.0},
+        T5,
+        {
+            "blocks.main.attention.position": "t5",
+            "blocks.main.attention.t5_buckets": 6,
+            "blocks.main.attention.t5_distance": 5,
+        },
+        {"blocks.main.attention.span": "adaptive", "blocks.main.attention.span_loss": 0.7},
         {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.balance_loss": 0.7},
         {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.z_loss": 0.3},
     ],
-    ids=["rope_theta", "balance_loss", "z_loss"],
+    ids=["theta", "t5_buckets", "t5_distance", "span_loss", "balance_loss", "z_loss"],
 )
 def test_numbers_reach_the_model(changes, x64):
     config = in_float64(plain(model(changes)))

@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, change, forward, random_params, tokens_for
+from tests.contracts.variants import NAMED, change, forward, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
@@ -39,3 +40,24 @@ def test_the_router_is_computed_in_float32_under_bfloat16():
     config, taps = change(NAMED["moe"], "dtype", "bfloat16"), Taps(record=["blocks.0.feed_forward.router_logits"])
     forward(config, random_params(config), tokens_for(config), taps=taps)
     assert taps.values["blocks.0.feed_forward.router_logits"].dtype == jnp.float32
+
+
+def test_where_a_norm_casts_back_is_a_choice():
+    """Gemma multiplies by the gain in float32 and then rounds, Llama rounds first: they differ in the last bits."""
+    from xfresearch.models.norms import Norm
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 32)), jnp.bfloat16)
+    gain = jnp.asarray(1 + 0.3 * np.random.default_rng(1).standard_normal(32), jnp.float32)
+    wide = np.asarray(x, np.float32)
+    normed = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)
+    expected = {
+        "after_gain": jnp.asarray(normed * gain, jnp.bfloat16),
+        "before_gain": jnp.asarray(normed, jnp.bfloat16) * jnp.asarray(gain, jnp.bfloat16),
+    }
+    for cast, want in expected.items():
+        config = model({"blocks.main.norm_cast": cast})
+        norm = Norm(config, "rms", config.blocks["main"])
+        norm.gain[...] = gain
+        same = np.asarray(norm(x) == want).mean()
+        other = np.asarray(norm(x) == expected[{"after_gain": "before_gain", "before_gain": "after_gain"}[cast]]).mean()
+        assert same > 0.99 > 0.95 > other, cast

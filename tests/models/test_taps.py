@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, model, random_params, tokens_for
+from tests.contracts.variants import ALL, forward, model, plain, random_params, tokens_for
 from xfresearch.errors import UserError
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.taps import Taps
 
-CONFIG = model()
+CONFIG = plain(model())
 
 
 def run(taps, config=CONFIG):
@@ -25,8 +25,8 @@ def names_of(config) -> list[str]:
 
 
 def test_names_in_the_order_of_the_computation():
-    attention = ["in", "query", "key", "value", "heads", "out", "residual"]
-    feed_forward = ["in", "hidden", "out", "residual"]
+    attention = ["in", "query", "key", "value", "weights", "heads", "out", "residual"]
+    feed_forward = ["in", "hidden", "coefficients", "out", "residual"]
     layer = [f"attention.{name}" for name in attention] + [f"feed_forward.{name}" for name in feed_forward]
     assert names_of(CONFIG) == ["embed", *(f"blocks.{i}.{name}" for i in range(2) for name in layer), "final"]
 

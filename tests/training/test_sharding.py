@@ -3,10 +3,11 @@
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from xfresearch.config import BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig, resolve_model
+from xfresearch.config import BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.axes import axes_of
+from xfresearch.resolving import resolve_model
 from xfresearch.training import sharding
 
 

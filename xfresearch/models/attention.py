@@ -1,16 +1,21 @@
-"""Softmax attention, with optional persistent memory slots in the same softmax.
+"""Softmax attention, each of whose four matrices is learned or left out, with optional persistent memory slots.
 
 Multi-head attention (Vaswani et al. 2017, eq. 1), with G key-value heads for H query heads (Ainslie et al. 2023):
 
-    q_BLHK = x W_Q    k_BSGK = x W_K    v_BSGK = x W_V
-    o = softmax([q Mk^T, q k^T] / sqrt(K)) [Mv; v]        y = o W_O
+    q_BLHK = x W_Q    k_BSGK = x W_K    v_BSGV = x W_V
+    o = softmax([scale q Mk^T, scale q k^T + bias]) [Mv; v]        y = o W_O        scale = 1/sqrt(K)
 
-Mk and Mv are M persistent keys and values per key-value head, without position (Sukhbaatar et al. 2019, sec. 3). As in the
-paper's code they are stored small and multiplied back when used: key ~ N(0, 1/K), Mk = sqrt(K) key; value ~ N(0, 1/M),
-Mv = sqrt(M) value. A per-parameter optimiser thus moves them sqrt(K) and sqrt(M) times as far.
+Without a matrix (`models/sizes.py` has the sizes): `identity` gives head h the h-th slice of x, `identity_whole` gives
+every head all of x; value = 'key' is v = x W_K. query = 'merged' is one trained matrix per head in place of the pair,
+logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and B_h of size D x rank.
 
-Parameters: D H K + 2 D G K + H K D + 2 M G K, and biases H K + 2 G K + D.
-FLOPs per token: 2 (2 D H K + 2 D G K) + 4 H K (L + M).      Cache per token: 2 G K values.
+Mk and Mv are M persistent keys and values per key-value head (or one set for all), without position (Sukhbaatar et al.
+2019, sec. 3). As in the paper's code they are stored small and multiplied back when used: key ~ N(0, 1/K),
+Mk = sqrt(K) key; value ~ N(0, 1/M), Mv = sqrt(M) value: an optimiser that scales each number's step thus moves them
+sqrt(K) and sqrt(M) times as far.
+
+Parameters: D H K + D G K + D G V + H V D + M G (K + V), less those of what is left out, and their biases.
+FLOPs per token: 2 per weight of the matrices + 2 H (K + V) (L + M).      Cache per token: G (K + V) values.
 """
 
 import math
@@ -19,94 +24,168 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import BlockConfig, ModelConfig
-from xfresearch.kernels.attention import attention
+from xfresearch.config import AttentionConfig, BlockConfig, ModelConfig
+from xfresearch.kernels.attention import Shaping, Sight, attention
 from xfresearch.models import costs as c
 from xfresearch.models.context import Context
-from xfresearch.models.layouts import output_scale
-from xfresearch.models.linear import Linear
-from xfresearch.models.positions import rope
+from xfresearch.models.layouts import inner_scale, output_scale
+from xfresearch.models.linear import Linear, kernel_std
+from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
+from xfresearch.models.norms import Norm
+from xfresearch.models.positions import rotate
+from xfresearch.models.sizes import head_sizes
 
 
 class Memory(nnx.Module):
-    """M persistent key-value slots per key-value head."""
+    """M persistent key-value slots, of each key-value head or shared by all."""
 
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        a = block.attention
-        shape, dtype = (a.memory_slots, a.kv_heads, a.head_size), jnp.dtype(model.param_dtype)
-        self.key_gain, self.value_gain = math.sqrt(a.head_size), math.sqrt(a.memory_slots)
-        self.key = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) / self.key_gain)
-        self.value = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) / self.value_gain)
+        a, sizes = block.attention, head_sizes(block.attention, model.width)
+        heads = (a.kv_heads,) if a.memory_heads == "each" else ()
+        dtype = jnp.dtype(model.param_dtype)
+        self.key_gain, self.value_gain = math.sqrt(sizes.qk), math.sqrt(a.memory_slots)
+        key, value = (a.memory_slots, *heads, sizes.qk), (a.memory_slots, *heads, sizes.v)
+        self.key = nnx.Param(jax.random.normal(rngs.params(), key, dtype) / self.key_gain)
+        self.value = nnx.Param(jax.random.normal(rngs.params(), value, dtype) / self.value_gain)
 
     def __call__(self, dtype):
-        """Keys and values [M, G, K] as attention reads them."""
-        return (self.key_gain * self.key[...]).astype(dtype), (self.value_gain * self.value[...]).astype(dtype)
+        """Keys [M, G, K] and values [M, G, V] as attention reads them; G is 1 where they are shared."""
+        pairs = ((self.key_gain, self.key[...]), (self.value_gain, self.value[...]))
+        return tuple((gain * x.reshape(x.shape[0], -1, x.shape[-1])).astype(dtype) for gain, x in pairs)
+
+
+class ShapingGains(nnx.Module):
+    """The trained numbers per head of shaped attention: I, A and C weigh 1 each at first, of V-SkipInit I alone does."""
+
+    def __init__(self, model: ModelConfig, block: BlockConfig):
+        a, dtype = block.attention, model.param_dtype
+        shaped = a.shaping == "shaped"
+        self.identity = nnx.Param(jnp.ones(a.heads, dtype))
+        self.weights = nnx.Param(jnp.full(a.heads, float(shaped), dtype))
+        self.uniform = nnx.Param(jnp.ones(a.heads, dtype)) if shaped else None
+
+    def __call__(self) -> Shaping:
+        uniform = jnp.zeros_like(self.identity[...]) if self.uniform is None else self.uniform[...]
+        return Shaping(self.identity[...], self.weights[...], uniform)
 
 
 class Attention(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        a, D = block.attention, model.width
-        self.config, self.dtype = a, model.dtype
-        heads, kv_heads = (a.heads, a.head_size), (a.kv_heads, a.head_size)
-        self.query = Linear(model, (D,), heads, a.bias, rngs)
-        self.key = Linear(model, (D,), kv_heads, a.bias, rngs)
-        self.value = Linear(model, (D,), kv_heads, a.bias, rngs)
-        self.output = Linear(model, heads, (D,), a.bias, rngs, scale=output_scale(model, block))
-        self.memory = Memory(model, block, rngs) if a.memory_slots else None
+        a, D, sizes = block.attention, model.width, head_sizes(block.attention, model.width)
+        self.config, self.dtype, self.sizes = a, model.dtype, sizes
+        self.sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
+        self.scale = a.scale or (a.head_size if a.query == "merged" else sizes.qk) ** -0.5
+        linears = {name: Linear(model, *shape, a.bias, rngs, scale=_init_scale(model, block, name))
+                   for name, shape in _matrices(block, D).items()}  # fmt: skip
+        self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))
+        has_norms = a.qk_norm != "none"
+        self.query_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
+        self.key_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
+        memory = Memory(model, block, rngs) if a.memory_slots else None
+        self.memory, self.shared_memory = (memory, None) if a.memory_heads == "each" else (None, memory)
+        self.span = AdaptiveSpan(model, a) if a.span == "adaptive" else None
+        self.shaping = ShapingGains(model, block) if a.shaping != "none" else None
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
-        """y_BLD, the cache with this call's keys and values in it (None without one), and no auxiliary losses."""
-        q_BLHK = self._rotate(self.query(x_BLD), ctx)
-        k_BLGK = self._rotate(self.key(x_BLD), ctx)
-        q_BLHK, k_BLGK = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK)
-        v_BLGK = ctx.tap("value", self.value(x_BLD))
-        if cache is None:
-            k_BSGK, v_BSGK, k_segments = k_BLGK, v_BLGK, ctx.segments_BL
-            memory = self.memory and self.memory(x_BLD.dtype)
-        else:
-            cache = _extend(cache, k_BLGK, v_BLGK, ctx.cache_index)
-            k_BSGK, v_BSGK, k_segments, memory = (
-                cache["key"],
-                cache["value"],
-                ctx.cache_segments_BS,
-                cache.get("memory"),
-            )
-        o_BLHK = attention(
+        """y_BLD, the cache with this call's keys and values in it (None without one), and an adaptive span's loss."""
+        a = self.config
+        q_BLHK = self._place(_heads(self.query, x_BLD, a.heads, self.sizes.qk), self.query_norm, ctx)
+        raw_BLGK = _heads(self.key, x_BLD, self.sizes.key_heads, self.sizes.qk)
+        k_BLGK = self._place(raw_BLGK, self.key_norm, ctx)
+        tied = a.value == "key"
+        v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v)
+        q_BLHK, k_BLGK, v_BLGV = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK), ctx.tap("value", v_BLGV)
+        k_segments, memory = ctx.segments_BL, self._memory(x_BLD.dtype) if cache is None else cache.get("memory")
+        if cache is not None:
+            cache, k_segments = _extend(cache, k_BLGK, v_BLGV, ctx.cache_index), ctx.cache_segments_BS
+            k_BLGK, v_BLGV = cache["key"], cache.get("value", cache["key"])
+        o_BLHV = attention(
             q_BLHK,
-            k_BSGK,
-            v_BSGK,
+            k_BLGK,
+            v_BLGV,
             memory=memory,
             q_segments_BL=ctx.segments_BL,
             k_segments_BS=k_segments,
             q_offset=ctx.cache_index,
-            dropout_rate=self.config.dropout if ctx.key is not None else 0.0,
+            sight=self.sight,
+            scale=self.scale,
+            bias=logit_bias(a, ctx, self.sight, self.scale, self.span),
+            shaping=self.shaping and self.shaping(),
+            dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
-            implementation=self.config.kernel if cache is None else "plain",
+            tap=ctx.tap if ctx.taps else None,
+            implementation=a.kernel if cache is None else "plain",
         )
-        return self.output(ctx.tap("heads", o_BLHK)), cache, {}
+        o_BLHV = ctx.tap("heads", o_BLHV)
+        y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV)
+        return y_BLD, cache, {} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)}
 
-    def _rotate(self, x_BLHK, ctx: Context):
-        return rope(x_BLHK, ctx.positions_BL, self.config.rope_theta) if self.config.position == "rope" else x_BLHK
+    def _place(self, x_BLHK, norm, ctx: Context):
+        x_BLHK = x_BLHK if norm is None else norm(x_BLHK)
+        rotates = self.config.position == "rope"
+        return rotate(x_BLHK, ctx.positions_BL, self.config.rope) if rotates else x_BLHK
+
+    def _memory(self, dtype):
+        slots = self.memory or self.shared_memory
+        return slots and slots(dtype)
 
     def init_cache(self, batch: int, length: int) -> dict:
         """Room for `length` tokens of each of `batch` sequences, and the memory slots as attention reads them."""
-        zeros_BSGK = jnp.zeros((batch, length, self.config.kv_heads, self.config.head_size), self.dtype)
-        memory = {"memory": self.memory(jnp.dtype(self.dtype))} if self.memory else {}
-        return {"key": zeros_BSGK, "value": zeros_BSGK, **memory}
+        entries = {name: jnp.zeros((batch, length, *shape), self.dtype) for name, shape in
+                   _cache_shapes(self.config, self.sizes).items()}  # fmt: skip
+        memory = self._memory(jnp.dtype(self.dtype))
+        return entries | ({"memory": memory} if memory else {})
 
     @staticmethod
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
-        a, D = block.attention, model.width
-        heads, kv_heads, kv = (a.heads, a.head_size), (a.kv_heads, a.head_size), a.kv_heads * a.head_size
-        total = c.linear((D,), heads, a.bias) + c.linear((D,), kv_heads, a.bias) * 2 + c.linear(heads, (D,), a.bias)
-        total += c.weights(2 * a.memory_slots * kv)
-        mixing = 4 * a.heads * a.head_size * (length + a.memory_slots)
-        return total + c.Costs(flops_per_token=mixing, cache_bytes_per_token=2 * kv * jnp.dtype(model.dtype).itemsize)
+        a, sizes = block.attention, head_sizes(block.attention, model.width)
+        total = sum((c.linear(*shape, a.bias) for shape in _matrices(block, model.width).values()), c.Costs())
+        total += Norm.costs(sizes.qk, a.qk_norm, block) * 2
+        total += c.weights(a.memory_slots * (a.kv_heads if a.memory_heads == "each" else 1) * (sizes.qk + sizes.v))
+        total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
+        mixing = 2 * a.heads * (sizes.qk + sizes.v) * (length + a.memory_slots) + relative_flops(model, block, length)
+        entries = sum(math.prod(shape) for shape in _cache_shapes(a, sizes).values())
+        cache = entries * jnp.dtype(model.dtype).itemsize
+        return total + c.Costs(flops_per_token=mixing, cache_bytes_per_token=cache)
 
 
-def _extend(cache: dict, k_BLGK, v_BLGK, index) -> dict:
+def _matrices(block: BlockConfig, width: int) -> dict[str, tuple]:
+    """(inputs, outputs) of each matrix that is learned."""
+    a, s = block.attention, head_sizes(block.attention, width)
+    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
+    found |= {"key": ((width,), (s.key_heads, s.qk))} if a.key == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v))} if a.value == "learned" else {}
+    return found | ({"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {})
+
+
+def _init_scale(model: ModelConfig, block: BlockConfig, name: str) -> float:
+    a = block.attention
+    if name == "query" and a.query == "merged" and not a.rank:  # logits as large as those of W_Q W_K^T
+        return math.sqrt(a.head_size) * kernel_std(model, model.width)
+    if name == "query" and a.shaping != "none":  # the weights start uniform: A = C (He & Hofmann 2023, sec. 3)
+        return 0.0
+    return {"value": inner_scale, "output": output_scale}.get(name, lambda *_: 1.0)(model, block)
+
+
+def _cache_shapes(a: AttentionConfig, sizes) -> dict[str, tuple[int, int]]:
+    """Entries per token. Values tied to keys are kept once where nothing sets the two apart."""
+    once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
+    value = {} if once else {"value": (sizes.value_heads, sizes.v)}
+    return {"key": (sizes.key_heads, sizes.qk)} | value
+
+
+def _heads(linear: Linear | None, x_BLD, heads: int, size: int):
+    """[B, L, heads, size]: through the matrix, or x itself cut among the heads or whole for all of them."""
+    if linear is not None:
+        return linear(x_BLD)
+    if x_BLD.shape[-1] == heads * size:
+        return x_BLD.reshape(*x_BLD.shape[:2], heads, size)
+    return jnp.broadcast_to(x_BLD[:, :, None], (*x_BLD.shape[:2], heads, size))
+
+
+def _extend(cache: dict, k_BLGK, v_BLGV, index) -> dict:
     """`cache` with keys and values written from position `index` on."""
-    at = (0, index, 0, 0)
-    key = jax.lax.dynamic_update_slice(cache["key"], k_BLGK.astype(cache["key"].dtype), at)
-    value = jax.lax.dynamic_update_slice(cache["value"], v_BLGK.astype(cache["value"].dtype), at)
-    return {**cache, "key": key, "value": value}
+    new = {name: x for name, x in (("key", k_BLGK), ("value", v_BLGV)) if name in cache}
+    written = {name: jax.lax.dynamic_update_slice(cache[name], x.astype(cache[name].dtype), (0, index, 0, 0))
+               for name, x in new.items()}  # fmt: skip
+    return cache | written

@@ -1,7 +1,8 @@
 """What each parameter's dimensions mean: the one table that sharding, weight decay and Muon read.
 
 A rule is (pattern of the parameter's path, letters of its dimensions, inputs, outputs): D width, H heads, G key-value
-heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions. Parameters with inputs and outputs
+heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions, R distances.
+Parameters with inputs and outputs
 are matrices (of a linear map, per remaining dimension). Stacked layers have one more dimension in front, N.
 """
 
@@ -23,13 +24,20 @@ class Axes:
 TABLE = [
     (r"(embed|head)/table", Axes("VD")),
     (r"position/table", Axes("LD")),
-    (r"(.*/)?\w*norm\w*/(gain|bias)", Axes("D")),
+    (r"embedding_scale|(.*/)?\w*norm\w*/alpha|.*/(attention|feed_forward)_gain", Axes("")),
+    (r"shared/relative_key", Axes("RK")),
+    (r"shared/relative_bias", Axes("RH")),
+    (r"(embedding_norm|final_norm|.*/(attention|feed_forward)_norm_(in|out|post))/(gain|bias)", Axes("D")),
+    (r".*/attention/(query|key)_norm/(gain|bias)", Axes("K")),
+    (r".*/feed_forward/hidden_norm/(gain|bias)", Axes("F")),
     (r".*/attention/query/kernel", Axes("DHK", "D", "HK")),
     (r".*/attention/(key|value)/kernel", Axes("DGK", "D", "GK")),
     (r".*/attention/output/kernel", Axes("HKD", "HK", "D")),
     (r".*/attention/query/bias", Axes("HK")),
     (r".*/attention/(key|value)/bias", Axes("GK")),
     (r".*/attention/memory/(key|value)", Axes("MGK", "M", "K")),
+    (r".*/attention/shared_memory/(key|value)", Axes("MK", "M", "K")),
+    (r".*/attention/span/fraction|.*/attention/shaping/(identity|weights|uniform)", Axes("H")),
     (r".*/feed_forward/(up|gate)/kernel", Axes("DF", "D", "F")),
     (r".*/feed_forward/down/kernel", Axes("FD", "F", "D")),
     (r".*/feed_forward/(up|gate)/bias", Axes("F")),
@@ -38,6 +46,10 @@ TABLE = [
     (r".*/feed_forward/experts/(up|gate)", Axes("EDF", "D", "F")),
     (r".*/feed_forward/experts/down", Axes("EFD", "F", "D")),
 ]
+
+
+# Where training moves a parameter back to after an update: (pattern of its path, least, largest).
+BOUNDS = [(r".*/attention/span/fraction", 0.0, 1.0)]
 
 
 def path_name(path) -> str:
@@ -59,6 +71,11 @@ def axes_of(path: str, ndim: int) -> Axes:
     if len(axes.letters) != ndim:
         raise ValueError(f"parameter {path} has {ndim} dimensions, its rule in models/axes.py says {axes.letters}")
     return axes
+
+
+def bounds_of(path: str) -> tuple[float, float] | None:
+    """The least and largest value of the parameter at `path`, or None where it is free."""
+    return next(((low, high) for pattern, low, high in BOUNDS if re.fullmatch(pattern, path)), None)
 
 
 def tree_axes(params):

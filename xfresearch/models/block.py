@@ -1,18 +1,30 @@
 """A block: the layout formula, in one place.
 
-    y = skip * x + dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
+    y = skip * x + gain * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
 
-for each sublayer of the block's layout (layouts.py) in turn, or all from the same x and summed under a parallel layout.
+for each sublayer of the block's layout (layouts.py) in turn. Where a sublayer reads and what it is added to is the
+layout's to say: the stream so far, or the block's own input.
 """
 
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.context import Context
-from xfresearch.models.costs import Costs
-from xfresearch.models.layouts import LAYOUTS, norm_kind
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, skip_scale
 from xfresearch.models.norms import Norm
 from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
+
+
+class Stream(NamedTuple):
+    """What goes from block to block: x, and in a model with a dual layout the sum of all that sublayers have written."""
+
+    x_BLD: jax.Array
+    sum_BLD: jax.Array | None = None
 
 
 def sublayer_class(name: str, block: BlockConfig):
@@ -22,26 +34,35 @@ def sublayer_class(name: str, block: BlockConfig):
 
 class Block(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        self.layout, self.dropout = LAYOUTS[block.layout], block.dropout
+        self.layout, self.dropout, self.skip_scale = LAYOUTS[block.layout], block.dropout, skip_scale(model, block)
         for sublayer in self.layout.sublayers:
             setattr(self, sublayer.name, sublayer_class(sublayer.name, block)(model, block, rngs))
+            if sublayer.gain:
+                gain = jnp.full((), branch_gain(model, block), model.param_dtype)
+                setattr(self, f"{sublayer.name}_gain", nnx.Param(gain))
             for place in sublayer.norms:
                 kind = norm_kind(block, sublayer.name, place)
                 setattr(self, f"{sublayer.name}_norm_{place}", Norm(model, kind, block))
 
-    def __call__(self, x_BLD, ctx: Context, cache: dict | None = None):
-        """x after the block, the caches of its sublayers by name, and its auxiliary losses {name: [B]}."""
-        start_BLD, caches, losses = x_BLD, {}, {}
+    def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
+        """The stream after the block, the caches of its sublayers by name, and its auxiliary losses {name: [B]}."""
+        x_BLD, sum_BLD = stream
+        sources, caches, losses = {"block": x_BLD}, {}, {}
         for sublayer in self.layout.sublayers:
             name, place = sublayer.name, ctx.at(sublayer.name)
-            inputs_BLD = start_BLD if self.layout.parallel else x_BLD
-            inputs_BLD = place.tap("in", self._norm(name, "in", inputs_BLD))
-            y_BLD, caches[name], more = getattr(self, name)(inputs_BLD, place, cache and cache[name])
-            y_BLD = place.tap("out", place.dropout(self._norm(name, "out", y_BLD), self.dropout, name))
-            x_BLD = sublayer.skip * x_BLD + y_BLD if sublayer.skip else y_BLD
+            sources["stream"] = x_BLD
+            sources["before"] = place.tap("in", self._norm(name, "in", sources[sublayer.reads]))
+            y_BLD, caches[name], more = getattr(self, name)(sources["before"], place, cache and cache[name])
+            y_BLD = place.dropout(self._norm(name, "out", y_BLD), self.dropout, name)
+            if sublayer.gain:
+                y_BLD = getattr(self, f"{name}_gain")[...].astype(y_BLD.dtype) * y_BLD
+            y_BLD = place.tap("out", y_BLD)
+            x_BLD = y_BLD if sublayer.skip == "none" else self.skip_scale * sources[sublayer.skip] + y_BLD
+            if sum_BLD is not None and not (self.layout.fused and name == "attention"):
+                sum_BLD = sum_BLD + y_BLD
             x_BLD = place.tap("residual", self._norm(name, "post", x_BLD))
             losses |= more
-        return x_BLD, caches, losses
+        return Stream(x_BLD, sum_BLD), caches, losses
 
     def _norm(self, sublayer: str, place: str, x_BLD):
         norm = getattr(self, f"{sublayer}_norm_{place}", None)
@@ -54,7 +75,7 @@ class Block(nnx.Module):
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> Costs:
         total = Costs()
         for sublayer in LAYOUTS[block.layout].sublayers:
-            total += sublayer_class(sublayer.name, block).costs(model, block, length)
+            total += sublayer_class(sublayer.name, block).costs(model, block, length) + weights(int(sublayer.gain))
             for place in sublayer.norms:
                 total += Norm.costs(model.width, norm_kind(block, sublayer.name, place), block)
         return total

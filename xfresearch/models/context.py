@@ -21,11 +21,16 @@ class Context:
     place: str = ""
     cache_index: Any = 0  # where in the cache this call's first token goes
     cache_segments_BS: Any = None
+    relative_key_RK: Any = None  # tables of positions that all layers share: a key for each distance,
+    relative_bias_RH: Any = None  # a bias for each bucket of distances
 
     def layer(self, index) -> "Context":
         """The context of layer `index`: a Python integer when unrolled, traced when scanned (then without taps)."""
         key = None if self.key is None else jax.random.fold_in(self.key, index)
         return replace(self, key=key, place=f"blocks.{index}" if self.taps else "")
+
+    def with_tables(self, **tables) -> "Context":
+        return replace(self, **tables)
 
     def at(self, name: str) -> "Context":
         return replace(self, place=f"{self.place}.{name}") if self.taps else replace(self, place=name)

@@ -47,10 +47,11 @@ def costs(config, sequence_length: int | None = None) -> Costs:
     `sequence_length` (tokens) is what attention is counted for; by default the model's max_length.
     UserError where the config is not valid or its vocabulary is not known yet (model.vocab_size = 0).
     """
-    from xfresearch.config import require
     from xfresearch.config_io import model_from
+    from xfresearch.errors import require
     from xfresearch.models.block import Block
     from xfresearch.models.norms import Norm
+    from xfresearch.models.positions import SharedPositions
 
     model: ModelConfig = model_from(config)
     length = sequence_length or model.max_length
@@ -61,6 +62,7 @@ def costs(config, sequence_length: int | None = None) -> Costs:
     total += Costs(flops_per_token=2 * V * D, sequence_length=length)
     if model.position == "learned":
         total += weights(model.max_length * D)
+    total += SharedPositions.costs(model) + weights(int(model.embedding_scale == "learned"))
     total += Norm.costs(D, model.embedding_norm, first) + Norm.costs(D, model.final_norm, first)
     for name in model.pattern:
         total += Block.costs(model, model.blocks[name], length) * (model.depth // len(model.pattern))

@@ -3,18 +3,34 @@
     plain:  y = f(x W_up + b) W_down + c                                 (Vaswani et al. 2017, eq. 2)
     gated:  y = (f(x W_gate + b) * (x W_up + b')) W_down + c             (Shazeer 2020, eq. 6)
 
-Parameters: 2 D F, or 3 D F gated, and biases F + D (2 F + D gated).      FLOPs per token: 4 D F, or 6 D F gated.
+Read as a memory (Geva et al. 2021): the columns of W_up are keys, the rows of W_down values, and what stands between
+them are the coefficients. Gated kinds have the columns of W_gate as keys, those of W_up as multipliers. `softmax` makes
+it cross-attention to a trained sequence of F keys and values.
+
+SoLU (Elhage et al. 2022): f(x) = x * softmax(x), and a LayerNorm before W_down, with a gain and a bias of its own.
+
+Parameters: 2 D F, or 3 D F gated, and biases F + D (2 F + D gated); 2 F for SoLU's norm. D is the width of what is read:
+heads * their size under layout = 'fused_output'.      FLOPs per token: 2 per weight of a matrix.
 """
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models import costs as c
 from xfresearch.models.context import Context
-from xfresearch.models.layouts import output_scale
+from xfresearch.models.layouts import LAYOUTS, inner_scale, output_scale
 from xfresearch.models.linear import Linear
+from xfresearch.models.norms import Norm
+from xfresearch.models.sizes import head_sizes
 from xfresearch.models.variants import ACTIVATIONS, load
+
+
+def identity(x):
+    return x
 
 
 def gelu(x):
@@ -22,25 +38,50 @@ def gelu(x):
     return jax.nn.gelu(x, approximate=False)
 
 
+def relu2(x):
+    """max(x, 0)^2 (So et al. 2021)."""
+    return jnp.square(jax.nn.relu(x))
+
+
+def solu(x):
+    return x * jax.nn.softmax(x, -1)
+
+
+def input_width(model: ModelConfig, block: BlockConfig) -> int:
+    """Width of what a feed-forward reads: the residual stream's, or that of the heads side by side."""
+    a = block.attention
+    return a.heads * head_sizes(a, model.width).v if LAYOUTS[block.layout].fused else model.width
+
+
+def hidden_norm_block(block: BlockConfig) -> BlockConfig:
+    """What SoLU's LayerNorm has, whatever the block's norms have: a gain and a bias."""
+    return replace(block, norm_gain=True, norm_bias=True)
+
+
 class FeedForward(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        f, D = block.feed_forward, model.width
-        self.activation = load(ACTIVATIONS[f.kind].function)
-        self.up = Linear(model, (D,), (f.hidden,), f.bias, rngs)
-        self.gate = Linear(model, (D,), (f.hidden,), f.bias, rngs) if ACTIVATIONS[f.kind].gated else None
-        self.down = Linear(model, (f.hidden,), (D,), f.bias, rngs, scale=output_scale(model, block))
+        f, activation, scale = block.feed_forward, ACTIVATIONS[block.feed_forward.kind], inner_scale(model, block)
+        D = input_width(model, block)
+        self.activation = load(activation.function)
+        self.up = Linear(model, (D,), (f.hidden,), f.bias, rngs, scale=scale)
+        self.gate = Linear(model, (D,), (f.hidden,), f.bias, rngs, scale=scale) if activation.gated else None
+        self.hidden_norm = Norm(model, "layer", hidden_norm_block(block), f.hidden) if activation.norm else None
+        self.down = Linear(model, (f.hidden,), (model.width,), f.bias, rngs, scale=output_scale(model, block))
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, no cache and no auxiliary losses."""
         h_BLF = self.up(x_BLD)
         h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD)) * h_BLF
-        return self.down(ctx.tap("hidden", h_BLF)), cache, {}
+        h_BLF = ctx.tap("hidden", h_BLF)
+        h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(h_BLF)
+        return self.down(ctx.tap("coefficients", h_BLF)), cache, {}
 
     def init_cache(self, batch: int, length: int) -> dict:
         return {}
 
     @staticmethod
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
-        f, D = block.feed_forward, model.width
-        into = 2 if ACTIVATIONS[f.kind].gated else 1
-        return c.linear((D,), (f.hidden,), f.bias) * into + c.linear((f.hidden,), (D,), f.bias)
+        f, D, activation = block.feed_forward, input_width(model, block), ACTIVATIONS[block.feed_forward.kind]
+        total = c.linear((D,), (f.hidden,), f.bias) * (2 if activation.gated else 1)
+        total += Norm.costs(f.hidden, "layer", hidden_norm_block(block)) if activation.norm else c.Costs()
+        return total + c.linear((f.hidden,), (model.width,), f.bias)

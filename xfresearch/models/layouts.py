@@ -2,13 +2,13 @@
 
 A sublayer is a function with norms and a skip around it:
 
-    y = skip * x + out_norm(fn(in_norm(x)))      then      y = post_norm(y)
+    y = skip * x + gain * out_norm(fn(in_norm(x)))      then      y = post_norm(y)
 
-`Sublayer` says which norms exist at each place; an absent norm is the identity. Under `parallel` every sublayer reads
-the block's own input, and their outputs are summed.
+`Sublayer` says which norms exist at each place; an absent norm is the identity, an absent gain 1.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from xfresearch.errors import UserError
 
@@ -16,27 +16,54 @@ from xfresearch.errors import UserError
 @dataclass(frozen=True)
 class Sublayer:
     name: str  # 'attention' or 'feed_forward'
-    norms: tuple[str, ...]  # a subset of ('in', 'out', 'post')
-    skip: float = 1.0
+    norms: tuple[str, ...] = ()  # a subset of ('in', 'out', 'post')
+    reads: Literal["stream", "block", "before"] = "stream"  # x so far; the block's input; what the sublayer before read
+    skip: Literal["stream", "block", "none"] = "stream"  # what its output is added to
+    gain: bool = False  # its output has a trained factor
 
 
 @dataclass(frozen=True)
 class Layout:
     sublayers: tuple[Sublayer, ...]
-    parallel: bool = False
+    fused: bool = False  # attention has no W_O: its heads are what the feed-forward's first matrix reads
+    deep_norm: bool = False  # the skip is scaled up and the first kernels down, with depth
+    dual: bool = False  # a second stream sums all outputs, and is added, normed, to the last x
 
 
-def _both(*norms: str) -> tuple[Sublayer, ...]:
-    return Sublayer("attention", norms), Sublayer("feed_forward", norms)
+def _both(*norms: str, **more) -> tuple[Sublayer, ...]:
+    return Sublayer("attention", norms, **more), Sublayer("feed_forward", norms, **more)
 
+
+_ATTENTION = Sublayer("attention", ("in",))
+_SKIPLESS = Sublayer("attention", ("in",), skip="none")
 
 LAYOUTS = {
-    "pre_norm": Layout(_both("in")),  # x + f(norm(x)); Radford et al. 2019
-    "post_norm": Layout(_both("post")),  # norm(x + f(x)); Vaswani et al. 2017
-    "peri_norm": Layout(_both("in", "out")),  # x + norm(f(norm(x))); Kim et al. 2025
-    "parallel": Layout(_both("in"), parallel=True),  # x + a(norm(x)) + f(norm(x)), a norm each; GPT-NeoX
-    "no_norm_between": Layout((Sublayer("attention", ("in",)), Sublayer("feed_forward", ()))),
-    "all_attention": Layout((Sublayer("attention", ("post",)),)),  # norm(x + f(x)), no feed-forward; Sukhbaatar 2019
+    # x + f(norm(x)); Radford et al. 2019
+    "pre_norm": Layout(_both("in")),
+    # norm(x + f(x)); Vaswani et al. 2017
+    "post_norm": Layout(_both("post")),
+    # x + norm(f(norm(x))); Kim et al. 2025, who also norm the embedding and the last x (embedding_norm, final_norm)
+    "peri_norm": Layout(_both("in", "out")),
+    # the same sublayers; Ding et al. 2021 (CogView), who leave the embedding as it is
+    "sandwich_norm": Layout(_both("in", "out")),
+    # x + a(n) + f(n), n = norm(x); GPT-J, PaLM
+    "parallel": Layout((_ATTENTION, Sublayer("feed_forward", reads="before"))),
+    # x + a(norm(x)) + f(norm'(x)), a norm each; GPT-NeoX
+    "parallel_two_norms": Layout((_ATTENTION, Sublayer("feed_forward", ("in",), reads="block"))),
+    # x + a(norm(x)), then x + f(x)
+    "no_norm_between": Layout((_ATTENTION, Sublayer("feed_forward"))),
+    # x + f(heads(norm(x))): no W_O, residual or norm between heads and W_1
+    "fused_output": Layout((_SKIPLESS, Sublayer("feed_forward", skip="block")), fused=True),
+    # x = a(norm(x)), then x + b f(norm(x)); He & Hofmann 2023: with shaping and identities their V-SkipInit, SAS
+    "skipless": Layout((_SKIPLESS, Sublayer("feed_forward", ("in",), gain=True))),
+    # a(n) + b f(n), n = norm(x); He & Hofmann 2023, SAS-P
+    "skipless_parallel": Layout((_SKIPLESS, Sublayer("feed_forward", reads="before", gain=True))),
+    # norm(x + a(x)), no feed-forward; Sukhbaatar et al. 2019
+    "all_attention": Layout((Sublayer("attention", ("post",)),)),
+    # norm(alpha x + f(x)), alpha = (2 depth)^(1/4); Wang et al. 2022
+    "deep_norm": Layout(_both("post"), deep_norm=True),
+    # norm(x + f(x)) and, beside it, the sum of all f; Xie et al. 2023
+    "resi_dual": Layout(_both("post"), dual=True),
 }
 
 
@@ -54,9 +81,24 @@ def check_sites(block, key: str) -> None:
             raise UserError(f"config.{key}.norms.{site}={kind!r} is not allowed: {has}")
 
 
+def skip_scale(model, block) -> float:
+    """Factor of the skip: DeepNorm's alpha = (2 depth)^(1/4) for a decoder (Wang et al. 2022, table 2), otherwise 1."""
+    return (2 * model.depth) ** 0.25 if LAYOUTS[block.layout].deep_norm else 1.0
+
+
+def inner_scale(model, block) -> float:
+    """Scale of the first kernels of values and feed-forward: DeepNorm's beta = (8 depth)^(-1/4), otherwise 1."""
+    return (8 * model.depth) ** -0.25 if LAYOUTS[block.layout].deep_norm else 1.0
+
+
 def output_scale(model, block) -> float:
-    """Scale of the kernels that write to the residual stream: 1/sqrt(writes), so that its variance does not grow with
-    depth (GPT-2, sec. 2.3); 1 where a norm follows the write."""
-    sublayers = LAYOUTS[block.layout].sublayers
-    normed = all({"out", "post"} & set(s.norms) for s in sublayers)
-    return 1.0 if normed else (model.depth * len(sublayers)) ** -0.5
+    """Scale of the first kernels that write to the residual stream: 1/sqrt(writes), so that its variance does not grow
+    with depth (GPT-2, sec. 2.3); where a norm or a gain follows the write, or no skip goes around it, as `inner_scale`."""
+    layout = LAYOUTS[block.layout]
+    tamed = all({"out", "post"} & set(s.norms) or s.gain or s.skip == "none" for s in layout.sublayers)
+    return inner_scale(model, block) if tamed else (model.depth * len(layout.sublayers)) ** -0.5
+
+
+def branch_gain(model, block) -> float:
+    """First value of a sublayer's trained gain: 0.1 at 18 layers, falling with 1/sqrt(depth) (He & Hofmann 2023)."""
+    return block.branch_gain or 0.1 * (18 / model.depth) ** 0.5

@@ -1,8 +1,14 @@
-"""Norms, one function each, computed in float32 or wider.
+"""Norms, one function each, computed in float32 or wider. LayerNorm is `scale` after `project` (Brody et al. 2023, eq. 3).
 
-layer: (x - mean) / sqrt(var + epsilon) * gain + bias   (Ba et al. 2016)
-rms:   x / sqrt(mean(x^2) + epsilon) * gain             (Zhang & Sennrich 2019)
-none:  x
+layer:    (x - mean) / sqrt(var + epsilon)            Ba et al. 2016
+rms:      x / sqrt(mean(x^2) + epsilon)               Zhang & Sennrich 2019
+scale:    the same function, under the name that it has as the second half of LayerNorm: length sqrt(D), as LayerNorm
+          has (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
+project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not rescaled
+dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
+none:     x
+
+and then, as the block says, times a gain and plus a bias, D numbers each. No matrix products.
 """
 
 import jax
@@ -15,12 +21,22 @@ from xfresearch.models.variants import NORMS, load
 
 
 def layer(x, epsilon: float):
-    x = x - x.mean(-1, keepdims=True)
+    return scale(project(x, epsilon), epsilon)
+
+
+def project(x, epsilon: float):
+    return x - x.mean(-1, keepdims=True)
+
+
+def scale(x, epsilon: float):
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
 
-def rms(x, epsilon: float):
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
+rms = scale
+
+
+def dyt(x, epsilon: float):
+    return jnp.tanh(x)
 
 
 def none(x, epsilon: float):
@@ -28,28 +44,36 @@ def none(x, epsilon: float):
 
 
 class Norm(nnx.Module):
-    """A norm over the last dimension, D, with the gain and bias that the block asks for."""
+    """A norm over the last dimension, D or `width`, with the gain and bias that the block asks for."""
 
-    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig):
-        self.kind, self.epsilon = kind, block.norm_epsilon
-        gain, bias = _affine(kind, block)
-        self.gain = nnx.Param(jnp.ones(model.width, model.param_dtype)) if gain else None
-        self.bias = nnx.Param(jnp.zeros(model.width, model.param_dtype)) if bias else None
+    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig, width: int | None = None):
+        self.kind, self.epsilon, self.cast = kind, block.norm_epsilon, block.norm_cast
+        gain, bias, alpha = _trained(kind, block)
+        width = width or model.width
+        self.gain = nnx.Param(jnp.ones(width, model.param_dtype)) if gain else None
+        self.bias = nnx.Param(jnp.zeros(width, model.param_dtype)) if bias else None
+        self.alpha = nnx.Param(jnp.full((), block.norm_alpha, model.param_dtype)) if alpha else None
 
     def __call__(self, x_BLD):
         wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
-        y_BLD = load(NORMS[self.kind])(x_BLD.astype(wide), self.epsilon)
+        y_BLD = x_BLD.astype(wide)
+        if self.alpha is not None:
+            y_BLD = y_BLD * self.alpha[...].astype(wide)
+        y_BLD = load(NORMS[self.kind])(y_BLD, self.epsilon)
+        if self.cast == "before_gain":
+            y_BLD = y_BLD.astype(x_BLD.dtype)
         if self.gain is not None:
-            y_BLD = y_BLD * self.gain[...].astype(wide)
+            y_BLD = y_BLD * self.gain[...].astype(y_BLD.dtype)
         if self.bias is not None:
-            y_BLD = y_BLD + self.bias[...].astype(wide)
+            y_BLD = y_BLD + self.bias[...].astype(y_BLD.dtype)
         return y_BLD.astype(x_BLD.dtype)
 
     @staticmethod
     def costs(width: int, kind: str, block: BlockConfig) -> Costs:
-        return weights(width * sum(_affine(kind, block)))
+        gain, bias, alpha = _trained(kind, block)
+        return weights(width * (gain + bias) + alpha)
 
 
-def _affine(kind: str, block: BlockConfig) -> tuple[bool, bool]:
-    """Whether a norm has a gain, and whether it has a bias."""
-    return kind != "none" and block.norm_gain, kind == "layer" and block.norm_bias
+def _trained(kind: str, block: BlockConfig) -> tuple[bool, bool, bool]:
+    """Whether a norm has a gain, a bias, and DyT's alpha."""
+    return kind != "none" and block.norm_gain, kind != "none" and block.norm_bias, kind == "dyt"

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config import ModelConfig
-from xfresearch.models.block import Block
+from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear import draw, kernel_std
 from xfresearch.models.norms import Norm
-from xfresearch.models.positions import sinusoidal
+from xfresearch.models.positions import SharedPositions, sinusoidal
 
 REMAT = {
     "none": lambda f: f,
@@ -44,6 +45,9 @@ class Transformer(nnx.Module):
         self.config = model
         self.embed = Table(model, model.vocab_size, rngs)
         self.position = Table(model, model.max_length, rngs) if model.position == "learned" else None
+        self.shared = SharedPositions(model, rngs)
+        learned_scale = jnp.full((), model.width**0.5, model.param_dtype)
+        self.embedding_scale = nnx.Param(learned_scale) if model.embedding_scale == "learned" else None
         self.embedding_norm = Norm(model, model.embedding_norm, first)
         self.final_norm = Norm(model, model.final_norm, first)
         self.head = None if model.tie_embeddings else Table(model, model.vocab_size, rngs)
@@ -60,35 +64,46 @@ class Transformer(nnx.Module):
         """The final hidden states. `layers` is 'scan' or 'unroll' (needed by taps); the result is the same."""
         x_BLD = ctx.tap("embed", self._embed(tokens_BL, ctx))
         run = self._unroll if layers == "unroll" or ctx.taps else self._scan
-        x_BLD, caches, losses = run(x_BLD, ctx, caches, REMAT["none" if ctx.taps else remat])
-        return Output(ctx.tap("final", self.final_norm(x_BLD)), losses, caches)
+        stream = Stream(x_BLD, x_BLD if has_dual(self.config) else None)
+        stream, caches, losses = run(stream, self.shared.into(ctx), caches, REMAT["none" if ctx.taps else remat])
+        return Output(ctx.tap("final", self._end(stream)), losses, caches)
+
+    def _end(self, stream: Stream):
+        """The norm before the head; of a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
+        if stream.sum_BLD is None:
+            return self.final_norm(stream.x_BLD)
+        return stream.x_BLD + self.final_norm(stream.sum_BLD)
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
         x_BLD = self.embed.table[...].astype(model.dtype)[tokens_BL]
+        if model.embedding_scale == "sqrt_width":
+            x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
+        if self.embedding_scale is not None:
+            x_BLD *= self.embedding_scale[...].astype(model.dtype)
         if model.position == "learned":
             x_BLD += self.position.table[...].astype(model.dtype)[ctx.positions_BL]
         if model.position == "sinusoidal":
             x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
 
-    def _scan(self, x_BLD, ctx: Context, caches, remat):
+    def _scan(self, stream: Stream, ctx: Context, caches, remat):
         stacks, period = self._stacks(), len(self.config.pattern)
 
-        def body(x_BLD, xs):
+        def body(stream, xs):
             blocks, caches, repeat = xs
             new, losses = {}, {}
             for i, name in enumerate(stacks):
                 at = ctx.layer(repeat * period + i)
-                x_BLD, new[name], more = blocks[name](x_BLD, at, caches and caches[name])
+                stream, new[name], more = blocks[name](stream, at, caches and caches[name])
                 losses = _add(losses, more)
-            return x_BLD, (new if caches else None, losses)
+            return stream, (new if caches else None, losses)
 
         repeats = jnp.arange(self.config.depth // period)
-        x_BLD, (caches, losses_R) = jax.lax.scan(remat(body), x_BLD, (stacks, caches, repeats))
-        return x_BLD, caches, {name: value.sum(0) for name, value in losses_R.items()}
+        stream, (caches, losses_R) = jax.lax.scan(remat(body), stream, (stacks, caches, repeats))
+        return stream, caches, {name: value.sum(0) for name, value in losses_R.items()}
 
-    def _unroll(self, x_BLD, ctx: Context, caches, remat):
+    def _unroll(self, stream: Stream, ctx: Context, caches, remat):
         repeats = self.config.depth // len(self.config.pattern)
         stacks = {name: unstack(stack, repeats) for name, stack in self._stacks().items()}
         cuts = {name: caches and unstack(caches[name], repeats) for name in stacks}
@@ -96,15 +111,15 @@ class Transformer(nnx.Module):
         for repeat in range(repeats):
             for name in stacks:
 
-                def call(block, x_BLD, cache, layer=layer):
-                    return block(x_BLD, ctx.layer(layer), cache)
+                def call(block, stream, cache, layer=layer):
+                    return block(stream, ctx.layer(layer), cache)
 
                 cache = caches and cuts[name][repeat]
-                x_BLD, cache, more = remat(call)(stacks[name][repeat], x_BLD, cache)
+                stream, cache, more = remat(call)(stacks[name][repeat], stream, cache)
                 new[name].append(cache)
                 losses, layer = _add(losses, more), layer + 1
         stacked = {name: jax.tree.map(lambda *c: jnp.stack(c), *c) for name, c in new.items()} if caches else None
-        return x_BLD, stacked, losses
+        return stream, stacked, losses
 
     def _stacks(self) -> dict:
         """The stacks in the pattern's order: a merged nnx.Dict has its keys sorted."""
@@ -147,6 +162,11 @@ def _cut(array, count: int):
 
     cut.defvjp(lambda array: (cut(array), None), lambda _, pieces: (jnp.stack(pieces),))
     return cut(array)
+
+
+def has_dual(model: ModelConfig) -> bool:
+    """Whether a block of the model keeps the second stream of ResiDual."""
+    return any(LAYOUTS[block.layout].dual for block in model.blocks.values())
 
 
 def stack_names(model: ModelConfig) -> list[str]:

@@ -10,6 +10,9 @@ from typing import NamedTuple
 NORMS = {
     "layer": "xfresearch.models.norms:layer",
     "rms": "xfresearch.models.norms:rms",
+    "scale": "xfresearch.models.norms:scale",
+    "project": "xfresearch.models.norms:project",
+    "dyt": "xfresearch.models.norms:dyt",
     "none": "xfresearch.models.norms:none",
 }
 
@@ -20,13 +23,23 @@ ATTENTIONS = {
 
 class Activation(NamedTuple):
     function: str
-    gated: bool
+    gated: bool = False  # f(x W_gate) * x W_up instead of f(x W_up)
+    norm: bool = False  # a LayerNorm follows
 
 
 ACTIVATIONS = {
-    "relu": Activation("jax.nn:relu", gated=False),
-    "gelu": Activation("xfresearch.models.feed_forward:gelu", gated=False),
-    "gelu_tanh": Activation("jax.nn:gelu", gated=False),
+    "relu": Activation("jax.nn:relu"),
+    "relu2": Activation("xfresearch.models.feed_forward:relu2"),
+    "gelu": Activation("xfresearch.models.feed_forward:gelu"),
+    "gelu_tanh": Activation("jax.nn:gelu"),
+    "swish": Activation("jax.nn:silu"),
+    "softmax": Activation("jax.nn:softmax"),
+    "solu": Activation("xfresearch.models.feed_forward:solu", norm=True),
+    "glu": Activation("jax.nn:sigmoid", gated=True),
+    "bilinear": Activation("xfresearch.models.feed_forward:identity", gated=True),
+    "reglu": Activation("jax.nn:relu", gated=True),
+    "geglu": Activation("xfresearch.models.feed_forward:gelu", gated=True),
+    "geglu_tanh": Activation("jax.nn:gelu", gated=True),
     "swiglu": Activation("jax.nn:silu", gated=True),
 }
 

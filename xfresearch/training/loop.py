@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 from xfresearch.command import Stopped
-from xfresearch.config import Config, require
+from xfresearch.config import Config
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import UserError
+from xfresearch.errors import UserError, require
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs

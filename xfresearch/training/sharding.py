@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.config import Config, MeshConfig, require
-from xfresearch.errors import UserError
+from xfresearch.config import Config, MeshConfig
+from xfresearch.errors import UserError, require
 from xfresearch.models.axes import axes_of, path_name
 
 RULES = {"V": "tensor", "D": "fsdp", "H": "tensor", "G": "tensor", "F": "tensor", "E": "expert"}
-RULES |= dict.fromkeys("NKML")  # never cut
+RULES |= dict.fromkeys("NKMLR")  # never cut
 BATCH = PartitionSpec(("data", "fsdp", "expert"), "context")
 
 

@@ -14,7 +14,7 @@ import optax
 from xfresearch.config import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
-from xfresearch.models.axes import path_name
+from xfresearch.models.axes import bounds_of, path_name
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
 from xfresearch.training.optimizer import make_schedule
@@ -93,7 +93,7 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
         grads, metrics = gradients(config, state["params"], batch, key)
         norm = optax.tree.norm(grads)
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
+        params = within_bounds(optax.apply_updates(state["params"], updates))
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
         if config.training.ema:
             decay = config.training.ema
@@ -110,6 +110,16 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
         return new, metrics
 
     return train_step
+
+
+def within_bounds(params):
+    """`params` with those that have bounds (models/axes.py) moved back into them."""
+
+    def move(path, leaf):
+        low, high = bounds_of(path_name(path)) or (None, None)
+        return leaf if low is None else jnp.clip(leaf, low, high)
+
+    return jax.tree_util.tree_map_with_path(move, params)
 
 
 def layer_norms(tree) -> dict:

@@ -1,0 +1,105 @@
+"""Positions against NumPy and against their authors' words: RoPE and its stretchings, ALiBi, T5's buckets."""
+
+import math
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import change, model
+from tests.models import reference
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.config import RopeConfig
+from xfresearch.errors import UserError
+from xfresearch.models.positions import alibi_slopes, rope_frequencies, rotate, t5_bucket
+
+LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")
+
+
+def values(*shape, dtype="float64", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig(),
+        RopeConfig(theta=500_000.0),
+        RopeConfig(fraction=0.5),
+        RopeConfig(scaling="linear", factor=3.0),
+        replace(LLAMA, original_length=64),
+        replace(LLAMA, original_length=64, low_frequency=0.5, high_frequency=9.0, factor=32.0),
+    ],
+    ids=str,
+)
+def test_rotation(rope, dtype, x64):
+    x_BLHK, at = values(2, 9, 3, 8, dtype=dtype), np.tile([[0, 1, 2, 3, 0, 1, 2, 40, 63]], (2, 1))
+    found = rotate(x_BLHK, jnp.asarray(at), rope)
+    assert found.dtype == dtype
+    for b, h in np.ndindex(2, 3):
+        expected = reference.rope(np.asarray(x_BLHK[b, :, h], np.float64), at[b], rope)
+        assert relative_error(found[b, :, h], expected) < TOLERANCE[dtype]
+
+
+def test_dots_depend_on_distances_alone(x64):
+    q, k = values(1, 6, 1, 8), values(1, 6, 1, 8, seed=1)
+    dots = [
+        jnp.einsum("blhk,bshk->ls", *(rotate(x, jnp.arange(6)[None] + shift, RopeConfig(theta=100.0)) for x in (q, k)))
+        for shift in (0, 17)
+    ]
+    assert relative_error(dots[1], dots[0]) < TOLERANCE["float64"]
+
+
+def test_angles_are_float32_in_a_bfloat16_model():
+    """At position 1000 bfloat16 counts in steps of 8: an angle in it would be off by radians."""
+    x = jnp.ones((1, 1, 1, 8), jnp.bfloat16)
+    found = rotate(x, jnp.array([[1001]]), RopeConfig())
+    expected = reference.rope(np.ones((1, 8)), [1001], RopeConfig())
+    assert relative_error(found[0, :, 0], expected) < TOLERANCE["bfloat16"]
+
+
+def test_llama3_keeps_fast_turns_and_stretches_slow_ones():
+    plain, found = rope_frequencies(RopeConfig(theta=500_000.0), 128), rope_frequencies(LLAMA, 128)
+    turns = LLAMA.original_length * plain / (2 * math.pi)
+    assert np.array_equal(found[turns > 4], plain[turns > 4])
+    np.testing.assert_allclose(found[turns < 1], plain[turns < 1] / 8)
+    between = (turns > 1) & (turns < 4)
+    assert between.any() and np.all((found < plain)[between] & (found > plain / 8)[between])
+
+
+def test_alibi_slopes_are_the_papers():
+    np.testing.assert_allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))  # sec. 3: 1/2, 1/4, ... 1/2^8 for 8 heads
+    np.testing.assert_allclose(alibi_slopes(16)[:3], [2**-0.5, 2**-1, 2**-1.5])
+    np.testing.assert_allclose(alibi_slopes(12), [reference.alibi(h, 12) for h in range(12)])
+
+
+@pytest.mark.parametrize("buckets, farthest", [(32, 128), (8, 20), (6, 5)])
+def test_t5_buckets(buckets, farthest):
+    at = np.arange(-3, 300)
+    found = np.asarray(t5_bucket(jnp.asarray(at), buckets, farthest))
+    assert found.tolist() == [reference.t5_bucket(d, buckets, farthest) for d in at]
+    assert found.max() == buckets - 1 and np.all(np.diff(found) >= 0)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"query": "merged", "position": "rope"}, "without query='merged': RoPE turns"),
+        ({"query": "merged", "qk_norm": "rms"}, "'none' under query='merged'"),
+        ({"position": "rope", "rope.fraction": 0.4}, "leaves an even number"),
+        ({"position": "rope", "rope.high_frequency": 0.5}, "above rope.low_frequency=1.0"),
+        ({"position": "t5", "t5_distance": 16}, "above t5_buckets / 2 = 16"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(changes, message):
+    with pytest.raises(UserError, match=message):
+        model({f"blocks.main.attention.{name}": value for name, value in changes.items()})
+
+
+def test_shared_tables_ask_for_equal_blocks():
+    base = model({"blocks.main.attention.position": "t5"})
+    other = change(base.blocks["main"], "attention.heads", 8)
+    with pytest.raises(UserError, match="all layers share the table"):
+        model({"blocks": {"main": base.blocks["main"], "other": other}, "pattern": ("main", "other")})

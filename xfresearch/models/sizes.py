@@ -1,0 +1,27 @@
+"""Sizes of a layer's queries, keys and values, from its config alone (no JAX, so that configs are checked without it)."""
+
+from typing import NamedTuple
+
+
+class HeadSizes(NamedTuple):
+    qk: int  # of a query and of a key
+    v: int  # of a value
+    key_heads: int  # 1 where every head reads the same
+    value_heads: int
+
+
+def head_sizes(a, width: int) -> HeadSizes:
+    """Of attention config `a` in a model of width `width`."""
+    whole = a.key == "identity_whole"  # also what query = 'merged' reads
+    qk = a.rank or (width if whole or a.query == "identity_whole" else a.head_size)
+    key_heads = 1 if whole else a.kv_heads
+    if a.value == "key":
+        return HeadSizes(qk, qk, key_heads, key_heads)
+    if a.value == "identity_whole":
+        return HeadSizes(qk, width, key_heads, 1)
+    return HeadSizes(qk, a.head_size, key_heads, a.kv_heads)
+
+
+def rotary_size(size: int, fraction: float) -> int:
+    """Dimensions of a head of `size` that RoPE turns."""
+    return int(size * fraction + 1e-6)

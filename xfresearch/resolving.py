@@ -1,0 +1,184 @@
+"""Fills in a config's derived sizes and checks what needs more than one field; UserError on the first that is wrong."""
+
+from dataclasses import replace
+
+from xfresearch.config import (
+    AttentionConfig,
+    BlockConfig,
+    Config,
+    DataConfig,
+    FeedForwardConfig,
+    ModelConfig,
+)
+from xfresearch.errors import nearest, require
+from xfresearch.models.layouts import LAYOUTS, check_sites
+from xfresearch.models.sizes import head_sizes, rotary_size
+from xfresearch.models.variants import ACTIVATIONS
+
+
+def resolve(config: Config) -> Config:
+    """`config` with its derived sizes filled in and every combination checked; UserError on the first that is wrong."""
+    model = config.model
+    if not model.max_length:
+        model = replace(model, max_length=config.sequence_length)
+    if model.position == "learned":
+        require(
+            config.sequence_length <= model.max_length,
+            "sequence_length",
+            config.sequence_length,
+            f"at most model.max_length={model.max_length}, the rows of the learned position table",
+        )
+    config = replace(config, model=resolve_model(model))
+    require(
+        model.causal, "model.causal", False, "True to train: a model that sees the tokens it predicts learns nothing"
+    )
+    _check_data(config.data)
+    _check_training(config)
+    return config
+
+
+def resolve_model(model: ModelConfig) -> ModelConfig:
+    """A model's config with head sizes and hidden sizes filled in and checked; UserError on the first that is wrong."""
+    blocks = {name: _resolve_block(block, model, f"model.blocks.{name}") for name, block in model.blocks.items()}
+    require(len(model.pattern) > 0, "model.pattern", model.pattern, "at least one block's name")
+    for name in model.pattern:
+        require(
+            name in blocks,
+            "model.pattern",
+            model.pattern,
+            f"names of blocks: {', '.join(blocks)}" + nearest(name, blocks),
+        )
+    for name in blocks:
+        require(name in model.pattern, "model.blocks", name, f"blocks that model.pattern={model.pattern} uses")
+    require(
+        model.depth % len(model.pattern) == 0,
+        "model.depth",
+        model.depth,
+        f"a multiple of the {len(model.pattern)} blocks in model.pattern",
+    )
+    require(
+        not (model.dtype == "float64" and model.param_dtype != "float64"),
+        "model.param_dtype",
+        model.param_dtype,
+        "float64 where model.dtype is float64",
+    )
+    model = replace(model, blocks=blocks)
+    _check_shared_positions(model)
+    return model
+
+
+def _resolve_block(block: BlockConfig, model: ModelConfig, key: str) -> BlockConfig:
+    moe = block.feed_forward.moe
+    require(moe.top_k <= moe.experts, f"{key}.feed_forward.moe.top_k", moe.top_k, f"at most moe.experts={moe.experts}")
+    require(
+        not (block.feed_forward.kind == "moe" and block.feed_forward.bias),
+        f"{key}.feed_forward.bias",
+        True,
+        "False under kind='moe'",
+    )
+    check_sites(block, key)
+    attention = _resolve_attention(block, model, f"{key}.attention")
+    return replace(block, attention=attention, feed_forward=_resolve_feed_forward(block.feed_forward, model.width))
+
+
+def _resolve_feed_forward(f: FeedForwardConfig, width: int) -> FeedForwardConfig:
+    if f.hidden:
+        return f
+    kind = f.moe.expert if f.kind == "moe" else f.kind
+    matched = ACTIVATIONS[kind].gated and f.gated_hidden == "matched"
+    hidden = int(f.hidden_factor * width * (2 / 3 if matched else 1) + 1e-6)
+    return replace(f, hidden=max(hidden, 1))
+
+
+def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> AttentionConfig:
+    a, width = block.attention, model.width
+    if not a.head_size:
+        require(width % a.heads == 0, f"{key}.heads", a.heads, f"a divisor of model.width={width}, or set head_size")
+        a = replace(a, head_size=width // a.heads)
+    a = replace(a, kv_heads=a.kv_heads or a.heads)
+    if a.query == "merged":  # it stands for both
+        a = replace(a, key="learned" if a.rank else "identity_whole")
+    if LAYOUTS[block.layout].fused:  # the heads are what the feed-forward reads
+        a = replace(a, output="identity")
+    divides = f"a divisor of attention.heads={a.heads}"
+    require(a.heads % a.kv_heads == 0, f"{key}.kv_heads", a.kv_heads, divides)
+    require(not a.rank or a.query == "merged", f"{key}.rank", a.rank, "0 unless query='merged'")
+    _check_identities(a, block, width, key)
+    _check_positions(a, width, key)
+    require(
+        block.layout != "all_attention" or a.memory_slots > 0,
+        f"{key}.memory_slots",
+        a.memory_slots,
+        "at least 1 under layout='all_attention', whose memory stands for the feed-forward",
+    )
+    alone = "'none' with memory_slots, a window or an adaptive span: the uniform weights C are those of a whole context"
+    shapeable = not a.memory_slots and not a.window and a.span == "full"
+    require(a.shaping == "none" or shapeable, f"{key}.shaping", a.shaping, alone)
+    return a
+
+
+def _check_identities(a: AttentionConfig, block: BlockConfig, width: int, key: str) -> None:
+    """An identity gives each head its share of the input, or all of it: the sizes have to fit."""
+    sizes = head_sizes(a, width)
+    splits = [("query", a.query, a.heads, sizes.qk), ("key", a.key, a.kv_heads, sizes.qk)]
+    for name, kind, heads, size in [*splits, ("value", a.value, a.kv_heads, sizes.v)]:
+        fits = f"'identity' only where heads * size = model.width={width}, here {heads} * {size}"
+        require(kind != "identity" or heads * size == width, f"{key}.{name}", kind, fits)
+    fits = f"'identity' only where heads * size of a value = model.width={width}, here {a.heads} * {sizes.v}"
+    fused = LAYOUTS[block.layout].fused
+    require(fused or a.output != "identity" or a.heads * sizes.v == width, f"{key}.output", a.output, fits)
+
+
+def _check_positions(a: AttentionConfig, width: int, key: str) -> None:
+    """What turns or rescales each head's queries and keys cannot be merged into one matrix between them."""
+    merged = a.query == "merged"
+    turned = (
+        "without query='merged': RoPE turns queries and keys by their positions, which no one matrix between them does"
+    )
+    require(not (merged and a.position == "rope"), f"{key}.position", a.position, turned)
+    normed = "'none' under query='merged', which has no queries and keys of its own to norm"
+    require(not (merged and a.qk_norm != "none"), f"{key}.qk_norm", a.qk_norm, normed)
+    if a.position == "rope":
+        size = head_sizes(a, width).qk
+        turns = f"a share of the {size} dimensions of a query that leaves an even number, at least 2"
+        rotated = rotary_size(size, a.rope.fraction)
+        require(rotated >= 2 and rotated % 2 == 0, f"{key}.rope.fraction", a.rope.fraction, turns)
+        order = f"above rope.low_frequency={a.rope.low_frequency}"
+        require(
+            a.rope.high_frequency > a.rope.low_frequency, f"{key}.rope.high_frequency", a.rope.high_frequency, order
+        )
+    apart = f"above t5_buckets / 2 = {a.t5_buckets // 2}, from which on distances share buckets"
+    require(a.position != "t5" or a.t5_distance > a.t5_buckets // 2, f"{key}.t5_distance", a.t5_distance, apart)
+
+
+def _check_shared_positions(model: ModelConfig) -> None:
+    """T5's biases and the relative key are one table for all layers, so their sizes agree."""
+    for kind, size in (
+        ("t5", lambda a: (a.heads, a.t5_buckets)),
+        ("relative_key", lambda a: head_sizes(a, model.width).qk),
+    ):
+        used = {name: size(b.attention) for name, b in model.blocks.items() if b.attention.position == kind}
+        same = f"in blocks of equal sizes, since all layers share the table; here they are {used}"
+        require(len(set(used.values())) <= 1, "model.blocks.*.attention.position", kind, same)
+
+
+def _check_data(data: DataConfig) -> None:
+    require(len(data.corpus) > 0, "data.corpus", data.corpus, "at least one corpus")
+    if data.weights:
+        require(
+            len(data.weights) == len(data.corpus) and min(data.weights) > 0,
+            "data.weights",
+            data.weights,
+            f"one weight above 0 for each of the {len(data.corpus)} corpora",
+        )
+
+
+def _check_training(config: Config) -> None:
+    optimizer, training = config.optimizer, config.training
+    require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
+    require(
+        config.batch_size % training.accumulate == 0,
+        "training.accumulate",
+        training.accumulate,
+        f"a divisor of batch_size={config.batch_size}",
+    )
