@@ -1,6 +1,7 @@
 """All-attention (Sukhbaatar et al. 2019): one sublayer, attention over the context and persistent memory; no feed-forward.
 
 configs/all_attention.py         18 layers of width 512 with 1024 slots, the paper's small enwik8 model, with RoPE
+configs/all_attention.py:3m      about 3 M parameters on WikiText-2 as bytes
 configs/all_attention.py:5m      5 M parameters on WikiText-2
 configs/all_attention.py:tiny    trains in seconds on a CPU
 """
@@ -9,7 +10,7 @@ from configs import common
 
 
 def get_config(size: str = "full"):
-    config = common.base(size)
+    config = common.base(size, sizes=(*common.SIZES, "5m"))
     model, block = config.model, config.model.blocks.main
     block.layout, block.attention.position = "all_attention", "rope"
     block.norm_bias = True
@@ -19,6 +20,8 @@ def get_config(size: str = "full"):
         model.width, model.depth, block.attention.heads, block.attention.memory_slots = 512, 18, 8, 1024
         block.attention.dropout = 0.3
         config.sequence_length = 512
+    if size == "3m":
+        block.attention.memory_slots = 1024
     if size == "5m":
         model.width, model.depth, block.attention.heads, block.attention.memory_slots = 256, 6, 4, 1024
     return config

@@ -3,7 +3,7 @@
 from xfresearch.config_io import default_config
 from xfresearch.errors import UserError, nearest
 
-SIZES = ("full", "5m", "tiny")
+SIZES = ("full", "3m", "tiny")
 
 
 def base(size: str, sizes=SIZES):
@@ -13,7 +13,7 @@ def base(size: str, sizes=SIZES):
             f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (it takes {', '.join(sizes)})"
         )
     config = default_config()
-    {"full": _full, "5m": _five_million, "tiny": _tiny}[size](config)
+    {"3m": _three_million, "5m": _five_million, "tiny": _tiny}.get(size, _full)(config)
     return config
 
 
@@ -31,6 +31,17 @@ def _five_million(config) -> None:
     config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
     config.checkpoint.every = config.evaluation.every = 100
     config.evaluation.sequences = 64
+
+
+def _three_million(config) -> None:
+    """About 3 M parameters on WikiText-2 as bytes, 0.12 M tokens: what docs/variants.md compares."""
+    config.data.corpus, config.data.tokenizer = ("wikitext2",), "bytes"
+    config.model.width, config.model.depth, config.model.blocks.main.attention.heads = 256, 4, 4
+    config.batch_size, config.sequence_length, config.steps = 8, 128, 120
+    config.optimizer.kind, config.optimizer.learning_rate, config.optimizer.warmup = "muon", 1e-2, 12
+    config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
+    config.checkpoint.every, config.evaluation.every = 1000, 1000
+    config.evaluation.final_sequences = 512
 
 
 def _tiny(config) -> None:

@@ -1,6 +1,7 @@
 """Sparse mixture of experts in Mixtral's manner (Jiang et al. 2024): RMSNorm, RoPE, SwiGLU experts, top-2 of 8, dropless.
 
 configs/moe.py         0.5 B parameters, 0.2 B of them active
+configs/moe.py:3m      about 3 M parameters on WikiText-2 as bytes
 configs/moe.py:5m      5 M parameters on WikiText-2
 configs/moe.py:tiny    trains in seconds on a CPU
 """
@@ -9,7 +10,7 @@ from configs import common
 
 
 def get_config(size: str = "full"):
-    config = common.base(size)
+    config = common.base(size, sizes=(*common.SIZES, "5m"))
     model, block = config.model, config.model.blocks.main
     model.final_norm = block.norm = "rms"
     block.attention.position = "rope"
@@ -19,6 +20,8 @@ def get_config(size: str = "full"):
         block.feed_forward.hidden = 1024
         model.tie_embeddings = False
         config.sequence_length = 1024
+    if size == "3m":
+        block.feed_forward.hidden = 96
     if size == "5m":
         model.width, model.depth, block.attention.heads = 192, 5, 4
         block.feed_forward.hidden = 192

@@ -20,6 +20,7 @@ from xfresearch.config_io import read_json, to_json
 from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
+from xfresearch.models.memory import Memory, memory
 from xfresearch.models.taps import Taps
 from xfresearch.training import checkpoint
 
@@ -107,6 +108,11 @@ class LanguageModel:
         """The values at the taps `names` during a pass over token ids [B, L], by name."""
         names = (names,) if isinstance(names, str) else tuple(names)
         return _capture(self.config, names, self.params, self._check_tokens(tokens_BL))
+
+    def memory(self, layer: int, sublayer: str = "") -> Memory:
+        """`.keys`, `.values` (and `.multipliers`) of a layer's feed-forward, its experts, or attention's persistent slots
+        (models/memory.py has the shapes). Their coefficients are the tap 'blocks.<layer>.<sublayer>.coefficients'."""
+        return memory(self.config, self.params, layer, sublayer)
 
     def tap_names(self) -> list[str]:
         """Names of all values that `capture` records and `replace` replaces, in the order in which they are computed."""

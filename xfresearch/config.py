@@ -125,6 +125,7 @@ class BlockConfig:
     norms: NormSites = option(NormSites(), "norm of single sites, where they differ")
     norm_gain: bool = option(True, "norms have a trained gain")
     norm_bias: bool = option(False, "norms have a trained bias")
+    norm_bare: tuple[str, ...] = option((), "sites whose norm has neither gain nor bias (attention_in, ...)")
     norm_epsilon: float = option(1e-5, "added to the mean square", low=0.0)
     norm_cast: Literal["after_gain", "before_gain"] = option(
         "after_gain", "where float32 goes back to the dtype of the computation (before_gain as in Llama)"

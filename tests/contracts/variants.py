@@ -44,6 +44,7 @@ NEEDS = {
     ("attention.rope.scaling", "*"): {"attention.position": "rope", "attention.rope.original_length": 64},
     ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
     ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
+    ("norm_bare", "*"): {"norm_bias": True},
     ("norm_alpha", "*"): {"norm": "dyt"},
     ("feed_forward.gated_hidden", "*"): {
         "feed_forward.hidden": 0,
@@ -74,6 +75,7 @@ FEW = {
     "blocks.main.attention.qk_norm": ["rms", "layer"],
     "blocks.main.feed_forward.moe.expert": ["relu", "geglu"],
 }
+TUPLES = {"blocks.main.norm_bare": [("attention_in",)]}
 SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
     *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward.moe.experts"),
@@ -147,7 +149,7 @@ def choices() -> dict:
         closed = (False, True) if kind is bool else closed
         if closed and path not in ELSEWHERE and ".norms." not in path:
             found[path] = [value for value in closed if value != get(BASE, path)]
-    return found | NUMBERS | FEW
+    return found | NUMBERS | FEW | TUPLES
 
 
 def _needs(path: str, value) -> dict:

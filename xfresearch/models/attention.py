@@ -95,7 +95,7 @@ class Attention(nnx.Module):
         tied = a.value == "key"
         v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v)
         q_BLHK, k_BLGK, v_BLGV = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK), ctx.tap("value", v_BLGV)
-        k_segments, memory = ctx.segments_BL, self._memory(x_BLD.dtype) if cache is None else cache.get("memory")
+        k_segments, memory = ctx.segments_BL, self.slots(x_BLD.dtype) if cache is None else cache.get("memory")
         if cache is not None:
             cache, k_segments = _extend(cache, k_BLGK, v_BLGV, ctx.cache_index), ctx.cache_segments_BS
             k_BLGK, v_BLGV = cache["key"], cache.get("value", cache["key"])
@@ -125,7 +125,8 @@ class Attention(nnx.Module):
         rotates = self.config.position == "rope"
         return rotate(x_BLHK, ctx.positions_BL, self.config.rope) if rotates else x_BLHK
 
-    def _memory(self, dtype):
+    def slots(self, dtype):
+        """Keys [M, G, K] and values [M, G, V] of the persistent memory as attention reads them, or None."""
         slots = self.memory or self.shared_memory
         return slots and slots(dtype)
 
@@ -133,7 +134,7 @@ class Attention(nnx.Module):
         """Room for `length` tokens of each of `batch` sequences, and the memory slots as attention reads them."""
         entries = {name: jnp.zeros((batch, length, *shape), self.dtype) for name, shape in
                    _cache_shapes(self.config, self.sizes).items()}  # fmt: skip
-        memory = self._memory(jnp.dtype(self.dtype))
+        memory = self.slots(jnp.dtype(self.dtype))
         return entries | ({"memory": memory} if memory else {})
 
     @staticmethod

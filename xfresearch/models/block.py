@@ -15,7 +15,7 @@ from flax import nnx
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, skip_scale
+from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, site_block, skip_scale
 from xfresearch.models.norms import Norm
 from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
 
@@ -42,7 +42,8 @@ class Block(nnx.Module):
                 setattr(self, f"{sublayer.name}_gain", nnx.Param(gain))
             for place in sublayer.norms:
                 kind = norm_kind(block, sublayer.name, place)
-                setattr(self, f"{sublayer.name}_norm_{place}", Norm(model, kind, block))
+                at = site_block(block, sublayer.name, place)
+                setattr(self, f"{sublayer.name}_norm_{place}", Norm(model, kind, at))
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
         """The stream after the block, the caches of its sublayers by name, and its auxiliary losses {name: [B]}."""
@@ -77,5 +78,6 @@ class Block(nnx.Module):
         for sublayer in LAYOUTS[block.layout].sublayers:
             total += sublayer_class(sublayer.name, block).costs(model, block, length) + weights(int(sublayer.gain))
             for place in sublayer.norms:
-                total += Norm.costs(model.width, norm_kind(block, sublayer.name, place), block)
+                kind, at = norm_kind(block, sublayer.name, place), site_block(block, sublayer.name, place)
+                total += Norm.costs(model.width, kind, at)
         return total

@@ -7,10 +7,10 @@ A sublayer is a function with norms and a skip around it:
 `Sublayer` says which norms exist at each place; an absent norm is the identity, an absent gain 1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from xfresearch.errors import UserError
+from xfresearch.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,12 @@ def norm_kind(block, sublayer: str, place: str) -> str:
     return getattr(block.norms, f"{sublayer}_{place}") or block.norm
 
 
+def site_block(block, sublayer: str, place: str):
+    """The block as the norm at one site has it: without gain and bias where `norm_bare` names the site."""
+    bare = f"{sublayer}_{place}" in block.norm_bare
+    return replace(block, norm_gain=False, norm_bias=False) if bare else block
+
+
 def check_sites(block, key: str) -> None:
     """UserError where `norms` sets a site that the block's layout does not have."""
     sites = {f"{s.name}_{place}" for s in LAYOUTS[block.layout].sublayers for place in s.norms}
@@ -79,6 +85,8 @@ def check_sites(block, key: str) -> None:
         if kind and site not in sites:
             has = f"layout={block.layout!r} has the sites {', '.join(sorted(sites))}"
             raise UserError(f"config.{key}.norms.{site}={kind!r} is not allowed: {has}")
+    allowed = f"among the sites of layout={block.layout!r}: {', '.join(sorted(sites))}"
+    require(set(block.norm_bare) <= sites, f"{key}.norm_bare", block.norm_bare, allowed)
 
 
 def skip_scale(model, block) -> float:

@@ -1,0 +1,29 @@
+"""Mixtral 8x7B (Jiang et al. 2024): LLaMA with grouped queries and, for a feed-forward, two of eight experts per token.
+
+configs/mixtral_8x7b.py          the published model, 46.7 B parameters, 12.9 B of them active
+configs/mixtral_8x7b.py:small    the same proportions at 0.2 B, for one device
+configs/mixtral_8x7b.py:3m       about 3 M parameters on WikiText-2
+configs/mixtral_8x7b.py:tiny     trains in seconds on a CPU
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size, sizes=("full", "small", "3m", "tiny"))
+    model, block = config.model, config.model.blocks.main
+    model.final_norm = block.norm = "rms"
+    model.tie_embeddings = False
+    block.norm_cast = "before_gain"
+    block.attention.position, block.attention.rope.theta = "rope", 1e6
+    block.feed_forward.kind = "moe"
+    if size in ("full", "small"):
+        model.width, model.depth, block.attention.heads = (4096, 32, 32) if size == "full" else (512, 8, 8)
+        block.attention.kv_heads = block.attention.heads // 4
+        block.feed_forward.hidden = model.width * 7 // 2
+        config.sequence_length = 4096 if size == "full" else 1024
+    if size == "3m":
+        block.attention.kv_heads, block.feed_forward.hidden = 2, 96
+    if size == "tiny":
+        block.attention.kv_heads, block.feed_forward.hidden = 2, 32
+    return config

@@ -1,0 +1,25 @@
+"""W_Q = I (Karbevski & Mijoski 2025): queries are the slices of the normed stream; the rest is GPT-2 without biases.
+
+configs/no_query.py            12 layers of width 768: 77.9 M parameters without embeddings, 85.0 M with W_Q
+configs/no_query.py:matched    hidden size 4.5 times the width, which gives back the parameters of W_Q
+configs/no_query.py:3m         about 3 M parameters on WikiText-2
+configs/no_query.py:tiny       trains in seconds on a CPU
+
+As published, logits are halved, scale = 1 / (2 sqrt(head_size)), and so is more: its arms also differ in weight decay
+(2^-5 against 0.1). Compare with `--config.model.blocks.main.attention.query=learned` at the same scale and decay.
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size, sizes=("full", "matched", "3m", "tiny"))
+    model, block = config.model, config.model.blocks.main
+    model.position, block.attention.query = "learned", "identity"
+    if size in ("full", "matched"):
+        model.width, model.depth, block.attention.heads = 768, 12, 12
+        config.sequence_length, config.optimizer.weight_decay = 1024, 2.0**-5
+    if size in ("matched", "3m"):
+        block.feed_forward.hidden_factor = 4.5
+    block.attention.scale = 0.5 * (model.width / block.attention.heads) ** -0.5
+    return config

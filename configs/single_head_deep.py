@@ -1,0 +1,21 @@
+"""Many thin layers of one head against few wide layers of many (Liu et al. 2021), at equal parameters of matrices.
+
+configs/single_head_deep.py         144 layers of 1 head of size 64 and hidden size 256, for GPT-2's 12 layers of 12
+configs/single_head_deep.py:3m      16 layers of 1 head, for 4 layers of 4, on WikiText-2
+configs/single_head_deep.py:tiny    trains in seconds on a CPU
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size)
+    model, block = config.model, config.model.blocks.main
+    model.position = "learned"
+    if size == "full":
+        model.width, model.depth, block.attention.heads = 768, 12, 12
+        config.sequence_length = 1024
+    heads = block.attention.heads
+    block.attention.head_size, block.feed_forward.hidden = model.width // heads, 4 * model.width // heads
+    model.depth, block.attention.heads = model.depth * heads, 1
+    return config

@@ -1,0 +1,19 @@
+"""SoLU (Elhage et al. 2022): x * softmax(x) and a LayerNorm in place of GELU; the rest is GPT-2.
+
+configs/solu.py         12 layers of width 768
+configs/solu.py:3m      about 3 M parameters on WikiText-2
+configs/solu.py:tiny    trains in seconds on a CPU
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size)
+    model, block = config.model, config.model.blocks.main
+    model.position, block.feed_forward.kind = "learned", "solu"
+    block.norm_bias = block.attention.bias = block.feed_forward.bias = True
+    if size == "full":
+        model.width, model.depth, block.attention.heads = 768, 12, 12
+        config.sequence_length = 1024
+    return config

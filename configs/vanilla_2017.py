@@ -1,0 +1,24 @@
+"""The transformer of 2017 (Vaswani et al.), its decoder as a language model: post-norm, sinusoidal positions, ReLU, dropout.
+
+configs/vanilla_2017.py         the base model's sizes: width 512, 6 layers, 8 heads, hidden 2048, 37,000 shared tokens
+configs/vanilla_2017.py:big     width 1024, 16 heads, hidden 4096
+configs/vanilla_2017.py:3m      about 3 M parameters on WikiText-2
+configs/vanilla_2017.py:tiny    trains in seconds on a CPU
+
+The published 65 M and 213 M are of an encoder and a decoder that reads it; this is the part that models language.
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size, sizes=("full", "big", "3m", "tiny"))
+    model, block = config.model, config.model.blocks.main
+    model.position, model.embedding_scale, model.final_norm = "sinusoidal", "sqrt_width", "none"
+    block.layout, block.norm_bias = "post_norm", True
+    block.feed_forward.kind, block.feed_forward.bias = "relu", True
+    if size in ("full", "big"):
+        model.width, model.depth, block.attention.heads = (512, 6, 8) if size == "full" else (1024, 6, 16)
+        config.data.bpe_vocab = model.vocab_size = 37_000
+        model.dropout = block.dropout = 0.1 if size == "full" else 0.3
+    return config

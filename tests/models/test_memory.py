@@ -1,0 +1,107 @@
+"""Keys, values and coefficients: what a layer writes is the sum of its values, weighted by the coefficients."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import VARIANTS, change, forward, in_float64, model, plain, random_params, tokens_for
+from tests.models import reference
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.errors import UserError
+from xfresearch.models.memory import memory
+from xfresearch.models.taps import Taps
+from xfresearch.models.variants import ACTIVATIONS
+
+
+def captured(config, params, *names):
+    taps = Taps(record=[f"blocks.1.{name}" for name in names])
+    forward(config, params, tokens_for(config), taps=taps)
+    return [taps.values[f"blocks.1.{name}"] for name in names]
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_what_a_feed_forward_writes_is_its_values_weighted_by_their_coefficients(kind, x64):
+    config = in_float64(model({"blocks.main.feed_forward.kind": kind}))
+    params = random_params(config)
+    x_BLD, hidden_BLF, m_BLF, y_BLD = captured(
+        config, params, *(f"feed_forward.{name}" for name in ("in", "hidden", "coefficients", "out"))
+    )
+    found = memory(config, params, 1)
+    assert found.keys.shape == found.values.shape == (32, 32)
+    assert relative_error(m_BLF @ found.values, y_BLD) < TOLERANCE["float64"]
+    expected = reference.ACTIVATIONS[kind](np.asarray(x_BLD @ found.keys.T))
+    if ACTIVATIONS[kind].gated:
+        expected *= x_BLD @ found.multipliers.T
+    else:
+        assert found.multipliers is None
+    assert relative_error(hidden_BLF, expected) < TOLERANCE["float64"]
+    assert ACTIVATIONS[kind].norm == (not np.array_equal(hidden_BLF, m_BLF))
+
+
+@pytest.mark.parametrize("heads", ["each", "shared"])
+def test_what_slots_write_is_their_values_weighted_by_their_coefficients(heads, x64):
+    """With the values of the context at zero, heads are what the memory gives."""
+    changes = {"memory_slots": 5, "memory_heads": heads, "kv_heads": 2}
+    config = in_float64(plain(model({f"blocks.main.attention.{k}": v for k, v in changes.items()})))
+    params = random_params(config)
+    params["blocks"]["main"]["attention"]["value"]["kernel"] *= 0
+    q_BLHK, k_BLGK, m_BHLM, o_BLHK = captured(
+        config, params, *(f"attention.{name}" for name in ("query", "key", "coefficients", "heads"))
+    )
+    found = memory(config, params, 1, "attention")
+    assert found.keys.shape == found.values.shape == (2 if heads == "each" else 1, 5, 8)
+    keys, values = (jnp.repeat(x, 4 // x.shape[0], 0) for x in (found.keys, found.values))
+    assert relative_error(jnp.einsum("bhlm,hmk->blhk", m_BHLM, values), o_BLHK) < TOLERANCE["float64"]
+    scores = jnp.einsum("blhk,hmk->bhlm", q_BLHK, keys)
+    ratios = np.asarray(m_BHLM[..., 1:] / m_BHLM[..., :1])
+    np.testing.assert_allclose(ratios, np.exp((scores[..., 1:] - scores[..., :1]) / 8**0.5), rtol=1e-9)
+
+
+def test_experts_are_memories_each():
+    config = VARIANTS["feed_forward.kind=moe"]
+    params = random_params(config)
+    found = memory(config, params, 1)
+    assert found.keys.shape == found.values.shape == found.multipliers.shape == (8, 32, 32)
+    experts = params["blocks"]["main"]["feed_forward"]["experts"]
+    np.testing.assert_array_equal(found.keys[3].T, experts["gate"][1, 3])
+    np.testing.assert_array_equal(found.values[3], experts["down"][1, 3])
+
+
+def test_layers_of_a_pattern_have_their_own():
+    config = VARIANTS["pattern-repeated"]
+    params = random_params(config)
+    assert memory(config, params, 1).keys.shape == (4, 32, 8)  # all-attention: slots stand for the feed-forward
+    np.testing.assert_array_equal(
+        memory(config, params, 2).values, params["blocks"]["dense_2"]["feed_forward"]["down"]["kernel"][0]
+    )
+
+
+@pytest.mark.parametrize(
+    "layer, sublayer, message",
+    [
+        (2, "", "layer 2: this model has layers 0 to 1"),
+        (-1, "", "layers 0 to 1"),
+        (0, "attention", "'attention' has no memory .*: feed_forward"),
+        (0, "attn", "'attn' has no memory"),
+    ],
+)
+def test_mistakes_are_one_line(layer, sublayer, message):
+    config = model()
+    with pytest.raises(UserError, match=message):
+        memory(config, random_params(config), layer, sublayer)
+
+
+def test_replacing_a_coefficient_removes_what_its_value_writes():
+    config = change(VARIANTS["base"], "depth", 1)
+    params = random_params(config)
+    values = memory(config, params, 0).values
+    taps = Taps(record=["blocks.0.feed_forward.out", "blocks.0.feed_forward.coefficients"])
+    forward(config, params, tokens_for(config), taps=taps)
+    before, m_BLF = taps.values["blocks.0.feed_forward.out"], taps.values["blocks.0.feed_forward.coefficients"]
+    taps = Taps(
+        record=["blocks.0.feed_forward.out"],
+        replace={"blocks.0.feed_forward.coefficients": lambda m: m.at[..., 3].set(0)},
+    )
+    forward(config, params, tokens_for(config), taps=taps)
+    removed = before - taps.values["blocks.0.feed_forward.out"]
+    np.testing.assert_allclose(removed, m_BLF[..., 3:4] * values[3], rtol=1e-3, atol=1e-5)

@@ -1,0 +1,85 @@
+"""Named models: their parameters are the published ones, to the rounding that they were published with."""
+
+from dataclasses import replace
+
+import pytest
+
+import xfresearch as xf
+from tests.contracts.variants import NAMED, ROOT
+from xfresearch.config_io import parse
+
+
+def costs(argument: str, vocabulary: int = 0):
+    config = parse(["--config", f"{ROOT}/configs/{argument}"])
+    model = config.model if config.model.vocab_size else replace(config.model, vocab_size=vocabulary)
+    return xf.costs(model, config.sequence_length)
+
+
+@pytest.mark.parametrize(
+    "argument, vocabulary, published, unit",
+    [
+        ("gpt2.py", 0, 124_439_808, 1),  # openai-community/gpt2
+        ("gptj.py", 0, 6.05, 1e9),  # EleutherAI/gpt-j-6b, less the 50,400 biases of its head
+        ("palm.py", 0, 8.63, 1e9),  # Chowdhery et al. 2022, table 1
+        ("palm.py:62b", 0, 62.50, 1e9),
+        ("palm.py:540b", 0, 540.4, 1e9),  # 540.35 there, 540.356 here
+        ("llama.py", 32_000, 6_738_415_616, 1),  # Touvron et al. 2023, the released weights
+        ("llama.py:13b", 32_000, 13_015_864_320, 1),
+        ("llama.py:33b", 32_000, 32_528_943_616, 1),
+        ("llama.py:65b", 32_000, 65_285_660_672, 1),
+        ("mixtral_8x7b.py", 32_000, 46.7, 1e9),  # mistralai/Mixtral-8x7B-v0.1
+        ("all_attention_enwik8_small.py", 205, 39, 1e6),  # Sukhbaatar et al. 2019, table 1; enwik8 has 205 bytes
+        ("all_attention_enwik8_large.py", 205, 114, 1e6),
+    ],
+)
+def test_parameters_are_the_published_ones(argument, vocabulary, published, unit):
+    digits = len(str(published).partition(".")[2])
+    assert round(costs(argument, vocabulary).parameters / unit, digits) == published
+
+
+def test_mixtral_has_13_billion_active():
+    assert round(costs("mixtral_8x7b.py", 32_000).active_parameters / 1e9) == 13
+
+
+def test_no_query_has_the_published_parameters_without_embeddings():
+    """Karbevski & Mijoski 2025: 84.95 M -> 77.88 M, and again 84.95 M at 4.5 times the width."""
+    embeddings = (32_000 + 1024) * 768
+    found = [costs(f"no_query.py{size}", 32_000).parameters - embeddings for size in ("", ":matched")]
+    assert [round(n / 1e6, 2) for n in found] == [77.88, 84.95]
+
+
+def test_simplified_saves_the_published_parameters():
+    """He & Hofmann 2023, sec. 5: 167 M -> 146 M for 18 layers of width 768."""
+    learned = [
+        f"--config.model.blocks.{b}.attention.{m}=learned" for b in ("first", "main") for m in ("value", "output")
+    ]
+    both = [parse(["--config", f"{ROOT}/configs/simplified.py", *more]).model for more in ([], learned)]
+    removed = xf.costs(both[1]).parameters - xf.costs(both[0]).parameters
+    assert removed == (2 * 18 - 1) * 768**2
+    assert round(removed / 1e6) == 167 - 146
+
+
+def test_vanilla_2017_is_the_decoder_without_the_encoder():
+    """Vaswani et al. 2017, table 3: 65 M is of encoder and decoder: this, six more such layers, and six times the
+    attention that reads the encoder (4 D^2, and a norm); with 37,000 tokens that is 63 M."""
+    embeddings, layers = 37_000 * 512, costs("vanilla_2017.py", 37_000).parameters - 37_000 * 512
+    both = embeddings + 2 * layers + 6 * (4 * 512**2 + 2 * 512)
+    assert round(both / 1e6) == 63
+
+
+def test_thin_and_deep_has_the_matrices_of_wide_and_few():
+    deep = parse(["--config", f"{ROOT}/configs/single_head_deep.py"]).model
+    wide = parse(
+        ["--config", f"{ROOT}/configs/no_query.py", "--config.model.blocks.main.attention.query=learned"]
+    ).model
+    norms = [(2 * m.depth + 1) * m.width for m in (deep, wide)]
+    assert (
+        costs("single_head_deep.py", 32_000).parameters - norms[0]
+        == xf.costs(replace(wide, vocab_size=32_000)).parameters - norms[1]
+    )
+
+
+def test_the_table_of_variants_compares_models_of_about_3_million():
+    for name in NAMED:
+        if name != "quickstart":
+            assert 2.9e6 < costs(f"{name}.py:3m", 257).parameters < 3.6e6, name
