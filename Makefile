@@ -1,10 +1,11 @@
 # make train   the main job, end to end, on a bare machine
 # make test    the test suite
+# make long    tests that take long, by chance drawn ones among them
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test docs clean
+.PHONY: train test long docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -12,6 +13,9 @@ train: $(VENV)/.ready
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+long: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -n auto -m long
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -3,10 +3,14 @@
     python -m xfresearch.bench attention --memory 512
     python -m xfresearch.bench cross_entropy --vocab 32000 --rows 512,1024,4096
     python -m xfresearch.bench grouped_matmul --experts 8
+    python -m xfresearch.bench variants --seeds 3 --json docs/variants.json
 
 Implementations take turns, so that a busy machine slows all of them alike; each figure is the fastest of its rounds.
 The floor is the time that the operation's matrix products would take at the rate of one large product, measured in the
 same run.
+
+`variants` instead trains every variant at about 3 M parameters over seeds and times it against gpt2 (comparison.py); what
+the file already has is not run again. It takes --config.key=value for all of them.
 """
 
 import time
@@ -26,7 +30,7 @@ def count(word: str) -> int:
 def parse(arguments):
     parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
     operations = parser.add_subparsers(
-        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul"
+        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|variants"
     )
     sizes = {
         "attention": {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0},
@@ -44,7 +48,15 @@ def parse(arguments):
         command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
         command.add_argument("--rounds", type=count, default=15, metavar="N", help="default 15")
         command.add_argument("--json", metavar="FILE", help="also write the figures here")
-    return parser.parse_args(arguments)
+    command = operations.add_parser("variants", description="All variants, trained over seeds.")
+    command.add_argument("--seeds", type=count, default=3, metavar="N", help="default 3")
+    command.add_argument("--only", default="", metavar="WORD,WORD", help="variants whose name has one of the words")
+    command.add_argument("--json", default="variants.json", metavar="FILE", help="default variants.json")
+    options, rest = parser.parse_known_args(arguments)
+    if options.operation != "variants" and rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.overrides = rest
+    return options
 
 
 def bench_attention(a, draw):
@@ -165,6 +177,12 @@ def compare(functions: dict, arguments, flops: float, square, rounds: int) -> li
 
 def main(arguments) -> None:
     a = parse(arguments)
+    if a.operation == "variants":
+        from xfresearch import comparison
+
+        rows = comparison.compare(a.seeds, a.overrides, a.json, [word for word in a.only.split(",") if word])
+        print(comparison.table(rows))
+        return
     import jax
     import numpy as np
 

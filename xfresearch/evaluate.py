@@ -8,6 +8,7 @@ tokens before it. With a stride of the whole length, the default, this is what t
 import math
 import sys
 from argparse import ArgumentTypeError
+from functools import cache
 
 from xfresearch import command
 from xfresearch.errors import UserError
@@ -90,9 +91,10 @@ def evaluate_steps(lm, workdir, text, options) -> list[dict]:
     from tqdm import tqdm
 
     from xfresearch import api, evaluation
+    from xfresearch.models.span import trim
     from xfresearch.training import checkpoint
 
-    scorer = evaluation.make_scorer(lm.config, lm.run.training.layers, lm.run.training.loss_rows)
+    make_scorer = cache(lambda model: evaluation.make_scorer(model, lm.run.training.layers, lm.run.training.loss_rows))
     batch_size = min(options.batch_size or lm.run.evaluation.batch_size or lm.run.batch_size, len(text.rows))
     results = []
     for step in checkpoint.steps(workdir) if options.all_steps else [lm.step]:
@@ -102,6 +104,7 @@ def evaluate_steps(lm, workdir, text, options) -> list[dict]:
             print(f"warning: {error}; left out", file=sys.stderr)
             continue
         with tqdm(desc=f"step {step}", total=len(text.rows), unit="seq", disable=None, leave=False) as bar:
+            scorer = make_scorer(trim(lm.config, params))  # trained spans bound what there is to compute
             scores = evaluation.score_text(scorer, params, text, batch_size, bar.update)
         documents = (
             {"documents": evaluation.document_figures(text, scores, lm.tokenizer)} if options.per_document else {}

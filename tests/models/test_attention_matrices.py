@@ -117,3 +117,18 @@ def test_shaped_attention_starts_as_the_identity(x64):
         forward(config, params, tokens_for(config), taps=taps)
         expected = np.broadcast_to(np.eye(L), (2, H, L, L))
         np.testing.assert_allclose(taps.values["blocks.1.attention.weights"], expected, atol=1e-12)
+
+
+def test_closed_forms_are_those_of_the_compiled_program():
+    """XLA also counts elementwise work, which the two forms share but for the scaling of their queries."""
+    found, expected = {}, {}
+    for query in ("learned", "merged"):
+        changes = {"width": 512, "depth": 1, "blocks.main.attention.heads": 2, "blocks.main.attention.query": query}
+        config = plain(model(changes))
+        tokens_BL = tokens_for(config, batch=1, length=128)
+        run = jax.jit(lambda params, config=config, tokens_BL=tokens_BL: forward(config, params, tokens_BL)[0])
+        found[query] = run.lower(transformer.abstract(config)).compile().cost_analysis()["flops"]
+        expected[query] = 128 * costs(config, 128).flops_per_token
+        assert expected[query] < found[query] < 1.1 * expected[query]
+    difference = expected["merged"] - expected["learned"]
+    assert found["merged"] - found["learned"] == pytest.approx(difference, rel=0.02)

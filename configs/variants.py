@@ -1,0 +1,109 @@
+"""One choice away from a common base: GPT-2's block with learned positions, at about 3 M parameters on WikiText-2 as bytes.
+
+configs/variants.py           the base
+configs/variants.py:NAME      the base with one choice changed; the names are in VARIANTS below and in docs/variants.md
+configs/variants.py:tiny      the base at a size that trains in seconds on a CPU
+
+`python -m xfresearch.bench variants` trains all of them and the named models; docs/variants.md shows the outcome.
+"""
+
+from typing import NamedTuple
+
+from configs import common
+from xfresearch.errors import UserError, nearest
+
+
+class Variant(NamedTuple):
+    what: str
+    source: str
+    changes: dict  # keys of config.model.blocks.main, or of config.model with a dot in front
+
+
+VARIANTS = {
+    # layouts
+    "post_norm": Variant("norm(x + f(x))", "Vaswani et al. 2017", {"layout": "post_norm", ".final_norm": "none"}),
+    "peri_norm": Variant(
+        "x + norm(f(norm(x))), embedding normed", "Kim et al. 2025", {"layout": "peri_norm", ".embedding_norm": "layer"}
+    ),
+    "sandwich_norm": Variant("x + norm(f(norm(x)))", "Ding et al. 2021", {"layout": "sandwich_norm"}),
+    "parallel": Variant("x + a(n) + f(n), n = norm(x)", "GPT-J, PaLM", {"layout": "parallel"}),
+    "parallel_two_norms": Variant("x + a(norm(x)) + f(norm'(x))", "GPT-NeoX", {"layout": "parallel_two_norms"}),
+    "no_norm_between": Variant("no norm between attention and feed-forward", "-", {"layout": "no_norm_between"}),
+    "fused_output": Variant(
+        "heads straight into W_1: no W_O, residual or norm between", "-", {"layout": "fused_output"}
+    ),
+    "deep_norm": Variant("norm(alpha x + f(x))", "Wang et al. 2022", {"layout": "deep_norm", ".final_norm": "none"}),
+    "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
+    "skipless": Variant(
+        "shaped attention without skip, W_V and W_O (SAS)",
+        "He & Hofmann 2023",
+        {
+            **{"layout": "skipless", "attention.shaping": "shaped"},
+            **{"attention.value": "identity", "attention.output": "identity", "feed_forward.hidden": 1280},
+        },
+    ),
+    "v_skip_init": Variant(
+        "aI + bA without skip", "He et al. 2023", {"layout": "skipless", "attention.shaping": "skip_init"}
+    ),
+    # norms
+    "rms": Variant("RMSNorm", "Zhang & Sennrich 2019", {"norm": "rms"}),
+    "scale": Variant("LayerNorm's scaling alone", "Brody et al. 2023", {"norm": "scale"}),
+    "project": Variant("LayerNorm's projection alone", "Brody et al. 2023", {"norm": "project"}),
+    "qk_norm": Variant("RMSNorm on queries and keys", "Henry et al. 2020", {"attention.qk_norm": "rms"}),
+    # attention's matrices
+    "multi_query": Variant("one key-value head", "Shazeer 2019", {"attention.kv_heads": 1}),
+    "query_identity": Variant("W_Q = I", "Karbevski & Mijoski 2025", {"attention.query": "identity"}),
+    "key_identity": Variant("W_K = I", "-", {"attention.key": "identity"}),
+    "value_identity": Variant("W_V = I", "He & Hofmann 2023", {"attention.value": "identity"}),
+    "value_is_key": Variant("values are the keys", "-", {"attention.value": "key"}),
+    "output_identity": Variant("W_O = I", "-", {"attention.output": "identity"}),
+    "merged_rank_16": Variant(
+        "x W_h x^T of rank 16", "-", {"attention.query": "merged", "attention.rank": 16, "attention.heads": 4}
+    ),
+    # positions
+    "no_position": Variant("no positions", "-", {".position": "none"}),
+    "rope": Variant("RoPE", "Su et al. 2021", {".position": "none", "attention.position": "rope"}),
+    "alibi": Variant("ALiBi", "Press et al. 2022", {".position": "none", "attention.position": "alibi"}),
+    "t5": Variant("T5's buckets", "Raffel et al. 2020", {".position": "none", "attention.position": "t5"}),
+    "relative_key": Variant(
+        "one relative key for all", "Sukhbaatar et al. 2019", {".position": "none", "attention.position": "relative_key"}
+    ),
+    # memory
+    "memory_beside": Variant(
+        "64 persistent slots per head beside the feed-forward", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}
+    ),
+    "memory_shared": Variant(
+        "64 slots shared by the heads", "-", {"attention.memory_slots": 64, "attention.memory_heads": "shared"}
+    ),
+    # feed-forward
+    "relu": Variant("ReLU", "Vaswani et al. 2017", {"feed_forward.kind": "relu"}),
+    "relu2": Variant("ReLU squared", "So et al. 2021", {"feed_forward.kind": "relu2"}),
+    "swish": Variant("Swish", "Ramachandran et al. 2017", {"feed_forward.kind": "swish"}),
+    "softmax": Variant("softmax over the hidden units", "-", {"feed_forward.kind": "softmax"}),
+    **{
+        kind: Variant(f"{title}, hidden size 2/3", "Shazeer 2020", {"feed_forward.kind": kind, "feed_forward.gated_hidden": "matched"})
+        for kind, title in {
+            "glu": "GLU",
+            "bilinear": "Bilinear",
+            "reglu": "ReGLU",
+            "geglu": "GEGLU",
+            "swiglu": "SwiGLU",
+        }.items()
+    },
+}  # fmt: skip
+
+
+def get_config(name: str = "base"):
+    if name not in ("base", "tiny", *VARIANTS):
+        raise UserError(
+            f"--config=FILE:{name}: there is no such variant{nearest(name, VARIANTS)} (it takes base, tiny, {', '.join(VARIANTS)})"
+        )
+    config = common.base("tiny" if name == "tiny" else "3m")
+    config.model.position = "learned"
+    for key, value in (VARIANTS[name].changes if name in VARIANTS else {}).items():
+        group, _, field = ("model" + key if key[0] == "." else f"model.blocks.main.{key}").rpartition(".")
+        here = config
+        for part in group.split("."):
+            here = here[part]
+        here[field] = value
+    return config

@@ -1,0 +1,125 @@
+"""Properties of whatever the grammar can say: drawn configs are built, counted, causal, trained, saved and loaded.
+
+A config is drawn by changing the base field by field, any number of them, with blocks of their own in a pattern; a change
+that the config's checks refuse is left out, so that what is drawn is valid and everything that is valid can be drawn.
+"""
+
+import tempfile
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import xfresearch as xf
+from tests.contracts.variants import BASE, MAIN, change, choices, forward, get, model
+from tests.training.test_step import make_batch
+from xfresearch.config import Config, OptimizerConfig
+from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.errors import UserError
+from xfresearch.models import transformer
+from xfresearch.models.costs import costs
+from xfresearch.resolving import resolve, resolve_model
+from xfresearch.training.optimizer import make_optimizer
+from xfresearch.training.step import init_state, make_train_step
+
+LENGTH, BATCH, VOCAB = 8, 2, 257
+SMALL = replace(BASE, vocab_size=VOCAB, max_length=LENGTH)
+FIELDS = {path: [get(BASE, path), *values] for path, values in choices().items()} | {
+    "blocks.main.attention.memory_slots": [0, 1, 5],
+    "blocks.main.attention.heads": [1, 2, 4],
+    "blocks.main.attention.dropout": [0.0, 0.1],
+    "blocks.main.feed_forward.hidden": [0, 24],
+    "blocks.main.feed_forward.moe.experts": [1, 4, 8],
+}
+OF_BLOCK = {
+    path.removeprefix("blocks.main."): values for path, values in FIELDS.items() if path.startswith("blocks.main.")
+}
+OF_MODEL = {path: values for path, values in FIELDS.items() if not path.startswith("blocks.main.")}
+PATTERNS = [("a",), ("a", "b"), ("b", "a", "b")]
+
+
+def changes(fields: dict):
+    pairs = [(path, value) for path, values in fields.items() for value in values]
+    return st.lists(st.sampled_from(pairs), max_size=len(fields), unique_by=lambda pair: pair[0])
+
+
+def applied(config, drawn, check):
+    """`config` with those of the drawn changes that leave it valid."""
+    for path, value in drawn:
+        changed = change(config, path, value)
+        try:
+            check(changed)
+        except UserError:
+            continue
+        config = changed
+    return config
+
+
+@st.composite
+def models(draw):
+    blocks = {}
+    for name in ("a", "b"):
+        blocks[name] = applied(MAIN, draw(changes(OF_BLOCK)), lambda block: model({"blocks": {"main": block}}, SMALL))
+    pattern = draw(st.sampled_from(PATTERNS))
+    config = replace(SMALL, pattern=pattern, depth=len(pattern), blocks={name: blocks[name] for name in set(pattern)})
+    try:
+        resolve_model(config)
+    except UserError:  # two blocks that cannot share a table of positions
+        config = replace(config, pattern=("a",), depth=2, blocks={"a": blocks["a"]})
+    return resolve_model(applied(config, draw(changes(OF_MODEL)), resolve_model))
+
+
+def check(config):
+    run = resolve(
+        Config(model=config, steps=2, batch_size=BATCH, sequence_length=LENGTH, optimizer=OptimizerConfig(warmup=0))
+    )
+    optimizer = make_optimizer(run.optimizer, run.steps)
+    batch = make_batch([LENGTH] * BATCH, V=VOCAB)
+    tokens_BL = jnp.asarray(batch["tokens"])
+    others_BL = tokens_BL.at[:, LENGTH // 2 :].set((tokens_BL[:, LENGTH // 2 :] + 1) % VOCAB)
+
+    @jax.jit
+    def everything(key, batch, tokens_BL, others_BL):
+        state = init_state(run, optimizer)
+        new, metrics = make_train_step(run, optimizer)(state, batch)
+        params = new["params"]
+        return (
+            state["params"],
+            params,
+            metrics,
+            *(forward(config, params, t, "scan")[0] for t in (tokens_BL, others_BL)),
+        )
+
+    before, params, metrics, logits_BLV, others_BLV = everything(jax.random.key(0), batch, tokens_BL, others_BL)
+    assert costs(config).parameters == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert jnp.isfinite(metrics["loss"]) and jnp.isfinite(metrics["gradient_norm"])
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(before), strict=True))
+    np.testing.assert_array_equal(logits_BLV[:, : LENGTH // 2], others_BLV[:, : LENGTH // 2])
+    assert not np.array_equal(logits_BLV, others_BLV)
+    assert jax.tree.structure(params) == jax.tree.structure(transformer.abstract(config))
+    with tempfile.TemporaryDirectory() as directory:
+        xf.LanguageModel(config, params, ByteTokenizer(), replace(run, model=config)).save(directory)
+        loaded = xf.load(directory)
+        assert loaded.config == config
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+
+
+COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+
+
+@settings(max_examples=20, derandomize=True, **COMMON)
+@given(models())
+def test_whatever_is_valid_works(config):
+    check(config)
+
+
+@pytest.mark.long
+@settings(max_examples=200, print_blob=True, **COMMON)
+@given(models())
+def test_two_hundred_more(config):
+    check(config)

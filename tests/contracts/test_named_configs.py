@@ -1,0 +1,63 @@
+"""Every named config trains by its command at :tiny, and (contract 8) goes on bit for bit from a checkpoint in the middle.
+
+The command runs in this process, so that JAX is loaded once for all; processes that are killed: training/test_resume.py.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from tests.contracts.variants import NAMED, ROOT
+from xfresearch import train
+from xfresearch.config_io import read_json
+from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.training import checkpoint, loop
+
+STEPS, HALF = 6, 3
+OVERRIDES = {
+    "steps": STEPS,
+    "checkpoint.every": HALF,
+    "evaluation.final_sequences": 8,
+    "log.tensorboard": False,
+    "optimizer.kind": "muon",
+    "training.ema": 0.9,
+    "training.layers": "scan",
+    "model.dropout": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_jax():
+    """A run sets some for its process: where compiled programs are kept."""
+    import jax
+
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def state_of(workdir) -> dict:
+    """Fingerprints of every array of the last checkpoint: equal ones were written from equal bits."""
+    meta = json.loads((checkpoint.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())
+    return meta["fingerprints"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_trains_by_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
+    flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
+    result = tmp_path / "result.json"
+    train.main(
+        ["--config", f"{ROOT}/configs/{name}.py:tiny", "--workdir", str(tmp_path), "--json", str(result), *flags]
+    )
+    figures = json.loads(result.read_text())
+    assert figures["step"] == STEPS and 0 < figures["evaluation"]["bits_per_byte"] < 12
+    assert "this model" in capsys.readouterr().out and (tmp_path / "report.html").exists()
+    unbroken = state_of(tmp_path)
+    shutil.rmtree(checkpoint.directory(tmp_path) / str(STEPS))
+    loop.train(read_json(tmp_path / "config.json"), tmp_path, load_tokenizer(str(tmp_path / "tokenizer")))
+    assert state_of(tmp_path) == unbroken

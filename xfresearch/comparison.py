@@ -1,0 +1,138 @@
+"""Trains every variant at about 3 M parameters on the same tokens, over seeds, and times each against `gpt2`.
+
+What is compared: configs/variants.py (one choice away from its base) and every named config at :3m. All see the same
+batches for a seed. A run whose figures the output file already has, for the same config, is not run again.
+"""
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from xfresearch.command import write_json
+from xfresearch.config import Config
+from xfresearch.config_io import parse
+
+BASELINE = "configs/gpt2.py:3m"
+ROUNDS, STEPS_PER_ROUND = 5, 3
+
+
+def names() -> list[str]:
+    """Arguments of --config, the baseline first."""
+    from configs.variants import VARIANTS
+
+    files = [
+        file for file in sorted(Path("configs").glob("*.py")) if ":3m" in file.read_text() and file.stem != "common"
+    ]
+    named = [f"configs/{file.name}:3m" for file in files if file.stem != "variants"]
+    ours = [f"configs/variants.py:{name}" for name in ("base", *VARIANTS)]
+    return [BASELINE, *(name for name in named if name != BASELINE), *ours]
+
+
+def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ()) -> dict:
+    """{name: row} of all variants (or those whose names hold a word of `only`), written to `output` after each."""
+    from tqdm import tqdm
+
+    path = Path(output)
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    wanted = [name for name in names() if not only or any(word in name for word in only)]
+    baseline = _with_vocabulary(parse(["--config", BASELINE, *overrides]))
+    with tqdm(wanted, unit="variant", disable=None) as bar:
+        for name in bar:
+            bar.set_postfix_str(name)
+            config = _with_vocabulary(parse(["--config", name, *overrides]))
+            described = _described(config)
+            row = rows.get(name, {})
+            if row.get("config") != described or len(row["bits_per_byte"]) < seeds:
+                row = {"config": described, "bits_per_byte": [_train(replace(config, seed=s)) for s in range(seeds)]}
+                row["relative_speed"] = relative_speed(config, baseline)
+                rows[name] = row
+                write_json(output, {**_circumstances(), "seeds": seeds, "rows": rows})
+    return rows
+
+
+def _circumstances() -> dict:
+    from xfresearch.hardware import describe_machine, git_commit, versions
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe_machine(),
+        "versions": versions(),
+        "commit": git_commit(),
+    }
+
+
+def table(rows: dict) -> str:
+    """Lines of text: mean and spread of validation bits per byte, and speed."""
+    lines = [f"{'variant':45}{'bits per byte':>16}{'speed':>8}"]
+    for name, row in rows.items():
+        mean, spread = summary(row["bits_per_byte"])
+        lines.append(f"{name:45}{mean:9.3f} +-{spread:.3f}{row['relative_speed']:8.2f}")
+    return "\n".join(lines)
+
+
+def summary(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (NaN of one value)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def _described(config: Config) -> dict:
+    """What decides a run's outcome, as JSON gives it back."""
+    return json.loads(json.dumps({k: v for k, v in asdict(config).items() if k not in ("seed", "data", "log")}))
+
+
+def _with_vocabulary(config: Config) -> Config:
+    from xfresearch.data.tokenizers import tokenizer_for
+    from xfresearch.training.loop import with_vocabulary
+
+    return with_vocabulary(config, tokenizer_for(config.data))
+
+
+def _train(config: Config) -> float:
+    """Validation bits per byte after training, NaN where it diverged."""
+    from xfresearch.command import Stopped
+    from xfresearch.data.tokenizers import tokenizer_for
+    from xfresearch.training import loop
+
+    loop.setup_jax(config)
+    with tempfile.TemporaryDirectory() as workdir:
+        try:
+            return loop.train(config, Path(workdir), tokenizer_for(config.data)).evaluation["bits_per_byte"]
+        except Stopped:
+            return math.nan
+
+
+def relative_speed(config: Config, baseline: Config) -> float:
+    """Training tokens per second over the baseline's: both take turns, so that a busy machine slows them alike."""
+    runs = [_stepper(config), _stepper(baseline)]
+    times = [[], []]
+    for _ in range(ROUNDS):
+        for run, each in zip(runs, times, strict=True):
+            each.append(run())
+    return statistics.median(base / own for own, base in zip(*times, strict=True))
+
+
+def _stepper(config: Config):
+    """A function that runs some updates and gives the seconds they took."""
+    import jax
+
+    from xfresearch.data.pipeline import Batches
+    from xfresearch.training.optimizer import make_optimizer
+    from xfresearch.training.step import init_state, make_train_step
+
+    optimizer, batch = make_optimizer(config.optimizer, config.steps), Batches(config).batch(0)
+    step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
+    state, _ = step(init_state(config, optimizer), batch)
+
+    def run() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        for _ in range(STEPS_PER_ROUND):
+            state, metrics = step(state, batch)
+        jax.block_until_ready((state, metrics))
+        return time.perf_counter() - start
+
+    return run
