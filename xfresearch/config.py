@@ -42,6 +42,15 @@ class NormSites:
 
 
 @dataclass(frozen=True)
+class LambdaConfig:
+    key_size: int = option(16, "size K of keys and queries", low=1)
+    window: int = option(23, "tokens R that a position lambda reaches, itself included; 0 is model.max_length", low=0)
+    depth: int = option(1, "keys and values U of a token, summed over in its lambda", low=1)
+    norm: NormKind = option("layer", "norm of queries and values")
+    chunk: int = option(64, "tokens that are computed at once", low=1)
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     kind: AttentionKind = option("softmax", "how positions are mixed")
     heads: int = option(4, "query heads H", low=1)
@@ -53,6 +62,7 @@ class AttentionConfig:
     memory_slots: int = option(0, "persistent key-value slots M per head, in one softmax with the context", low=0)
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
     kernel: Literal["auto", "plain", "blocked"] = option("auto", "implementation; auto is the backend's fastest")
+    lambdas: LambdaConfig = option(LambdaConfig(), "keys and distances, for kind = 'lambda'")
 
 
 @dataclass(frozen=True)
@@ -279,6 +289,8 @@ def _resolve_block(block: BlockConfig, width: int, key: str) -> BlockConfig:
         attention.memory_slots,
         "at least 1 under layout='all_attention', whose memory stands for the feed-forward",
     )
+    if attention.kind == "lambda":
+        _check_lambda(attention, width, f"{key}.attention")
     moe = block.feed_forward.moe
     require(moe.top_k <= moe.experts, f"{key}.feed_forward.moe.top_k", moe.top_k, f"at most moe.experts={moe.experts}")
     require(
@@ -290,6 +302,17 @@ def _resolve_block(block: BlockConfig, width: int, key: str) -> BlockConfig:
     check_sites(block, key)
     feed_forward = replace(block.feed_forward, hidden=block.feed_forward.hidden or 4 * width)
     return replace(block, attention=attention, feed_forward=feed_forward)
+
+
+def _check_lambda(attention: AttentionConfig, width: int, key: str) -> None:
+    """UserError for what a lambda layer does not have."""
+    only = {"position": "none", "kv_heads": attention.heads, "bias": False, "memory_slots": 0, "dropout": 0.0}
+    for name, value in only.items():
+        given = getattr(attention, name)
+        require(given == value, f"{key}.{name}", given, f"{value!r} under kind='lambda', which has nothing of the kind")
+    fits = attention.heads * attention.head_size == width
+    needs = f"model.width={width} / heads={attention.heads} under kind='lambda', which has no output matrix"
+    require(fits, f"{key}.head_size", attention.head_size, needs)
 
 
 def _check_data(data: DataConfig) -> None:

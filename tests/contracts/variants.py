@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig, resolve_model
+from xfresearch.config import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LambdaConfig,
+    ModelConfig,
+    MoeConfig,
+    resolve_model,
+)
 from xfresearch.config_io import parse
 from xfresearch.models import transformer
 from xfresearch.models.axes import path_name
@@ -34,6 +42,10 @@ BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"mai
 
 # What a choice cannot do without, added to its variant.
 NEEDS = {
+    **{
+        (f"attention.lambdas.{field.name}", "*"): {"attention.kind": "lambda"}
+        for field in dataclasses.fields(LambdaConfig)
+    },
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("feed_forward.moe.expert", "*"): {"feed_forward.kind": "moe"},
     ("feed_forward.moe.top_k", "*"): {"feed_forward.kind": "moe"},
@@ -44,6 +56,10 @@ NUMBERS = {
     "blocks.main.attention.kv_heads": [1, 2],
     "blocks.main.attention.head_size": [6],
     "blocks.main.attention.memory_slots": [32],
+    "blocks.main.attention.lambdas.key_size": [6],
+    "blocks.main.attention.lambdas.window": [3, 0],
+    "blocks.main.attention.lambdas.depth": [2],
+    "blocks.main.attention.lambdas.chunk": [3],
     "blocks.main.feed_forward.moe.top_k": [1],
 }
 SIZES = {

@@ -75,6 +75,33 @@ def attention(p, x_LD, config, positions, segments):
     return y_LD + output["bias"] if "bias" in output else y_LD
 
 
+# Lambda layer. Bello 2021, sec. 3.1-3.2 (eq. of the multi-query lambda layer, intra-depth in app. C), its context cut to
+# the tokens up to n and its embeddings to the distances that there are; norms of queries and values token by token.
+
+
+def lambda_layer(p, x_LD, block, positions, segments):
+    config, epsilon = block.attention.lambdas, block.norm_epsilon
+    keys, values, distances = p["lambda_key"]["kernel"], p["lambda_value"]["kernel"], p["distances"]
+    (_, H, _), (R, U, _) = p["query"]["kernel"].shape, distances.shape
+    norm = NORMS[config.norm]
+    k = [x_LD @ keys[:, u] for u in range(U)]
+    v = [norm(p.get("value_scaling", {}), x_LD @ values[:, u], epsilon) for u in range(U)]
+    q = [norm(p.get("query_scaling", {}), x_LD @ p["query"]["kernel"][:, h], epsilon) for h in range(H)]
+    y_LD = np.zeros_like(x_LD)
+    for n in range(len(x_LD)):
+        seen = [m for m in range(n + 1) if segments[m] == segments[n]]
+        content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in range(U))
+        position = sum(np.outer(distances[n - m, u], v[u][m]) for u in range(U) for m in seen if n - m < R)
+        y_LD[n] = np.concatenate([(content + position).T @ q[h][n] for h in range(H)])
+    return y_LD
+
+
+ATTENTIONS = {
+    "softmax": lambda p, x, block, *places: attention(p, x, block.attention, *places),
+    "lambda": lambda_layer,
+}
+
+
 # Feed-forward. Vaswani et al. 2017, eq. 2; Hendrycks & Gimpel 2016 (both forms of GELU); Shazeer 2020, eq. 6.
 
 ACTIVATIONS = {
@@ -155,7 +182,7 @@ def block(p, x_LD, config, positions, segments):
     losses = {}
 
     def attend(x):
-        return attention(p["attention"], x, config.attention, positions, segments)
+        return ATTENTIONS[config.attention.kind](p["attention"], x, config, positions, segments)
 
     def feed(x):
         if config.feed_forward.kind != "moe":

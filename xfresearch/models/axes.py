@@ -1,8 +1,9 @@
 """What each parameter's dimensions mean: the one table that sharding, weight decay and Muon read.
 
 A rule is (pattern of the parameter's path, letters of its dimensions, inputs, outputs): D width, H heads, G key-value
-heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions. Parameters with inputs and outputs
-are matrices (of a linear map, per remaining dimension). Stacked layers have one more dimension in front, N.
+heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions, R distances, U depth of a lambda.
+Parameters with inputs and outputs are matrices (of a linear map, per remaining dimension). Stacked layers have one more
+dimension in front, N.
 """
 
 import re
@@ -26,6 +27,9 @@ TABLE = [
     (r"(.*/)?\w*norm\w*/(gain|bias)", Axes("D")),
     (r".*/attention/query/kernel", Axes("DHK", "D", "HK")),
     (r".*/attention/(key|value)/kernel", Axes("DGK", "D", "GK")),
+    (r".*/attention/lambda_(key|value)/kernel", Axes("DUK", "D", "UK")),
+    (r".*/attention/distances", Axes("RUK")),
+    (r".*/attention/(query|value)_scaling/(gain|bias)", Axes("K")),
     (r".*/attention/output/kernel", Axes("HKD", "HK", "D")),
     (r".*/attention/query/bias", Axes("HK")),
     (r".*/attention/(key|value)/bias", Axes("GK")),

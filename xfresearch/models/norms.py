@@ -28,13 +28,13 @@ def none(x, epsilon: float):
 
 
 class Norm(nnx.Module):
-    """A norm over the last dimension, D, with the gain and bias that the block asks for."""
+    """A norm over the last dimension, D unless `width` says otherwise, with the gain and bias that the block asks for."""
 
-    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig):
-        self.kind, self.epsilon = kind, block.norm_epsilon
+    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig, width: int | None = None):
+        self.kind, self.epsilon, width = kind, block.norm_epsilon, width or model.width
         gain, bias = _affine(kind, block)
-        self.gain = nnx.Param(jnp.ones(model.width, model.param_dtype)) if gain else None
-        self.bias = nnx.Param(jnp.zeros(model.width, model.param_dtype)) if bias else None
+        self.gain = nnx.Param(jnp.ones(width, model.param_dtype)) if gain else None
+        self.bias = nnx.Param(jnp.zeros(width, model.param_dtype)) if bias else None
 
     def __call__(self, x_BLD):
         wide = jnp.promote_types(x_BLD.dtype, jnp.float32)

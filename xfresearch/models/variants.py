@@ -15,6 +15,7 @@ NORMS = {
 
 ATTENTIONS = {
     "softmax": "xfresearch.models.attention:Attention",
+    "lambda": "xfresearch.models.lambda_layer:LambdaLayer",
 }
 
 
