@@ -245,6 +245,13 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         )
     for name in blocks:
         require(name in model.pattern, "model.blocks", name, f"blocks that model.pattern={model.pattern} uses")
+    for name, attention in ((name, block.attention) for name, block in blocks.items()):
+        require(
+            model.max_length > 0 or attention.kind != "lambda" or attention.lambdas.window > 0,
+            "model.max_length",
+            model.max_length,
+            f"at least 1 under model.blocks.{name}.attention.lambdas.window=0, which reaches that far",
+        )
     require(
         model.depth % len(model.pattern) == 0,
         "model.depth",

@@ -80,20 +80,31 @@ def attention(p, x_LD, config, positions, segments):
 
 
 def lambda_layer(p, x_LD, block, positions, segments):
-    config, epsilon = block.attention.lambdas, block.norm_epsilon
-    keys, values, distances = p["lambda_key"]["kernel"], p["lambda_value"]["kernel"], p["distances"]
-    (_, H, _), (R, U, _) = p["query"]["kernel"].shape, distances.shape
-    norm = NORMS[config.norm]
-    k = [x_LD @ keys[:, u] for u in range(U)]
-    v = [norm(p.get("value_scaling", {}), x_LD @ values[:, u], epsilon) for u in range(U)]
-    q = [norm(p.get("query_scaling", {}), x_LD @ p["query"]["kernel"][:, h], epsilon) for h in range(H)]
-    y_LD = np.zeros_like(x_LD)
-    for n in range(len(x_LD)):
+    def project(name, i):
+        y = x_LD @ p[name]["kernel"][:, i]
+        scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)
+        return NORMS[block.attention.lambdas.norm](p.get(scaling, {}), y, block.norm_epsilon) if scaling else y
+
+    parts = {
+        "query": block.attention.heads,
+        "lambda_key": len(p["distances"][0]),
+        "lambda_value": len(p["distances"][0]),
+    }
+    return mix_by_lambdas(
+        *([project(name, i) for i in range(n)] for name, n in parts.items()), p["distances"], segments
+    )
+
+
+def mix_by_lambdas(q, k, v, distances, segments):
+    """y [L, H V] from lists of queries [L, K] by head, of keys [L, K] and values [L, V] by depth, and [R, U, K]."""
+    L, depths, y = len(q[0]), range(len(k)), []
+    for n in range(L):
         seen = [m for m in range(n + 1) if segments[m] == segments[n]]
-        content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in range(U))
-        position = sum(np.outer(distances[n - m, u], v[u][m]) for u in range(U) for m in seen if n - m < R)
-        y_LD[n] = np.concatenate([(content + position).T @ q[h][n] for h in range(H)])
-    return y_LD
+        content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in depths)
+        near = [m for m in seen if n - m < len(distances)]
+        position = sum(np.outer(distances[n - m, u], v[u][m]) for u in depths for m in near)
+        y.append(np.concatenate([(content + position).T @ head[n] for head in q]))
+    return np.array(y)
 
 
 ATTENTIONS = {
