@@ -47,7 +47,9 @@ class LambdaLayer(nnx.Module):
         q_BLHK = ctx.tap("query", self.query_scaling(self.query(x_BLD)))
         k_BLUK = ctx.tap("key", self.lambda_key(x_BLD))
         v_BLUV = ctx.tap("value", self.value_scaling(self.lambda_value(x_BLD)))
-        segments_BL = jnp.ones((B, L), jnp.int32) if ctx.segments_BL is None else ctx.segments_BL
+        segments_BL = (
+            jnp.ones((B, L), jnp.int32) if ctx.segments_BL is None else jnp.asarray(ctx.segments_BL, jnp.int32)
+        )
         state = self._empty(B, min(self.window, L)) if cache is None else cache
         e_RUK = self.distances[...][: state["values"].shape[1] + 1].astype(x_BLD.dtype)
         y_BLHV, state = scan.lambda_scan(q_BLHK, k_BLUK, v_BLUV, e_RUK, segments_BL, state, self.config.chunk)
