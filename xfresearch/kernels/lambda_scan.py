@@ -74,7 +74,7 @@ def _chunk(e_RUK, state: dict, inputs):
 
     content = dot("bnhk,bnmuk->buhnm", q_BNHK, (w_BNMUK / total_BNUK[:, :, None]).astype(dtype))
     position = _skew(dot("bnhk,ruk->buhnr", q_BNHK, e_RUK[::-1]), k_BMUK.shape[1])
-    a_BUHNS = jnp.where(sees_BNS[:, None, None], position, 0).at[..., R - 1 :].add(content)
+    a_BUHNS = jnp.where(sees_BNS[:, None, None], position, 0) + jnp.pad(content, [(0, 0)] * 4 + [(R - 1, 0)])
     past_q_BNHUK = (q_BNHK[..., None, :] * (past_BNUK / total_BNUK)[:, :, None]).astype(dtype)
     y_BNHV = dot("buhns,bsuv->bnhv", a_BUHNS.astype(dtype), v_BSUV)
     y_BNHV += dot("bnhuk,bukv->bnhv", past_q_BNHUK, state["content"].astype(dtype))
