@@ -81,7 +81,11 @@ VARIANTS = {
     "swish": Variant("Swish", "Ramachandran et al. 2017", {"feed_forward.kind": "swish"}),
     "softmax": Variant("softmax over the hidden units", "-", {"feed_forward.kind": "softmax"}),
     **{
-        kind: Variant(f"{title}, hidden size 2/3", "Shazeer 2020", {"feed_forward.kind": kind, "feed_forward.gated_hidden": "matched"})
+        kind: Variant(
+            f"{title}, hidden size 2/3",
+            "Shazeer 2020",
+            {"feed_forward.kind": kind, "feed_forward.gated_hidden": "matched"},
+        )
         for kind, title in {
             "glu": "GLU",
             "bilinear": "Bilinear",
@@ -96,7 +100,8 @@ VARIANTS = {
 def get_config(name: str = "base"):
     if name not in ("base", "tiny", *VARIANTS):
         raise UserError(
-            f"--config=FILE:{name}: there is no such variant{nearest(name, VARIANTS)} (it takes base, tiny, {', '.join(VARIANTS)})"
+            f"--config=FILE:{name}: there is no such variant{nearest(name, VARIANTS)} "
+            f"(it takes base, tiny, {', '.join(VARIANTS)})"
         )
     config = common.base("tiny" if name == "tiny" else "3m")
     config.model.position = "learned"

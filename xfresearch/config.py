@@ -54,6 +54,15 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class LambdaConfig:
+    key_size: int = option(16, "size K of keys and queries", low=1)
+    window: int = option(23, "tokens R that a position lambda reaches, itself included; 0 is model.max_length", low=0)
+    depth: int = option(1, "keys and values U of a token, summed over in its lambda", low=1)
+    norm: NormKind = option("layer", "norm of queries and values")
+    chunk: int = option(32, "tokens computed at once; 16 to 32 are fastest on CPU", low=1)
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     kind: AttentionKind = option("softmax", "how positions are mixed")
     heads: int = option(4, "query heads H", low=1)
@@ -90,6 +99,7 @@ class AttentionConfig:
     shaping: Literal["none", "skip_init", "shaped"] = option(
         "none", "trained mixture of the weights A with the identity: aI + bA, or aI + bA - cC with C uniform"
     )
+    lambdas: LambdaConfig = option(LambdaConfig(), "lambda layers, for kind = 'lambda'")
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
     kernel: Literal["auto", "plain", "blocked", "banded"] = option(
         "auto", "implementation; auto is the backend's fastest"

@@ -1,6 +1,6 @@
 """Fills in a config's derived sizes and checks what needs more than one field; UserError on the first that is wrong."""
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 from xfresearch.config import (
     AttentionConfig,
@@ -103,6 +103,8 @@ def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> Atte
     divides = f"a divisor of attention.heads={a.heads}"
     require(a.heads % a.kv_heads == 0, f"{key}.kv_heads", a.kv_heads, divides)
     require(not a.rank or a.query == "merged", f"{key}.rank", a.rank, "0 unless query='merged'")
+    if a.kind == "lambda":
+        _check_lambda(a, model, key)
     _check_identities(a, block, width, key)
     _check_positions(a, width, key)
     require(
@@ -115,6 +117,20 @@ def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> Atte
     shapeable = not a.memory_slots and not a.window and a.span == "full"
     require(a.shaping == "none" or shapeable, f"{key}.shaping", a.shaping, alone)
     return a
+
+
+def _check_lambda(a: AttentionConfig, model: ModelConfig, key: str) -> None:
+    """A lambda layer has heads and what `lambdas` says, and nothing else of what attention can have."""
+    own = {"kind", "heads", "kv_heads", "head_size", "lambdas", "output", "kernel"}
+    only = {f.name: f.default for f in fields(a) if f.name not in own and f.default is not MISSING}
+    for name, value in (only | {"kv_heads": a.heads}).items():
+        given = getattr(a, name)
+        require(given == value, f"{key}.{name}", given, f"{value!r} under kind='lambda', which has nothing of the kind")
+    needs = f"model.width={model.width} / heads={a.heads} under kind='lambda', which has no output matrix"
+    require(a.heads * a.head_size == model.width, f"{key}.head_size", a.head_size, needs)
+    require(model.causal, "model.causal", False, f"True under {key}.kind='lambda', which reads the tokens so far")
+    reaches = f"at least 1 under {key}.lambdas.window=0, which reaches that far"
+    require(a.lambdas.window > 0 or model.max_length > 0, "model.max_length", model.max_length, reaches)
 
 
 def _check_identities(a: AttentionConfig, block: BlockConfig, width: int, key: str) -> None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
+from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, LambdaConfig, ModelConfig, MoeConfig
 from xfresearch.config_io import parse
 from xfresearch.models import transformer
 from xfresearch.models.axes import bounds_of, path_name
@@ -35,6 +35,10 @@ BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"mai
 
 # What a choice cannot do without, added to its variant.
 NEEDS = {
+    **{
+        (f"attention.lambdas.{field.name}", "*"): {"attention.kind": "lambda"}
+        for field in dataclasses.fields(LambdaConfig)
+    },
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
@@ -66,6 +70,10 @@ NUMBERS = {
     "blocks.main.attention.memory_slots": [32],
     "blocks.main.attention.rope.fraction": [0.5],
     "blocks.main.feed_forward.hidden_factor": [1.5],
+    "blocks.main.attention.lambdas.key_size": [6],
+    "blocks.main.attention.lambdas.window": [3, 0],
+    "blocks.main.attention.lambdas.depth": [2],
+    "blocks.main.attention.lambdas.chunk": [3],
     "blocks.main.feed_forward.moe.top_k": [1],
 }
 # Fields that take the names of a table which another field varies in full, by the same code: a few of them.

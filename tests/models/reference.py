@@ -156,6 +156,44 @@ def attention(p, x_LD, config, positions, segments, shared, longest, epsilon):
     return sum(o[h] @ p["output"]["kernel"][h] for h in range(H)) + p["output"].get("bias", 0)
 
 
+# Lambda layer. Bello 2021, sec. 3.1-3.2 (eq. of the multi-query lambda layer, intra-depth in app. C), its context cut to
+# the tokens up to n and its embeddings to the distances that there are; norms of queries and values token by token.
+
+
+def lambda_layer(p, x_LD, block, positions, segments, shared, longest):
+    def project(name, i):
+        y = x_LD @ p[name]["kernel"][:, i]
+        scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)
+        return NORMS[block.attention.lambdas.norm](p.get(scaling, {}), y, block.norm_epsilon) if scaling else y
+
+    parts = {
+        "query": block.attention.heads,
+        "lambda_key": len(p["distances"][0]),
+        "lambda_value": len(p["distances"][0]),
+    }
+    return mix_by_lambdas(
+        *([project(name, i) for i in range(n)] for name, n in parts.items()), p["distances"], segments
+    )
+
+
+def mix_by_lambdas(q, k, v, distances, segments):
+    """y [L, H V] from lists of queries [L, K] by head, of keys [L, K] and values [L, V] by depth, and [R, U, K]."""
+    L, depths, y = len(q[0]), range(len(k)), []
+    for n in range(L):
+        seen = [m for m in range(n + 1) if segments[m] == segments[n]]
+        content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in depths)
+        near = [m for m in seen if n - m < len(distances)]
+        position = sum(np.outer(distances[n - m, u], v[u][m]) for u in depths for m in near)
+        y.append(np.concatenate([(content + position).T @ head[n] for head in q]))
+    return np.array(y)
+
+
+ATTENTIONS = {
+    "softmax": lambda p, x, block, *places: attention(p, x, block.attention, *places, block.norm_epsilon),
+    "lambda": lambda_layer,
+}
+
+
 # Feed-forward. Vaswani et al. 2017, eq. 2; Hendrycks & Gimpel 2016 (both forms of GELU); Shazeer 2020, eq. 6; So et al.
 # 2021 (ReLU^2); Elhage et al. 2022 (SoLU, LayerNorm after it). GATED: which act on the gate and multiply.
 
@@ -310,7 +348,8 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
         if config.attention.span == "adaptive":
             mean = np.mean(p["attention"]["span"]["fraction"]) * longest
             losses["span_loss"] = config.attention.span_loss * mean * real.sum()
-        return attention(p["attention"], x, config.attention, positions, segments, shared, longest, config.norm_epsilon)
+        attend = ATTENTIONS[config.attention.kind]
+        return attend(p["attention"], x, config, positions, segments, shared, longest)
 
     def feed(x):
         if config.feed_forward.kind != "moe":

@@ -1,9 +1,9 @@
 """What each parameter's dimensions mean: the one table that sharding, weight decay and Muon read.
 
 A rule is (pattern of the parameter's path, letters of its dimensions, inputs, outputs): D width, H heads, G key-value
-heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions, R distances.
-Parameters with inputs and outputs
-are matrices (of a linear map, per remaining dimension). Stacked layers have one more dimension in front, N.
+heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions, R distances, U depth of a lambda.
+Parameters with inputs and outputs are matrices (of a linear map, per remaining dimension). Stacked layers have one more
+dimension in front, N.
 """
 
 import re
@@ -24,7 +24,7 @@ class Axes:
 TABLE = [
     (r"(embed|head)/table", Axes("VD")),
     (r"position/table", Axes("LD")),
-    (r"embedding_scale|(.*/)?\w*norm\w*/alpha|.*/(attention|feed_forward)_gain", Axes("")),
+    (r"embedding_scale|(.*/)?\w+/alpha|.*/(attention|feed_forward)_gain", Axes("")),
     (r"shared/relative_key", Axes("RK")),
     (r"shared/relative_bias", Axes("RH")),
     (r"(embedding_norm|final_norm|.*/(attention|feed_forward)_norm_(in|out|post))/(gain|bias)", Axes("D")),
@@ -32,6 +32,9 @@ TABLE = [
     (r".*/feed_forward/hidden_norm/(gain|bias)", Axes("F")),
     (r".*/attention/query/kernel", Axes("DHK", "D", "HK")),
     (r".*/attention/(key|value)/kernel", Axes("DGK", "D", "GK")),
+    (r".*/attention/lambda_(key|value)/kernel", Axes("DUK", "D", "UK")),
+    (r".*/attention/distances", Axes("RUK")),
+    (r".*/attention/(query|value)_scaling/(gain|bias)", Axes("K")),
     (r".*/attention/output/kernel", Axes("HKD", "HK", "D")),
     (r".*/attention/query/bias", Axes("HK")),
     (r".*/attention/(key|value)/bias", Axes("GK")),

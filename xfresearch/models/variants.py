@@ -18,6 +18,7 @@ NORMS = {
 
 ATTENTIONS = {
     "softmax": "xfresearch.models.attention:Attention",
+    "lambda": "xfresearch.models.lambda_layer:LambdaLayer",
 }
 
 

@@ -13,7 +13,7 @@ from xfresearch.errors import UserError, require
 from xfresearch.models.axes import axes_of, path_name
 
 RULES = {"V": "tensor", "D": "fsdp", "H": "tensor", "G": "tensor", "F": "tensor", "E": "expert"}
-RULES |= dict.fromkeys("NKMLR")  # never cut
+RULES |= dict.fromkeys("NKMLRU")  # never cut
 BATCH = PartitionSpec(("data", "fsdp", "expert"), "context")
 
 

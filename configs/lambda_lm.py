@@ -1,0 +1,24 @@
+"""Causal lambda layers instead of attention (Bello 2021, LambdaNetworks): pre-norm, GELU, linear in the sequence's length.
+
+configs/lambda_lm.py         84 M parameters: the width, depth and heads of GPT-2, without its attention matrices
+configs/lambda_lm.py:3m      about 3 M parameters on WikiText-2
+configs/lambda_lm.py:tiny    trains in seconds on a CPU
+
+Distances within the window are the lambdas' own; nothing else tells positions apart.
+"""
+
+from configs import common
+
+
+def get_config(size: str = "full"):
+    config = common.base(size)
+    model, block = config.model, config.model.blocks.main
+    block.attention.kind = "lambda"
+    if size == "full":
+        model.width, model.depth, block.attention.heads = 768, 12, 12
+        config.sequence_length = 1024
+    if size == "3m":
+        model.depth, block.feed_forward.hidden = 5, 1152
+    if size == "tiny":
+        block.attention.lambdas.key_size, block.attention.lambdas.window = 8, 5
+    return config
