@@ -60,7 +60,23 @@ class MoeConfig:
     experts: int = option(8, "experts E", low=1)
     top_k: int = option(2, "experts that each token uses", low=1)
     expert: ActivationKind = option("swiglu", "kind of each expert")
-    balance_loss: float = option(0.01, "weight of the load-balance loss (Switch, eq. 4, per sequence)", low=0.0)
+    routing: Literal["token_choice", "expert_choice"] = option(
+        "token_choice", "tokens choose experts, or (not under model.causal) experts choose tokens"
+    )
+    scores: Literal["softmax", "sigmoid"] = option("softmax", "what makes scores s of the router's logits")
+    renormalise: bool = option(True, "gates are s divided by its sum over the chosen experts; False: s itself")
+    capacity: float = option(
+        0.0, "capacity factor: an expert takes at most capacity * top_k * L / E tokens of a sequence; 0 is all", low=0.0
+    )
+    shared: int = option(0, "shared experts, which every token uses", low=0)
+    jitter: float = option(0.0, "in training the router reads x * uniform(1 - jitter, 1 + jitter)", low=0.0, high=0.99)
+    balance: Literal["loss", "bias", "none"] = option(
+        "loss", "how load is balanced: by balance_loss, or by a bias on the scores that only the choice sees"
+    )
+    balance_loss: float = option(
+        0.01, "weight of the load-balance loss (Switch, eq. 4, per sequence), for balance = 'loss'", low=0.0
+    )
+    bias_speed: float = option(0.001, "step of the bias after each update, for balance = 'bias'", low=0.0)
     z_loss: float = option(0.001, "weight of the router's z-loss (ST-MoE, eq. 5)", low=0.0)
     kernel: Literal["auto", "ragged", "blocked"] = option("auto", "grouped matmul; auto is the backend's fastest")
 
@@ -97,6 +113,7 @@ class ModelConfig:
     position: Literal["none", "learned", "sinusoidal"] = option("none", "positions added to the embedding")
     embedding_norm: NormKind = option("none", "norm after the embedding")
     final_norm: NormKind = option("layer", "norm before the head")
+    causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
     tie_embeddings: bool = option(True, "the head is the embedding's transpose")
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(
@@ -216,6 +233,9 @@ def resolve(config: Config) -> Config:
             config.sequence_length,
             f"at most model.max_length={model.max_length}, the rows of the learned position table",
         )
+    require(
+        model.causal, "model.causal", False, "True to train: a model that sees the tokens it predicts learns nothing"
+    )
     config = replace(config, model=resolve_model(model))
     _check_data(config.data)
     _check_training(config)
@@ -247,6 +267,9 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         model.param_dtype,
         "float64 where model.dtype is float64",
     )
+    for name, block in blocks.items():
+        if block.feed_forward.kind == "moe":
+            _check_moe(model, block.feed_forward.moe, f"model.blocks.{name}.feed_forward.moe")
     return replace(model, blocks=blocks)
 
 
@@ -290,6 +313,21 @@ def _resolve_block(block: BlockConfig, width: int, key: str) -> BlockConfig:
     check_sites(block, key)
     feed_forward = replace(block.feed_forward, hidden=block.feed_forward.hidden or 4 * width)
     return replace(block, attention=attention, feed_forward=feed_forward)
+
+
+def _check_moe(model: ModelConfig, moe: MoeConfig, key: str) -> None:
+    if moe.routing == "token_choice":
+        needs = "at least 1 where an expert's capacity is a share of it"
+        require(not moe.capacity or model.max_length > 0, "model.max_length", model.max_length, needs)
+        return
+    later = "'token_choice' where model.causal=True: an expert would choose among later tokens"
+    require(not model.causal, f"{key}.routing", moe.routing, later)
+    under = "under routing='expert_choice'"
+    require(moe.capacity > 0, f"{key}.capacity", moe.capacity, f"above 0 {under}")
+    require(
+        not moe.renormalise, f"{key}.renormalise", True, f"False {under}: a token's experts do not know of each other"
+    )
+    require(moe.balance == "none", f"{key}.balance", moe.balance, f"'none' {under}, which is balanced as it is")
 
 
 def _check_data(data: DataConfig) -> None:

@@ -35,8 +35,8 @@ BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"mai
 # What a choice cannot do without, added to its variant.
 NEEDS = {
     ("layout", "all_attention"): {"attention.memory_slots": 32},
-    ("feed_forward.moe.expert", "*"): {"feed_forward.kind": "moe"},
-    ("feed_forward.moe.top_k", "*"): {"feed_forward.kind": "moe"},
+    # With sigmoid scores, DeepSeek-V3.
+    ("feed_forward.moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
@@ -45,6 +45,8 @@ NUMBERS = {
     "blocks.main.attention.head_size": [6],
     "blocks.main.attention.memory_slots": [32],
     "blocks.main.feed_forward.moe.top_k": [1],
+    "blocks.main.feed_forward.moe.capacity": [0.125],  # 2 tokens of 64 for each expert: most of LENGTH are dropped
+    "blocks.main.feed_forward.moe.shared": [2],
 }
 SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
@@ -57,11 +59,15 @@ ELSEWHERE = {
     "dtype": "tests/models/test_precision.py",
     "param_dtype": "tests/models/test_precision.py",
     "dropout": "tests/models/test_dropout.py",
+    "causal": "tests/models/test_bidirectional.py",
     "blocks.main.dropout": "tests/models/test_dropout.py",
     "blocks.main.attention.dropout": "tests/models/test_dropout.py",
     "blocks.main.attention.kernel": "tests/contracts/test_kernels.py",
     "blocks.main.feed_forward.moe.kernel": "tests/contracts/test_kernels.py",
     "blocks.main.attention.rope_theta": "tests/models/test_parts.py",
+    "blocks.main.feed_forward.moe.routing": "tests/models/test_bidirectional.py",
+    "blocks.main.feed_forward.moe.jitter": "tests/models/test_moe.py",
+    "blocks.main.feed_forward.moe.bias_speed": "tests/training/test_routing.py",
     "blocks.main.feed_forward.moe.balance_loss": "tests/models/test_parts.py",
     "blocks.main.feed_forward.moe.z_loss": "tests/models/test_parts.py",
 }
@@ -111,7 +117,8 @@ def choices() -> dict:
 
 def _needs(path: str, value) -> dict:
     short = path.removeprefix("blocks.main.")
-    needs = NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
+    sparse = {"feed_forward.kind": "moe"} if short.startswith("feed_forward.moe.") else {}
+    needs = sparse | NEEDS.get((short, value), {})
     return {f"blocks.main.{name}": v for name, v in needs.items()}
 
 

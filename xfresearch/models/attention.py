@@ -22,7 +22,7 @@ from flax import nnx
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.kernels.attention import attention
 from xfresearch.models import costs as c
-from xfresearch.models.context import Context
+from xfresearch.models.context import Aux, Context
 from xfresearch.models.layouts import output_scale
 from xfresearch.models.linear import Linear
 from xfresearch.models.positions import rope
@@ -46,7 +46,7 @@ class Memory(nnx.Module):
 class Attention(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
         a, D = block.attention, model.width
-        self.config, self.dtype = a, model.dtype
+        self.config, self.dtype, self.causal = a, model.dtype, model.causal
         heads, kv_heads = (a.heads, a.head_size), (a.kv_heads, a.head_size)
         self.query = Linear(model, (D,), heads, a.bias, rngs)
         self.key = Linear(model, (D,), kv_heads, a.bias, rngs)
@@ -55,7 +55,7 @@ class Attention(nnx.Module):
         self.memory = Memory(model, block, rngs) if a.memory_slots else None
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
-        """y_BLD, the cache with this call's keys and values in it (None without one), and no auxiliary losses."""
+        """y_BLD, the cache with this call's keys and values in it (None without one), and nothing besides."""
         q_BLHK = self._rotate(self.query(x_BLD), ctx)
         k_BLGK = self._rotate(self.key(x_BLD), ctx)
         q_BLHK, k_BLGK = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK)
@@ -79,11 +79,12 @@ class Attention(nnx.Module):
             q_segments_BL=ctx.segments_BL,
             k_segments_BS=k_segments,
             q_offset=ctx.cache_index,
+            causal=self.causal,
             dropout_rate=self.config.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
             implementation=self.config.kernel if cache is None else "plain",
         )
-        return self.output(ctx.tap("heads", o_BLHK)), cache, {}
+        return self.output(ctx.tap("heads", o_BLHK)), cache, Aux()
 
     def _rotate(self, x_BLHK, ctx: Context):
         return rope(x_BLHK, ctx.positions_BL, self.config.rope_theta) if self.config.position == "rope" else x_BLHK

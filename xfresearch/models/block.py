@@ -8,7 +8,7 @@ for each sublayer of the block's layout (layouts.py) in turn, or all from the sa
 from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
-from xfresearch.models.context import Context
+from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs
 from xfresearch.models.layouts import LAYOUTS, norm_kind
 from xfresearch.models.norms import Norm
@@ -16,7 +16,7 @@ from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
 
 
 def sublayer_class(name: str, block: BlockConfig):
-    """The module that computes a sublayer: called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, losses {name: [B]})."""
+    """The module that computes a sublayer: called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, Aux)."""
     return load(ATTENTIONS[block.attention.kind] if name == "attention" else FEED_FORWARDS[block.feed_forward.kind])
 
 
@@ -30,8 +30,8 @@ class Block(nnx.Module):
                 setattr(self, f"{sublayer.name}_norm_{place}", Norm(model, kind, block))
 
     def __call__(self, x_BLD, ctx: Context, cache: dict | None = None):
-        """x after the block, the caches of its sublayers by name, and its auxiliary losses {name: [B]}."""
-        start_BLD, caches, losses = x_BLD, {}, {}
+        """x after the block, the caches of its sublayers by name, and their auxiliary losses and statistics."""
+        start_BLD, caches, aux = x_BLD, {}, Aux()
         for sublayer in self.layout.sublayers:
             name, place = sublayer.name, ctx.at(sublayer.name)
             inputs_BLD = start_BLD if self.layout.parallel else x_BLD
@@ -40,8 +40,8 @@ class Block(nnx.Module):
             y_BLD = place.tap("out", place.dropout(self._norm(name, "out", y_BLD), self.dropout, name))
             x_BLD = sublayer.skip * x_BLD + y_BLD if sublayer.skip else y_BLD
             x_BLD = place.tap("residual", self._norm(name, "post", x_BLD))
-            losses |= more
-        return x_BLD, caches, losses
+            aux |= more
+        return x_BLD, caches, aux
 
     def _norm(self, sublayer: str, place: str, x_BLD):
         norm = getattr(self, f"{sublayer}_norm_{place}", None)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import ModelConfig
+from xfresearch.config import ModelConfig, require
 from xfresearch.models.block import Block
 from xfresearch.models.context import Context
 from xfresearch.models.linear import draw, kernel_std
@@ -29,6 +29,7 @@ class Output(NamedTuple):
     hidden_BLD: jax.Array  # after the final norm
     losses: dict  # auxiliary losses {name: [B]}, each summed over a sequence's tokens and over layers
     caches: dict | None
+    statistics: dict  # {stack: {name: [R, B, ...]}} of each of the stack's R layers, summed over a sequence's tokens
 
 
 class Table(nnx.Module):
@@ -60,8 +61,8 @@ class Transformer(nnx.Module):
         """The final hidden states. `layers` is 'scan' or 'unroll' (needed by taps); the result is the same."""
         x_BLD = ctx.tap("embed", self._embed(tokens_BL, ctx))
         run = self._unroll if layers == "unroll" or ctx.taps else self._scan
-        x_BLD, caches, losses = run(x_BLD, ctx, caches, REMAT["none" if ctx.taps else remat])
-        return Output(ctx.tap("final", self.final_norm(x_BLD)), losses, caches)
+        x_BLD, caches, losses, statistics = run(x_BLD, ctx, caches, REMAT["none" if ctx.taps else remat])
+        return Output(ctx.tap("final", self.final_norm(x_BLD)), losses, caches, statistics)
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
@@ -77,22 +78,22 @@ class Transformer(nnx.Module):
 
         def body(x_BLD, xs):
             blocks, caches, repeat = xs
-            new, losses = {}, {}
+            new, losses, statistics = {}, {}, {}
             for i, name in enumerate(stacks):
                 at = ctx.layer(repeat * period + i)
-                x_BLD, new[name], more = blocks[name](x_BLD, at, caches and caches[name])
-                losses = _add(losses, more)
-            return x_BLD, (new if caches else None, losses)
+                x_BLD, new[name], aux = blocks[name](x_BLD, at, caches and caches[name])
+                losses, statistics[name] = _add(losses, aux.losses), aux.statistics
+            return x_BLD, (new if caches else None, losses, statistics)
 
         repeats = jnp.arange(self.config.depth // period)
-        x_BLD, (caches, losses_R) = jax.lax.scan(remat(body), x_BLD, (stacks, caches, repeats))
-        return x_BLD, caches, {name: value.sum(0) for name, value in losses_R.items()}
+        x_BLD, (caches, losses_R, statistics) = jax.lax.scan(remat(body), x_BLD, (stacks, caches, repeats))
+        return x_BLD, caches, {name: value.sum(0) for name, value in losses_R.items()}, statistics
 
     def _unroll(self, x_BLD, ctx: Context, caches, remat):
         repeats = self.config.depth // len(self.config.pattern)
         stacks = {name: unstack(stack, repeats) for name, stack in self._stacks().items()}
         cuts = {name: caches and unstack(caches[name], repeats) for name in stacks}
-        new, losses, layer = {name: [] for name in stacks}, {}, 0
+        new, statistics, losses, layer = {name: [] for name in stacks}, {name: [] for name in stacks}, {}, 0
         for repeat in range(repeats):
             for name in stacks:
 
@@ -100,11 +101,11 @@ class Transformer(nnx.Module):
                     return block(x_BLD, ctx.layer(layer), cache)
 
                 cache = caches and cuts[name][repeat]
-                x_BLD, cache, more = remat(call)(stacks[name][repeat], x_BLD, cache)
+                x_BLD, cache, aux = remat(call)(stacks[name][repeat], x_BLD, cache)
                 new[name].append(cache)
-                losses, layer = _add(losses, more), layer + 1
-        stacked = {name: jax.tree.map(lambda *c: jnp.stack(c), *c) for name, c in new.items()} if caches else None
-        return x_BLD, stacked, losses
+                statistics[name].append(aux.statistics)
+                losses, layer = _add(losses, aux.losses), layer + 1
+        return x_BLD, _stack(new) if caches else None, losses, _stack(statistics)
 
     def _stacks(self) -> dict:
         """The stacks in the pattern's order: a merged nnx.Dict has its keys sorted."""
@@ -121,6 +122,9 @@ class Transformer(nnx.Module):
 
     def init_caches(self, batch: int, length: int) -> dict:
         """Empty caches for decoding up to `length` tokens of `batch` sequences, layers stacked like parameters."""
+        require(
+            self.config.causal, "model.causal", False, "True to decode: each token is read before the next is known"
+        )
         return {
             name: jax.vmap(lambda block: block.init_cache(batch, length))(stack) for name, stack in self.blocks.items()
         }
@@ -128,6 +132,11 @@ class Transformer(nnx.Module):
 
 def _add(losses: dict, more: dict) -> dict:
     return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
+
+
+def _stack(layers: dict) -> dict:
+    """{stack: trees of its layers} as {stack: one tree}."""
+    return {name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) for name, trees in layers.items()}
 
 
 def unstack(tree, count: int) -> list:
