@@ -132,6 +132,14 @@ def test_gates_left_are_not_divided_anew(x64):
     assert {0, 1, 2} == set((gates_BLk > 0).sum(-1).ravel().tolist())
 
 
+def test_shared_experts_are_one_of_their_summed_size(x64):
+    shared = transformer.abstract(sparse(shared=3))["blocks"]["main"]["feed_forward"]["shared"]
+    assert {name: part["kernel"].shape for name, part in shared.items()} == {
+        **dict.fromkeys(("up", "gate"), (1, 32, 3 * 32)),
+        "down": (1, 3 * 32, 32),
+    }
+
+
 def test_a_bias_changes_the_choice_and_not_the_gates(x64):
     mixture, p, x_BLD = layer(sparse(scores="sigmoid", balance="bias", top_k=1, renormalise=False))
     mixture.router_bias[...] = jnp.zeros(8).at[5].set(2.0)
