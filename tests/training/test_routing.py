@@ -1,6 +1,11 @@
 """Routing in training: what an update says about its experts, and load balanced by a bias."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
@@ -16,8 +22,10 @@ from xfresearch.models.context import Context
 from xfresearch.models.transformer import bind
 from xfresearch.training.optimizer import SCALINGS, make_optimizer
 from xfresearch.training.routing import below_mean
+from xfresearch.training.sharding import batch_sharding, state_shardings
 from xfresearch.training.step import gradients, init_state, make_train_step
 
+ROOT = Path(__file__).parent.parent.parent
 NAMES = {"router_load", "router_mass", "router_entropy", "router_margin", "router_drops"}
 LENGTHS = [8, 3, 1, 8, 5, 2, 7, 6]
 
@@ -79,6 +87,31 @@ def test_bias_and_metrics_of_microbatches_are_those_of_the_whole_batch():
             assert relative_error(more[name]["main"], metrics[name]["main"]) < TOLERANCE["float32"], name
 
 
+def three_steps(mesh=None):
+    """Bias and load after three updates, on one device or on a mesh."""
+    config = config_of()
+    (state, step), where = start(config), None
+    if mesh is not None:
+        where = state_shardings(mesh, state)
+        state = jax.device_put(state, where)
+        step = jax.jit(
+            make_train_step(config, make_optimizer(config.optimizer, config.steps)), out_shardings=(where, None)
+        )
+    for seed in range(3):
+        batch = make_batch(LENGTHS, seed)
+        batch = jax.device_put(batch, batch_sharding(mesh)) if mesh is not None else batch
+        state, metrics = step(state, batch)
+    return {"bias": bias_of(state).tolist(), "load": metrics["router_load"]["main"].tolist()}
+
+
+def test_bias_and_load_on_a_mesh_are_those_of_one_device():
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
+    command, env = [sys.executable, "-m", "tests.training.test_routing"], os.environ | {"XLA_FLAGS": flags}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == three_steps()
+
+
 def test_metrics_are_averages_of_the_models_statistics():
     config, batch = config_of(capacity=0.5), make_batch(LENGTHS)
     state, step = start(config)
@@ -136,3 +169,8 @@ def test_jitter_draws_in_training():
     params, _ = start(config)
     run = jax.jit(lambda key: gradients(config, params["params"], batch, key)[1]["loss"])
     assert run(jax.random.key(0)) != run(jax.random.key(1))
+
+
+if __name__ == "__main__":
+    names = ("data", "fsdp", "expert", "tensor", "context")
+    print(json.dumps(three_steps(jax.make_mesh((2, 1, 2, 1, 2), names, axis_types=(AxisType.Auto,) * 5))))
