@@ -134,7 +134,7 @@ def mixture(p, x_LD, config, segments, max_length):
     return y_LD, losses
 
 
-# Expert choice. Zhou et al. 2022, eq. 1-4: S = softmax(X W_g), each expert takes the C tokens with its highest S.
+# Expert choice. Zhou et al. 2022, sec. 3.2: S = softmax(X W_g), each expert takes the C tokens with its highest S.
 
 
 def expert_choice(p, x_LD, config):

@@ -5,12 +5,13 @@
 Token choice (Shazeer et al. 2017): a token takes its k highest s + b. The gates g are s, or s over its sum over the k:
 softmax so divided is Mixtral (Jiang et al. 2024, sec. 2.1), softmax as it is Switch and OLMoE, sigmoid so divided
 DeepSeek-V3 (2024, eq. 12-16). Dropless (Gale et al. 2022), or with capacity: an expert takes the first
-C = ceil(capacity k max_length / E) tokens of a sequence that choose it; later choices count nothing and the gates left
-stay as they are. In order of position a later token never takes the place of an earlier one; in GShard's order, every
-token's first choice before any second one, it would, and the model would not be causal.
+C = ceil(capacity k max_length / E) tokens of a sequence that choose it (a token chooses it once, so the order of its own
+choices is the same to it); later ones count nothing and the gates left stay as they are. In order of position a later
+token never takes the place of an earlier one; in GShard's order, every token's first choice before any second one, it
+would, and the model would not be causal.
 
-Expert choice (Zhou et al. 2022, eq. 1-4): an expert takes the C = ceil(capacity k L / E) tokens of the sequence with its
-highest s. It sees later tokens, so only a model that is not causal may have it.
+Expert choice (Zhou et al. 2022, sec. 3.2): an expert takes the C = ceil(capacity k L / E) tokens of the sequence with its
+highest s; capacity k is the paper's c. It sees later tokens, so only a model that is not causal may have it.
 
 Balance, per sequence and then averaged over tokens, so that it does not depend on how a batch is cut into microbatches or
 over devices (a routing group is one sequence); f_e is the share of choices that fall on e, dropped ones too, P_e the
