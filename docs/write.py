@@ -25,7 +25,15 @@ def variants() -> str:
         f"jax {results['versions']['jax']}; {results['seeds']} seeds, mean and standard deviation of validation bits per "
         "byte. Speed is tokens per second in training over those of `gpt2`, both taking turns.\n\n"
     )
-    titles = ["config", "what it is", "parameters", "FLOPs per token", "cache bytes per token", "bits per byte", "speed"]
+    titles = [
+        "config",
+        "what it is",
+        "parameters",
+        "FLOPs per token",
+        "cache bytes per token",
+        "bits per byte",
+        "speed",
+    ]
     head = "| " + " | ".join([*titles, "source"]) + " |\n"
     rows = "".join(_row(name, row) for name, row in results["rows"].items())
     return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + about + head + "|---" * 8 + "|\n" + rows

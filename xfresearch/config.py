@@ -111,7 +111,23 @@ class MoeConfig:
     experts: int = option(8, "experts E", low=1)
     top_k: int = option(2, "experts that each token uses", low=1)
     expert: ExpertKind = option("swiglu", "kind of each expert")
-    balance_loss: float = option(0.01, "weight of the load-balance loss (Switch, eq. 4, per sequence)", low=0.0)
+    routing: Literal["token_choice", "expert_choice"] = option(
+        "token_choice", "tokens choose experts, or (not under model.causal) experts choose tokens"
+    )
+    scores: Literal["softmax", "sigmoid"] = option("softmax", "what makes scores s of the router's logits")
+    renormalise: bool = option(True, "gates are s divided by its sum over the chosen experts; False: s itself")
+    capacity: float = option(
+        0.0, "capacity factor: an expert takes at most capacity * top_k * L / E tokens of a sequence; 0 is all", low=0.0
+    )
+    shared: int = option(0, "shared experts, which every token uses", low=0)
+    jitter: float = option(0.0, "in training the router reads x * uniform(1 - jitter, 1 + jitter)", low=0.0, high=0.99)
+    balance: Literal["loss", "bias", "none"] = option(
+        "loss", "how load is balanced: by balance_loss, or by a bias on the scores that only the choice sees"
+    )
+    balance_loss: float = option(
+        0.01, "weight of the load-balance loss (Switch, eq. 4, per sequence), for balance = 'loss'", low=0.0
+    )
+    bias_speed: float = option(0.001, "step of the bias after each update, for balance = 'bias'", low=0.0)
     z_loss: float = option(0.001, "weight of the router's z-loss (ST-MoE, eq. 5)", low=0.0)
     kernel: Literal["auto", "ragged", "blocked"] = option("auto", "grouped matmul; auto is the backend's fastest")
 

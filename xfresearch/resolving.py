@@ -9,6 +9,7 @@ from xfresearch.config import (
     DataConfig,
     FeedForwardConfig,
     ModelConfig,
+    MoeConfig,
 )
 from xfresearch.errors import nearest, require
 from xfresearch.models.layouts import LAYOUTS, check_sites
@@ -64,6 +65,9 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     )
     model = replace(model, blocks=blocks)
     _check_shared_positions(model)
+    for name, block in blocks.items():
+        if block.feed_forward.kind == "moe":
+            _check_moe(model, block.feed_forward.moe, f"model.blocks.{name}.feed_forward.moe")
     return model
 
 
@@ -176,6 +180,20 @@ def _check_shared_positions(model: ModelConfig) -> None:
         used = {name: size(b.attention) for name, b in model.blocks.items() if b.attention.position == kind}
         same = f"in blocks of equal sizes, since all layers share the table; here they are {used}"
         require(len(set(used.values())) <= 1, "model.blocks.*.attention.position", kind, same)
+
+
+def _check_moe(model: ModelConfig, moe: MoeConfig, key: str) -> None:
+    if moe.routing == "token_choice":
+        needs = "at least 1 where an expert's capacity is a share of it"
+        require(not moe.capacity or model.max_length > 0, "model.max_length", model.max_length, needs)
+        return
+    later = "'token_choice' where model.causal=True: an expert would choose among later tokens"
+    require(not model.causal, f"{key}.routing", moe.routing, later)
+    under = "under routing='expert_choice'"
+    require(moe.capacity > 0, f"{key}.capacity", moe.capacity, f"above 0 {under}")
+    alone = f"False {under}: a token's experts do not know of each other"
+    require(not moe.renormalise, f"{key}.renormalise", True, alone)
+    require(moe.balance == "none", f"{key}.balance", moe.balance, f"'none' {under}, which is balanced as it is")
 
 
 def _check_data(data: DataConfig) -> None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, LambdaConfig, ModelConfig, MoeConfig
+from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
 from xfresearch.config_io import parse
 from xfresearch.models import transformer
 from xfresearch.models.axes import bounds_of, path_name
@@ -35,10 +35,6 @@ BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"mai
 
 # What a choice cannot do without, added to its variant.
 NEEDS = {
-    **{
-        (f"attention.lambdas.{field.name}", "*"): {"attention.kind": "lambda"}
-        for field in dataclasses.fields(LambdaConfig)
-    },
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
@@ -56,8 +52,8 @@ NEEDS = {
         "feed_forward.kind": "swiglu",
     },
     ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
-    ("feed_forward.moe.expert", "*"): {"feed_forward.kind": "moe"},
-    ("feed_forward.moe.top_k", "*"): {"feed_forward.kind": "moe"},
+    # With sigmoid scores, DeepSeek-V3.
+    ("feed_forward.moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
@@ -75,6 +71,8 @@ NUMBERS = {
     "blocks.main.attention.lambdas.depth": [2],
     "blocks.main.attention.lambdas.chunk": [3],
     "blocks.main.feed_forward.moe.top_k": [1],
+    "blocks.main.feed_forward.moe.capacity": [0.125],  # 2 tokens of 64 for each expert: most of LENGTH are dropped
+    "blocks.main.feed_forward.moe.shared": [2],
 }
 # Fields that take the names of a table which another field varies in full, by the same code: a few of them.
 FEW = {
@@ -113,6 +111,9 @@ ELSEWHERE = {
     "blocks.main.attention.trimmed": "tests/models/test_adaptive_span.py",
     "blocks.main.attention.span_ramp": "tests/models/test_adaptive_span.py",
     "blocks.main.attention.span_loss": "tests/models/test_adaptive_span.py",
+    "blocks.main.feed_forward.moe.routing": "tests/models/test_bidirectional.py",
+    "blocks.main.feed_forward.moe.jitter": "tests/models/test_moe.py",
+    "blocks.main.feed_forward.moe.bias_speed": "tests/training/test_routing.py",
     "blocks.main.feed_forward.moe.balance_loss": "tests/models/test_parts.py",
     "blocks.main.feed_forward.moe.z_loss": "tests/models/test_parts.py",
 }
@@ -162,7 +163,9 @@ def choices() -> dict:
 
 def _needs(path: str, value) -> dict:
     short = path.removeprefix("blocks.main.")
-    needs = NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
+    groups = {"feed_forward.moe.": {"feed_forward.kind": "moe"}, "attention.lambdas.": {"attention.kind": "lambda"}}
+    needs = next((change for group, change in groups.items() if short.startswith(group)), {})
+    needs = needs | NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
     return {f"blocks.main.{name}": v for name, v in needs.items()}
 
 

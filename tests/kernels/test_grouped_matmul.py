@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.kernels import grouped_matmul as module
-from xfresearch.kernels.grouped_matmul import choose_grouped_matmul, grouped_matmul
+from xfresearch.kernels.grouped_matmul import choose_grouped_matmul, computed_rows, grouped_matmul
 
 
 def reference(x, w, sizes):
@@ -81,26 +81,50 @@ def test_transformations():
         assert relative_error(actual, expected) < TOLERANCE["float64"]
 
 
-def multiplied_rows(sizes) -> int:
-    return sum(-(-size // module.BLOCK) * module.BLOCK for size in sizes)
-
-
-def test_rows_multiplied():
-    """Every block is counted as it runs: groups of T rows in all cost less than T + E blocks, not E T."""
-    sizes, counted = (700, 0, 1, 129, 1218), []
-    patch = pytest.MonkeyPatch()
+def sliced_rows(function, monkeypatch) -> int:
+    """Rows that the products in `function` read, counted as its loops run."""
+    counted = []
 
     def counting(x, row, block):
         jax.debug.callback(lambda _: counted.append(block), row)
         return jax.lax.dynamic_slice_in_dim(x, row, block)
 
-    with patch.context() as p:
-        p.setattr(module, "_slice", counting)
-        grouped_matmul(
-            jnp.ones((2048, 2)), jnp.ones((5, 2, 3)), jnp.array(sizes), implementation="blocked"
-        ).block_until_ready()
-        jax.effects_barrier()
-    assert sum(counted) == multiplied_rows(sizes) <= 2048 + 5 * module.BLOCK
+    monkeypatch.setattr(module, "_slice", counting)
+    jax.block_until_ready(function())
+    jax.effects_barrier()
+    return sum(counted)
+
+
+@pytest.mark.parametrize("sizes", [(700, 0, 1, 129, 1218), (64, 3), (0, 0, 5)])
+def test_computed_rows_are_those_of_every_block_that_runs(sizes, monkeypatch):
+    """A forward product reads each block once; backward, x's gradient reads the same blocks once, w's both its sides."""
+    x, w = jnp.ones((sum(sizes), 2)), jnp.ones((len(sizes), 2, 3))
+    run = partial(grouped_matmul, sizes_E=jnp.array(sizes), implementation="blocked")
+    rows = computed_rows(sizes)
+    assert sliced_rows(lambda: run(x, w), monkeypatch) == rows
+    both = sliced_rows(lambda: jax.grad(lambda x, w: run(x, w).sum(), (0, 1))(x, w), monkeypatch)
+    assert both == rows + rows + 2 * rows
+
+
+def loads(kind: str, choices=16 * 256 * 2, E=8) -> np.ndarray:
+    """Choices of each expert [E], of 16 sequences of 256 tokens with top-2 of 8."""
+    random = np.random.default_rng(0)
+    shares = {
+        "balanced": np.full(E, 1 / E),
+        "skewed": 0.5 ** np.arange(1, E + 1),
+        "one": np.eye(E)[3],
+        "two": np.eye(E)[[2, 5]].mean(0),
+    }
+    return random.multinomial(choices, shares[kind] / shares[kind].sum())
+
+
+@pytest.mark.parametrize("kind", ["balanced", "skewed", "one", "two"])
+def test_a_dropless_layer_computes_at_most_half_more_than_its_active_experts(kind):
+    sizes = loads(kind)
+    assert sizes.sum() == 8192
+    assert computed_rows(sizes) <= 1.5 * sizes.sum()
+    worst = sizes.sum() + len(sizes) * (module.BLOCK - 1)  # whatever the load
+    assert computed_rows(sizes) <= worst <= 1.5 * sizes.sum()
 
 
 def test_choice():

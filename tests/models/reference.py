@@ -243,25 +243,54 @@ def dense(p, x_LD, config, epsilon):
     return feed_forward(*kernels, config.kind, x_LD, biases, norm)
 
 
-# Mixture of experts. Jiang et al. 2024, sec. 2.1: y = sum_i softmax(Top2(x W))_i expert_i(x). Fedus et al. 2021, eq. 4-6:
-# E sum_e f_e P_e, f_e the share of choices that fall on e. Zoph et al. 2022, eq. 5: mean logsumexp(z)^2. Both are means
-# over a sequence's tokens (padding, segment 0, left out), times the number of those tokens.
+# Mixture of experts. y = sum_i g_i expert_i(x) + shared(x) over the k experts with the highest s + b. Softmax gates over
+# their sum: Jiang et al. 2024, sec. 2.1; sigmoid and b: DeepSeek-V3 2024, eq. 12-16; an expert that has taken `room`
+# tokens takes no more. Fedus et al. 2021, eq. 4-6: E sum_e f_e P_e, f_e the share of choices that fall on e. Zoph et al.
+# 2022, eq. 5: mean logsumexp(z)^2. Both are means over a sequence's tokens (padding, segment 0, left out), times the
+# number of those tokens.
 
 
-def mixture(p, x_LD, config, segments):
-    moe, experts, real = config.moe, p["experts"], np.asarray(segments) > 0
+def expert(p, e, kind, x):
+    return feed_forward(p["up"][e], p["gate"][e] if "gate" in p else None, p["down"][e], kind, x)
+
+
+def scores(moe, z_LE):
+    return softmax(z_LE) if moe.scores == "softmax" else 1 / (1 + np.exp(-z_LE))
+
+
+def mixture(p, x_LD, config, segments, max_length):
+    moe, real = config.moe, np.asarray(segments) > 0
     z_LE = x_LD @ p["router"]["kernel"]
+    s_LE = scores(moe, z_LE)
+    room_E = np.full(moe.experts, math.ceil(moe.capacity * moe.top_k * max_length / moe.experts) or len(x_LD))
     y_LD, chosen_LE = np.zeros_like(x_LD), np.zeros_like(z_LE)
-    for t, z in enumerate(z_LE):
-        top = np.argsort(-z)[: moe.top_k]
-        for e, weight in zip(top, softmax(z[top]), strict=True):
-            gate = experts["gate"][e] if "gate" in experts else None
-            y_LD[t] += weight * feed_forward(experts["up"][e], gate, experts["down"][e], moe.expert, x_LD[t])
+    for t, s_E in enumerate(s_LE):
+        top = np.argsort(-(s_E + p.get("router_bias", 0)))[: moe.top_k]
+        for e in top:
+            if room_E[e] > 0:
+                gate = s_E[e] / s_E[top].sum() if moe.renormalise else s_E[e]
+                y_LD[t] += gate * expert(p["experts"], e, moe.expert, x_LD[t])
+            room_E[e] -= real[t]
             chosen_LE[t, e] = 1 / moe.top_k
-    f_E, P_E = chosen_LE[real].mean(0), softmax(z_LE)[real].mean(0)
-    z = np.log(np.exp(z_LE[real]).sum(-1))
-    balance = moe.balance_loss * moe.experts * (f_E * P_E).sum()
-    return y_LD, {"balance_loss": real.sum() * balance, "router_z_loss": moe.z_loss * (z * z).sum()}
+    if moe.shared:
+        y_LD += feed_forward(*(p["shared"].get(n, {}).get("kernel") for n in ("up", "gate", "down")), moe.expert, x_LD)
+    f_E, P_E = chosen_LE[real].mean(0), (s_LE / s_LE.sum(-1, keepdims=True))[real].mean(0)
+    losses = {"router_z_loss": moe.z_loss * (np.log(np.exp(z_LE[real]).sum(-1)) ** 2).sum()}
+    if moe.balance == "loss":
+        losses["balance_loss"] = real.sum() * moe.balance_loss * moe.experts * (f_E * P_E).sum()
+    return y_LD, losses
+
+
+# Expert choice. Zhou et al. 2022, sec. 3.2: S = softmax(X W_g), each expert takes the C tokens with its highest S.
+
+
+def expert_choice(p, x_LD, config):
+    moe, s_LE = config.moe, scores(config.moe, x_LD @ p["router"]["kernel"])
+    y_LD, C = np.zeros_like(x_LD), math.ceil(moe.capacity * moe.top_k * len(x_LD) / moe.experts)
+    for e in range(moe.experts):
+        for t in np.argsort(-s_LE[:, e])[:C]:
+            y_LD[t] += s_LE[t, e] * expert(p["experts"], e, moe.expert, x_LD[t])
+    return y_LD
 
 
 # Layouts: what each name stands for, with a attention, f the feed-forward, n[site] the norm at a site, b the trained gain
@@ -354,7 +383,7 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
     def feed(x):
         if config.feed_forward.kind != "moe":
             return dense(p["feed_forward"], x, config.feed_forward, config.norm_epsilon)
-        y, more = mixture(p["feed_forward"], x, config.feed_forward, segments)
+        y, more = mixture(p["feed_forward"], x, config.feed_forward, segments, model_config.max_length)
         losses.update(more)
         return y
 

@@ -1,28 +1,128 @@
-"""Models that are not causal, for use as a library: every position sees every other; training one is refused."""
+"""Models that are not causal: every position sees every other, and experts may choose among tokens."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
-from xfresearch.config_io import parse
+from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
+from tests.models import reference
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.config import Config
 from xfresearch.errors import UserError
+from xfresearch.models import transformer
+from xfresearch.models.context import Context
+from xfresearch.models.costs import costs
+from xfresearch.models.counting import count_flops
 from xfresearch.models.taps import Taps
+from xfresearch.resolving import resolve
+
+MOE = "blocks.main.feed_forward.moe."
+EXPERT_CHOICE = {
+    **{"causal": False, "blocks.main.feed_forward.kind": "moe", MOE + "routing": "expert_choice"},
+    **{MOE + "capacity": 1.5, MOE + "renormalise": False, MOE + "balance": "none"},
+}
+PLACES = 3  # of 8 tokens for each of 8 experts: 1.5 * 2 * 8 / 8
 
 
-def test_every_position_sees_every_other(x64):
-    config = in_float64(model({"causal": False}))
-    params, tokens_BL = random_params(config), tokens_for(config)
+def sees(config, segments_BL=None):
+    """[L, L]: have the logits at one position a gradient with respect to another's embedding?"""
+    params, tokens_BL = random_params(config), tokens_for(config, 1)
 
     def logits(shift_BLD):
-        return forward(config, params, tokens_BL, taps=Taps(replace={"embed": lambda x_BLD: x_BLD + shift_BLD}))[0]
+        taps = Taps(replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})
+        return forward(config, params, tokens_BL, taps=taps, segments_BL=segments_BL)[0][0]
 
-    gradient_BLD = jax.grad(lambda shift: logits(shift)[0, 2].sum())(jnp.zeros((*tokens_BL.shape, config.width)))
-    assert (jnp.abs(gradient_BLD[0]).max(-1) > 0).all() and not gradient_BLD[1].any()
+    _, vjp = jax.vjp(logits, jnp.zeros((1, 8, config.width), config.dtype))
+    weights_V = np.random.default_rng(0).standard_normal(config.vocab_size)
+    gradients = [vjp(jnp.zeros((8, config.vocab_size)).at[t].set(weights_V))[0][0] for t in range(8)]
+    return np.abs(gradients).max(-1) > 0
 
 
-def test_training_one_is_refused_with_the_reason():
-    with pytest.raises(
-        UserError, match="model.causal=False .* a model that sees the tokens it predicts learns nothing"
-    ):
-        parse(["--config", "configs/gpt2.py:tiny", "--config.model.causal=False"])
+@pytest.mark.parametrize("changes", [{"causal": False}, EXPERT_CHOICE], ids=["dense", "expert_choice"])
+def test_every_position_sees_every_other_of_its_document(changes, x64):
+    config = in_float64(plain(model(changes | {"depth": 1})))
+    assert sees(config).all()
+    segments_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 2]], np.int32)
+    np.testing.assert_array_equal(sees(config, segments_BL), segments_BL == segments_BL.T)
+
+
+def test_a_model_is_causal_unless_told_otherwise(x64):
+    np.testing.assert_array_equal(sees(in_float64(plain(model({"depth": 1})))), np.tri(8) > 0)
+
+
+def mixture(**changes):
+    config = in_float64(plain(model(EXPERT_CHOICE | {MOE + name: value for name, value in changes.items()})))
+    params = random_params(config)
+    first = transformer.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
+    x_BLD = jnp.asarray(np.random.default_rng(1).standard_normal((2, 8, config.width)))
+    return config, first, reference.pick(params["blocks"]["main"], 0)["feed_forward"], x_BLD
+
+
+@pytest.mark.parametrize("kernel", ["ragged", "blocked"])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_expert_choice(scores, kernel, x64):
+    config, first, p, x_BLD = mixture(scores=scores, kernel=kernel)
+    y_BLD, _, aux = first(x_BLD, Context(positions_BL=None))
+    for b in range(2):
+        expected = reference.expert_choice(p, np.asarray(x_BLD[b]), config.blocks["main"].feed_forward)
+        assert relative_error(y_BLD[b], expected) < TOLERANCE["float64"]
+    np.testing.assert_array_equal(aux.statistics["router_load"], np.full((2, 8), PLACES))
+    assert aux.losses.keys() == {"router_z_loss"}
+
+
+def test_experts_take_no_padding(x64):
+    config, first, p, x_BLD = mixture()
+    segments_BL = np.array([[1] * 5 + [0] * 3, [1, 1] + [0] * 6], np.int32)
+    y_BLD, _, aux = first(x_BLD, Context(positions_BL=None, segments_BL=segments_BL))
+    assert (y_BLD[segments_BL == 0] == 0).all() and jnp.isfinite(y_BLD).all()
+    np.testing.assert_array_equal(aux.statistics["router_load"], np.repeat([[PLACES], [2]], 8, 1))
+    all_two = reference.expert_choice(p, np.asarray(x_BLD[1, :2]), config.blocks["main"].feed_forward)
+    assert (all_two != np.asarray(y_BLD[1, :2])).any()  # alone, each expert would take ceil(3 * 2 / 8) = 1 of them
+
+
+def test_gradients_of_expert_choice(x64):
+    config, first, p, x_BLD = mixture()
+    shift_BLD = jnp.asarray(np.random.default_rng(2).standard_normal(x_BLD.shape))
+    values = [first(x_BLD + step * 1e-6 * shift_BLD, Context(positions_BL=None))[0].sum() for step in (1, -1)]
+    gradient_BLD = jax.grad(lambda x_BLD: first(x_BLD, Context(positions_BL=None))[0].sum())(x_BLD)
+    assert float((gradient_BLD * shift_BLD).sum()) == pytest.approx(float(values[0] - values[1]) / 2e-6, rel=1e-6)
+
+
+def test_coefficients_by_expert(x64):
+    _, first, _, x_BLD = mixture()
+    taps = Taps(record=["coefficients"], replace={"coefficients": lambda h: h.at[1, 5].set(0)})
+    y_BLD, without = (first(x_BLD, Context(positions_BL=None, taps=t))[0] for t in (None, taps))
+    assert taps.values["coefficients"].shape == (2, 8, PLACES, 32)
+    np.testing.assert_array_equal(without[0], y_BLD[0])
+    assert ((without[1] != y_BLD[1]).any(-1)).sum() == PLACES
+
+
+def test_costs():
+    config = plain(model(EXPERT_CHOICE | {MOE + "shared": 1}))
+    params, tokens_BL = transformer.abstract(config), np.zeros((2, 8), np.int32)
+    counted = count_flops(lambda params: forward(config, params, tokens_BL)[0], params)
+    assert counted == 16 * costs(config, 8).flops_per_token
+    assert costs(config).parameters == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def test_neither_trains_nor_decodes():
+    config = model({"causal": False})
+    with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to train"):
+        resolve(Config(model=config))
+    with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to decode"):
+        transformer.bind(config, random_params(config)).init_caches(1, 8)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"causal": True}, r"moe\.routing='expert_choice' .* 'token_choice' where model\.causal=True: .* later tokens"),
+        ({MOE + "capacity": 0.0}, r"moe\.capacity=0\.0 .* above 0 under routing='expert_choice'"),
+        ({MOE + "renormalise": True}, r"moe\.renormalise=True .* False under routing='expert_choice'"),
+        ({MOE + "balance": "bias"}, r"moe\.balance='bias' .* 'none' under routing='expert_choice'"),
+    ],
+)
+def test_impossible(changes, said):
+    with pytest.raises(UserError, match=said):
+        model(EXPERT_CHOICE | changes)

@@ -27,6 +27,7 @@ CONFIGS = {
     "all_attention, rope, MQA": {**MEMORY, **ROPE, MAIN + "attention.kv_heads": 1},
     "moe, rope, GQA": {**SPARSE, **ROPE},
     "moe, none": SPARSE,
+    "moe, capacity": {**SPARSE, MAIN + "feed_forward.moe.capacity": 0.125, MAIN + "feed_forward.moe.shared": 1},
 }
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1]]
 GREEDY = Sampling(temperature=0)
@@ -95,6 +96,7 @@ def test_greedy_text_equals_the_uncached_one(name):
         ("gpt2, learned, GQA", Sampling(1.5, 6, 0.9)),
         ("all_attention, rope, MQA", Sampling(1.5)),
         ("moe, rope, GQA", GREEDY),
+        ("moe, capacity", GREEDY),
     ],
 )
 def test_a_prompt_yields_the_same_alone_and_in_company(name, sampling):

@@ -19,6 +19,7 @@ IMPOSSIBLE = [
     ({B + "layout": "all_attention"}, ["attention.memory_slots=0", "at least 1"]),
     ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
     ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "False under kind='moe'"]),
+    ({F + "kind": "moe", F + "moe.capacity": 1.0, "max_length": 0}, ["model.max_length=0", "at least 1", "capacity"]),
     ({"pattern": ()}, ["model.pattern=()", "at least one"]),
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
     ({"pattern": ("main",) * 3}, ["model.depth=2", "a multiple of the 3"]),

@@ -65,6 +65,9 @@ def test_experts_are_memories_each():
     experts = params["blocks"]["main"]["feed_forward"]["experts"]
     np.testing.assert_array_equal(found.keys[3].T, experts["gate"][1, 3])
     np.testing.assert_array_equal(found.values[3], experts["down"][1, 3])
+    config = VARIANTS["feed_forward.moe.shared=2"]
+    shared = memory(config, random_params(config), 1, "feed_forward.shared")
+    assert shared.keys.shape == shared.values.shape == (64, 32)
 
 
 def test_layers_of_a_pattern_have_their_own():

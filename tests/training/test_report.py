@@ -12,7 +12,7 @@ import pytest
 
 from xfresearch.config import Config
 from xfresearch.training.metrics import MetricsLog
-from xfresearch.training.report import short, visible, write_report
+from xfresearch.training.report import _busiest, short, visible, write_report
 
 MARKS = {"unigram entropy": 4.699, "byte trigram": 2.859, "xz -9": 2.012}
 HOSTILE = "<script>console.error('sample')</script><img src='http://example.invalid/x.png'>"
@@ -146,6 +146,18 @@ def test_run_without_evaluation_or_marks(tmp_path):
     arguments = dict(machine={}, marks={}, result={}, sample="", prompt="", commands={})
     html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
     assert html.count("<svg") == 1 and 'class="figure"' not in html
+
+
+def test_load_of_experts(tmp_path):
+    """A line for each layer, from an even load up."""
+    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    for step in (1, 2, 3):
+        log.write(step, "train", {"router_load": {"main": [[0.5, 0.5], [1.0, 0.0]], "other": [[0.1 * step, 0.2, 0.2]]}})
+    log.close()
+    assert _busiest({"a": [[0.5, 0.5], [1.0, 0.0]], "b": [[0.1, 0.2, 0.2, 0.5]]}) == [1, 2, 2]
+    arguments = dict(machine={}, marks={}, result={}, sample="", prompt="", commands={})
+    html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
+    assert html.count("<svg") == 1 and html.count("stroke: var(--training)") == 3 and "Busiest expert" in html
 
 
 @pytest.mark.parametrize(

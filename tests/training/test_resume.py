@@ -107,6 +107,13 @@ def test_ten_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_p
     assert_same_run(workdir, unbroken)
 
 
+def test_rows_say_how_each_layer_routes(unbroken):
+    row = next(row for row in curve(unbroken) if row["kind"] == "train")
+    load_RE, margin_R = row["router_load"]["main"], row["router_margin"]["main"]
+    assert len(load_RE) == len(margin_R) == 2 and all(len(load_E) == 8 for load_E in load_RE)
+    assert all(abs(sum(load_E) - 1) < 1e-5 for load_E in load_RE)
+
+
 def test_a_kill_before_the_first_checkpoint_starts_again(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
     kill_when(process, lambda: lines(tmp_path) >= 2)

@@ -22,8 +22,8 @@ from xfresearch.config import (
     MoeConfig,
     OptimizerConfig,
     TrainingConfig,
-    resolve,
 )
+from xfresearch.resolving import resolve
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import gradients, init_state, make_train_step
 
@@ -83,8 +83,7 @@ def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(lengths,
     whole, metrics = grads_of(config, batch)
     summed, more = grads_of(replace(config, training=replace(config.training, accumulate=parts)), batch)
     assert max(jax.tree.leaves(jax.tree.map(relative_error, summed, whole))) < TOLERANCE["float32"]
-    for name in metrics:
-        assert relative_error(more[name], metrics[name]) < TOLERANCE["float32"], name
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, more, metrics))) < TOLERANCE["float32"]
 
 
 def test_a_mean_of_means_would_not_pass():

@@ -3,7 +3,8 @@
 `ragged` is jax.lax.ragged_dot: the ideal number of FLOPs on TPU, E times that on CPU.
 `blocked` walks over each group's rows in blocks. A group's last block runs on into the next group's rows: what it
 writes there is overwritten by that group, which comes later; what it would add to a weight's gradient is masked. So
-nothing is gathered, and the FLOPs are those of T + E BLOCK / 2 rows on average.
+nothing is gathered, and the FLOPs are those of `computed_rows`, T + E BLOCK / 2 on average, less than T + E BLOCK always:
+forward, and again for each of the two gradients, which walk over the same blocks.
 """
 
 import jax
@@ -34,6 +35,12 @@ def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto"):
     if choose_grouped_matmul(implementation).name == "ragged":
         return jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32))
     return _blocked(x_TD, w_EDF, sizes_E)
+
+
+def computed_rows(sizes_E) -> int:
+    """Rows that one product of `blocked` multiplies, for groups of `sizes_E` rows: those of each group, in whole blocks."""
+    block = min(BLOCK, int(sum(sizes_E)))
+    return sum(int(_blocks(size, block)) * block for size in sizes_E)
 
 
 @jax.custom_vjp

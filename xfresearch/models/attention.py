@@ -27,7 +27,7 @@ from flax import nnx
 from xfresearch.config import AttentionConfig, BlockConfig, ModelConfig
 from xfresearch.kernels.attention import Shaping, Sight, attention
 from xfresearch.models import costs as c
-from xfresearch.models.context import Context
+from xfresearch.models.context import Aux, Context
 from xfresearch.models.layouts import inner_scale, output_scale
 from xfresearch.models.linear import Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
@@ -118,7 +118,7 @@ class Attention(nnx.Module):
         )
         o_BLHV = ctx.tap("heads", o_BLHV)
         y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV)
-        return y_BLD, cache, {} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)}
+        return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
 
     def _place(self, x_BLHK, norm, ctx: Context):
         x_BLHK = x_BLHK if norm is None else norm(x_BLHK)

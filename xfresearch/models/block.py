@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
-from xfresearch.models.context import Context
+from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, site_block, skip_scale
 from xfresearch.models.norms import Norm
@@ -28,7 +28,7 @@ class Stream(NamedTuple):
 
 
 def sublayer_class(name: str, block: BlockConfig):
-    """The module that computes a sublayer: called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, losses {name: [B]})."""
+    """The module that computes a sublayer: called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, Aux)."""
     return load(ATTENTIONS[block.attention.kind] if name == "attention" else FEED_FORWARDS[block.feed_forward.kind])
 
 
@@ -46,9 +46,9 @@ class Block(nnx.Module):
                 setattr(self, f"{sublayer.name}_norm_{place}", Norm(model, kind, at))
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
-        """The stream after the block, the caches of its sublayers by name, and its auxiliary losses {name: [B]}."""
+        """The stream after the block, the caches of its sublayers by name, and their auxiliary losses and statistics."""
         x_BLD, sum_BLD = stream
-        sources, caches, losses = {"block": x_BLD}, {}, {}
+        sources, caches, aux = {"block": x_BLD}, {}, Aux()
         for sublayer in self.layout.sublayers:
             name, place = sublayer.name, ctx.at(sublayer.name)
             sources["stream"] = x_BLD
@@ -62,8 +62,8 @@ class Block(nnx.Module):
             if sum_BLD is not None and not (self.layout.fused and name == "attention"):
                 sum_BLD = sum_BLD + y_BLD
             x_BLD = place.tap("residual", self._norm(name, "post", x_BLD))
-            losses |= more
-        return Stream(x_BLD, sum_BLD), caches, losses
+            aux |= more
+        return Stream(x_BLD, sum_BLD), caches, aux
 
     def _norm(self, sublayer: str, place: str, x_BLD):
         norm = getattr(self, f"{sublayer}_norm_{place}", None)

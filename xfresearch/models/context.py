@@ -2,12 +2,22 @@
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xfresearch.models.taps import Taps
+
+
+class Aux(NamedTuple):
+    """What a layer says besides its output: each value is a sum over a sequence's tokens, padding left out."""
+
+    losses: dict = {}  # {name: [B]}, added to the loss
+    statistics: dict = {}  # {name: [B, ...]}, to look at
+
+    def __or__(self, other: "Aux") -> "Aux":
+        return Aux(self.losses | other.losses, self.statistics | other.statistics)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models import costs as c
-from xfresearch.models.context import Context
+from xfresearch.models.context import Aux, Context
 from xfresearch.models.layouts import LAYOUTS, inner_scale, output_scale
 from xfresearch.models.linear import Linear
 from xfresearch.models.norms import Norm
@@ -69,12 +69,12 @@ class FeedForward(nnx.Module):
         self.down = Linear(model, (f.hidden,), (model.width,), f.bias, rngs, scale=output_scale(model, block))
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
-        """y_BLD, no cache and no auxiliary losses."""
+        """y_BLD, the cache as it was, and nothing besides."""
         h_BLF = self.up(x_BLD)
         h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD)) * h_BLF
         h_BLF = ctx.tap("hidden", h_BLF)
         h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(h_BLF)
-        return self.down(ctx.tap("coefficients", h_BLF)), cache, {}
+        return self.down(ctx.tap("coefficients", h_BLF)), cache, Aux()
 
     def init_cache(self, batch: int, length: int) -> dict:
         return {}

@@ -23,7 +23,7 @@ from flax import nnx
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.kernels import lambda_scan as scan
 from xfresearch.models import costs as c
-from xfresearch.models.context import Context
+from xfresearch.models.context import Aux, Context
 from xfresearch.models.linear import Linear, draw, kernel_std
 from xfresearch.models.norms import Norm
 
@@ -53,7 +53,7 @@ class LambdaLayer(nnx.Module):
         state = self._empty(B, min(self.window, L)) if cache is None else cache
         e_RUK = self.distances[...][: state["values"].shape[1] + 1].astype(x_BLD.dtype)
         y_BLHV, state = scan.lambda_scan(q_BLHK, k_BLUK, v_BLUV, e_RUK, segments_BL, state, self.config.chunk)
-        return ctx.tap("heads", y_BLHV).reshape(x_BLD.shape), None if cache is None else state, {}
+        return ctx.tap("heads", y_BLHV).reshape(x_BLD.shape), None if cache is None else state, Aux()
 
     def init_cache(self, batch: int, length: int) -> dict:
         """The state before the first of at most `length` tokens."""

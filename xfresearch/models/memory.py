@@ -26,7 +26,8 @@ class Memory(NamedTuple):
 
 
 def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> Memory:
-    """The memory of `layer` in its 'feed_forward' or its 'attention'; by default the feed-forward's, where there is one.
+    """The memory of `layer` in its 'feed_forward' (all its experts), 'feed_forward.shared' (shared experts) or 'attention';
+    by default the feed-forward's, where there is one.
 
     UserError for a layer that there is not, or a sublayer without a memory.
     """
@@ -37,9 +38,14 @@ def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> 
     names = [s.name for s in LAYOUTS[block.layout].sublayers]
     has = [name for name in names if name == "feed_forward" or block.attention.memory_slots]
     sublayer = sublayer or (has[-1] if has else "feed_forward")
+    if block.feed_forward.kind == "moe" and block.feed_forward.moe.shared and "feed_forward" in names:
+        has.append("feed_forward.shared")
     if sublayer not in has:
         raise UserError(f"layer {layer}: {sublayer!r} has no memory (those that have one: {', '.join(has) or 'none'})")
-    own = jax.tree.map(lambda leaf: leaf[repeat], params["blocks"][stack][sublayer])
+    own = params["blocks"][stack]
+    for part in sublayer.split("."):
+        own = own[part]
+    own = jax.tree.map(lambda leaf: leaf[repeat], own)
     if sublayer == "attention":
         bound = transformer.bind(model, params).blocks[stack].attention
         slots = jax.tree.map(lambda leaf: leaf[repeat], bound).slots(model.param_dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config import ModelConfig
+from xfresearch.errors import require
 from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
@@ -30,6 +31,7 @@ class Output(NamedTuple):
     hidden_BLD: jax.Array  # after the final norm
     losses: dict  # auxiliary losses {name: [B]}, each summed over a sequence's tokens and over layers
     caches: dict | None
+    statistics: dict  # {stack: {name: [R, B, ...]}} of each of the stack's R layers, summed over a sequence's tokens
 
 
 class Table(nnx.Module):
@@ -65,8 +67,9 @@ class Transformer(nnx.Module):
         x_BLD = ctx.tap("embed", self._embed(tokens_BL, ctx))
         run = self._unroll if layers == "unroll" or ctx.taps else self._scan
         stream = Stream(x_BLD, x_BLD if has_dual(self.config) else None)
-        stream, caches, losses = run(stream, self.shared.into(ctx), caches, REMAT["none" if ctx.taps else remat])
-        return Output(ctx.tap("final", self._end(stream)), losses, caches)
+        remat = REMAT["none" if ctx.taps else remat]
+        stream, caches, losses, statistics = run(stream, self.shared.into(ctx), caches, remat)
+        return Output(ctx.tap("final", self._end(stream)), losses, caches, statistics)
 
     def _end(self, stream: Stream):
         """The norm before the head; of a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
@@ -92,22 +95,22 @@ class Transformer(nnx.Module):
 
         def body(stream, xs):
             blocks, caches, repeat = xs
-            new, losses = {}, {}
+            new, losses, statistics = {}, {}, {}
             for i, name in enumerate(stacks):
                 at = ctx.layer(repeat * period + i)
-                stream, new[name], more = blocks[name](stream, at, caches and caches[name])
-                losses = _add(losses, more)
-            return stream, (new if caches else None, losses)
+                stream, new[name], aux = blocks[name](stream, at, caches and caches[name])
+                losses, statistics[name] = _add(losses, aux.losses), aux.statistics
+            return stream, (new if caches else None, losses, statistics)
 
         repeats = jnp.arange(self.config.depth // period)
-        stream, (caches, losses_R) = jax.lax.scan(remat(body), stream, (stacks, caches, repeats))
-        return stream, caches, {name: value.sum(0) for name, value in losses_R.items()}
+        stream, (caches, losses_R, statistics) = jax.lax.scan(remat(body), stream, (stacks, caches, repeats))
+        return stream, caches, {name: value.sum(0) for name, value in losses_R.items()}, statistics
 
     def _unroll(self, stream: Stream, ctx: Context, caches, remat):
         repeats = self.config.depth // len(self.config.pattern)
         stacks = {name: unstack(stack, repeats) for name, stack in self._stacks().items()}
         cuts = {name: caches and unstack(caches[name], repeats) for name in stacks}
-        new, losses, layer = {name: [] for name in stacks}, {}, 0
+        new, statistics, losses, layer = {name: [] for name in stacks}, {name: [] for name in stacks}, {}, 0
         for repeat in range(repeats):
             for name in stacks:
 
@@ -115,11 +118,11 @@ class Transformer(nnx.Module):
                     return block(stream, ctx.layer(layer), cache)
 
                 cache = caches and cuts[name][repeat]
-                stream, cache, more = remat(call)(stacks[name][repeat], stream, cache)
+                stream, cache, aux = remat(call)(stacks[name][repeat], stream, cache)
                 new[name].append(cache)
-                losses, layer = _add(losses, more), layer + 1
-        stacked = {name: jax.tree.map(lambda *c: jnp.stack(c), *c) for name, c in new.items()} if caches else None
-        return stream, stacked, losses
+                statistics[name].append(aux.statistics)
+                losses, layer = _add(losses, aux.losses), layer + 1
+        return stream, _stack(new) if caches else None, losses, _stack(statistics)
 
     def _stacks(self) -> dict:
         """The stacks in the pattern's order: a merged nnx.Dict has its keys sorted."""
@@ -136,6 +139,9 @@ class Transformer(nnx.Module):
 
     def init_caches(self, batch: int, length: int) -> dict:
         """Empty caches for decoding up to `length` tokens of `batch` sequences, layers stacked like parameters."""
+        require(
+            self.config.causal, "model.causal", False, "True to decode: each token is read before the next is known"
+        )
         return {
             name: jax.vmap(lambda block: block.init_cache(batch, length))(stack) for name, stack in self.blocks.items()
         }
@@ -143,6 +149,11 @@ class Transformer(nnx.Module):
 
 def _add(losses: dict, more: dict) -> dict:
     return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
+
+
+def _stack(layers: dict) -> dict:
+    """{stack: trees of its layers} as {stack: one tree}."""
+    return {name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) for name, trees in layers.items()}
 
 
 def unstack(tree, count: int) -> list:

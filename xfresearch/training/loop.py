@@ -142,8 +142,10 @@ class Run:
             values.pop("skipped")
         progress.update(step, values["loss"], tokens)
         if step % self.config.log.every == 0 or step == self.config.steps:
-            norms = {name: v for name, v in metrics.items() if isinstance(v, dict)}
-            self.log.write(step, "train", values | {k: {n: a.tolist() for n, a in v.items()} for k, v in norms.items()})
+            layers = {name: v for name, v in metrics.items() if isinstance(v, dict)}
+            self.log.write(
+                step, "train", values | {k: {n: a.tolist() for n, a in v.items()} for k, v in layers.items()}
+            )
 
     def evaluate(self, step: int) -> dict:
         """Held-out loss with the parameters of now, logged."""

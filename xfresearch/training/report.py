@@ -100,7 +100,9 @@ def _pictures(rows: list[dict], config: dict, marks: dict[str, float]) -> list[t
         ("Loss", "nats per token, by tokens seen", "loss", tokens, {}, False),
         ("Learning rate", "by step", "learning_rate", 1, {}, True),
         ("Tokens per second", "of training, by step", "tokens_per_second", 1, {}, True),
+        ("Busiest expert", "its load over an even share, a line for each layer, by step", "busiest", 1, {}, True),
     )
+    rows = [row | {"busiest": _busiest(row["router_load"])} if "router_load" in row else row for row in rows]
     return [
         (title, caption, _picture(title, curves, levels, from_zero))
         for title, caption, key, scale, levels, from_zero in wanted
@@ -108,11 +110,17 @@ def _pictures(rows: list[dict], config: dict, marks: dict[str, float]) -> list[t
     ]
 
 
+def _busiest(loads: dict[str, list[list[float]]]) -> list[float]:
+    """Of each layer, the load of its busiest expert over that of an even share."""
+    return [max(load) * len(load) for layers in loads.values() for load in layers]
+
+
 def _curve(rows: list[dict], kind: str, key: str, scale: float) -> np.ndarray:
-    """[points, 2]: where and what, without numbers that are not finite, averaged down to POINTS."""
-    found = [(row["step"] * scale, row[key]) for row in rows if row["kind"] == kind and row.get(key) is not None]
+    """[points, 1 + lines]: where and what, without numbers that are not finite, averaged down to POINTS."""
+    rows = [row for row in rows if row["kind"] == kind and row.get(key) is not None]
+    found = [(row["step"] * scale, *np.atleast_1d(row[key])) for row in rows]
     if len(found) <= POINTS:
-        return np.array(found, float).reshape(-1, 2)
+        return np.array(found, float)
     return np.stack([part.mean(0) for part in np.array_split(np.array(found, float), POINTS)])
 
 
@@ -128,7 +136,9 @@ def _picture(title: str, curves: dict[str, np.ndarray], marks: dict[str, float],
         for kind, colour, width in (("train", TRAINING, 1.0), ("evaluation", MODEL, 1.8)):
             if kind in curves:
                 dots = "o" if kind == "evaluation" and len(curves[kind]) <= 40 else None
-                axes.plot(*curves[kind].T, color=colour, linewidth=width, marker=dots, markersize=3.2)
+                axes.plot(
+                    curves[kind][:, 0], curves[kind][:, 1:], color=colour, linewidth=width, marker=dots, markersize=3.2
+                )
         _draw_marks(axes, curves, marks)
         axes.margins(x=0.02)
         if from_zero:

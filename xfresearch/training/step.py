@@ -18,6 +18,7 @@ from xfresearch.models.axes import bounds_of, path_name
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
 from xfresearch.training.optimizer import make_schedule
+from xfresearch.training.routing import balanced, router_metrics
 
 
 def layers_mode(config: Config) -> str:
@@ -52,13 +53,17 @@ def make_loss(config: Config) -> Callable:
         )
         auxiliary = {name: value.sum() / totals["tokens"] for name, value in out.losses.items()}
         value = total / totals["weights"] + sum(auxiliary.values())
-        return value, {"loss": nll / totals["weights"], **auxiliary}
+        statistics = jax.tree.map(lambda x_RB: x_RB.sum(1), out.statistics)
+        return value, {"loss": nll / totals["weights"], **auxiliary, "statistics": statistics}
 
     return loss
 
 
 def gradients(config: Config, params, batch: dict, key):
-    """Gradient of the loss over a whole batch, in `training.accumulate` microbatches, and the metrics."""
+    """Gradient of the loss over a whole batch, in `training.accumulate` microbatches, and the metrics.
+
+    Among them `statistics`, as the model gives them, summed over the batch.
+    """
     totals = {
         "weights": jnp.maximum(batch["weights"].sum(), 1),
         "tokens": jnp.maximum((batch["segments"] > 0).sum(), 1),
@@ -85,7 +90,7 @@ def gradients(config: Config, params, batch: dict, key):
 
 
 def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> Callable:
-    """train_step(state, batch) -> (state, metrics): scalars, all of them of this update."""
+    """train_step(state, batch) -> (state, metrics): all of them of this update; by layer those that are dicts."""
     schedule = make_schedule(config.optimizer, config.steps)
 
     def train_step(state: dict, batch: dict):
@@ -93,7 +98,9 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
         grads, metrics = gradients(config, state["params"], batch, key)
         norm = optax.tree.norm(grads)
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
+        statistics = metrics.pop("statistics")
         params = within_bounds(optax.apply_updates(state["params"], updates))
+        params = balanced(config.model, params, statistics)
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
         if config.training.ema:
             decay = config.training.ema
@@ -104,6 +111,7 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
             new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, kept)
         metrics |= {"gradient_norm": norm, "learning_rate": schedule(state["step"]), "tokens": batch["weights"].sum()}
         metrics |= {"finite": finite, "skipped": new["skipped"]}
+        metrics |= router_metrics(statistics, jnp.maximum((batch["segments"] > 0).sum(), 1))
         if config.log.layer_norms:
             trees = {"parameter": state["params"], "gradient": grads, "update": updates}
             metrics |= {f"{name}_norms": layer_norms(tree) for name, tree in trees.items()}
@@ -134,4 +142,5 @@ def layer_norms(tree) -> dict:
 
 def _has_dropout(config: Config) -> bool:
     blocks = config.model.blocks.values()
-    return bool(config.model.dropout or any(b.dropout or b.attention.dropout for b in blocks))
+    noise = any(b.feed_forward.kind == "moe" and b.feed_forward.moe.jitter for b in blocks)
+    return bool(config.model.dropout or noise or any(b.dropout or b.attention.dropout for b in blocks))
