@@ -19,6 +19,8 @@ class Variant(NamedTuple):
     changes: dict  # keys of config.model.blocks.main, or of config.model with a dot in front
 
 
+MOE = {"feed_forward.kind": "moe", "feed_forward.hidden": 80}
+
 VARIANTS = {
     # layouts
     "post_norm": Variant("norm(x + f(x))", "Vaswani et al. 2017", {"layout": "post_norm", ".final_norm": "none"}),
@@ -50,6 +52,7 @@ VARIANTS = {
     "scale": Variant("LayerNorm's scaling alone", "Brody et al. 2023", {"norm": "scale"}),
     "project": Variant("LayerNorm's projection alone", "Brody et al. 2023", {"norm": "project"}),
     "qk_norm": Variant("RMSNorm on queries and keys", "Henry et al. 2020", {"attention.qk_norm": "rms"}),
+    "dyt": Variant("tanh(alpha x)", "Zhu et al. 2025", {"norm": "dyt"}),
     # attention's matrices
     "multi_query": Variant("one key-value head", "Shazeer 2019", {"attention.kv_heads": 1}),
     "query_identity": Variant("W_Q = I", "Karbevski & Mijoski 2025", {"attention.query": "identity"}),
@@ -68,6 +71,9 @@ VARIANTS = {
     "relative_key": Variant(
         "one relative key for all", "Sukhbaatar et al. 2019", {".position": "none", "attention.position": "relative_key"}
     ),
+    "adaptive_span": Variant(
+        "each head learns how far it looks", "Sukhbaatar et al. 2019a", {"attention.span": "adaptive"}
+    ),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head beside the feed-forward", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}
@@ -75,6 +81,26 @@ VARIANTS = {
     "memory_shared": Variant(
         "64 slots shared by the heads", "-", {"attention.memory_slots": 64, "attention.memory_heads": "shared"}
     ),
+    # lambda layers
+    "lambda_global": Variant(
+        "lambda layers that tell all distances apart",
+        "Bello 2021",
+        {".position": "none", "attention.kind": "lambda", "attention.lambdas.window": 0, "feed_forward.hidden": 1408},
+    ),
+    # experts
+    "moe": Variant("top-2 of 8, gates over their sum", "Jiang et al. 2024", MOE),
+    "moe_top_1": Variant(
+        "top-1 of 8, gates as they are",
+        "Fedus et al. 2021",
+        MOE | {"feed_forward.moe.top_k": 1, "feed_forward.moe.renormalise": False},
+    ),
+    "moe_bias": Variant(
+        "sigmoid scores, balanced by a bias",
+        "DeepSeek-V3 2024",
+        MOE | {"feed_forward.moe.scores": "sigmoid", "feed_forward.moe.balance": "bias"},
+    ),
+    "moe_capacity": Variant("capacity factor 1", "Fedus et al. 2021", MOE | {"feed_forward.moe.capacity": 1.0}),
+    "moe_shared": Variant("one shared expert", "DeepSeek-V2 2024", MOE | {"feed_forward.moe.shared": 1}),
     # feed-forward
     "relu": Variant("ReLU", "Vaswani et al. 2017", {"feed_forward.kind": "relu"}),
     "relu2": Variant("ReLU squared", "So et al. 2021", {"feed_forward.kind": "relu2"}),

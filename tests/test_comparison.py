@@ -1,0 +1,49 @@
+"""The comparison of all variants: what is compared, what is written, and that nothing is trained twice."""
+
+import json
+import math
+
+import pytest
+
+from xfresearch import comparison
+from xfresearch.errors import UserError
+
+TINY = ["configs/gpt2.py:tiny", "configs/variants.py:tiny"]
+OVERRIDES = ["--config.steps=2", "--config.optimizer.warmup=0", "--config.evaluation.final_sequences=8"]
+
+
+def test_every_named_model_and_every_choice_is_compared():
+    from configs.variants import VARIANTS
+
+    names = comparison.names()
+    assert names[0] == comparison.BASELINE and len(names) == len(set(names))
+    assert {"configs/lambda_lm.py:3m", "configs/variants.py:base", "configs/variants.py:alibi"} <= set(names)
+    assert len(names) == len(VARIANTS) + 1 + sum(name.endswith(":3m") for name in names)
+
+
+def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "names", lambda: TINY)
+    monkeypatch.setattr(comparison, "BASELINE", TINY[0])
+    monkeypatch.setattr(comparison, "ROUNDS", 1)
+    output = tmp_path / "rows.json"
+    rows = comparison.compare(2, OVERRIDES, str(output), only=["variants"])
+    assert list(rows) == [TINY[1]]
+    row = rows[TINY[1]]
+    first, second = row["bits_per_byte"]
+    assert first != second and all(0 < value < 12 for value in (first, second)) and row["relative_speed"] > 0
+    written = json.loads(output.read_text())
+    assert written["rows"] == rows and written["seeds"] == 2 and written["machine"]["cores"] > 0
+    assert "variants.py:tiny" in comparison.table(rows)
+
+    trained = []
+    monkeypatch.setattr(comparison, "_train", lambda config: trained.append(config.steps) or math.nan)
+    assert comparison.compare(2, OVERRIDES, str(output), only=["variants"]) == rows and not trained
+    comparison.compare(2, ["--config.steps=1", *OVERRIDES[1:]], str(output), only=["variants"])
+    assert trained == [1, 1]
+
+
+def test_an_unknown_variant_is_one_line_with_the_nearest_name():
+    from xfresearch.config_io import parse
+
+    with pytest.raises(UserError, match="there is no such variant; did you mean 'alibi'"):
+        parse(["--config", "configs/variants.py:alibbi"])
