@@ -1,10 +1,11 @@
 """Parity tests say how large their errors were: `parity` notes one, the end of the session prints them (docs/parity.md)."""
 
-import importlib.metadata
+from importlib.metadata import version
 
 import pytest
 
 from tests.tolerances import TOLERANCE
+from xfresearch.hardware import describe_machine
 
 ERRORS = pytest.StashKey[dict]()
 
@@ -26,6 +27,15 @@ def pytest_terminal_summary(terminalreporter, config):
     for (library, name, dtype), error in errors.items():
         rows[library, name][dtype] = f"{error:.1e}"
     for (library, name), row in rows.items():
-        version = importlib.metadata.version(library)
-        cells = [name, f"{library} {version}", row.get("float32", "-"), row.get("float64", "-")]
+        cells = [name, f"{library} {version(library)}", row.get("float32", "-"), row.get("float64", "-")]
         terminalreporter.write_line(f"| {' | '.join(cells)} |")
+    if errors:
+        terminalreporter.write_line(machine())
+
+
+def machine() -> str:
+    """What the errors were found with and on: read from the session, since they are copied into a page."""
+    import torch
+
+    found = describe_machine()
+    return f"torch {torch.__version__}, jax {version('jax')}, {found['cores']} cores, {found['cpu']}"
