@@ -1,11 +1,13 @@
 # make train   the main job, end to end, on a bare machine
 # make test    the test suite
 # make long    tests that take long, by chance drawn ones among them
+# make parity  our variants against PyTorch libraries, in an environment of its own
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PARITY := .venv-parity
 
-.PHONY: train test long docs clean
+.PHONY: train test long parity docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -16,6 +18,9 @@ test: $(VENV)/.ready-test
 
 long: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n auto -m long
+
+parity: $(PARITY)/.ready
+	$(PARITY)/bin/python -m pytest -m parity tests/parity
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -28,8 +33,13 @@ $(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
 	touch $@ $(VENV)/.ready
 
+$(PARITY)/.ready: requirements.txt requirements-test.txt requirements-parity.txt
+	$(PYTHON) -m venv $(PARITY)
+	$(PARITY)/bin/python -m pip install --quiet -r requirements-parity.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(PARITY) runs
 
 docs: $(VENV)/.ready
 	$(BIN)/python -m docs.write
