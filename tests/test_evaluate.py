@@ -310,3 +310,19 @@ def test_figures_that_are_not_numbers_are_null_in_json(run, tmp_path):
 def test_sparklines_rise_with_their_values():
     assert evaluate.sparkline([3.0, 1.0, 2.0]) == "3.0000 █▁▄ 2.0000"
     assert evaluate.sparkline([1.0]) == "1.0000 ▁ 1.0000"
+
+
+def test_evaluation_computes_no_more_than_trained_spans_need(tmp_path, texts, monkeypatch):
+    """Adaptive spans of a trained model bound its attention: the same figures from a model with narrower windows."""
+    from xfresearch.models import span
+
+    lm, run = tiny_model("all_attention_enwik8_small", **texts, sequence_length=256), tmp_path / "s"
+    lm.params["blocks"]["main"]["attention"]["span"]["fraction"] *= 0  # each head sees its ramp: 32 tokens
+    lm.save(run)
+    models, make = [], evaluation.make_scorer
+    monkeypatch.setattr(evaluation, "make_scorer", lambda model, *more: models.append(model) or make(model, *more))
+    trimmed = evaluated(run, "--limit", "2", tmp_path=tmp_path)
+    monkeypatch.setattr(span, "trim", lambda model, params: model)
+    whole = evaluated(run, "--limit", "2", tmp_path=tmp_path)
+    assert [model.blocks["main"].attention.trimmed for model in models] == [64, 0]
+    assert math.isclose(trimmed["loss"], whole["loss"], rel_tol=TOLERANCE["float32"])

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
 from xfresearch.command import write_json
@@ -39,7 +40,7 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
     path = Path(output)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     wanted = [name for name in names() if not only or any(word in name for word in only)]
-    baseline = _with_vocabulary(parse(["--config", BASELINE, *overrides]))
+    baseline = cache(lambda: _stepper(_with_vocabulary(parse(["--config", BASELINE, *overrides]))))
     with tqdm(wanted, unit="variant", disable=None) as bar:
         for name in bar:
             bar.set_postfix_str(name)
@@ -48,7 +49,7 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
             row = rows.get(name, {})
             if row.get("config") != described or len(row["bits_per_byte"]) < seeds:
                 row = {"config": described, "bits_per_byte": [_train(replace(config, seed=s)) for s in range(seeds)]}
-                row["relative_speed"] = relative_speed(config, baseline)
+                row["relative_speed"] = relative_speed(_stepper(config), baseline())
                 rows[name] = row
                 write_json(output, {**_circumstances(), "seeds": seeds, "rows": rows})
     return rows
@@ -105,14 +106,14 @@ def _train(config: Config) -> float:
             return math.nan
 
 
-def relative_speed(config: Config, baseline: Config) -> float:
-    """Training tokens per second over the baseline's: both take turns, so that a busy machine slows them alike."""
-    runs = [_stepper(config), _stepper(baseline)]
-    times = [[], []]
+def relative_speed(own, baseline) -> float:
+    """Training tokens per second over the baseline's, of two steppers for equal batches: they take turns, so that a busy
+    machine slows both alike."""
+    ratios = []
     for _ in range(ROUNDS):
-        for run, each in zip(runs, times, strict=True):
-            each.append(run())
-    return statistics.median(base / own for own, base in zip(*times, strict=True))
+        seconds = own()
+        ratios.append(baseline() / seconds)
+    return statistics.median(ratios)
 
 
 def _stepper(config: Config):

@@ -138,7 +138,8 @@ class FeedForwardConfig:
     hidden: int = option(0, "hidden size F (of each expert); 0 is hidden_factor * width", low=0)
     hidden_factor: float = option(4.0, "hidden size over width, where hidden is 0", low=0.0)
     gated_hidden: Literal["same", "matched"] = option(
-        "same", "where hidden is 0, gated kinds have the same hidden size, or 2/3 of it for equal parameters"
+        "same",
+        "where hidden is 0, gated kinds have the same hidden size, or 2/3 of it (to the nearest 8): equal parameters",
     )
     bias: bool = option(False, "biases on the projections")
     moe: MoeConfig = option(MoeConfig(), "experts, for kind = 'moe'")

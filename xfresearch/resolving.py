@@ -89,8 +89,9 @@ def _resolve_feed_forward(f: FeedForwardConfig, width: int) -> FeedForwardConfig
     if f.hidden:
         return f
     kind = f.moe.expert if f.kind == "moe" else f.kind
-    matched = ACTIVATIONS[kind].gated and f.gated_hidden == "matched"
-    hidden = int(f.hidden_factor * width * (2 / 3 if matched else 1) + 1e-6)
+    hidden = int(f.hidden_factor * width + 1e-6)
+    if ACTIVATIONS[kind].gated and f.gated_hidden == "matched":
+        hidden = 8 * max(round(hidden * 2 / 3 / 8), 1)
     return replace(f, hidden=max(hidden, 1))
 
 
