@@ -3,30 +3,16 @@
 configs/all_attention_enwik8_large.py         36 layers of width 512, 2048 slots; 114 M parameters as published
 configs/all_attention_enwik8_large.py:3m      about 3 M parameters on WikiText-2
 configs/all_attention_enwik8_large.py:tiny    trains in seconds on a CPU
-
-One sublayer per layer, norm(x + attention(x)), over the tokens before (not itself) and persistent slots; one relative key
-for all heads and layers. The paper trains blocks of 512 tokens that also see a cache of 8192; here a sequence is 8192
-tokens, as many tokens per update.
 """
 
-from configs import common
+from configs import all_attention_enwik8_small
 
 
 def get_config(size: str = "full"):
-    config = common.base(size)
-    model, block, attention = config.model, config.model.blocks.main, config.model.blocks.main.attention
-    block.layout, block.norm_bias = "all_attention", True
-    model.final_norm, model.tie_embeddings = "none", False
-    attention.position, attention.sees_itself = "relative_key", False
-    attention.span, attention.memory_slots = "adaptive", 32
+    config = all_attention_enwik8_small.get_config(size)
+    model, attention = config.model, config.model.blocks.main.attention
     if size == "full":
-        model.width, model.depth, attention.heads, attention.memory_slots = 512, 36, 8, 2048
-        attention.window, attention.span_loss, attention.dropout = 8192, 1e-7, 0.4
-        config.data.corpus, config.data.tokenizer = ("enwik8",), "bytes"
-        config.batch_size, config.sequence_length, config.steps = 4, 8192, 200_000
-        config.optimizer.kind, config.optimizer.learning_rate = "adagrad", 0.07
-        config.optimizer.schedule, config.optimizer.warmup = "constant", 32_000
-        config.optimizer.clip, config.optimizer.weight_decay, config.optimizer.epsilon = 0.03, 0.0, 1e-10
+        model.depth, attention.memory_slots, attention.dropout, config.steps = 36, 2048, 0.4, 200_000
     if size == "3m":
         model.depth, attention.memory_slots = 6, 512
     return config

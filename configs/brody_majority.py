@@ -5,7 +5,8 @@ configs/brody_majority.py:scale           scaling alone there; :project is proje
 configs/brody_majority.py:3m              the same arrangement at about 3 M parameters on WikiText-2
 configs/brody_majority.py:tiny            trains in seconds on a CPU
 
-The arms differ in that norm and in nothing else: the published code makes inputs of its scaling arm 8 times smaller.
+The arms differ in that norm and in nothing else: the published code makes inputs of its scaling arm 8 times smaller. The
+settings of the run (batch, schedule, text) are ours.
 """
 
 from configs import common
@@ -15,6 +16,7 @@ def get_config(size: str = "full"):
     config = common.base(size, sizes=("full", "scale", "project", "3m", "tiny"))
     model, block = config.model, config.model.blocks.main
     model.final_norm, block.norm_bias, block.norm_bare = "none", True, ("attention_in",)
+    block.norm_epsilon = 0.0
     block.feed_forward.kind, block.feed_forward.bias = "relu", True
     if size in ("full", "scale", "project"):
         model.width, model.depth, block.attention.heads, block.feed_forward.hidden = 8, 1, 1, 8

@@ -38,7 +38,7 @@ def _three_million(config) -> None:
     config.data.corpus, config.data.tokenizer = ("wikitext2",), "bytes"
     config.model.width, config.model.depth, config.model.blocks.main.attention.heads = 256, 4, 4
     config.batch_size, config.sequence_length, config.steps = 8, 128, 80
-    config.optimizer.kind, config.optimizer.learning_rate, config.optimizer.warmup = "muon", 1e-2, 8
+    config.optimizer.learning_rate, config.optimizer.warmup = 3e-3, 8
     config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
     config.checkpoint.every, config.evaluation.every = 1000, 1000
     config.evaluation.final_sequences = 256

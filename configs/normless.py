@@ -5,23 +5,11 @@ configs/normless.py:3m      about 3 M parameters on WikiText-2
 configs/normless.py:tiny    trains in seconds on a CPU
 """
 
-from configs import common
+from configs import simplified
 
 
 def get_config(size: str = "full"):
-    config = common.base(size)
-    model, block = config.model, config.model.blocks.main
-    block.layout, block.norm, block.feed_forward.kind = "skipless_parallel", "none", "relu"
-    block.attention.shaping = "shaped"
-    model.position, model.final_norm = "learned", "none"
-    if size == "full":
-        model.width, model.depth, block.attention.heads = 768, 18, 12
-        model.vocab_size = config.data.bpe_vocab = 50_257
-        config.sequence_length, config.batch_size, config.optimizer.learning_rate = 128, 128, 1e-3
-    if size == "3m":
-        block.feed_forward.hidden = 1280
-    # The first layer keeps its W_V (sec. 4.2 of the paper); all others have neither W_V nor W_O.
-    model.blocks.first = block.copy_and_resolve_references()
-    block.attention.value = block.attention.output = model.blocks.first.attention.output = "identity"
-    model.pattern = ("first", *["main"] * (model.depth - 1))
+    config = simplified.get_config(size)
+    model = config.model
+    model.final_norm = model.blocks.main.norm = model.blocks.first.norm = "none"
     return config

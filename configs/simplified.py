@@ -3,6 +3,8 @@
 configs/simplified.py         18 layers of width 768, the paper's size
 configs/simplified.py:3m      about 3 M parameters on WikiText-2
 configs/simplified.py:tiny    trains in seconds on a CPU
+
+The depth is set in this file, which makes the pattern of that length: the first layer is not like the others.
 """
 
 from configs import common

@@ -56,12 +56,15 @@ VARIANTS = {
     # attention's matrices
     "multi_query": Variant("one key-value head", "Shazeer 2019", {"attention.kv_heads": 1}),
     "query_identity": Variant("W_Q = I", "Karbevski & Mijoski 2025", {"attention.query": "identity"}),
+    "query_identity_whole": Variant(
+        "every head's query is the whole input", "-", {"attention.query": "identity_whole", "attention.heads": 1}
+    ),
     "key_identity": Variant("W_K = I", "-", {"attention.key": "identity"}),
     "value_identity": Variant("W_V = I", "He & Hofmann 2023", {"attention.value": "identity"}),
     "value_is_key": Variant("values are the keys", "-", {"attention.value": "key"}),
     "output_identity": Variant("W_O = I", "-", {"attention.output": "identity"}),
     "merged_rank_16": Variant(
-        "x W_h x^T of rank 16", "-", {"attention.query": "merged", "attention.rank": 16, "attention.heads": 4}
+        "x W_h x^T of rank 16", "-", {"attention.query": "merged", "attention.rank": 16}
     ),
     # positions
     "no_position": Variant("no positions", "-", {".position": "none"}),
@@ -74,6 +77,7 @@ VARIANTS = {
     "adaptive_span": Variant(
         "each head learns how far it looks", "Sukhbaatar et al. 2019a", {"attention.span": "adaptive"}
     ),
+    "window": Variant("a window of 32 tokens", "Beltagy et al. 2020", {"attention.window": 32}),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head beside the feed-forward", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}

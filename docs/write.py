@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from xfresearch.command import run
 from xfresearch.config_io import describe
+from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
 MARK = "## Every key\n\n"
@@ -18,12 +20,17 @@ def configuration() -> str:
 
 def variants() -> str:
     """docs/variants.md with its table as the configs and docs/variants.json have it now."""
-    results = json.loads((HERE / "variants.json").read_text())
-    machine = results["machine"]
+    results = HERE / "variants.json"
+    if not results.exists():
+        raise UserError(
+            f"{results} is missing: python -m xfresearch.bench variants --seeds 3 --json docs/variants.json"
+        )
+    rows = json.loads(results.read_text())["rows"]
     about = (
-        f"Trained on {results['date']} at commit {results['commit'][:12]} on {machine['cpu']}, {machine['cores']} cores, "
-        f"jax {results['versions']['jax']}; {results['seeds']} seeds, mean and standard deviation of validation bits per "
-        "byte. Speed is tokens per second in training over those of `gpt2`, both taking turns.\n\n"
+        f"Trained on {_all(rows, 'date')} at commit {_all(rows, 'commit')} on {_all(rows, 'machine', 'cpu')}, "
+        f"{_all(rows, 'machine', 'cores')} cores, jax {_all(rows, 'versions', 'jax')}; mean and standard deviation of "
+        "validation bits per byte over 3 seeds. Speed is tokens per second in training over those of `gpt2`, both taking "
+        "turns.\n\n"
     )
     titles = [
         "config",
@@ -35,8 +42,18 @@ def variants() -> str:
         "speed",
     ]
     head = "| " + " | ".join([*titles, "source"]) + " |\n"
-    rows = "".join(_row(name, row) for name, row in results["rows"].items())
-    return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + about + head + "|---" * 8 + "|\n" + rows
+    lines = "".join(_row(name, row) for name, row in rows.items())
+    return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + about + head + "|---" * 8 + "|\n" + lines
+
+
+def _all(rows: dict, *path: str) -> str:
+    """What every row says at `path`; several values where they differ."""
+    found = []
+    for row in rows.values():
+        for name in path:
+            row = row[name]
+        found.append(str(row))
+    return ", ".join(sorted(set(found)))
 
 
 def _row(name: str, row: dict) -> str:
@@ -70,6 +87,10 @@ def _first_line(file: Path) -> tuple[str, str]:
 PAGES = {"configuration.md": configuration, "variants.md": variants}
 
 
-if __name__ == "__main__":
+def main(arguments) -> None:
     for page, current in PAGES.items():
         (HERE / page).write_text(current())
+
+
+if __name__ == "__main__":
+    run(main)

@@ -81,7 +81,7 @@ def test_the_rate_leaves_out_the_chunk_that_waits_for_compilation(monkeypatch):
         (["--seed", "-1"], "seed=-1 is not allowed"),
         (["--max-new-tokens", "0"], "max_new_tokens=0 is not allowed"),
         (["--prompt", "a" * 60, "--max-new-tokens", "5"], "at least 1 and at most 4"),
-        (["--prompt", "a" * 70], "leaves no room.*learned position table"),
+        (["--prompt", "a" * 70], "leaves no room.*table of positions"),
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
         (["--promt", "a"], "--promt"),

@@ -21,6 +21,7 @@ from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.memory import Memory, memory
+from xfresearch.models.sizes import longest_sequence
 from xfresearch.models.taps import Taps
 from xfresearch.training import checkpoint
 
@@ -132,7 +133,7 @@ class LanguageModel:
         stream: Callable[[int, str, list[int]], None] | None = None,
     ) -> str | list[str]:
         """The text after `prompt` (without it), up to `max_new_tokens` tokens or the end of the text; a list for a list.
-        By default 256 tokens, or what a learned position table leaves.
+        By default 256 tokens, or what a table of positions leaves.
 
         Temperature 0 is greedy. The same seed gives the same text, whichever prompts stand beside; copies of a prompt
         in one call differ. An empty prompt starts a new text. `stream(index of the prompt, text, tokens)` is called as
@@ -189,16 +190,15 @@ class LanguageModel:
 
     def _check_room(self, length: int, max_new_tokens: int | None) -> int:
         """How many tokens may follow a prompt of `length` tokens."""
-        learned = self.config.position == "learned"
-        room = self.config.max_length - length if learned else sys.maxsize
-        if learned and room < 1:
+        rows = longest_sequence(self.config)
+        room = rows - length if rows else sys.maxsize
+        if room < 1:
             raise UserError(
-                f"a prompt of {length} tokens leaves no room: the model's learned position table has "
-                f"{self.config.max_length} rows"
+                f"a prompt of {length} tokens leaves no room: the model's table of positions has {rows} rows"
             )
         count = min(256, room) if max_new_tokens is None else max_new_tokens
         if not 1 <= count <= room:
-            most = f" and at most {room} after a prompt of {length} tokens (learned positions)" if learned else ""
+            most = f" and at most {room} after a prompt of {length} tokens (rows of its positions)" if rows else ""
             raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
         return count
 
@@ -212,11 +212,9 @@ class LanguageModel:
             raise UserError(
                 f"tokens of shape {tokens.shape} and type {tokens.dtype}: they must be integers [B, L]{hint}"
             )
-        if self.config.position == "learned" and tokens.shape[1] > self.config.max_length:
-            raise UserError(
-                f"tokens of length {tokens.shape[1]}: at most {self.config.max_length}, the rows of the model's learned "
-                "position table"
-            )
+        rows = longest_sequence(self.config)
+        if rows and tokens.shape[1] > rows:
+            raise UserError(f"tokens of length {tokens.shape[1]}: at most {rows}, the rows of the model's positions")
         low, high, top = int(tokens.min()), int(tokens.max()), self.config.vocab_size - 1
         if low < 0 or high > top:
             raise UserError(f"token {low if low < 0 else high}: ids are 0 to {top} (the model's vocabulary)")

@@ -50,8 +50,8 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
             if row.get("config") != described or len(row["bits_per_byte"]) < seeds:
                 row = {"config": described, "bits_per_byte": [_train(replace(config, seed=s)) for s in range(seeds)]}
                 row["relative_speed"] = relative_speed(_stepper(config), baseline())
-                rows[name] = row
-                write_json(output, {**_circumstances(), "seeds": seeds, "rows": rows})
+                rows[name] = row | _circumstances()
+                write_json(output, {"rows": rows})
     return rows
 
 
@@ -76,13 +76,18 @@ def table(rows: dict) -> str:
 
 
 def summary(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (NaN of one value)."""
+    """Mean and sample standard deviation (NaN of one value, and both where a run diverged)."""
+    if any(map(math.isnan, values)):
+        return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 def _described(config: Config) -> dict:
     """What decides a run's outcome, as JSON gives it back."""
-    return json.loads(json.dumps({k: v for k, v in asdict(config).items() if k not in ("seed", "data", "log")}))
+    described = {k: v for k, v in asdict(config).items() if k not in ("seed", "log")}
+    where = ("manual_dir", "cache_dir", "workers", "prefetch")
+    described["data"] = {k: v for k, v in described["data"].items() if k not in where}
+    return json.loads(json.dumps(described))
 
 
 def _with_vocabulary(config: Config) -> Config:

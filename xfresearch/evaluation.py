@@ -22,6 +22,7 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
+from xfresearch.models.sizes import longest_sequence
 
 SUMS = ("nll", "correct", "tokens", "bytes")
 
@@ -183,10 +184,10 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     """
     length = length or lm.run.sequence_length
     stride = stride or length
-    if lm.config.position == "learned" and length > lm.config.max_length:
+    rows = longest_sequence(lm.config)
+    if rows and length > rows:
         raise UserError(
-            f"sequence length {length} is not allowed: it must be at most {lm.config.max_length}, the rows of the model's "
-            "learned position table"
+            f"sequence length {length} is not allowed: it must be at most {rows}, the rows of its positions"
         )
     if stride > length:
         raise UserError(f"stride {stride} is not allowed: it must be at most the sequence length, {length}")

@@ -13,7 +13,7 @@ from xfresearch.config import (
 )
 from xfresearch.errors import nearest, require
 from xfresearch.models.layouts import LAYOUTS, check_sites
-from xfresearch.models.sizes import head_sizes, rotary_size
+from xfresearch.models.sizes import head_sizes, longest_sequence, rotary_size
 from xfresearch.models.variants import ACTIVATIONS
 
 
@@ -22,14 +22,14 @@ def resolve(config: Config) -> Config:
     model = config.model
     if not model.max_length:
         model = replace(model, max_length=config.sequence_length)
-    if model.position == "learned":
-        require(
-            config.sequence_length <= model.max_length,
-            "sequence_length",
-            config.sequence_length,
-            f"at most model.max_length={model.max_length}, the rows of the learned position table",
-        )
-    config = replace(config, model=resolve_model(model))
+    model = resolve_model(model)
+    config = replace(config, model=model)
+    limit = longest_sequence(model)
+    rows = f"at most model.max_length={limit}, the rows of the model's table of positions"
+    require(not limit or config.sequence_length <= limit, "sequence_length", config.sequence_length, rows)
+    for name, block in model.blocks.items():
+        trimmed, needs = block.attention.trimmed, "0 to train: evaluation sets it"
+        require(not trimmed, f"model.blocks.{name}.attention.trimmed", trimmed, needs)
     require(
         model.causal, "model.causal", False, "True to train: a model that sees the tokens it predicts learns nothing"
     )
@@ -66,6 +66,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     model = replace(model, blocks=blocks)
     _check_shared_positions(model)
     for name, block in blocks.items():
+        _check_reach(block.attention, model, f"model.blocks.{name}.attention")
         if block.feed_forward.kind == "moe":
             _check_moe(model, block.feed_forward.moe, f"model.blocks.{name}.feed_forward.moe")
     return model
@@ -102,6 +103,8 @@ def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> Atte
         a = replace(a, head_size=width // a.heads)
     a = replace(a, kv_heads=a.kv_heads or a.heads)
     if a.query == "merged":  # it stands for both
+        both = "left out under query='merged', which stands for both"
+        require(a.key in ("learned", "identity_whole"), f"{key}.key", a.key, both)
         a = replace(a, key="learned" if a.rank else "identity_whole")
     if LAYOUTS[block.layout].fused:  # the heads are what the feed-forward reads
         a = replace(a, output="identity")
@@ -112,15 +115,7 @@ def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> Atte
         _check_lambda(a, model, key)
     _check_identities(a, block, width, key)
     _check_positions(a, width, key)
-    require(
-        block.layout != "all_attention" or a.memory_slots > 0,
-        f"{key}.memory_slots",
-        a.memory_slots,
-        "at least 1 under layout='all_attention', whose memory stands for the feed-forward",
-    )
-    alone = "'none' with memory_slots, a window or an adaptive span: the uniform weights C are those of a whole context"
-    shapeable = not a.memory_slots and not a.window and a.span == "full"
-    require(a.shaping == "none" or shapeable, f"{key}.shaping", a.shaping, alone)
+    _check_shaping(a, key)
     return a
 
 
@@ -136,6 +131,32 @@ def _check_lambda(a: AttentionConfig, model: ModelConfig, key: str) -> None:
     require(model.causal, "model.causal", False, f"True under {key}.kind='lambda', which reads the tokens so far")
     reaches = f"at least 1 under {key}.lambdas.window=0, which reaches that far"
     require(a.lambdas.window > 0 or model.max_length > 0, "model.max_length", model.max_length, reaches)
+
+
+def _check_shaping(a: AttentionConfig, key: str) -> None:
+    """Shaped attention is built so that its weights are the identity at first, which A = C takes (He & Hofmann 2023)."""
+    alone = (
+        "'none' with memory_slots, a window, an adaptive span or sees_itself=False: I and C are of the whole context"
+    )
+    whole = not a.memory_slots and not a.window and a.span == "full" and a.sees_itself
+    require(a.shaping == "none" or whole, f"{key}.shaping", a.shaping, alone)
+    zero = "'none' or 'skip_init' unless query has a matrix, which starts at 0, and position is not 'alibi': A is not C then"
+    uniform = not a.query.startswith("identity") and a.position != "alibi"
+    require(a.shaping != "shaped" or uniform, f"{key}.shaping", a.shaping, zero)
+
+
+def _check_reach(a: AttentionConfig, model: ModelConfig, key: str) -> None:
+    """What is counted in tokens back has no meaning where later tokens are seen, and needs to know how many there are."""
+    causal = {"sees_itself": True, "window": 0, "span": "full"}
+    for name, value in causal.items():
+        given = getattr(a, name)
+        back = f"{value!r} where model.causal=False: it counts tokens back"
+        require(model.causal or given == value, f"{key}.{name}", given, back)
+    back = "'none', 'rope' or 'alibi' where model.causal=False: distances are of tokens back"
+    require(model.causal or a.position not in ("t5", "relative_key"), f"{key}.position", a.position, back)
+    counted = a.position == "relative_key" or a.span == "adaptive"
+    needs = f"at least 1 where {key} has a relative key or an adaptive span without a window: it reaches that far"
+    require(not counted or a.window or model.max_length, "model.max_length", model.max_length, needs)
 
 
 def _check_identities(a: AttentionConfig, block: BlockConfig, width: int, key: str) -> None:
@@ -184,6 +205,8 @@ def _check_shared_positions(model: ModelConfig) -> None:
 
 
 def _check_moe(model: ModelConfig, moe: MoeConfig, key: str) -> None:
+    apart = "at most 1 under expert='softmax': side by side they would share one softmax"
+    require(moe.shared <= 1 or moe.expert != "softmax", f"{key}.shared", moe.shared, apart)
     if moe.routing == "token_choice":
         needs = "at least 1 where an expert's capacity is a share of it"
         require(not moe.capacity or model.max_length > 0, "model.max_length", model.max_length, needs)

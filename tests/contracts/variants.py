@@ -204,7 +204,10 @@ def _patterns() -> dict:
     """Models of several blocks, one of them twice, with layers that share nothing."""
     sparse = model({"blocks.main.feed_forward.kind": "moe", "blocks.main.layout": "peri_norm"}).blocks["main"]
     memory = model({"blocks.main.attention.memory_slots": 32, "blocks.main.layout": "all_attention"}).blocks["main"]
+    windows = [{"attention.position": "relative_key", "attention.window": w} for w in (5, 0)]
+    near, far = (model({f"blocks.main.{k}": v for k, v in change.items()}).blocks["main"] for change in windows)
     return {
+        "pattern-windows": {"blocks": {"near": near, "far": far}, "pattern": ("near", "far")},
         "pattern": {"blocks": {"dense": MAIN, "sparse": sparse}, "pattern": ("sparse", "dense"), "depth": 4},
         "pattern-repeated": {
             "blocks": {"dense": MAIN, "memory": memory},
@@ -287,7 +290,7 @@ def tree_error(actual, expected) -> float:
 
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
     """Every axis that the model can be cut along, in twos; the batch takes what is left."""
-    heads = [b.attention.kv_heads for b in config.blocks.values()]
+    heads = [n for b in config.blocks.values() for n in (b.attention.heads, b.attention.kv_heads) if n > 1]
     experts = [b.feed_forward.moe.experts for b in config.blocks.values() if b.feed_forward.kind == "moe"]
     sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}
     sizes["context"] = 2 if devices >= 32 else 1

@@ -7,6 +7,8 @@ import pytest
 
 from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.config_io import parse
+from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
 from xfresearch.models.span import trim
@@ -93,6 +95,11 @@ def test_a_trimmed_model_is_the_same_and_computes_less(sees_itself, x64):
     flops = [count_flops(lambda p, c=c: forward(c, p, tokens_BL)[0], params) for c in (trimmed, config)]
     mixing = 2 * 4 * 4 * 8 * 2 * LENGTH  # layers, 4 H K and sequences: what one key more costs all queries
     assert flops[1] - flops[0] == mixing * (LENGTH - 2 * 64)
+
+
+def test_a_width_is_for_evaluation_to_set():
+    with pytest.raises(UserError, match="trimmed=64 is not allowed: it must be 0 to train"):
+        parse(["--config", "configs/gpt2.py:tiny", "--config.model.blocks.main.attention.trimmed=64"])
 
 
 def test_a_span_that_needs_everything_is_not_trimmed(x64):

@@ -100,6 +100,10 @@ def test_closed_forms_of_the_pair_and_of_the_merged_matrix(n, m, h, p):
         ({"output": "identity", "head_size": 6}, r"output='identity' .* here 4 \* 6"),
         ({"rank": 3}, "rank=3 .* 0 unless query='merged'"),
         ({"shaping": "shaped", "memory_slots": 2}, "'none' with memory_slots"),
+        ({"shaping": "skip_init", "sees_itself": False}, "'none' with memory_slots.* or sees_itself=False"),
+        ({"shaping": "shaped", "query": "identity"}, "unless query has a matrix"),
+        ({"shaping": "shaped", "position": "alibi"}, "and position is not 'alibi'"),
+        ({"query": "merged", "key": "identity"}, "left out under query='merged'"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):
@@ -111,8 +115,8 @@ def test_shaped_attention_starts_as_the_identity(x64):
     """He & Hofmann 2023, sec. 3: with W_Q = 0 the weights are C, so that aI + bA - cC = I when a = b = c."""
     from xfresearch.models.taps import Taps
 
-    for shaping in ("shaped", "skip_init"):
-        config = attention(shaping=shaping)
+    for changes in ({"shaping": "shaped"}, {"shaping": "skip_init"}, {"shaping": "shaped", "query": "merged"}):
+        config = attention(**changes)
         params, taps = transformer.init(config, jax.random.key(0)), Taps(record=["blocks.1.attention.weights"])
         forward(config, params, tokens_for(config), taps=taps)
         expected = np.broadcast_to(np.eye(L), (2, H, L, L))

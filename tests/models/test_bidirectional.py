@@ -126,3 +126,17 @@ def test_neither_trains_nor_decodes():
 def test_impossible(changes, said):
     with pytest.raises(UserError, match=said):
         model(EXPERT_CHOICE | changes)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"sees_itself": False}, "True where model.causal=False: it counts tokens back"),
+        ({"window": 2}, "0 where model.causal=False"),
+        ({"span": "adaptive"}, "'full' where model.causal=False"),
+        ({"position": "t5"}, "'none', 'rope' or 'alibi' where model.causal=False"),
+    ],
+)
+def test_what_counts_tokens_back_is_refused(changes, said):
+    with pytest.raises(UserError, match=said):
+        model({"causal": False} | {f"blocks.main.attention.{name}": value for name, value in changes.items()})

@@ -11,6 +11,7 @@ from tests.contracts.variants import change, model
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config import RopeConfig
+from xfresearch.config_io import parse
 from xfresearch.errors import UserError
 from xfresearch.models.positions import alibi_slopes, rope_frequencies, rotate, t5_bucket
 
@@ -96,6 +97,14 @@ def test_t5_buckets(buckets, farthest):
 def test_what_cannot_be_is_refused_with_the_reason(changes, message):
     with pytest.raises(UserError, match=message):
         model({f"blocks.main.attention.{name}": value for name, value in changes.items()})
+
+
+def test_a_sequence_beyond_the_relative_key_is_refused():
+    keys = ["--config.model.blocks.main.attention.position=relative_key", "--config.model.max_length=16"]
+    run = ["--config", "configs/llama.py:tiny", *keys]
+    with pytest.raises(UserError, match="sequence_length=64 is not allowed: it must be at most model.max_length=16"):
+        parse(run)
+    parse([*run, "--config.model.blocks.main.attention.window=16"])  # further back is not seen
 
 
 def test_shared_tables_ask_for_equal_blocks():

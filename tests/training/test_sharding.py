@@ -3,7 +3,7 @@
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from xfresearch.config import BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
+from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.axes import axes_of
@@ -29,6 +29,16 @@ def test_parameters_are_cut_as_the_table_says():
     assert block["attention"]["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
     assert block["feed_forward"]["experts"]["up"].spec == PartitionSpec(None, "expert", "fsdp", "tensor")
     assert specs["embed"]["table"].spec == PartitionSpec("tensor", "fsdp")
+
+
+def test_a_single_key_value_head_is_every_devices():
+    block = BlockConfig(attention=AttentionConfig(heads=4, kv_heads=1))
+    model = resolve_model(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks={"main": block}))
+    specs = sharding.param_shardings(abstract_mesh(tensor=4), transformer.abstract(model))["blocks"]["main"][
+        "attention"
+    ]
+    assert specs["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert specs["key"]["kernel"].spec == specs["value"]["kernel"].spec == PartitionSpec(None, "fsdp", None, None)
 
 
 def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():

@@ -109,7 +109,7 @@ class Attention(nnx.Module):
             q_offset=ctx.cache_index,
             sight=self.sight,
             scale=self.scale,
-            bias=logit_bias(a, ctx, self.sight, self.scale, self.span),
+            bias=logit_bias(a, ctx, self.sight, self.span),
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
@@ -161,10 +161,10 @@ def _matrices(block: BlockConfig, width: int) -> dict[str, tuple]:
 
 def _init_scale(model: ModelConfig, block: BlockConfig, name: str) -> float:
     a = block.attention
+    if name == "query" and a.shaping == "shaped":  # the weights start uniform: A = C (He & Hofmann 2023, sec. 3)
+        return 0.0
     if name == "query" and a.query == "merged" and not a.rank:  # logits as large as those of W_Q W_K^T
         return math.sqrt(a.head_size) * kernel_std(model, model.width)
-    if name == "query" and a.shaping != "none":  # the weights start uniform: A = C (He & Hofmann 2023, sec. 3)
-        return 0.0
     return {"value": inner_scale, "output": output_scale}.get(name, lambda *_: 1.0)(model, block)
 
 

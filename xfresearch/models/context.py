@@ -39,9 +39,6 @@ class Context:
         key = None if self.key is None else jax.random.fold_in(self.key, index)
         return replace(self, key=key, place=f"blocks.{index}" if self.taps else "")
 
-    def with_tables(self, **tables) -> "Context":
-        return replace(self, **tables)
-
     def at(self, name: str) -> "Context":
         return replace(self, place=f"{self.place}.{name}") if self.taps else replace(self, place=name)
 

@@ -44,8 +44,6 @@ LAYOUTS = {
     "post_norm": Layout(_both("post")),
     # x + norm(f(norm(x))); Kim et al. 2025, who also norm the embedding and the last x (embedding_norm, final_norm)
     "peri_norm": Layout(_both("in", "out")),
-    # the same sublayers; Ding et al. 2021 (CogView), who leave the embedding as it is
-    "sandwich_norm": Layout(_both("in", "out")),
     # x + a(n) + f(n), n = norm(x); GPT-J, PaLM
     "parallel": Layout((_ATTENTION, Sublayer("feed_forward", reads="before"))),
     # x + a(norm(x)) + f(norm'(x)), a norm each; GPT-NeoX
@@ -65,6 +63,8 @@ LAYOUTS = {
     # norm(x + f(x)) and, beside it, the sum of all f; Xie et al. 2023
     "resi_dual": Layout(_both("post"), dual=True),
 }
+# CogView's name for the same sublayers, with the embedding left as it is; Ding et al. 2021
+LAYOUTS["sandwich_norm"] = LAYOUTS["peri_norm"]
 
 
 def norm_kind(block, sublayer: str, place: str) -> str:
@@ -104,7 +104,8 @@ def output_scale(model, block) -> float:
     with depth (GPT-2, sec. 2.3); where a norm or a gain follows the write, or no skip goes around it, as `inner_scale`."""
     layout = LAYOUTS[block.layout]
     tamed = all({"out", "post"} & set(s.norms) or s.gain or s.skip == "none" for s in layout.sublayers)
-    return inner_scale(model, block) if tamed else (model.depth * len(layout.sublayers)) ** -0.5
+    writes = len(layout.sublayers) - layout.fused
+    return inner_scale(model, block) if tamed else (model.depth * writes) ** -0.5
 
 
 def branch_gain(model, block) -> float:

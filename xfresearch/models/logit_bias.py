@@ -7,6 +7,9 @@ An adaptive span (Sukhbaatar et al. 2019a, eq. 2-4; its code) multiplies each he
 before they are normalised, together with those of the memory: a = m exp(s) / sum(m exp(s)). That is a softmax of
 s + log m, so the span is a bias like the others. z is a number in [0, 1] per head, 0 at first; training moves it back
 into that range after every update (models/axes.py). Loss: span_loss * S * mean(z), summed over layers.
+
+Parameters, of all layers together: buckets * H of T5, distances * K of the relative key; of each layer: H of the spans.
+FLOPs per token: 2 H K min(distances, L) of the relative key; the others are no matrix products.
 """
 
 import jax.numpy as jnp
@@ -18,7 +21,7 @@ from xfresearch.models.positions import alibi_slopes, t5_bucket
 from xfresearch.models.sizes import head_sizes
 
 
-def logit_bias(a: AttentionConfig, ctx, sight: Sight, scale: float, span):
+def logit_bias(a: AttentionConfig, ctx, sight: Sight, span):
     """bias(q_BLHK, distance_LS) -> [1 or B, H, L, S] for attention's context, or None."""
     parts = []
     if a.position == "alibi":
@@ -27,7 +30,8 @@ def logit_bias(a: AttentionConfig, ctx, sight: Sight, scale: float, span):
         table_RH = ctx.relative_bias_RH
         parts.append(lambda q, d_LS: table_RH[t5_bucket(d_LS, a.t5_buckets, a.t5_distance)].transpose(2, 0, 1))
     if a.position == "relative_key":
-        parts.append(lambda q, d_LS: _relative(q, ctx.relative_key_RK, d_LS - sight.nearest))
+        key_RK = ctx.relative_key_RK[: sight.window or None]
+        parts.append(lambda q, d_LS: _relative(q, key_RK, d_LS - sight.nearest))
     if span is not None:
         parts.append(lambda q, d_LS: span.log_mask(d_LS - sight.nearest, _wide(q)))
     if not parts:

@@ -5,6 +5,7 @@ Distances are of query minus key, d = l - s >= 0 for a causal model.
 """
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,8 @@ class SharedPositions(nnx.Module):
 
     def into(self, ctx):
         """`ctx` with the tables in it."""
-        return ctx.with_tables(
+        return replace(
+            ctx,
             relative_key_RK=None if self.relative_key is None else self.relative_key[...],
             relative_bias_RH=None if self.relative_bias is None else self.relative_bias[...],
         )

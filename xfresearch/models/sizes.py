@@ -25,3 +25,11 @@ def head_sizes(a, width: int) -> HeadSizes:
 def rotary_size(size: int, fraction: float) -> int:
     """Dimensions of a head of `size` that RoPE turns."""
     return int(size * fraction + 1e-6)
+
+
+def longest_sequence(model) -> int:
+    """Tokens that the model's tables of positions reach, 0 where it has none: learned ones, or a relative key without a
+    window."""
+    blocks = model.blocks.values()
+    relative = any(b.attention.position == "relative_key" and not b.attention.window for b in blocks)
+    return model.max_length if model.position == "learned" or relative else 0

@@ -55,7 +55,9 @@ def param_shardings(mesh, params):
 
 
 def _spec(mesh, path: str, shape: tuple) -> PartitionSpec:
-    names = [RULES[letter] for letter in axes_of(path, len(shape)).letters]
+    # One key-value head (multi-query) is every device's: there is nothing to cut.
+    letters = axes_of(path, len(shape)).letters
+    names = [None if (letter, size) == ("G", 1) else RULES[letter] for letter, size in zip(letters, shape, strict=True)]
     used = [name for name in names if name]
     if len(used) != len(set(used)):
         raise ValueError(f"parameter {path}: two of its dimensions are cut by one mesh axis: {names}")
