@@ -18,7 +18,7 @@ from xfresearch.config import Config
 from xfresearch.config_io import parse
 
 BASELINE = "configs/gpt2.py:3m"
-ROUNDS, STEPS_PER_ROUND = 5, 3
+ROUNDS, STEPS_PER_ROUND = 5, 1
 
 
 def names() -> list[str]:

@@ -83,10 +83,10 @@ class Run:
     def _start(self) -> tuple[dict, dict]:
         """The newest checkpoint that is whole, named on standard error where one is not, or a fresh state."""
 
-        def make() -> dict:
-            return init_state(self.config, self.optimizer)
+        def make(seed) -> dict:
+            return init_state(self.config, self.optimizer, seed)
 
-        shapes = jax.eval_shape(make)
+        shapes = jax.eval_shape(make, self.config.seed)
         shardings = state_shardings(self.mesh, shapes)
         abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
         damaged = []
@@ -105,7 +105,7 @@ class Run:
             raise UserError(
                 f"--workdir={self.workdir}: every checkpoint in it is damaged or of another model; use a new one"
             )
-        return jax.jit(make, out_shardings=shardings)(), {}
+        return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
 
     def compile(self):
         """The training step, compiled for the shapes of this run."""

@@ -26,9 +26,11 @@ def layers_mode(config: Config) -> str:
     return fast_layers() if config.training.layers == "auto" else config.training.layers
 
 
-def init_state(config: Config, optimizer: optax.GradientTransformation) -> dict:
-    """The state before the first update; every leaf is an array."""
-    params = transformer.init(config.model, jax.random.fold_in(jax.random.key(config.seed), 0))
+def init_state(config: Config, optimizer: optax.GradientTransformation, seed=None) -> dict:
+    """The state before the first update; every leaf is an array. `seed` is the config's, or a traced number: one compiled
+    program then serves every seed."""
+    seed = config.seed if seed is None else seed
+    params = transformer.init(config.model, jax.random.fold_in(jax.random.key(seed), 0))
     state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
     return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.training.ema else {})
 
