@@ -1,19 +1,21 @@
-"""Run by test_sharded.py with simulated devices: prints JSON {variant: error}, sharded and scanned against one device,
-unrolled, in float64. The error is the largest relative one of logits, and of gradients where they are computed."""
+"""Run by test_sharded.py with simulated devices and names of variants: prints JSON {variant: error}, sharded and scanned
+against one device, unrolled, in float64. The error is the largest relative one of logits, and of gradients where they
+are computed."""
 
 import json
+import sys
 
 import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from tests.contracts.variants import ALL, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
+from tests.contracts.variants import ALL, KEPT, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
 from xfresearch.training.sharding import batch_sharding, param_shardings
 
 DEVICES = 8
 # Gradients take three times as long to compile; these have every kind of sublayer.
-GRADIENTS = ["pattern", "pattern-repeated", *(name for name in ALL if name.startswith("configs/"))]
+GRADIENTS = ["pattern", "pattern-repeated", *KEPT]
 
 
 def logits_and_gradients(config, gradients: bool):
@@ -46,7 +48,7 @@ def error(config, gradients: bool) -> float:
 def main() -> None:
     assert jax.device_count() == DEVICES
     with jax.enable_x64(True):
-        print(json.dumps({name: error(config, name in GRADIENTS) for name, config in ALL.items()}))
+        print(json.dumps({name: error(ALL[name], name in GRADIENTS) for name in sys.argv[1:]}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
-CHUNKS = [(LENGTH,), (5, 1, 1, 1), (1, 5, 1, 1), (1,) * LENGTH]
+CHUNKS = [(5, 1, 1, 1), (1, 4, 3)]
 
 
 @pytest.fixture(params=ALL)
@@ -30,7 +30,7 @@ def test_is_causal_by_gradient(variant):
 
     _, vjp = jax.vjp(logits, jnp.zeros((*tokens_BL.shape, config.width), config.dtype))
     weights_V = np.random.default_rng(0).standard_normal(config.vocab_size)
-    for t in range(LENGTH):
+    for t in (0, 3, LENGTH - 2):
         cotangent_BLV = np.zeros((*tokens_BL.shape, config.vocab_size))
         cotangent_BLV[0, t] = weights_V
         gradient_BL = np.abs(vjp(jnp.asarray(cotangent_BLV))[0]).max(-1)

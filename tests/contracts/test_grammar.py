@@ -1,7 +1,8 @@
 """Properties of whatever the grammar can say: drawn configs are built, counted, causal, trained, saved and loaded.
 
 A config is drawn by changing the base field by field, any number of them, with blocks of their own in a pattern; a change
-that the config's checks refuse is left out, so that what is drawn is valid and everything that is valid can be drawn.
+that the config's checks refuse is left out, so that what is drawn is valid. Of numbers, a few; models that are not causal
+have tests of their own (tests/models/test_bidirectional.py).
 """
 
 import tempfile
@@ -32,7 +33,12 @@ FIELDS = {path: [get(BASE, path), *values] for path, values in choices().items()
     "blocks.main.attention.memory_slots": [0, 1, 5],
     "blocks.main.attention.heads": [1, 2, 4],
     "blocks.main.attention.dropout": [0.0, 0.1],
+    "blocks.main.attention.span_ramp": [32, 3],
+    "blocks.main.attention.kernel": ["auto", "plain"],
     "blocks.main.feed_forward.hidden": [0, 24],
+    "blocks.main.feed_forward.moe.jitter": [0.0, 0.1],
+    "dtype": ["float32", "bfloat16"],
+    **{f"blocks.main.norms.{site}": ["", "rms", "none"] for site in vars(MAIN.norms)},
     "blocks.main.feed_forward.moe.experts": [1, 4, 8],
 }
 OF_BLOCK = {

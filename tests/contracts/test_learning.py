@@ -14,14 +14,16 @@ from xfresearch.models.layouts import LAYOUTS
 
 STEPS, BATCH, LENGTH, VOCAB = 80, 16, 32, 128
 BASE = {"vocab_size": VOCAB, "max_length": LENGTH, "position": "learned"}
-KINDS = ["relu", "gelu", "gelu_tanh", "swiglu", "moe"]
+KINDS = ["relu2", "softmax", "solu", "swiglu", "moe", "lambda"]
+NAMED_HERE = ("all_attention_enwik8_small", "dyt", "merged_query", "mixtral_8x7b", "normless", "vanilla_2017")
 
 
 def learners() -> dict:
     """Each layout and each kind of feed-forward once, and the named configs."""
     memory = {"blocks.main.attention.memory_slots": 32}
     found = {name: {"blocks.main.layout": name} | (memory if name == "all_attention" else {}) for name in LAYOUTS}
-    found |= {kind: {"blocks.main.feed_forward.kind": kind} for kind in KINDS if kind != "gelu"}  # gelu is the base
+    of = {kind: "feed_forward.kind" for kind in KINDS} | {"lambda": "attention.kind"}
+    found |= {kind: {f"blocks.main.{of[kind]}": kind} for kind in KINDS}
     found = {name: model(BASE | changes) for name, changes in found.items()}
     return found | {f"configs/{name}.py": model({"vocab_size": VOCAB}, named) for name, named in NAMED.items()}
 
@@ -67,7 +69,13 @@ def train(config, batches) -> np.ndarray:
     return np.asarray(run(transformer.init(config, jax.random.key(0)), batches))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+def _marks(name: str):
+    """All named configs take minutes; those unlike the others are enough for every day."""
+    every_day = not name.startswith("configs/") or any(f"/{here}.py" in name for here in NAMED_HERE)
+    return () if every_day else pytest.mark.long
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in LEARNERS])
 def test_learns_more_than_the_frequencies_of_bytes(name, batches):
     losses = train(LEARNERS[name], batches)
     assert losses[-10:].mean() < entropy(batches.ravel())

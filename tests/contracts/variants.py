@@ -8,6 +8,7 @@ Nothing is listed by hand that can be read from the config's classes and the tab
 import dataclasses
 import itertools
 import math
+import re
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
 from xfresearch.config_io import parse
@@ -237,6 +239,35 @@ def _variants() -> dict:
 VARIANTS = _variants()
 NAMED = _named()
 ALL = VARIANTS | {f"configs/{name}.py": m for name, m in NAMED.items()}
+
+
+KEPT = [f"configs/{name}.py" for name in ("gpt2", "mixtral_8x7b", "lambda_lm", "simplified")]
+
+
+def _distinct() -> list[str]:
+    """Names of variants whose parameters, layouts or ways of mixing positions no variant before them has: what decides how
+    a program is cut over devices. Tests of that take the others under the marker `long`."""
+    seen, names = set(), []
+    for name, config in ALL.items():
+        leaves = jax.tree_util.tree_leaves_with_path(transformer.abstract(config)["blocks"])
+        paths = {re.sub(r"^blocks/[^/]+/", "", path_name(path)) for path, _ in leaves}
+        new = {(path, b.layout) for b in config.blocks.values() for path in paths}
+        for a in (block.attention for block in config.blocks.values()):
+            new |= {(a.kind, a.position, a.shaping), (a.query, a.key, a.value, a.output), a.kv_heads, bool(a.window)}
+        new |= {(b.feed_forward.kind == "moe" and b.feed_forward.moe.capacity > 0) for b in config.blocks.values()}
+        if new - seen or "pattern" in name or name in KEPT:
+            names.append(name)
+        seen |= new
+    return names
+
+
+DISTINCT = _distinct()
+
+
+def marked(names=None) -> list:
+    """Parameters of a test: all variants, those that are not among `names` (DISTINCT unless given) under `long`."""
+    names = DISTINCT if names is None else names
+    return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in ALL]
 
 
 def with_kernels(config: ModelConfig, attention: str, moe: str) -> ModelConfig:

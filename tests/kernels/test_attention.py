@@ -241,3 +241,26 @@ def test_no_array_of_memory_per_sequence():
     text = str(jax.make_jaxpr(lambda a: gradients(partial(run, "blocked"), a))(arguments))
     assert "[11,4,2]" in text
     assert not any(f"[{shape}]" in text for shape in ("3,11,4,2", "4,3,11,2", "3,4,11,2", "3,18,4,2"))
+
+
+@pytest.mark.parametrize("nearest", [0, 1])
+def test_banded_is_plain_under_a_window(nearest):
+    """A length that the band does not divide, packed documents, memory, grouped heads and a bias by distance."""
+    (q, k, v, memory), _ = draw(L=75, H=4, G=2, M=3)
+    segments = {
+        name: jnp.asarray([[1] * 40 + [2] * 35, [1] * 70 + [0] * 5]) for name in ("q_segments_BL", "k_segments_BS")
+    }
+    sight = Sight(window=9, nearest=nearest)
+    assert choose_attention(q, k, sight=sight, backend="gpu").name == "banded"
+
+    def bias(q_BLHK, distance_LS):
+        slopes = jnp.arange(1, 5)[:, None, None] / 8
+        return (q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS))[:, :]
+
+    run_as = partial(run, sight=sight, bias=bias, **segments)
+    outputs, gradient = {}, {}
+    for implementation in ("plain", "banded"):
+        outputs[implementation] = run_as(implementation, (q, k, v, memory))
+        gradient[implementation] = gradients(partial(run_as, implementation), (q, k, v, memory))
+    assert_close(outputs["banded"], outputs["plain"], "float64")
+    assert_close(gradient["banded"], gradient["plain"], "float64")

@@ -88,9 +88,10 @@ def lines(workdir) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_ten_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path, cache, unbroken):
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path, cache, unbroken, kills):
     rng, workdir, while_saving = random.Random(0), tmp_path / "killed", 0
-    for number in range(10):
+    for number in range(kills):
         process = start(workdir, cache)
         if number % 3 == 2:  # while a checkpoint is being written
             kill_when(process, lambda: any(checkpoint.directory(workdir).glob("*tmp*")))
