@@ -36,7 +36,7 @@ def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monk
     assert "variants.py:tiny" in comparison.table(rows)
 
     trained = []
-    monkeypatch.setattr(comparison, "_train", lambda config: trained.append(config.steps) or math.nan)
+    monkeypatch.setattr(comparison.Trial, "train", lambda self, seed: trained.append(self.config.steps) or math.nan)
     assert comparison.compare(2, OVERRIDES, str(output), only=["variants"]) == rows and not trained
     comparison.compare(2, ["--config.steps=1", *OVERRIDES[1:]], str(output), only=["variants"])
     assert trained == [1, 1]

@@ -7,7 +7,6 @@ batches for a seed. A run whose figures the output file already has, for the sam
 import json
 import math
 import statistics
-import tempfile
 import time
 from dataclasses import asdict, replace
 from functools import cache
@@ -18,7 +17,7 @@ from xfresearch.config import Config
 from xfresearch.config_io import parse
 
 BASELINE = "configs/gpt2.py:3m"
-ROUNDS, STEPS_PER_ROUND = 5, 1
+ROUNDS = 7
 
 
 def names() -> list[str]:
@@ -40,7 +39,7 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
     path = Path(output)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     wanted = [name for name in names() if not only or any(word in name for word in only)]
-    baseline = cache(lambda: _stepper(_with_vocabulary(parse(["--config", BASELINE, *overrides]))))
+    baseline = cache(lambda: Trial(_with_vocabulary(parse(["--config", BASELINE, *overrides]))).clock())
     with tqdm(wanted, unit="variant", disable=None) as bar:
         for name in bar:
             bar.set_postfix_str(name)
@@ -48,8 +47,9 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
             described = _described(config)
             row = rows.get(name, {})
             if row.get("config") != described or len(row["bits_per_byte"]) < seeds:
-                row = {"config": described, "bits_per_byte": [_train(replace(config, seed=s)) for s in range(seeds)]}
-                row["relative_speed"] = relative_speed(_stepper(config), baseline())
+                trial = Trial(config)
+                row = {"config": described, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
+                row["relative_speed"] = relative_speed(trial.clock(), baseline())
                 rows[name] = row | _circumstances()
                 write_json(output, {"rows": rows})
     return rows
@@ -97,48 +97,61 @@ def _with_vocabulary(config: Config) -> Config:
     return with_vocabulary(config, tokenizer_for(config.data))
 
 
-def _train(config: Config) -> float:
-    """Validation bits per byte after training, NaN where it diverged."""
-    from xfresearch.command import Stopped
-    from xfresearch.data.tokenizers import tokenizer_for
-    from xfresearch.training import loop
+class Trial:
+    """One variant: its programs are compiled once and serve every seed and the timing."""
 
-    loop.setup_jax(config)
-    with tempfile.TemporaryDirectory() as workdir:
-        try:
-            return loop.train(config, Path(workdir), tokenizer_for(config.data)).evaluation["bits_per_byte"]
-        except Stopped:
-            return math.nan
+    def __init__(self, config: Config):
+        import jax
+
+        from xfresearch.data.pipeline import prepare
+        from xfresearch.data.tokenizers import tokenizer_for
+        from xfresearch.evaluation import make_evaluator
+        from xfresearch.training import loop
+        from xfresearch.training.optimizer import make_optimizer
+        from xfresearch.training.step import init_state, layers_mode, make_train_step
+
+        loop.setup_jax(config)
+        optimizer = make_optimizer(config.optimizer, config.steps)
+        self.config, self.heldout = config, prepare(config, config.evaluation.split)
+        self.byte_lengths = tokenizer_for(config.data).byte_lengths
+        self.start = jax.jit(lambda seed: init_state(config, optimizer, seed))
+        self.step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
+        self.evaluator = make_evaluator(config.model, layers_mode(config), config.training.loss_rows)
+
+    def train(self, seed: int) -> float:
+        """Validation bits per byte after training, NaN where it diverged."""
+        from xfresearch.data.pipeline import Batches, evaluation_batches
+        from xfresearch.evaluation import evaluate_batches
+
+        batches, state = Batches(replace(self.config, seed=seed)), self.start(seed)
+        for number in range(self.config.steps):
+            state, _ = self.step(state, batches.batch(number))
+        heldout = evaluation_batches(self.heldout, self.config.batch_size, self.config.evaluation.final_sequences)
+        return evaluate_batches(self.evaluator, state["params"], heldout, self.byte_lengths)["bits_per_byte"]
+
+    def clock(self):
+        """A function that runs an update and gives the seconds it took."""
+        import jax
+
+        from xfresearch.data.pipeline import Batches
+
+        batch = Batches(self.config).batch(0)
+        state, _ = self.step(self.start(0), batch)
+
+        def run() -> float:
+            nonlocal state
+            begin = time.perf_counter()
+            state, metrics = jax.block_until_ready(self.step(state, batch))
+            return time.perf_counter() - begin
+
+        return run
 
 
 def relative_speed(own, baseline) -> float:
-    """Training tokens per second over the baseline's, of two steppers for equal batches: they take turns, so that a busy
+    """Training tokens per second over the baseline's, of two clocks for equal batches: they take turns, so that a busy
     machine slows both alike."""
     ratios = []
     for _ in range(ROUNDS):
         seconds = own()
         ratios.append(baseline() / seconds)
     return statistics.median(ratios)
-
-
-def _stepper(config: Config):
-    """A function that runs some updates and gives the seconds they took."""
-    import jax
-
-    from xfresearch.data.pipeline import Batches
-    from xfresearch.training.optimizer import make_optimizer
-    from xfresearch.training.step import init_state, make_train_step
-
-    optimizer, batch = make_optimizer(config.optimizer, config.steps), Batches(config).batch(0)
-    step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
-    state, _ = step(init_state(config, optimizer), batch)
-
-    def run() -> float:
-        nonlocal state
-        start = time.perf_counter()
-        for _ in range(STEPS_PER_ROUND):
-            state, metrics = step(state, batch)
-        jax.block_until_ready((state, metrics))
-        return time.perf_counter() - start
-
-    return run
