@@ -4,7 +4,9 @@ configs/variants.py           the base
 configs/variants.py:NAME      the base with one choice changed; the names are in VARIANTS below and in docs/variants.md
 configs/variants.py:tiny      the base at a size that trains in seconds on a CPU
 
-`python -m xfresearch.bench variants` trains all of them and the named models; docs/variants.md shows the outcome.
+`python -m xfresearch.bench variants` trains all of them and the named models; docs/variants.md shows the outcome. A choice
+that a named model shows is left to it: RMSNorm, RoPE and SwiGLU to `llama`, ReLU to `vanilla_2017`, one key-value head to
+`palm`, W_Q = I to `no_query`, tanh(alpha x) to `dyt`, top-2 experts to `moe`.
 """
 
 from typing import NamedTuple
@@ -48,14 +50,10 @@ VARIANTS = {
         "aI + bA without skip", "He et al. 2023", {"layout": "skipless", "attention.shaping": "skip_init"}
     ),
     # norms
-    "rms": Variant("RMSNorm", "Zhang & Sennrich 2019", {"norm": "rms"}),
-    "scale": Variant("LayerNorm's scaling alone", "Brody et al. 2023", {"norm": "scale"}),
+    "scale": Variant("LayerNorm's scaling alone: RMSNorm", "Brody et al. 2023", {"norm": "scale"}),
     "project": Variant("LayerNorm's projection alone", "Brody et al. 2023", {"norm": "project"}),
     "qk_norm": Variant("RMSNorm on queries and keys", "Henry et al. 2020", {"attention.qk_norm": "rms"}),
-    "dyt": Variant("tanh(alpha x)", "Zhu et al. 2025", {"norm": "dyt"}),
     # attention's matrices
-    "multi_query": Variant("one key-value head", "Shazeer 2019", {"attention.kv_heads": 1}),
-    "query_identity": Variant("W_Q = I", "Karbevski & Mijoski 2025", {"attention.query": "identity"}),
     "query_identity_whole": Variant(
         "every head's query is the whole input", "-", {"attention.query": "identity_whole", "attention.heads": 1}
     ),
@@ -68,7 +66,6 @@ VARIANTS = {
     ),
     # positions
     "no_position": Variant("no positions", "-", {".position": "none"}),
-    "rope": Variant("RoPE", "Su et al. 2021", {".position": "none", "attention.position": "rope"}),
     "alibi": Variant("ALiBi", "Press et al. 2022", {".position": "none", "attention.position": "alibi"}),
     "t5": Variant("T5's buckets", "Raffel et al. 2020", {".position": "none", "attention.position": "t5"}),
     "relative_key": Variant(
@@ -77,13 +74,9 @@ VARIANTS = {
     "adaptive_span": Variant(
         "each head learns how far it looks", "Sukhbaatar et al. 2019a", {"attention.span": "adaptive"}
     ),
-    "window": Variant("a window of 32 tokens", "Beltagy et al. 2020", {"attention.window": 32}),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head beside the feed-forward", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}
-    ),
-    "memory_shared": Variant(
-        "64 slots shared by the heads", "-", {"attention.memory_slots": 64, "attention.memory_heads": "shared"}
     ),
     # lambda layers
     "lambda_global": Variant(
@@ -92,7 +85,6 @@ VARIANTS = {
         {".position": "none", "attention.kind": "lambda", "attention.lambdas.window": 0, "feed_forward.hidden": 1408},
     ),
     # experts
-    "moe": Variant("top-2 of 8, gates over their sum", "Jiang et al. 2024", MOE),
     "moe_top_1": Variant(
         "top-1 of 8, gates as they are",
         "Fedus et al. 2021",
@@ -106,9 +98,7 @@ VARIANTS = {
     "moe_capacity": Variant("capacity factor 1", "Fedus et al. 2021", MOE | {"feed_forward.moe.capacity": 1.0}),
     "moe_shared": Variant("one shared expert", "DeepSeek-V2 2024", MOE | {"feed_forward.moe.shared": 1}),
     # feed-forward
-    "relu": Variant("ReLU", "Vaswani et al. 2017", {"feed_forward.kind": "relu"}),
     "relu2": Variant("ReLU squared", "So et al. 2021", {"feed_forward.kind": "relu2"}),
-    "swish": Variant("Swish", "Ramachandran et al. 2017", {"feed_forward.kind": "swish"}),
     "softmax": Variant("softmax over the hidden units", "-", {"feed_forward.kind": "softmax"}),
     **{
         kind: Variant(
@@ -119,9 +109,7 @@ VARIANTS = {
         for kind, title in {
             "glu": "GLU",
             "bilinear": "Bilinear",
-            "reglu": "ReGLU",
             "geglu": "GEGLU",
-            "swiglu": "SwiGLU",
         }.items()
     },
 }  # fmt: skip
