@@ -9,10 +9,8 @@ Without a matrix (`models/sizes.py` has the sizes): `identity` gives head h the 
 every head all of x; value = 'key' is v = x W_K. query = 'merged' is one trained matrix per head in place of the pair,
 logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and B_h of size D x rank.
 
-Mk and Mv are M persistent keys and values per key-value head (or one set for all), without position (Sukhbaatar et al.
-2019, sec. 3). As in the paper's code they are stored small and multiplied back when used: key ~ N(0, 1/K),
-Mk = sqrt(K) key; value ~ N(0, 1/M), Mv = sqrt(M) value: an optimiser that scales each number's step thus moves them
-sqrt(K) and sqrt(M) times as far.
+Mk and Mv are M persistent keys and values without position (models/slots.py). Shaped attention has aI + bA - cC in place
+of the weights A.
 
 Parameters: D H K + D G K + D G V + H V D + M G (K + V), less those of what is left out, and their biases.
 FLOPs per token: 2 per weight of the matrices + 2 H (K + V) (L + M).      Cache per token: G (K + V) values.
@@ -24,8 +22,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import AttentionConfig, BlockConfig, ModelConfig
-from xfresearch.kernels.attention import Shaping, Sight, attention
+from xfresearch.config import BlockConfig, ModelConfig
+from xfresearch.kernels.attention import Sight, attention
 from xfresearch.models import costs as c
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.layouts import inner_scale, output_scale
@@ -33,40 +31,8 @@ from xfresearch.models.linear import Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
 from xfresearch.models.norms import Norm
 from xfresearch.models.positions import rotate
-from xfresearch.models.sizes import head_sizes
-
-
-class Memory(nnx.Module):
-    """M persistent key-value slots, of each key-value head or shared by all."""
-
-    def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        a, sizes = block.attention, head_sizes(block.attention, model.width)
-        heads = (a.kv_heads,) if a.memory_heads == "each" else ()
-        dtype = jnp.dtype(model.param_dtype)
-        self.key_gain, self.value_gain = math.sqrt(sizes.qk), math.sqrt(a.memory_slots)
-        key, value = (a.memory_slots, *heads, sizes.qk), (a.memory_slots, *heads, sizes.v)
-        self.key = nnx.Param(jax.random.normal(rngs.params(), key, dtype) / self.key_gain)
-        self.value = nnx.Param(jax.random.normal(rngs.params(), value, dtype) / self.value_gain)
-
-    def __call__(self, dtype):
-        """Keys [M, G, K] and values [M, G, V] as attention reads them; G is 1 where they are shared."""
-        pairs = ((self.key_gain, self.key[...]), (self.value_gain, self.value[...]))
-        return tuple((gain * x.reshape(x.shape[0], -1, x.shape[-1])).astype(dtype) for gain, x in pairs)
-
-
-class ShapingGains(nnx.Module):
-    """The trained numbers per head of shaped attention: I, A and C weigh 1 each at first, of V-SkipInit I alone does."""
-
-    def __init__(self, model: ModelConfig, block: BlockConfig):
-        a, dtype = block.attention, model.param_dtype
-        shaped = a.shaping == "shaped"
-        self.identity = nnx.Param(jnp.ones(a.heads, dtype))
-        self.weights = nnx.Param(jnp.full(a.heads, float(shaped), dtype))
-        self.uniform = nnx.Param(jnp.ones(a.heads, dtype)) if shaped else None
-
-    def __call__(self) -> Shaping:
-        uniform = jnp.zeros_like(self.identity[...]) if self.uniform is None else self.uniform[...]
-        return Shaping(self.identity[...], self.weights[...], uniform)
+from xfresearch.models.sizes import cache_shapes, head_sizes, matrices
+from xfresearch.models.slots import Memory, ShapingGains
 
 
 class Attention(nnx.Module):
@@ -76,7 +42,7 @@ class Attention(nnx.Module):
         self.sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
         self.scale = a.scale or (a.head_size if a.query == "merged" else sizes.qk) ** -0.5
         linears = {name: Linear(model, *shape, a.bias, rngs, scale=_init_scale(model, block, name))
-                   for name, shape in _matrices(block, D).items()}  # fmt: skip
+                   for name, shape in matrices(block, D).items()}  # fmt: skip
         self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))
         has_norms = a.qk_norm != "none"
         self.query_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
@@ -133,30 +99,21 @@ class Attention(nnx.Module):
     def init_cache(self, batch: int, length: int) -> dict:
         """Room for `length` tokens of each of `batch` sequences, and the memory slots as attention reads them."""
         entries = {name: jnp.zeros((batch, length, *shape), self.dtype) for name, shape in
-                   _cache_shapes(self.config, self.sizes).items()}  # fmt: skip
+                   cache_shapes(self.config, self.sizes).items()}  # fmt: skip
         memory = self.slots(jnp.dtype(self.dtype))
         return entries | ({"memory": memory} if memory else {})
 
     @staticmethod
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
         a, sizes = block.attention, head_sizes(block.attention, model.width)
-        total = sum((c.linear(*shape, a.bias) for shape in _matrices(block, model.width).values()), c.Costs())
+        total = sum((c.linear(*shape, a.bias) for shape in matrices(block, model.width).values()), c.Costs())
         total += Norm.costs(sizes.qk, a.qk_norm, block) * 2
         total += c.weights(a.memory_slots * (a.kv_heads if a.memory_heads == "each" else 1) * (sizes.qk + sizes.v))
         total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
         mixing = 2 * a.heads * (sizes.qk + sizes.v) * (length + a.memory_slots) + relative_flops(model, block, length)
-        entries = sum(math.prod(shape) for shape in _cache_shapes(a, sizes).values())
+        entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes).values())
         cache = entries * jnp.dtype(model.dtype).itemsize
         return total + c.Costs(flops_per_token=mixing, cache_bytes_per_token=cache)
-
-
-def _matrices(block: BlockConfig, width: int) -> dict[str, tuple]:
-    """(inputs, outputs) of each matrix that is learned."""
-    a, s = block.attention, head_sizes(block.attention, width)
-    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
-    found |= {"key": ((width,), (s.key_heads, s.qk))} if a.key == "learned" else {}
-    found |= {"value": ((width,), (s.value_heads, s.v))} if a.value == "learned" else {}
-    return found | ({"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {})
 
 
 def _init_scale(model: ModelConfig, block: BlockConfig, name: str) -> float:
@@ -166,13 +123,6 @@ def _init_scale(model: ModelConfig, block: BlockConfig, name: str) -> float:
     if name == "query" and a.query == "merged" and not a.rank:  # logits as large as those of W_Q W_K^T
         return math.sqrt(a.head_size) * kernel_std(model, model.width)
     return {"value": inner_scale, "output": output_scale}.get(name, lambda *_: 1.0)(model, block)
-
-
-def _cache_shapes(a: AttentionConfig, sizes) -> dict[str, tuple[int, int]]:
-    """Entries per token. Values tied to keys are kept once where nothing sets the two apart."""
-    once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
-    value = {} if once else {"value": (sizes.value_heads, sizes.v)}
-    return {"key": (sizes.key_heads, sizes.qk)} | value
 
 
 def _heads(linear: Linear | None, x_BLD, heads: int, size: int):

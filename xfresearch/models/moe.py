@@ -25,56 +25,17 @@ Parameters: D E + (E + shared) n D F (+ E for b), n = 3 for gated experts and 2 
 FLOPs per token: 2 D E + 2 (k + shared) n D F, C E / L for k under expert choice.      Cache: E counts with a capacity.
 """
 
-import math
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
-from xfresearch.kernels.grouped_matmul import grouped_matmul
+from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models import costs as c
 from xfresearch.models.context import Aux, Context
+from xfresearch.models.experts import Experts, shared_block, slots
 from xfresearch.models.feed_forward import FeedForward, input_width
-from xfresearch.models.layouts import inner_scale, output_scale
-from xfresearch.models.linear import Linear, draw, kernel_std
-from xfresearch.models.variants import ACTIVATIONS, load
-
-
-def slots(moe: MoeConfig, length: int) -> int:
-    """C: how many tokens of a sequence of `length` an expert takes at most."""
-    return min(math.ceil(moe.capacity * moe.top_k * length / moe.experts), length)
-
-
-def shared_block(block: BlockConfig) -> BlockConfig:
-    """The block whose feed-forward is the shared experts: side by side they are one of their summed hidden size."""
-    f = block.feed_forward
-    return replace(block, feed_forward=FeedForwardConfig(kind=f.moe.expert, hidden=f.moe.shared * f.hidden))
-
-
-class Experts(nnx.Module):
-    """E feed-forward networks, their kernels stacked."""
-
-    def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        moe, D, F = block.feed_forward.moe, input_width(model, block), block.feed_forward.hidden
-        activation = ACTIVATIONS[moe.expert]
-        self.activation, self.kernel = load(activation.function), moe.kernel
-        into, std = (moe.experts, D, F), inner_scale(model, block) * kernel_std(model, D)
-        self.up = nnx.Param(draw(rngs.params(), into, std, model))
-        self.gate = nnx.Param(draw(rngs.params(), into, std, model)) if activation.gated else None
-        std = output_scale(model, block) * kernel_std(model, F)
-        self.down = nnx.Param(draw(rngs.params(), (moe.experts, F, model.width), std, model))
-
-    def __call__(self, x_TD, sizes_E, tap):
-        """y_TD: rows of x, sorted by expert, `sizes_E` of them for each, each through its expert. `tap` sees h_TF."""
-
-        def matmul(x, kernel):
-            return grouped_matmul(x, kernel[...].astype(x.dtype), sizes_E, implementation=self.kernel)
-
-        h_TF = matmul(x_TD, self.up)
-        h_TF = self.activation(h_TF) if self.gate is None else self.activation(matmul(x_TD, self.gate)) * h_TF
-        return matmul(tap(h_TF), self.down)
+from xfresearch.models.linear import Linear
+from xfresearch.models.variants import ACTIVATIONS
 
 
 class MixtureOfExperts(nnx.Module):

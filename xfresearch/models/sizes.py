@@ -22,6 +22,22 @@ def head_sizes(a, width: int) -> HeadSizes:
     return HeadSizes(qk, a.head_size, key_heads, a.kv_heads)
 
 
+def matrices(block, width: int) -> dict[str, tuple]:
+    """(inputs, outputs) of each of attention's matrices that is learned."""
+    a, s = block.attention, head_sizes(block.attention, width)
+    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
+    found |= {"key": ((width,), (s.key_heads, s.qk))} if a.key == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v))} if a.value == "learned" else {}
+    return found | ({"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {})
+
+
+def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
+    """Shapes of what attention caches of a token. Values tied to keys are kept once where nothing sets the two apart."""
+    once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
+    value = {} if once else {"value": (sizes.value_heads, sizes.v)}
+    return {"key": (sizes.key_heads, sizes.qk)} | value
+
+
 def rotary_size(size: int, fraction: float) -> int:
     """Dimensions of a head of `size` that RoPE turns."""
     return int(size * fraction + 1e-6)
