@@ -52,7 +52,7 @@ def _all(rows: dict, *path: str) -> str:
     for row in rows.values():
         for name in path:
             row = row[name]
-        found.append(str(row))
+        found.append(str(row)[:12] if path == ("commit",) else str(row))
     return ", ".join(sorted(set(found)))
 
 

@@ -4,6 +4,7 @@ What is compared: configs/variants.py (one choice away from its base) and every 
 batches for a seed. A run whose figures the output file already has, for the same config, is not run again.
 """
 
+import hashlib
 import json
 import math
 import statistics
@@ -44,11 +45,11 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
         for name in bar:
             bar.set_postfix_str(name)
             config = _with_vocabulary(parse(["--config", name, *overrides]))
-            described = _described(config)
+            fingerprint = _fingerprint(config)
             row = rows.get(name, {})
-            if row.get("config") != described or len(row["bits_per_byte"]) < seeds:
+            if row.get("config") != fingerprint or len(row["bits_per_byte"]) < seeds:
                 trial = Trial(config)
-                row = {"config": described, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
+                row = {"config": fingerprint, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
                 row["relative_speed"] = relative_speed(trial.clock(), baseline())
                 rows[name] = row | _circumstances()
                 write_json(output, {"rows": rows})
@@ -82,12 +83,12 @@ def summary(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def _described(config: Config) -> dict:
-    """What decides a run's outcome, as JSON gives it back."""
+def _fingerprint(config: Config) -> str:
+    """Of what decides a run's outcome."""
     described = {k: v for k, v in asdict(config).items() if k not in ("seed", "log")}
     where = ("manual_dir", "cache_dir", "workers", "prefetch")
     described["data"] = {k: v for k, v in described["data"].items() if k not in where}
-    return json.loads(json.dumps(described))
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _with_vocabulary(config: Config) -> Config:
