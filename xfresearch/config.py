@@ -157,7 +157,7 @@ class BlockConfig:
     norm_cast: Literal["after_gain", "before_gain"] = option(
         "after_gain", "where float32 goes back to the dtype of the computation (before_gain as in Llama)"
     )
-    norm_alpha: float = option(0.5, "first value of dyt's alpha")
+    norm_alpha: float = option(0.5, "first value of dyt's alpha", low=0.0)
     branch_gain: float = option(
         0.0, "first value of a branch's trained gain (skipless); 0 is 0.1 sqrt(18 / depth)", low=0.0
     )

@@ -200,8 +200,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_what_is_good(tmp_path
     assert "not finite" in line and "(batch " in line and "checkpoint" in line
 
 
-def limit_file_size():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+def limit_file_size(size: int):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
@@ -210,7 +210,8 @@ def test_a_write_that_fails_stops_the_run_and_leaves_what_was_saved(tmp_path, ca
     shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
     good = checkpoint.steps(tmp_path / "run")[-1]
-    done = run(tmp_path / "run", cache, check=False, preexec_fn=limit_file_size)
+    room = (tmp_path / "run" / "metrics.jsonl").stat().st_size + 20_000  # for rows, and not for a checkpoint
+    done = run(tmp_path / "run", cache, check=False, preexec_fn=lambda: limit_file_size(room))
     assert done.returncode == 1, done.stderr[-1500:]
     assert f"the last checkpoint, step {good}, is intact" in done.stderr.splitlines()[-1]
     run(tmp_path / "run", cache)
