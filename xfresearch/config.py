@@ -238,11 +238,14 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    data: int = option(-1, "replicas of the model; -1 is every device left over", low=-1)
-    fsdp: int = option(1, "shards of parameters, gathered when used", low=1)
-    expert: int = option(1, "shards of the experts", low=1)
-    tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=1)
-    context: int = option(1, "shards of the sequence", low=1)
+    data: int = option(-1, "replicas of the model; one axis may be -1: every device left over", low=-1)
+    fsdp: int = option(1, "shards of parameters, gathered when used", low=-1)
+    expert: int = option(1, "shards of the experts", low=-1)
+    tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=-1)
+    context: int = option(1, "shards of the sequence", low=-1)
+    between: Literal["data", "fsdp", "expert", "tensor", "context"] = option(
+        "data", "axis whose parts are spread over slices, where there are several"
+    )
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def test_banded_is_plain_under_a_window(nearest):
 
     def bias(q_BLHK, distance_LS):
         slopes = jnp.arange(1, 5)[:, None, None] / 8
-        return (q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS))[:, :]
+        return q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS)
 
     run_as = partial(run, sight=sight, bias=bias, **segments)
     outputs, gradient = {}, {}

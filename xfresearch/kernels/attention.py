@@ -117,6 +117,7 @@ def attention(
     dropout_key=None,
     tap: Callable | None = None,
     implementation="auto",
+    mesh=None,
 ):
     """o_BLHV, in q's dtype; softmax in float32 (float64 for float64 inputs). A query that sees nothing gets 0.
 

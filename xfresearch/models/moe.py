@@ -49,7 +49,7 @@ class MixtureOfExperts(nnx.Module):
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache (with a capacity: how often each expert was chosen so far), losses and statistics."""
-        logits_BLE = ctx.tap("router_logits", self.router(self._router_input(x_BLD, ctx)))
+        logits_BLE = ctx.tap("router_logits", self.router(self._router_input(x_BLD, ctx), ctx))
         log_s = jax.nn.log_softmax if self.config.scores == "softmax" else jax.nn.log_sigmoid
         log_BLE = log_s(logits_BLE)
         real_BL = jnp.ones(x_BLD.shape[:2], bool) if ctx.segments_BL is None else ctx.segments_BL > 0

@@ -64,7 +64,7 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none") -> Output:
         """The final hidden states. `layers` is 'scan' or 'unroll' (needed by taps); the result is the same."""
-        x_BLD = ctx.tap("embed", self._embed(tokens_BL, ctx))
+        x_BLD = ctx.tap("embed", ctx.shard(self._embed(tokens_BL, ctx), "BLD"))
         run = self._unroll if layers == "unroll" or ctx.taps else self._scan
         stream = Stream(x_BLD, x_BLD if has_dual(self.config) else None)
         remat = REMAT["none" if ctx.taps else remat]
@@ -79,7 +79,7 @@ class Transformer(nnx.Module):
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
-        x_BLD = self.embed.table[...].astype(model.dtype)[tokens_BL]
+        x_BLD = ctx.shard(self.embed.table[...].astype(model.dtype), "VD")[tokens_BL]
         if model.embedding_scale == "sqrt_width":
             x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
         if self.embedding_scale is not None:
