@@ -12,7 +12,6 @@ bit for bit as if it had never stopped.
 
 import signal
 import sys
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -21,15 +20,16 @@ import numpy as np
 from xfresearch.command import Stopped
 from xfresearch.config import Config
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import UserError, require
+from xfresearch.errors import UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs
 from xfresearch.training import checkpoint
+from xfresearch.training.abstract import abstract_state, jit_train_step
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
-from xfresearch.training.step import init_state, layers_mode, make_train_step
+from xfresearch.training.sharding import batch_sharding, make_mesh
+from xfresearch.training.step import init_state, layers_mode
 
 
 class Result(NamedTuple):
@@ -38,14 +38,6 @@ class Result(NamedTuple):
     clock: Clock
     params: dict  # what evaluation uses: averaged weights where the run keeps them
     stopped_by: str  # the signal that ended it early, or ''
-
-
-def with_vocabulary(config: Config, tokenizer) -> Config:
-    """The config with model.vocab_size known; UserError where it is set below what the tokenizer needs."""
-    model = config.model
-    needs = f"0 or at least {tokenizer.vocab_size}, which tokenizer={config.data.tokenizer!r} needs"
-    require(not 0 < model.vocab_size < tokenizer.vocab_size, "model.vocab_size", model.vocab_size, needs)
-    return replace(config, model=replace(model, vocab_size=model.vocab_size or tokenizer.vocab_size))
 
 
 def setup_jax(config: Config) -> None:
@@ -88,9 +80,7 @@ class Run:
         def make(seed) -> dict:
             return init_state(self.config, self.optimizer, seed)
 
-        shapes = jax.eval_shape(make, self.config.seed)
-        shardings = state_shardings(self.mesh, shapes)
-        abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+        abstract = abstract_state(self.config, self.optimizer, self.mesh)
         damaged = []
         for step in reversed(checkpoint.steps(self.workdir)):
             try:
@@ -107,15 +97,13 @@ class Run:
             raise UserError(
                 f"--workdir={self.workdir}: every checkpoint in it is damaged or of another model; use a new one"
             )
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
 
     def compile(self):
         """The training step, compiled for the shapes of this run."""
         first = self.batches.batch(self.start, **self.shard)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        step = jax.jit(
-            make_train_step(self.config, self.optimizer, self.mesh), donate_argnums=0, out_shardings=(shardings, None)
-        )
+        step = jit_train_step(self.config, self.optimizer, self.mesh, self.state)
         with self.clock.measure("compile"):
             return step.lower(self.state, self.place(first)).compile()
 

@@ -22,11 +22,12 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
     """Trains in `workdir` and returns what was printed, as a dict. Raises as `loop.train` and `workdir.record` do."""
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
+    from xfresearch.training.abstract import with_vocabulary
 
     with claimed(workdir) as path:
         loop.setup_jax(config)
         tokenizer = tokenizer_for(config.data)
-        config = loop.with_vocabulary(config, tokenizer)
+        config = with_vocabulary(config, tokenizer.vocab_size)
         record(path, config, fork)
         tokenizer.save(str(path / "tokenizer"))
         result = loop.train(config, path, tokenizer)

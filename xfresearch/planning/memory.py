@@ -1,0 +1,74 @@
+"""Bytes per device: what the state takes by its shardings, and what the compiled program takes beside it."""
+
+import re
+
+import jax
+
+from xfresearch.models.axes import path_name
+from xfresearch.planning.hlo import Instruction, Program
+
+GIB = 2**30
+ZEROS = {"broadcast", "custom-call"}  # what a loop's stacked outputs are before it runs
+
+
+def shard_bytes(leaf) -> int:
+    """Bytes of one device's part of an abstract array with a sharding."""
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype).size * leaf.dtype.itemsize
+
+
+def state_bytes(state) -> dict[str, int]:
+    """Bytes per device of parameters and of what the optimiser keeps (averaged parameters with it)."""
+    parts = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in state.items()}
+    return {"parameters": parts.pop("params"), "optimiser": sum(parts.values())}
+
+
+def largest_of_state(state, count: int) -> list[tuple[str, str, int]]:
+    """(name, whole shape, bytes per device) of the largest arrays of the training state."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    rows = [(path_name(path), f"{leaf.dtype}{list(leaf.shape)}", shard_bytes(leaf)) for path, leaf in flat]
+    return sorted(rows, key=lambda row: -row[2])[:count]
+
+
+def kept_activations(program: Program) -> list[tuple[str, str, float]]:
+    """(what made it, shape, bytes per device) of what loops of the forward pass stack up for the backward one.
+
+    It is what a loop of the forward pass carries that is nothing but room before the loop.
+    """
+    found = []
+    for name in program.runs():
+        computation = program.computations[name]
+        for loop in computation.instructions.values():
+            if loop.opcode != "while" or "transpose(" in loop.op_name or "jvp" not in loop.op_name:
+                continue
+            start = computation.instructions[loop.operands[0]]
+            turns = program.turns(loop)
+            for operand, array in zip(start.operands, loop.outputs, strict=False):
+                made = computation.instructions.get(operand)
+                if made and _room(made) and array.shape[:1] == (turns,) and len(array.shape) > 1:
+                    found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
+    return sorted(found, key=lambda row: -row[2])
+
+
+def _room(made: Instruction) -> bool:
+    return made.opcode in ZEROS and ("AllocateBuffer" in made.text or made.opcode == "broadcast")
+
+
+# Compiled for a TPU, a program that is too large is refused with one of two texts.
+NEEDS = re.compile(r"temporaries \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
+USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+ALLOCATION = re.compile(r"Size: ([\d.]+)([KMGT])(.*?)(?=\n\s*\d+\. Size|\Z)", re.S)
+SCALE = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+
+
+def refused(text: str) -> tuple[float, float, list[tuple[str, str, float]]] | None:
+    """(needed, available, largest allocations) in bytes where the compiler refused a program for its size, or None."""
+    found = NEEDS.search(text) or USED.search(text)
+    if "RESOURCE_EXHAUSTED" not in text or not found:
+        return None
+    needed, available = (float(found[i]) * SCALE[found[i + 1]] for i in (1, 3))
+    largest = []
+    for size, unit, rest in ALLOCATION.findall(text):
+        source, shape = re.search(r'op_name="([^"]*)"', rest), re.search(r"Shape: (\S+?)\{", rest)
+        largest.append((source[1] if source else "", shape[1] if shape else "", float(size) * SCALE[unit]))
+    return needed, available, largest

@@ -1,0 +1,165 @@
+"""A plan: what one training step of a config costs on a machine, as a plain dict (docs/plan.md says what each part is)."""
+
+from xfresearch.config import Config
+from xfresearch.planning import memory, program
+from xfresearch.planning.collectives import collectives
+from xfresearch.planning.links import places
+from xfresearch.planning.roofline import Roofline, roofline, time_collectives
+from xfresearch.planning.topologies import Topology, tpu_devices
+from xfresearch.planning.work import work
+
+LARGEST = 6  # arrays that are named where a plan does not fit
+
+
+def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
+    """The plan of a config whose step is compiled for a TPU topology. UserError where config and devices do not go together."""
+    from xfresearch.training.sharding import make_mesh
+
+    config = program.ready(config)
+    mesh = make_mesh(config, tpu_devices(topology))
+    state, traced = program.trace(config, mesh)
+    compiled = program.compile_step(traced)
+    sizes = dict(mesh.shape)
+    plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
+    if isinstance(compiled, program.Refused):
+        return plan | {"memory": _refused(config, sizes, state, compiled)}
+    works = work(compiled.program)
+    timed = time_collectives(collectives(compiled.program, sizes), topology, places(topology, mesh.devices.flat))
+    plan["memory"] = _memory(topology, state, compiled)
+    plan["flops"] = _flops(config, works, topology)
+    plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
+    plan["collectives"] = _table(timed)
+    return plan | estimate(plan, roofline(topology.chip, works, timed), topology, tokens)
+
+
+def head(config: Config, topology: Topology, mesh: dict[str, int], method: str) -> dict:
+    """What is known of a plan before anything is compiled."""
+    from xfresearch.models.costs import costs
+
+    counted = costs(config.model, config.sequence_length)
+    return {
+        "method": method,
+        "topology": {
+            "name": topology.name,
+            "chips": topology.chips,
+            "devices": topology.devices,
+            "peak_flops": topology.chip.peak,
+            "memory": topology.chip.memory,
+            "memory_bandwidth": topology.chip.memory_bandwidth,
+            "link_bandwidth": topology.chip.link,
+            "network_bandwidth": topology.chip.network,
+        },
+        "mesh": mesh,
+        "parameters": counted.parameters,
+        "active_parameters": counted.active_parameters,
+        "model_flops": 3 * counted.flops_per_token * config.batch_size * config.sequence_length,
+        "batch": {
+            "sequences": config.batch_size,
+            "sequence_length": config.sequence_length,
+            "tokens": config.batch_size * config.sequence_length,
+            "accumulate": config.training.accumulate,
+        },
+        "remat": config.training.remat,
+        "dtype": config.model.dtype,
+    }
+
+
+def _memory(topology: Topology, state, compiled: program.Compiled) -> dict:
+    parts = memory.state_bytes(state)
+    kept = memory.kept_activations(compiled.program)
+    activations = min(sum(size for _, _, size in kept), compiled.temporary)
+    parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
+    parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
+    parts["program"] = compiled.code
+    total, available = sum(parts.values()), topology.chip.memory
+    return {"fits": total <= available, "total": total, "available": available, "parts": parts, "kept": kept[:LARGEST]}
+
+
+def _refused(config: Config, mesh: dict, state, refused: program.Refused) -> dict:
+    parts = memory.state_bytes(state)
+    return {
+        "fits": False,
+        "total": refused.needed,
+        "available": refused.available,
+        "parts": parts,
+        "largest": memory.largest_of_state(state, LARGEST),
+        "allocations": refused.largest[:LARGEST],
+        "advice": advice(config, mesh, parts, refused.available),
+    }
+
+
+def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
+    """What to try where a plan does not fit, the cheapest first."""
+    state = parts["parameters"] + parts["optimiser"]
+    rows = config.batch_size // (mesh["data"] * mesh["fsdp"] * mesh["expert"] * config.training.accumulate)
+    found = []
+    if state > 0.4 * available and mesh["data"] > 1:
+        found.append(
+            f"config.mesh.fsdp={mesh['data'] * mesh['fsdp']} in place of data: the state is cut over more devices"
+        )
+    elif state > 0.4 * available:
+        found.append("more devices, or config.mesh.tensor: parameters and optimiser alone take much of the memory")
+    if config.training.remat != "full":
+        found.append("config.training.remat=full: the backward pass computes activations anew")
+    if rows > 1:
+        found.append(
+            f"config.training.accumulate={rows * config.training.accumulate}: {rows} sequences per device become 1"
+        )
+        found.append(f"config.batch_size={config.batch_size // 2}")
+    elif mesh["context"] == 1 and config.sequence_length >= 4096:
+        found.append("config.mesh.context=2: a device holds half of each sequence")
+    if config.model.dtype == "float32":
+        found.append("config.model.dtype=bfloat16: activations take half")
+    return found or ["more devices"]
+
+
+def _flops(config: Config, works, topology: Topology) -> dict:
+    """FLOPs of one step on all devices: the traced program's, and those of the compiled one."""
+    return {
+        "traced": program.traced_flops(config),
+        "compiled": sum(w.runs * w.flops for w in works) * topology.devices,
+    }
+
+
+def _table(timed) -> list[dict]:
+    """Collectives of one kind over the same axes together, the ones that take longest first."""
+    rows = {}
+    for one, inside, between in timed:
+        axes = one.axes if one.whole else ("part of", *one.axes)
+        row = rows.setdefault(
+            (one.kind, axes, one.asynchronous), dict.fromkeys(("count", "bytes", "sent", "seconds"), 0)
+        )
+        row["count"] += one.runs
+        row["bytes"] += one.runs * one.payload
+        row["sent"] += one.runs * one.sent
+        row["seconds"] += one.runs * (inside + between)
+    total = sum(row["seconds"] for row in rows.values()) or 1
+    named = [
+        {"kind": kind, "axes": list(axes), "asynchronous": asynchronous, **row, "share": row["seconds"] / total}
+        for (kind, axes, asynchronous), row in rows.items()
+    ]
+    return sorted(named, key=lambda row: -row["seconds"])
+
+
+def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> dict:
+    """Step time and what follows from it, each as [not overlapped, overlapped]."""
+    times = [line.serial, line.overlapped]
+    per_step = plan["batch"]["tokens"]
+    ideal = plan["model_flops"] / (topology.chip.peak * topology.devices)
+    hours = [tokens / per_step * time / 3600 for time in times]
+    return {
+        "time": {
+            name: getattr(line, name) for name in ("arithmetic", "memory", "links", "network", "instructions", "limit")
+        },
+        "step_seconds": times,
+        "tokens_per_second": [per_step / time for time in times],
+        "utilisation": [ideal / time for time in times],
+        "budget_tokens": tokens,
+        "hours": hours,
+        "chip_hours": [h * topology.chips for h in hours],
+    }
+
+
+def make_plan(config: Config, topology: Topology, tokens: float) -> dict:
+    """The plan by the best means there is."""
+    return compiled_plan(config, topology, tokens)

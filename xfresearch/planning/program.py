@@ -1,0 +1,102 @@
+"""The real training step of a config, compiled for devices that need not be there, and what its program says."""
+
+import time
+from dataclasses import dataclass, replace
+
+from xfresearch.config import Config
+from xfresearch.planning import hlo, memory
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A step that was compiled: its program and the compiler's sizes in bytes per device."""
+
+    program: hlo.Program
+    arguments: float
+    temporary: float
+    code: float
+    outputs: float  # those that do not lie where an argument lay
+    seconds: float  # to trace and compile
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A step that needs more memory than the device has, in bytes, with the largest allocations that the compiler names."""
+
+    needed: float
+    available: float
+    largest: list
+    seconds: float
+
+
+def ready(config: Config) -> Config:
+    """The config with its vocabulary known, without reading any text."""
+    from xfresearch.data.tokenizers import vocab_size
+    from xfresearch.training.abstract import with_vocabulary
+
+    return with_vocabulary(config, config.model.vocab_size or vocab_size(config.data))
+
+
+def trace(config: Config, mesh):
+    """(abstract state, the step traced on `mesh`), exactly as a training run makes it."""
+    from xfresearch.training.abstract import abstract_batch, abstract_state, jit_train_step
+    from xfresearch.training.optimizer import make_optimizer
+
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    state = abstract_state(config, optimizer, mesh)
+    return state, jit_train_step(config, optimizer, mesh, state).trace(state, abstract_batch(config, mesh))
+
+
+def compile_step(traced) -> Compiled | Refused:
+    """The traced step compiled for its mesh's devices; what the compiler says is no size is raised as it is."""
+    import jax
+
+    began = time.perf_counter()
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        refused = memory.refused(str(error))
+        if refused is None:
+            raise
+        return Refused(*refused, time.perf_counter() - began)
+    sizes = compiled.memory_analysis()
+    return Compiled(
+        program=hlo.parse(compiled.as_text()),
+        arguments=sizes.argument_size_in_bytes,
+        temporary=sizes.temp_size_in_bytes,
+        code=sizes.generated_code_size_in_bytes,
+        outputs=max(sizes.output_size_in_bytes - sizes.alias_size_in_bytes, 0),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def traced_flops(config: Config) -> int:
+    """FLOPs of every matrix product of one step on one device, counted in the traced program, loops as often as they turn.
+
+    Counted with the plain kernels, whose products can be read: causal attention in full, each token's experts once.
+    """
+    import jax
+
+    from xfresearch.models.counting import count_flops
+    from xfresearch.training.abstract import abstract_batch, abstract_state
+    from xfresearch.training.optimizer import make_optimizer
+    from xfresearch.training.step import make_train_step
+
+    plain = with_plain_kernels(replace(config, training=replace(config.training, layers="scan")))
+    optimizer = make_optimizer(plain.optimizer, plain.steps)
+    one = jax.sharding.AbstractMesh((1,) * 5, ("data", "fsdp", "expert", "tensor", "context"))
+    arguments = abstract_state(plain, optimizer, one), abstract_batch(plain, one)
+    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    return count_flops(make_train_step(plain, optimizer), *arguments)
+
+
+def with_plain_kernels(config: Config) -> Config:
+    blocks = {}
+    for name, block in config.model.blocks.items():
+        moe = replace(block.feed_forward.moe, kernel="ragged")
+        blocks[name] = replace(
+            block,
+            attention=replace(block.attention, kernel="plain"),
+            feed_forward=replace(block.feed_forward, moe=moe),
+        )
+    return replace(config, model=replace(config.model, blocks=blocks))
