@@ -72,3 +72,39 @@ def refused(text: str) -> tuple[float, float, list[tuple[str, str, float]]] | No
         source, shape = re.search(r'op_name="([^"]*)"', rest), re.search(r"Shape: (\S+?)\{", rest)
         largest.append((source[1] if source else "", shape[1] if shape else "", float(size) * SCALE[unit]))
     return needed, available, largest
+
+
+def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, str, float]]:
+    """(operation, whole shape, bytes per device) of what the first scan over layers stacks up in a traced step.
+
+    For a step that the compiler refuses, or that there is no compiler for. The shares are those of the batch's axes, and
+    along `tensor` of everything but the residual stream.
+    """
+    scan = _first_scan(jaxpr, repeats)
+    if scan is None:
+        return []
+    inner, carry = scan.params["jaxpr"].jaxpr, scan.params["num_carry"]
+    width = max(inner.outvars[:carry], key=lambda v: v.aval.size).aval.shape[-1]
+    made = {out: equation.primitive.name for equation in inner.eqns for out in equation.outvars}
+    found = []
+    for inside, outside in zip(inner.outvars[carry:], scan.outvars[carry:], strict=True):
+        aval = outside.aval
+        parts = mesh["data"] * mesh["fsdp"] * mesh["expert"] * mesh["context"]
+        parts *= mesh["tensor"] if aval.shape[-1] != width else 1
+        found.append(
+            (made.get(inside, "kept"), f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts)
+        )
+    return sorted(found, key=lambda row: -row[2])
+
+
+def _first_scan(jaxpr, length: int):
+    from jax.extend import core
+
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan" and equation.params["length"] == length:
+            return equation
+        for inner in core.jaxprs_in_params(equation.params):
+            found = _first_scan(getattr(inner, "jaxpr", inner), length)
+            if found is not None:
+                return found
+    return None

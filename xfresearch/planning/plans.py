@@ -12,7 +12,7 @@ LARGEST = 6  # arrays that are named where a plan does not fit
 
 
 def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
-    """The plan of a config whose step is compiled for a TPU topology. UserError where config and devices do not go together."""
+    """The plan of a config, its step compiled for TPUs. UserError where config and devices do not go together."""
     from xfresearch.training.sharding import make_mesh
 
     config = program.ready(config)
@@ -22,7 +22,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
     sizes = dict(mesh.shape)
     plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
     if isinstance(compiled, program.Refused):
-        return plan | {"memory": _refused(config, sizes, state, compiled)}
+        return plan | {"memory": _refused(config, sizes, state, traced, compiled)}
     works = work(compiled.program)
     timed = time_collectives(collectives(compiled.program, sizes), topology, places(topology, mesh.devices.flat))
     plan["memory"] = _memory(topology, state, compiled)
@@ -72,18 +72,23 @@ def _memory(topology: Topology, state, compiled: program.Compiled) -> dict:
     parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
     parts["program"] = compiled.code
     total, available = sum(parts.values()), topology.chip.memory
-    return {"fits": total <= available, "total": total, "available": available, "parts": parts, "kept": kept[:LARGEST]}
+    return {"fits": True, "total": total, "available": available, "parts": parts}
 
 
-def _refused(config: Config, mesh: dict, state, refused: program.Refused) -> dict:
+def _refused(config: Config, mesh: dict, state, traced, refused: program.Refused) -> dict:
     parts = memory.state_bytes(state)
+    repeats = config.model.depth // len(config.model.pattern)
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
     return {
         "fits": False,
         "total": refused.needed,
         "available": refused.available,
         "parts": parts,
-        "largest": memory.largest_of_state(state, LARGEST),
-        "allocations": refused.largest[:LARGEST],
+        "largest": {
+            "allocations, the compiler says": refused.largest[:LARGEST],
+            "kept for the backward pass": kept[:LARGEST],
+            "state": memory.largest_of_state(state, LARGEST),
+        },
         "advice": advice(config, mesh, parts, refused.available),
     }
 

@@ -37,11 +37,10 @@ def _memory(memory: dict) -> str:
     if not memory["fits"]:
         over = memory["total"] - memory["available"]
         lines.append(f"DOES NOT FIT: {gib(over)} GiB more than the device has")
-        largest = [
-            (name, shape, gib(size)) for name, shape, size in memory.get("allocations") or memory.get("kept") or []
-        ]
-        largest += [(name, shape, gib(size)) for name, shape, size in memory.get("largest", [])]
-        lines.append(table([("largest arrays", "", "GiB per device"), *largest]))
+        for title, largest in memory["largest"].items():
+            if largest:
+                rows = [(name, shape, gib(size)) for name, shape, size in largest]
+                lines.append(table([(f"largest arrays: {title}", "whole shape", "GiB per device"), *rows]))
         lines.append("what to try:\n" + "\n".join(f"  {line}" for line in memory["advice"]))
     return "\n\n".join(lines)
 
