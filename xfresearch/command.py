@@ -12,6 +12,7 @@ import tempfile
 import traceback
 
 from xfresearch.errors import UserError
+from xfresearch.hardware import start_without_tpu
 
 CONFIG_HELP = (
     "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "
@@ -36,6 +37,7 @@ class Parser(argparse.ArgumentParser):
 def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code that its outcome has."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    start_without_tpu()
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:

@@ -48,22 +48,38 @@ def main(arguments: list[str]) -> None:
     from xfresearch.errors import UserError
     from xfresearch.planning import topologies
 
-    topologies.set_environment()
+    if options.search and not options.topology:
+        raise UserError("--search needs --topology NAME")
     if not options.topology and not options.mesh:
         raise UserError("--topology NAME, --mesh AXIS=N,... or both are needed (see --help)")
     topology = options.topology and topologies.parse(options.topology, options.slices)
+    topologies.set_environment()
 
     from xfresearch import config_io
-    from xfresearch.planning import plans, report
 
     config = config_io.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
-    plan = {"config": options.config, "overrides": overrides}
-    plan |= plans.make_plan(config, topology, options.tokens) if topology else plans.check(config)
-    print(report.text(plan))
+    found = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
+    found |= run(config, topology, options.search, options.tokens)
     if options.json:
-        command.write_json(options.json, plan)
-    if not plan.get("memory", {}).get("fits", True):
+        command.write_json(options.json, found)
+    if not found["fits"]:
         sys.exit(1)
+
+
+def run(config, topology, searching: bool, tokens: float) -> dict:
+    """Prints the plan, or the plans that were searched, and returns them with `fits`."""
+    from xfresearch.planning import plans, report, search
+
+    if topology is None:
+        plan = plans.check(config)
+    elif searching:
+        found = search.search(config, topology, tokens)
+        print(report.search_text(found))
+        return found | {"fits": found["best"] is not None}
+    else:
+        plan = plans.make_plan(config, topology, tokens)
+    print(report.text(plan))
+    return plan | {"fits": plan["memory"]["fits"] if "memory" in plan else True}
 
 
 if __name__ == "__main__":

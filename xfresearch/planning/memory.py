@@ -8,6 +8,7 @@ from xfresearch.models.axes import path_name
 from xfresearch.planning.hlo import Instruction, Program
 
 GIB = 2**30
+RENAMES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # the same numbers again
 ZEROS = {"broadcast", "custom-call"}  # what a loop's stacked outputs are before it runs
 
 
@@ -85,10 +86,15 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
         return []
     inner, carry = scan.params["jaxpr"].jaxpr, scan.params["num_carry"]
     width = max(inner.outvars[:carry], key=lambda v: v.aval.size).aval.shape[-1]
-    made = {out: equation.primitive.name for equation in inner.eqns for out in equation.outvars}
-    found = []
+    made = {out: equation for equation in inner.eqns for out in equation.outvars}
+    found, seen = [], set()
     for inside, outside in zip(inner.outvars[carry:], scan.outvars[carry:], strict=True):
         aval = outside.aval
+        while inside in made and made[inside].primitive.name in RENAMES:
+            inside = made[inside].invars[0]
+        if inside in seen:  # the compiler keeps it once
+            continue
+        seen.add(inside)
         parts = mesh["data"] * mesh["fsdp"] * mesh["expert"] * mesh["context"]
         parts *= mesh["tensor"] if aval.shape[-1] != width else 1
         found.append(

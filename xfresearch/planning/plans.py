@@ -1,5 +1,8 @@
 """A plan: what one training step of a config costs on a machine, as a plain dict (docs/plan.md says what each part is)."""
 
+from dataclasses import replace
+from math import prod
+
 from xfresearch.config import Config
 from xfresearch.planning import memory, program
 from xfresearch.planning.collectives import collectives
@@ -32,23 +35,14 @@ def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
     return plan | estimate(plan, roofline(topology.chip, works, timed), topology, tokens)
 
 
-def head(config: Config, topology: Topology, mesh: dict[str, int], method: str) -> dict:
+def head(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:
     """What is known of a plan before anything is compiled."""
     from xfresearch.models.costs import costs
 
     counted = costs(config.model, config.sequence_length)
     return {
         "method": method,
-        "topology": {
-            "name": topology.name,
-            "chips": topology.chips,
-            "devices": topology.devices,
-            "peak_flops": topology.chip.peak,
-            "memory": topology.chip.memory,
-            "memory_bandwidth": topology.chip.memory_bandwidth,
-            "link_bandwidth": topology.chip.link,
-            "network_bandwidth": topology.chip.network,
-        },
+        "topology": topology and describe(topology),
         "mesh": mesh,
         "parameters": counted.parameters,
         "active_parameters": counted.active_parameters,
@@ -61,6 +55,20 @@ def head(config: Config, topology: Topology, mesh: dict[str, int], method: str) 
         },
         "remat": config.training.remat,
         "dtype": config.model.dtype,
+    }
+
+
+def describe(topology: Topology) -> dict:
+    chip = topology.chip
+    return {
+        "name": topology.name,
+        "chips": topology.chips,
+        "devices": topology.devices,
+        "peak_flops": chip.peak,
+        "memory": chip.memory,
+        "memory_bandwidth": chip.memory_bandwidth,
+        "link_bandwidth": chip.link,
+        "network_bandwidth": chip.network,
     }
 
 
@@ -165,6 +173,58 @@ def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> d
     }
 
 
+def formula_plan(config: Config, topology: Topology, tokens: float, devices=None) -> dict:
+    """The plan of a config by formula. `devices`: the mesh's, where it is known how they stand."""
+    from xfresearch.planning.formula import reckon
+    from xfresearch.training.sharding import check_batch, mesh_sizes
+
+    config = program.ready(config)
+    sizes = mesh_sizes(config.mesh, topology.devices)
+    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    found = reckon(config, sizes)
+    timed = time_collectives(found.collectives, topology, places(topology, devices))
+    plan = head(config, topology, sizes, "formula")
+    plan["memory"] = _memory_by_formula(config, sizes, found, topology)
+    plan["flops"] = {"traced": found.flops}
+    plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
+    plan["collectives"] = _table(timed)
+    return plan | estimate(plan, roofline(topology.chip, found.works, timed), topology, tokens)
+
+
+def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) -> dict:
+    total, available = sum(found.memory.values()), topology.chip.memory
+    fits = {"fits": total <= available, "total": total, "available": available, "parts": found.memory}
+    if fits["fits"]:
+        return fits
+    largest = {
+        "kept for the backward pass": found.kept[:LARGEST],
+        "state": memory.largest_of_state(found.state, LARGEST),
+    }
+    return fits | {"largest": largest, "advice": advice(config, mesh, found.memory, available)}
+
+
+def check(config: Config) -> dict:
+    """Shapes and shardings of a config on an abstract mesh: the step is lowered for TPU and GPU, not compiled.
+
+    UserError where the mesh does not go with the model or the batch.
+    """
+    from xfresearch.planning.formula import abstract_mesh
+    from xfresearch.training.sharding import AXES, check_batch, mesh_sizes
+
+    config = program.ready(config)
+    mesh = replace(config.mesh, data=1) if config.mesh.data == -1 else config.mesh
+    sizes = mesh_sizes(mesh, prod(getattr(mesh, axis) for axis in AXES))
+    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    layers = "scan" if config.training.layers == "auto" else config.training.layers
+    state, traced = program.trace(
+        replace(config, training=replace(config.training, layers=layers)), abstract_mesh(sizes)
+    )
+    traced.lower(lowering_platforms=("tpu",))
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth // len(config.model.pattern), sizes)
+    parts = memory.state_bytes(state) | {"kept for the backward pass": sum(size for _, _, size in kept)}
+    return head(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
+
+
 def make_plan(config: Config, topology: Topology, tokens: float) -> dict:
-    """The plan by the best means there is."""
-    return compiled_plan(config, topology, tokens)
+    """The plan by the best means there is: compiled for TPUs, by formula for GPUs."""
+    return (compiled_plan if topology.tpu else formula_plan)(config, topology, tokens)

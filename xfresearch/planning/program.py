@@ -71,23 +71,36 @@ def compile_step(traced) -> Compiled | Refused:
 
 
 def traced_flops(config: Config) -> int:
-    """FLOPs of every matrix product of one step on one device, counted in the traced program, loops as often as they turn.
+    """FLOPs of every matrix product of one step, counted in the traced program, loops as often as they turn.
 
     Counted with the plain kernels, whose products can be read: causal attention in full, each token's experts once.
     """
+    from xfresearch.models.counting import count_flops
+
+    return count_flops(*_alone(with_plain_kernels(config)))
+
+
+def trace_alone(config: Config):
+    """The step of a config, traced without a mesh."""
     import jax
 
-    from xfresearch.models.counting import count_flops
-    from xfresearch.training.abstract import abstract_batch, abstract_state
-    from xfresearch.training.optimizer import make_optimizer
-    from xfresearch.training.step import make_train_step
+    step, *arguments = _alone(config)
+    return jax.make_jaxpr(step)(*arguments)
 
-    plain = with_plain_kernels(replace(config, training=replace(config.training, layers="scan")))
-    optimizer = make_optimizer(plain.optimizer, plain.steps)
-    one = jax.sharding.AbstractMesh((1,) * 5, ("data", "fsdp", "expert", "tensor", "context"))
-    arguments = abstract_state(plain, optimizer, one), abstract_batch(plain, one)
-    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-    return count_flops(make_train_step(plain, optimizer), *arguments)
+
+def _alone(config: Config) -> tuple:
+    """(step, abstract state, abstract batch) of one device, layers scanned."""
+    import jax
+
+    from xfresearch.training.abstract import BATCH
+    from xfresearch.training.optimizer import make_optimizer
+    from xfresearch.training.step import init_state, make_train_step
+
+    config = replace(config, training=replace(config.training, layers="scan"))
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    state = jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
+    shape = (config.batch_size, config.sequence_length)
+    return make_train_step(config, optimizer), state, {k: jax.ShapeDtypeStruct(shape, d) for k, d in BATCH.items()}
 
 
 def with_plain_kernels(config: Config) -> Config:

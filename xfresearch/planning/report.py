@@ -5,10 +5,30 @@ GIB = 2**30
 
 def text(plan: dict) -> str:
     """The tables that the command prints."""
-    parts = [_head(plan), _memory(plan["memory"])]
+    parts = [_head(plan), _memory(plan["memory"]) if "memory" in plan else _checked(plan)]
     if "flops" in plan:
         parts += [_work(plan), _collectives(plan["collectives"]), _time(plan), _estimate(plan)]
     return "\n\n".join(parts)
+
+
+def search_text(found: dict) -> str:
+    """The plans that were tried, best first, and the best in full."""
+    parts = [f"{len(found['tried'])} plans fit by formula; the best of them:", _ranked(found["tried"][:8])]
+    if found["compiled"]:
+        parts += ["compiled:", _ranked(found["compiled"])]
+    parts.append(f"the best:\n\n{text(found['best'])}" if found["best"] else "NOTHING FITS: more devices, or a smaller batch")
+    return "\n\n".join(parts)
+
+
+def _ranked(rows: list[dict]) -> str:
+    cells = [("mesh", "remat", "batch", "memory", "step s", "utilisation, not overlapped", "overlapped")]
+    for row in rows:
+        mesh = ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()) or "one device"
+        times = ("does not fit", "", "")
+        if row["utilisation"]:
+            times = (f"{row['step_seconds'][0]:.3g}", *(percent(u) for u in row["utilisation"]))
+        cells.append((mesh, row["remat"], str(row["batch"]), percent(row["memory"]), *times))
+    return table(cells)
 
 
 def _head(plan: dict) -> str:
@@ -16,16 +36,25 @@ def _head(plan: dict) -> str:
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "one device"
     how = {
         "compiled": f"compiled in {plan.get('compile_seconds', 0):.0f} s",
-        "formula": "by formula, not compiled",
+        "formula": "formula, not compiled",
+        "checked": "shapes and shardings resolve and the step lowers; not compiled",
     }[plan["method"]]
+    where = f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, " if topology else ""
     active = plan["active_parameters"]
     used = f", {number(active)} of them active" if active != plan["parameters"] else ""
     return (
         f"{number(plan['parameters'])} parameters{used}, {plan['dtype']}, remat={plan['remat']}\n"
-        f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, mesh {mesh} ({how})\n"
+        f"{where}mesh {mesh} ({how})\n"
         f"batch: {batch['sequences']} sequences of {batch['sequence_length']} tokens = {number(batch['tokens'])} tokens"
         + (f" in {batch['accumulate']} microbatches" if batch["accumulate"] > 1 else "")
     )
+
+
+def _checked(plan: dict) -> str:
+    rows = [("memory per device", "GiB"), *((name, gib(size)) for name, size in plan["parts"].items())]
+    largest = [("largest arrays of the state", "whole shape", "GiB per device")]
+    largest += [(name, shape, gib(size)) for name, shape, size in plan["largest"]]
+    return f"{table(rows)}\n\n{table(largest)}"
 
 
 def _memory(memory: dict) -> str:
