@@ -243,8 +243,8 @@ class MeshConfig:
     expert: int = option(1, "shards of the experts", low=-1)
     tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=-1)
     context: int = option(1, "shards of the sequence", low=-1)
-    between: Literal["data", "fsdp", "expert", "tensor", "context"] = option(
-        "data", "axis whose parts are spread over slices, where there are several"
+    between: Literal["auto", "data", "fsdp", "expert", "tensor", "context"] = option(
+        "auto", "axis whose parts are spread over slices, where there are several; auto is the first that can be"
     )
 
 

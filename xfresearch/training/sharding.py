@@ -65,8 +65,11 @@ def device_mesh(sizes: dict[str, int], devices, between: str) -> Mesh:
     if slices == 1:
         array = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
     else:
-        needs = f"a multiple of the {slices} slices, which mesh.between={between!r} spreads it over"
-        require(sizes[between] % slices == 0, f"mesh.{between}", sizes[between], needs)
+        able = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
+        require(
+            able, "mesh", sizes, f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices"
+        )
+        between = able[0]
         inside = {name: size // slices if name == between else size for name, size in sizes.items()}
         across = [slices if name == between else 1 for name in sizes]
         array = mesh_utils.create_hybrid_device_mesh(
