@@ -16,7 +16,9 @@ def search_text(found: dict) -> str:
     parts = [f"{len(found['tried'])} plans fit by formula; the best of them:", _ranked(found["tried"][:8])]
     if found["compiled"]:
         parts += ["compiled:", _ranked(found["compiled"])]
-    parts.append(f"the best:\n\n{text(found['best'])}" if found["best"] else "NOTHING FITS: more devices, or a smaller batch")
+    parts.append(
+        f"the best:\n\n{text(found['best'])}" if found["best"] else "NOTHING FITS: more devices, or a smaller batch"
+    )
     return "\n\n".join(parts)
 
 

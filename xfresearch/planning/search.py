@@ -17,7 +17,7 @@ MARGIN = 1.1  # what the formula says may be this much over the memory, since it
 
 
 def search(config: Config, topology: Topology, tokens: float) -> dict:
-    """{"tried", "compiled": rows best first, "best": its whole plan or None}. UserError where no mesh goes with the config."""
+    """{"tried", "compiled": rows, best first, "best": its whole plan or None}. UserError where no mesh goes with the config."""
     from tqdm import tqdm
 
     config = program.ready(config)
@@ -30,7 +30,8 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
             continue
     if not tried:
         raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config and its batch")
-    fitting = [(c, p) for c, p in tried if p["memory"]["total"] <= MARGIN * p["memory"]["available"]]
+    margin = MARGIN if topology.tpu else 1
+    fitting = [(c, p) for c, p in tried if p["memory"]["total"] <= margin * p["memory"]["available"]]
     fitting.sort(key=lambda pair: -pair[1]["utilisation"][0])
     rows = [row(plan) for _, plan in fitting]
     if not topology.tpu:
