@@ -5,11 +5,11 @@ import re
 import jax
 
 from xfresearch.models.axes import path_name
-from xfresearch.planning.hlo import Instruction, Program
+from xfresearch.planning.hlo import Computation, Program
 
 GIB = 2**30
 RENAMES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # the same numbers again
-ZEROS = {"broadcast", "custom-call"}  # what a loop's stacked outputs are before it runs
+SAME_EVERYWHERE = {"parameter", "constant", "broadcast", "bitcast"}
 
 
 def shard_bytes(leaf) -> int:
@@ -45,14 +45,21 @@ def kept_activations(program: Program) -> list[tuple[str, str, float]]:
             start = computation.instructions[loop.operands[0]]
             turns = program.turns(loop)
             for operand, array in zip(start.operands, loop.outputs, strict=False):
-                made = computation.instructions.get(operand)
-                if made and _room(made) and array.shape[:1] == (turns,) and len(array.shape) > 1:
+                if _room(program, computation, operand) and array.shape[:1] == (turns,) and len(array.shape) > 1:
                     found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
     return sorted(found, key=lambda row: -row[2])
 
 
-def _room(made: Instruction) -> bool:
-    return made.opcode in ZEROS and ("AllocateBuffer" in made.text or made.opcode == "broadcast")
+def _room(program: Program, computation: Computation, name: str) -> bool:
+    """Whether an array holds nothing yet: one number everywhere, or whatever was there."""
+    made = computation.instructions.get(name)
+    if made is None:
+        return False
+    if made.opcode == "fusion":
+        return {inner.opcode for inner in program.fused(made).instructions.values()} <= SAME_EVERYWHERE
+    if made.opcode in ("copy", "bitcast"):
+        return _room(program, computation, made.operands[0])
+    return made.opcode == "broadcast" or '"AllocateBuffer"' in made.text
 
 
 # Compiled for a TPU, a program that is too large is refused with one of two texts.

@@ -17,7 +17,7 @@ MARGIN = 1.1  # what the formula says may be this much over the memory, since it
 
 
 def search(config: Config, topology: Topology, tokens: float) -> dict:
-    """{"tried", "compiled": rows, best first, "best": its whole plan or None}. UserError where no mesh goes with the config."""
+    """{"tried", "compiled": rows, best first, "best": its plan or None}. UserError where no mesh goes with the config."""
     from tqdm import tqdm
 
     config = program.ready(config)

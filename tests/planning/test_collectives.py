@@ -1,0 +1,151 @@
+"""Collectives of small programs compiled for 8 devices: kind, mesh axis, how often, bytes. Known by construction."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xfresearch.planning import hlo
+from xfresearch.planning.collectives import Collective, collectives, mesh_axes, replica_group
+
+ROOT = Path(__file__).parents[2]
+MESH = {"fsdp": 4, "tensor": 2}
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, str]:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    worker = [sys.executable, str(Path(__file__).parent / "collectives_worker.py")]
+    done = subprocess.run(worker, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def found(programs, name: str) -> list[tuple]:
+    rows = collectives(hlo.parse(programs[name]), MESH)
+    assert all(row.whole for row in rows)
+    return sorted((row.kind, row.axes, row.runs, row.payload, row.sent) for row in rows)
+
+
+def test_weights_cut_along_an_axis_are_gathered_over_it(programs):
+    whole = 128 * 32 * 4
+    assert found(programs, "weights") == [("all-gather", ("fsdp",), 1, whole, whole * 3 / 4)]
+
+
+def test_what_a_scan_holds_counts_as_often_as_it_turns(programs):
+    local = 8 * 16 * 4
+    assert found(programs, "loop") == [("all-reduce", ("tensor",), 5, local, local)]
+
+
+def test_scans_in_scans_multiply(programs):
+    local = 16 * 8 * 4
+    assert found(programs, "nested") == [("all-to-all", ("fsdp",), 25, local, local * 3 / 4)]
+
+
+def test_each_kind_is_known_with_its_axis_and_bytes(programs):
+    gathered, scattered = 32 * 8 * 4, 8 * 8 * 4
+    assert found(programs, "once_each") == [
+        ("all-gather", ("tensor",), 1, gathered, gathered / 2),
+        ("all-reduce", ("fsdp", "tensor"), 1, 4, 7),
+        ("collective-permute", ("fsdp",), 1, scattered, scattered),
+        ("reduce-scatter", ("fsdp",), 1, gathered, gathered * 3 / 4),
+    ]
+
+
+def test_a_program_without_collectives_has_none(programs):
+    assert found(programs, "none") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "axes"),
+    [
+        ("replica_groups={{0,2,4,6},{1,3,5,7}}", (0, 2, 4, 6), ("fsdp",)),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6), ("fsdp",)),
+        ("replica_groups=[4,2]<=[8]", (0, 1), ("tensor",)),
+        ("replica_groups=[1,8]<=[8]", tuple(range(8)), ("fsdp", "tensor")),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", (0, 2, 4, 6), ("fsdp",)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", tuple(range(8)), ("fsdp", "tensor")),
+        ("replica_groups={}", tuple(range(8)), ("fsdp", "tensor")),
+        ("source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}", (0, 2, 4, 6), ("fsdp",)),
+    ],
+)
+def test_groups_are_read_in_every_form_that_they_are_written_in(text, group, axes):
+    assert replica_group(f"all-reduce(%x), channel_id=1, {text}, use_global_device_ids=true", 8) == group
+    assert mesh_axes(group, MESH) == (axes, True)
+
+
+def test_a_part_of_an_axis_is_called_one():
+    group = replica_group("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0':(1)2}", 8)
+    assert group == (0, 4)
+    assert mesh_axes(group, MESH) == (("fsdp",), False)
+
+
+def test_groups_in_an_unknown_form_are_refused():
+    with pytest.raises(ValueError, match="cannot be read"):
+        replica_group("replica_groups=something_new", 8)
+
+
+# Cut from the text of a program compiled for v5p: the forms that no CPU program has.
+TPU = """HloModule jit_step
+
+%add (x: bf16[], y: bf16[]) -> bf16[] {
+  %x = bf16[] parameter(0)
+  %y = bf16[] parameter(1)
+  ROOT %sum = bf16[] add(%x, %y)
+}
+
+%all-reduce-scatter.1 (input: bf16[64,128]) -> bf16[16,128] {
+  %input = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %all-reduce.1 = bf16[64,128]{1,0:T(8,128)(2,1)} all-reduce(%input), channel_id=3, replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add
+  %partition-id = u32[] partition-id()
+  %zero = u32[] constant(0)
+  ROOT %slice = bf16[16,128]{1,0:T(8,128)(2,1)} dynamic-slice(%all-reduce.1, %partition-id, %zero), dynamic_slice_sizes={16,128}
+}
+
+%condition (state: (s32[], bf16[64,128])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(7)
+  %state.1 = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %count = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%count, %limit), direction=LT
+}
+
+%body (state.2: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
+  %state.3 = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%state.3), index=0
+  %x.1 = bf16[64,128]{1,0:T(8,128)(2,1)} get-tuple-element(%state.3), index=1
+  %fusion = bf16[16,128]{1,0:T(8,128)(2,1)} fusion(%x.1), kind=kCustom, calls=%all-reduce-scatter.1
+  %start = (bf16[16,128]{1,0:T(8,128)(2,1)}, bf16[64,128]{1,0:T(8,128)(2,1)}) all-gather-start(%fusion), replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  %done = bf16[64,128]{1,0:T(8,128)(2,1)} all-gather-done(%start)
+  ROOT %next = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) tuple(%i, %done)
+}
+
+ENTRY %main (p: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
+  %p = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  ROOT %while.1 = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) while(%p), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_tpu_text_has_loops_without_counts_fused_scatters_and_pairs():
+    scatter, gather = collectives(hlo.parse(TPU), MESH)
+    whole = 64 * 128 * 2
+    assert (scatter.kind, scatter.axes, scatter.runs, scatter.payload) == ("reduce-scatter", ("fsdp",), 7, whole)
+    assert (gather.kind, gather.axes, gather.runs, gather.payload) == ("all-gather", ("fsdp",), 7, whole)
+    assert not scatter.asynchronous and gather.asynchronous
+
+
+def test_a_loop_whose_turns_cannot_be_read_is_refused():
+    with pytest.raises(ValueError, match=r"while\.1 turns"):
+        collectives(hlo.parse(TPU.replace("direction=LT", "direction=NE")), MESH)
+
+
+def test_what_a_device_sends():
+    def sent(kind):
+        return Collective(kind, ("fsdp",), True, (0, 2, 4, 6), 1, 400.0, False, "", "").sent
+
+    assert [sent(kind) for kind in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")] == [
+        300.0, 300.0, 600.0, 300.0, 400.0
+    ]  # fmt: skip
