@@ -22,6 +22,7 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
+from xfresearch.models.kernel_choices import for_reading
 from xfresearch.models.sizes import longest_sequence
 
 SUMS = ("nll", "correct", "tokens", "bytes")
@@ -33,6 +34,7 @@ def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh
     `rows` is how many tokens' logits a device has at once, `mesh` what the parameters and batches lie on.
     """
     layers = fast_layers(mesh) if layers == "auto" else layers
+    model = for_reading(model)
 
     @jax.jit
     def scorer(params, batch):

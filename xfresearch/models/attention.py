@@ -81,7 +81,7 @@ class Attention(nnx.Module):
             dropout_key=ctx.dropout_key("weights"),
             tap=ctx.tap if ctx.taps else None,
             mesh=ctx.mesh,
-            implementation=a.kernel if cache is None else "plain",
+            implementation=a.kernel if cache is None and not ctx.taps else "plain",
         )
         o_BLHV = ctx.tap("heads", ctx.shard(o_BLHV, "BLHK"))
         y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
