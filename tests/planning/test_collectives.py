@@ -126,7 +126,7 @@ ENTRY %main (p: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
   %p = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) parameter(0)
   ROOT %while.1 = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) while(%p), condition=%condition, body=%body
 }
-"""
+"""  # noqa: E501
 
 
 def test_a_tpu_text_has_loops_without_counts_fused_scatters_and_pairs():

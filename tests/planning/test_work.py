@@ -80,7 +80,7 @@ ENTRY %main (a: f32[32,512,128], b: f32[32,2048,128]) -> f32[32,512,2048] {
   %b = f32[32,2048,128]{2,1,0:T(8,128)} parameter(1)
   ROOT %c = f32[32,512,2048]{2,1,0:T(8,128)} convolution(%a, %b), window={size=32 stride=31 lhs_dilate=32}, dim_labels=0bf_0oi->0bf
 }
-"""
+"""  # noqa: E501
     assert flops(text) == 2 * 32 * 512 * 2048 * 128
 
 
@@ -103,7 +103,7 @@ ENTRY %main (a: f32[64,128]) -> f32[64,128] {
   %a = f32[64,128]{1,0:T(8,128)} parameter(0)
   ROOT %k = f32[64,128]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"body":"x","cost_estimate":{"flops":"1000","transcendentals":"5","bytes_accessed":"300"}}}
 }
-"""
+"""  # noqa: E501
     assert (flops(text), moved(text)) == (1000, 300)
 
 

@@ -104,9 +104,8 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
         seen.add(inside)
         parts = mesh["data"] * mesh["fsdp"] * mesh["expert"] * mesh["context"]
         parts *= mesh["tensor"] if aval.shape[-1] != width else 1
-        found.append(
-            (made.get(inside, "kept"), f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts)
-        )
+        name = made[inside].primitive.name if inside in made else "input"
+        found.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
     return sorted(found, key=lambda row: -row[2])
 
 
