@@ -31,9 +31,9 @@ def finish(process: subprocess.Popen) -> tuple[int, str, str]:
 
 def test_two_plans_at_once(tmp_path):
     both = {"v5e": ("v5e:2x2", "fsdp=4"), "v5p": ("v5p:2x2x1", "fsdp=2,tensor=2")}
-    vocabulary = "--config.model.vocab_size=264"
+    sizes = ("--config.model.vocab_size=264", "--config.sequence_length=128")
     running = {
-        name: start(tmp_path, name, "--config", TINY, "--topology", topology, "--mesh", mesh, vocabulary)
+        name: start(tmp_path, name, "--config", TINY, "--topology", topology, "--mesh", mesh, *sizes)
         for name, (topology, mesh) in both.items()
     }
     for name, process in running.items():
@@ -42,9 +42,9 @@ def test_two_plans_at_once(tmp_path):
         plan = json.loads((tmp_path / f"{name}.json").read_text())
         assert plan["method"] == "compiled" and plan["fits"] and "utilisation" in out
         assert plan["flops"]["traced"] == plan["model_flops"]
-        assert (
-            0.9 < plan["flops"]["compiled"] / plan["flops"]["traced"] < 1.5
-        )  # padding to the matrix unit's tiles aside
+        assert plan["unknown_kernels"] == []
+        # Splash computes logits three times; blocks behind the diagonal are left out, here there are none.
+        assert 1 < plan["flops"]["compiled"] / plan["flops"]["traced"] < 1.7
         rows = {(row["kind"], *row["axes"]): row for row in plan["collectives"]}
         assert rows["all-gather", "fsdp"]["count"] > 0
         assert sum(row["share"] for row in plan["collectives"]) == pytest.approx(1)

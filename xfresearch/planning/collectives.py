@@ -60,20 +60,29 @@ def collectives(program: Program, mesh: dict[str, int]) -> list[Collective]:
 
 
 def _inside(program: Program, instruction: Instruction) -> list[Instruction]:
-    """The collectives that an instruction runs: itself, or those fused into it. A pair of start and done counts once."""
+    """The collectives that an instruction starts: itself, or those fused into it.
+
+    A pair of start and done counts once. A TPU spreads an asynchronous one over several fusions, which all repeat it: the
+    one that holds its start counts.
+    """
     fused = program.fused(instruction)
     if fused is None:
-        return [instruction] if _kind(instruction.opcode) else []
-    return [one for inner in fused.instructions.values() for one in _inside(program, inner)]
+        return [instruction] if kind_of(instruction.opcode) else []
+    found = [one for inner in fused.instructions.values() for one in _inside(program, inner)]
+    marks = " ".join(one.text for one in fused.instructions.values() if "AsyncCollective" in one.text)
+    if "AsyncCollectiveStart" in marks:
+        return found
+    return [one for one in found if "AsyncCollectiveDone" not in marks and "chain_id=" not in one.text]
 
 
-def _kind(opcode: str) -> str | None:
+def kind_of(opcode: str) -> str | None:
+    """The kind of collective that an instruction starts, or None."""
     base = opcode.removesuffix("-start")
     return base if base in KINDS else None
 
 
 def _collective(one: Instruction, outer: Instruction, mesh: dict[str, int], runs: float) -> Collective:
-    kind, started = _kind(one.opcode), one.opcode.endswith("-start")
+    kind, started = kind_of(one.opcode), one.opcode.endswith("-start")
     group = replica_group(one.text, prod(mesh.values()))
     sizes = [array.bytes for array in one.outputs]
     payload = sum(sizes)
@@ -86,7 +95,7 @@ def _collective(one: Instruction, outer: Instruction, mesh: dict[str, int], runs
     if kind == "all-reduce" and "all-reduce-scatter" in outer.text:  # a TPU's: all but a device's own share is dropped
         kind = "reduce-scatter"
     axes, whole = mesh_axes(group, mesh)
-    asynchronous = started or "async" in outer.name
+    asynchronous = started or (outer is not one and kind != "reduce-scatter") or "async" in outer.name
     return Collective(kind, axes, whole, group, runs, payload, asynchronous, outer.name, one.op_name or outer.op_name)
 
 

@@ -126,13 +126,20 @@ def parse(text: str) -> Program:
             if header and not line.startswith("HloModule"):
                 here = computations[header[2]] = Computation(header[2])
                 entry = header[2] if header[1] else entry
-        elif line.startswith("}"):
+        elif line == "}" or line.startswith("}, execution_thread"):
             here = None
         else:
-            instruction = _instruction(line)
-            if instruction:
-                here.instructions[instruction.name] = instruction
+            _read(line, here)
     return Program(computations, entry)
+
+
+def _read(line: str, here: Computation) -> None:
+    """Adds a line to a computation: an instruction, or more of the last one, whose attributes may go over several lines."""
+    instruction = _instruction(line)
+    if instruction:
+        here.instructions[instruction.name] = instruction
+    elif here.instructions:
+        here.instructions[next(reversed(here.instructions))].text += line
 
 
 def _instruction(line: str) -> Instruction | None:

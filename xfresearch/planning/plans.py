@@ -9,7 +9,7 @@ from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import places
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, tpu_devices
-from xfresearch.planning.work import work
+from xfresearch.planning.work import unknown_kernels, work
 
 LARGEST = 6  # arrays that are named where a plan does not fit
 
@@ -30,6 +30,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
     timed = time_collectives(collectives(compiled.program, sizes), topology, places(topology, mesh.devices.flat))
     plan["memory"] = _memory(topology, state, compiled)
     plan["flops"] = _flops(config, works, topology)
+    plan["unknown_kernels"] = unknown_kernels(compiled.program)
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
     plan["collectives"] = _table(timed)
     return plan | estimate(plan, roofline(topology.chip, works, timed), topology, tokens)

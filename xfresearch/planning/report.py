@@ -84,7 +84,11 @@ def _work(plan: dict) -> str:
     ]
     names = {"traced": "traced, recomputation included", "compiled": "compiled, matrix products"}
     rows += [(names[name], number(value), f"{value / model:.3f}") for name, value in flops.items()]
-    return table(rows) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
+    unknown = plan.get("unknown_kernels")
+    lines = [table(rows)]
+    if unknown:
+        lines.append(f"kernels that do not say what they cost, and count nothing: {', '.join(unknown)}")
+    return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
 
 
 def _collectives(found: list[dict]) -> str:

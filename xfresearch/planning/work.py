@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from math import prod
 
+from xfresearch.planning.collectives import kind_of
+from xfresearch.planning.custom import estimate, kernel_flops
 from xfresearch.planning.hlo import Array, Computation, Instruction, Program
 
 # No work of their own: names for what is there, containers, and the ends of what was counted at its start.
@@ -27,7 +29,7 @@ FREE |= {
 SLICES = {"dynamic-slice", "slice", "gather"}
 WINDOW = re.compile(r"window=\{([^}]*)\}")
 LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-ESTIMATE = re.compile(r'cost_estimate[\\"]*:\s*\{([^}]*)\}')
+_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu)"')
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,26 @@ def _flops(program: Program, computation: Computation, instruction: Instruction)
         return _dot(computation, instruction)
     if instruction.opcode == "convolution":
         return _convolution(computation, instruction)
-    return _estimate(instruction).get("flops", 0) if instruction.opcode == "custom-call" else 0
+    if instruction.opcode == "custom-call" and _KERNEL.search(instruction.text):
+        return kernel_flops(instruction, _operands(computation, instruction)) or 0
+    return 0
 
 
-def _estimate(instruction: Instruction) -> dict[str, float]:
-    found = ESTIMATE.search(instruction.text)
-    return {name: float(value) for name, value in re.findall(r'(\w+)[\\"]*:[\\"]*(\d+)', found[1])} if found else {}
+def unknown_kernels(program: Program) -> list[str]:
+    """Names of the kernels whose FLOPs nothing says."""
+    found = set()
+    for name in program.runs():
+        computation = program.computations[name]
+        for one in computation.instructions.values():
+            kernel = one.opcode == "custom-call" and _KERNEL.search(one.text)
+            if kernel and kernel_flops(one, _operands(computation, one)) is None:
+                found.add(re.sub(r"[.\d]+$", "", one.name))
+    return sorted(found)
+
+
+def _operands(computation: Computation, instruction: Instruction) -> list[Array]:
+    found = (computation.instructions.get(name) for name in instruction.operands)
+    return [operand.outputs[0] for operand in found if operand and operand.outputs]
 
 
 def _operand(computation: Computation, instruction: Instruction, index: int) -> Array:
@@ -151,8 +167,8 @@ def _reads(computation: Computation, instruction: Instruction) -> float:
 def _custom(computation: Computation, instruction: Instruction) -> float:
     if '"AllocateBuffer"' in instruction.text:
         return 0
-    estimate = _estimate(instruction)
-    return estimate.get("bytes_accessed") or _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
+    stated = estimate(instruction)
+    return stated.get("bytes_accessed") or _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
 
 
 def _fusion(program: Program, computation: Computation, instruction: Instruction) -> float:
@@ -173,6 +189,8 @@ def _used(name: str, users: dict, whole: float, fused: Computation) -> float:
     """Bytes of a fusion's operand that it reads: all of them, unless every use takes a slice or only updates it."""
     total = 0.0
     for user in users.get(name, ()):
+        if user.opcode == "tuple" or kind_of(user.opcode) or "AsyncCollective" in user.text:
+            continue  # handed through, or what a collective that runs beside the fusion moves
         if user.opcode in ("bitcast", "reshape", "copy") and not user.root:
             total += _used(user.name, users, whole, fused)
         elif user.opcode in SLICES and user.operands[0] == name:
@@ -191,7 +209,7 @@ def _roots(fused: Computation) -> list[str]:
 
 def _written(fused: Computation, name: str, users: dict) -> float:
     instruction = fused.instructions[name]
-    if instruction.outputs[0].fast:
+    if instruction.outputs[0].fast or instruction.opcode == "parameter" or "AsyncCollective" in instruction.text:
         return 0
     while instruction.opcode == "bitcast" and instruction.operands[0] in fused.instructions:
         instruction = fused.instructions[instruction.operands[0]]
