@@ -100,7 +100,8 @@ def _spec(mesh, path: str, shape: tuple) -> PartitionSpec:
 
 def state_shardings(mesh, state):
     """Shardings of a training state: arrays shaped like the parameter whose path theirs ends in are cut like it,
-    everything else (counters, factored moments) is replicated."""
+    everything else (counters, factored moments) is replicated. Errors as of `param_shardings`."""
+    param_shardings(mesh, state["params"])
     flat, _ = jax.tree_util.tree_flatten_with_path(state["params"])
     known = {path_name(path): leaf.shape for path, leaf in flat}
 
