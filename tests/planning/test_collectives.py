@@ -10,6 +10,7 @@ import pytest
 
 from xfresearch.planning import hlo
 from xfresearch.planning.collectives import Collective, collectives, mesh_axes, replica_group
+from xfresearch.planning.work import unknown_kernels, work
 
 ROOT = Path(__file__).parents[2]
 MESH = {"fsdp": 4, "tensor": 2}
@@ -68,6 +69,7 @@ def test_a_program_without_collectives_has_none(programs):
         ("replica_groups=[1,8]<=[8]", tuple(range(8)), ("fsdp", "tensor")),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", (0, 2, 4, 6), ("fsdp",)),
         ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", tuple(range(8)), ("fsdp", "tensor")),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", (0, 2, 4, 6), ("fsdp",)),
         ("replica_groups={}", tuple(range(8)), ("fsdp", "tensor")),
         ("source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}", (0, 2, 4, 6), ("fsdp",)),
     ],
@@ -137,9 +139,70 @@ def test_a_tpu_text_has_loops_without_counts_fused_scatters_and_pairs():
     assert not scatter.asynchronous and gather.asynchronous
 
 
-def test_a_loop_whose_turns_cannot_be_read_is_refused():
-    with pytest.raises(ValueError, match=r"while\.1 turns"):
-        collectives(hlo.parse(TPU.replace("direction=LT", "direction=NE")), MESH)
+def test_a_loop_that_turns_as_the_data_say_counts_once_and_is_named():
+    program = hlo.parse(TPU.replace("direction=LT", "direction=NE"))
+    assert [row.runs for row in collectives(program, MESH)] == [1, 1]
+    assert program.loops_of_unknown_turns() == ["while.1"]
+    assert hlo.parse(TPU).loops_of_unknown_turns() == []
+
+
+# What a TPU makes of one asynchronous all-gather: it starts it, computes beside it, and waits. A kernel's attributes go
+# over several lines, one of which begins with a brace.
+SPREAD = """HloModule jit_step
+
+%start (a: bf16[16,128]) -> (bf16[16,128], bf16[64,128], u32[]) {
+  %a = bf16[16,128]{1,0} parameter(0)
+  %gather.1 = bf16[64,128]{1,0} all-gather(%a), channel_id=5, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  ROOT %call.1 = (bf16[16,128]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)}) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%beside (b: bf16[16,128], c: bf16[64,128], x: f32[8,8]) -> (f32[8,8], bf16[16,128], bf16[64,128]) {
+  %b = bf16[16,128]{1,0} parameter(0)
+  %c = bf16[64,128]{1,0} parameter(1)
+  %x = f32[8,8]{1,0} parameter(2)
+  %dot.1 = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %gather.2 = bf16[64,128]{1,0} all-gather(%b), channel_id=5, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %tuple.1 = (f32[8,8]{1,0}, bf16[16,128]{1,0}, bf16[64,128]{1,0}) tuple(%dot.1, %b, %c)
+}
+
+%wait (d: bf16[16,128], e: bf16[64,128]) -> bf16[64,128] {
+  %d = bf16[16,128]{1,0} parameter(0)
+  %e = bf16[64,128]{1,0} parameter(1)
+  %gather.3 = bf16[64,128]{1,0} all-gather(%d), channel_id=5, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  ROOT %call.2 = bf16[64,128]{1,0} custom-call(%d, %e, %gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: bf16[16,128], y: f32[8,8]) -> bf16[64,128] {
+  %p = bf16[16,128]{1,0} parameter(0)
+  %y = f32[8,8]{1,0} parameter(1)
+  %kernel = f32[8,8]{1,0} custom-call(%y), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="a kernel"}
+  %s = (bf16[16,128]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)}) fusion(%p), kind=kCustom, calls=%start
+  %s0 = bf16[16,128]{1,0} get-tuple-element(%s), index=0
+  %s1 = bf16[64,128]{1,0} get-tuple-element(%s), index=1
+  %f = (f32[8,8]{1,0}, bf16[16,128]{1,0}, bf16[64,128]{1,0}) fusion(%s0, %s1, %y), kind=kOutput, calls=%beside
+  %f1 = bf16[16,128]{1,0} get-tuple-element(%f), index=1
+  %f2 = bf16[64,128]{1,0} get-tuple-element(%f), index=2
+  ROOT %w = bf16[64,128]{1,0} fusion(%f1, %f2), kind=kCustom, calls=%wait
+}
+"""  # noqa: E501
+
+
+def test_an_all_gather_that_is_spread_over_fusions_counts_once():
+    (gather,) = collectives(hlo.parse(SPREAD), MESH)
+    assert (gather.kind, gather.axes, gather.payload, gather.asynchronous) == (
+        "all-gather",
+        ("fsdp",),
+        64 * 128 * 2,
+        True,
+    )
+
+
+def test_what_is_computed_beside_it_counts_its_own_work():
+    done = {w.name: (w.flops, w.bytes) for w in work(hlo.parse(SPREAD))}
+    assert done["f"] == (2 * 8 * 8 * 8, 2 * 8 * 8 * 4)  # read once, written once; what is handed through costs nothing
+    assert unknown_kernels(hlo.parse(SPREAD)) == ["kernel"]
 
 
 def test_what_a_device_sends():

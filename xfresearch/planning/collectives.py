@@ -139,12 +139,11 @@ def _mesh_group(found: re.Match, devices: int) -> tuple[int, ...]:
     one of size 2 that comes after parts of product 2."""
     axes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
     order = np.arange(devices)
-    if found[2]:
-        shape, dims, _, turn = re.fullmatch(r"\[([\d,]+)\](?:<=\[([\d,]+)\](T\(([\d,]+)\))?)?", found[2]).groups()
-        dims = tuple(map(int, (dims or shape).split(",")))
-        order = (
-            order.reshape(dims).transpose(tuple(map(int, turn.split(","))) if turn else range(len(dims))).reshape(-1)
-        )
+    if found[2]:  # [2,4]T(1,0), or [8]<=[2,4]T(1,0)
+        dims = re.findall(r"\[([\d,]+)\]", found[2])[-1]
+        turn = re.search(r"T\(([\d,]+)\)", found[2])
+        order = order.reshape([int(size) for size in dims.split(",")])
+        order = order.transpose([int(axis) for axis in turn[1].split(",")] if turn else None).reshape(-1)
     grid = order.reshape(tuple(axes.values()))
     index = [slice(0, 1)] * len(axes)
     for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):

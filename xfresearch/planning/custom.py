@@ -20,9 +20,16 @@ def estimate(instruction: Instruction) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r'(\w+)[\\"]*:[\\"]*(\d+)', found[1])} if found else {}
 
 
-def kernel_flops(instruction: Instruction, operands: list[Array]) -> float | None:
-    """FLOPs of one run; None of a kernel that is not known."""
+def kernel_flops(instruction: Instruction, operands: list[Array], routed: float) -> float | None:
+    """FLOPs of one run; None of a kernel that is not known.
+
+    routed: tokens that come to a device's experts where they come to all alike, each as often as it has experts. The
+    kernel of a ragged product states what it would do with its whole buffer, which has room for more.
+    """
     stated = estimate(instruction).get("flops")
+    if stated and instruction.name.startswith("ragged-dot"):
+        rows = max(array.shape[0] for array in operands if len(array.shape) == 2)
+        return stated * min(1, routed / rows)
     if stated:
         return stated
     splash = re.match(r"splash_(?:mha|mqa)_(fwd|dq|dkv)", instruction.name)

@@ -87,7 +87,7 @@ class Program:
             found[name] = found.get(name, 0) + times
             for instruction in self.computations[name].instructions.values():
                 if instruction.opcode == "while":
-                    turns = times * self.turns(instruction)
+                    turns = times * (self.turns(instruction) or 1)
                     for inner in instruction.called:
                         visit(inner, turns)
                 elif instruction.opcode in ("call", "conditional", "async-start"):
@@ -97,8 +97,8 @@ class Program:
         visit(self.entry, 1)
         return found
 
-    def turns(self, loop: Instruction) -> int:
-        """How often a loop's body runs; ValueError where the program does not say."""
+    def turns(self, loop: Instruction) -> int | None:
+        """How often a loop's body runs; None where that depends on the data."""
         stated = TRIPS.search(loop.text)
         if stated:
             return int(stated[1])
@@ -108,9 +108,13 @@ class Program:
             for i in condition.instructions.values()
             if i.opcode == "constant" and i.outputs[0].dtype in ("s32", "u32", "s64", "u64")
         ]
-        if len(limits) != 1 or "direction=LT" not in str([i.text for i in condition.instructions.values()]):
-            raise ValueError(f"how often the loop {loop.name} turns cannot be read from its condition")
-        return limits[0]
+        counts_up = any("direction=LT" in i.text for i in condition.instructions.values())
+        return limits[0] if len(limits) == 1 and counts_up else None
+
+    def loops_of_unknown_turns(self) -> list[str]:
+        """What the loops are for whose bodies count once, because how often they turn depends on the data."""
+        executed = [i for name in self.runs() for i in self.computations[name].instructions.values()]
+        return sorted({i.op_name or i.name for i in executed if i.opcode == "while" and self.turns(i) is None})
 
     def fused(self, instruction: Instruction) -> Computation | None:
         """What a fusion computes."""

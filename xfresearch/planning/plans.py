@@ -26,14 +26,24 @@ def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
     plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
     if isinstance(compiled, program.Refused):
         return plan | {"memory": _refused(config, sizes, state, traced, compiled)}
-    works = work(compiled.program)
+    works = work(compiled.program, routed_tokens(config, sizes))
     timed = time_collectives(collectives(compiled.program, sizes), topology, places(topology, mesh.devices.flat))
     plan["memory"] = _memory(topology, state, compiled)
     plan["flops"] = _flops(config, works, topology)
     plan["unknown_kernels"] = unknown_kernels(compiled.program)
+    plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_turns()
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
     plan["collectives"] = _table(timed)
     return plan | estimate(plan, roofline(topology.chip, works, timed), topology, tokens)
+
+
+def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
+    """Tokens that come to a device's experts in a microbatch, each as often as it has experts, where they come to all alike."""
+    top_k = max(
+        (b.feed_forward.moe.top_k for b in config.model.blocks.values() if b.feed_forward.kind == "moe"), default=0
+    )
+    cuts = prod(mesh[axis] for axis in ("data", "fsdp", "expert", "context")) * config.training.accumulate
+    return config.batch_size * config.sequence_length * top_k / cuts
 
 
 def head(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:

@@ -88,6 +88,8 @@ def _work(plan: dict) -> str:
     lines = [table(rows)]
     if unknown:
         lines.append(f"kernels that do not say what they cost, and count nothing: {', '.join(unknown)}")
+    if plan.get("loops_of_unknown_turns"):
+        lines.append(f"loops that turn as the data say, and count once: {', '.join(plan['loops_of_unknown_turns'])}")
     return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
 
 

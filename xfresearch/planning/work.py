@@ -41,30 +41,33 @@ class Work:
     bytes: float  # to and from HBM, per run and device
 
 
-def work(program: Program) -> list[Work]:
-    """The work of every instruction that a step runs and that does any, collectives included (for the memory they use)."""
+def work(program: Program, routed: float = 0) -> list[Work]:
+    """The work of every instruction that a step runs and that does any, collectives included (for the memory they use).
+
+    routed: as of `kernel_flops`.
+    """
     found = []
     for name, runs in program.runs().items():
         computation = program.computations[name]
         for instruction in computation.instructions.values():
             if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
                 continue
-            flops, moved = _flops(program, computation, instruction), _bytes(program, computation, instruction)
+            flops, moved = _flops(program, computation, instruction, routed), _bytes(program, computation, instruction)
             if flops or moved:
                 found.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
     return found
 
 
-def _flops(program: Program, computation: Computation, instruction: Instruction) -> float:
+def _flops(program: Program, computation: Computation, instruction: Instruction, routed: float) -> float:
     if instruction.opcode == "fusion":
         fused = program.fused(instruction)
-        return sum(_flops(program, fused, inner) for inner in fused.instructions.values())
+        return sum(_flops(program, fused, inner, routed) for inner in fused.instructions.values())
     if instruction.opcode == "dot":
         return _dot(computation, instruction)
     if instruction.opcode == "convolution":
         return _convolution(computation, instruction)
     if instruction.opcode == "custom-call" and _KERNEL.search(instruction.text):
-        return kernel_flops(instruction, _operands(computation, instruction)) or 0
+        return kernel_flops(instruction, _operands(computation, instruction), routed) or 0
     return 0
 
 
@@ -75,7 +78,7 @@ def unknown_kernels(program: Program) -> list[str]:
         computation = program.computations[name]
         for one in computation.instructions.values():
             kernel = one.opcode == "custom-call" and _KERNEL.search(one.text)
-            if kernel and kernel_flops(one, _operands(computation, one)) is None:
+            if kernel and kernel_flops(one, _operands(computation, one), 0) is None:
                 found.add(re.sub(r"[.\d]+$", "", one.name))
     return sorted(found)
 
