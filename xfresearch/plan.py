@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> None:
     if not options.topology and not options.mesh:
         raise UserError("--topology NAME, --mesh AXIS=N,... or both are needed (see --help)")
     topology = options.topology and topologies.parse(options.topology, options.slices)
-    topologies.set_environment()
+    if not topology or topology.tpu:
+        topologies.set_environment()
 
     from xfresearch import config_io
 

@@ -1,12 +1,12 @@
 """Every collective of a compiled program: which mesh axes it runs over, how often, and how many bytes it moves."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
-from xfresearch.planning.hlo import Instruction, Program
+from xfresearch.planning.hlo import Computation, Instruction, Program
 
 KINDS = (
     "all-gather",
@@ -54,9 +54,15 @@ def collectives(program: Program, mesh: dict[str, int]) -> list[Collective]:
             inside = _inside(program, instruction)
             for one in inside:
                 made = _collective(one, instruction, mesh, runs)
+                if made.kind == "ragged-all-to-all":  # one of the two sides is a buffer with room for more than comes
+                    made = replace(made, payload=min(made.payload, _first_operand(program.computations[name], one)))
                 if len(made.group) > 1:
                     found.append(made)
     return found
+
+
+def _first_operand(computation: Computation, one: Instruction) -> float:
+    return computation.instructions[one.operands[0]].outputs[0].bytes
 
 
 def _inside(program: Program, instruction: Instruction) -> list[Instruction]:

@@ -14,12 +14,12 @@ from xfresearch.planning.work import unknown_kernels, work
 LARGEST = 6  # arrays that are named where a plan does not fit
 
 
-def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
-    """The plan of a config, its step compiled for TPUs. UserError where config and devices do not go together."""
+def compiled_plan(config: Config, topology: Topology, tokens: float, devices) -> dict:
+    """The plan of a config, its step compiled for the topology's devices. UserError where the two do not go together."""
     from xfresearch.training.sharding import make_mesh
 
     config = program.ready(config)
-    mesh = make_mesh(config, tpu_devices(topology))
+    mesh = make_mesh(config, devices)
     state, traced = program.trace(config, mesh)
     compiled = program.compile_step(traced)
     sizes = dict(mesh.shape)
@@ -38,7 +38,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float) -> dict:
 
 
 def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
-    """Tokens that come to a device's experts in a microbatch, each as often as it has experts, where they come to all alike."""
+    """Tokens that come to a device's experts in a microbatch, each as often as it has experts, if they come to all alike."""
     top_k = max(
         (b.feed_forward.moe.top_k for b in config.model.blocks.values() if b.feed_forward.kind == "moe"), default=0
     )
@@ -51,6 +51,8 @@ def head(config: Config, topology: Topology | None, mesh: dict[str, int], method
     from xfresearch.models.costs import costs
 
     counted = costs(config.model, config.sequence_length)
+    longer = costs(config.model, 2 * config.sequence_length)
+    attention = longer.flops_per_token - counted.flops_per_token  # what grows with the length
     return {
         "method": method,
         "topology": topology and describe(topology),
@@ -58,6 +60,7 @@ def head(config: Config, topology: Topology | None, mesh: dict[str, int], method
         "parameters": counted.parameters,
         "active_parameters": counted.active_parameters,
         "model_flops": 3 * counted.flops_per_token * config.batch_size * config.sequence_length,
+        "half_attention": 1 - attention / counted.flops_per_token / 2,  # of the FLOPs, as others count them
         "batch": {
             "sequences": config.batch_size,
             "sequence_length": config.sequence_length,
@@ -185,15 +188,16 @@ def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> d
 
 
 def formula_plan(config: Config, topology: Topology, tokens: float, devices=None) -> dict:
-    """The plan of a config by formula. `devices`: the mesh's, where it is known how they stand."""
+    """The plan of a config by formula. `devices` are the topology's, where it is a TPU's."""
     from xfresearch.planning.formula import reckon
-    from xfresearch.training.sharding import check_batch, mesh_sizes
+    from xfresearch.training.sharding import check_batch, device_mesh, mesh_sizes
 
     config = program.ready(config)
     sizes = mesh_sizes(config.mesh, topology.devices)
     check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
     found = reckon(config, sizes)
-    timed = time_collectives(found.collectives, topology, places(topology, devices))
+    mesh = device_mesh(sizes, devices, config.mesh.between).devices.flat if devices else None
+    timed = time_collectives(found.collectives, topology, places(topology, mesh))
     plan = head(config, topology, sizes, "formula")
     plan["memory"] = _memory_by_formula(config, sizes, found, topology)
     plan["flops"] = {"traced": found.flops}
@@ -237,5 +241,19 @@ def check(config: Config) -> dict:
 
 
 def make_plan(config: Config, topology: Topology, tokens: float) -> dict:
-    """The plan by the best means there is: compiled for TPUs, by formula for GPUs."""
-    return (compiled_plan if topology.tpu else formula_plan)(config, topology, tokens)
+    """The plan by the best means there is: compiled for TPUs and for GPUs that are here, otherwise by formula."""
+    if topology.tpu:
+        return compiled_plan(config, topology, tokens, tpu_devices(topology))
+    here = _gpus(topology)
+    return compiled_plan(config, topology, tokens, here) if here else formula_plan(config, topology, tokens)
+
+
+def _gpus(topology: Topology) -> list:
+    """As many of the machine's GPUs as the topology has, if they are of its kind."""
+    import jax
+
+    try:
+        found = [device for device in jax.devices("gpu") if device.device_kind.startswith(topology.chip.kind)]
+    except RuntimeError:
+        return []
+    return found[: topology.devices] if len(found) >= topology.devices else []

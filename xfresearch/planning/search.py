@@ -7,7 +7,7 @@ from itertools import product
 from xfresearch.config import Config
 from xfresearch.errors import UserError
 from xfresearch.planning import plans, program
-from xfresearch.planning.topologies import Topology
+from xfresearch.planning.topologies import Topology, tpu_devices
 
 COMPILED = 4  # plans that fit, compiled before the search ends
 BATCHES = (1, 2, 4)  # times the config's batch, or the smallest that every device has a row of
@@ -21,11 +21,12 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
     from tqdm import tqdm
 
     config = program.ready(config)
+    devices = tpu_devices(topology) if topology.tpu else None
     tried = []
     options = list(candidates(config, topology))
     for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
         try:
-            tried.append((candidate, plans.formula_plan(candidate, topology, tokens)))
+            tried.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
         except UserError:  # the mesh does not go with the model
             continue
     if not tried:
@@ -36,21 +37,21 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
     rows = [row(plan) for _, plan in fitting]
     if not topology.tpu:
         return {"tried": rows, "compiled": [], "best": fitting[0][1] if fitting else None}
-    compiled = _compile(fitting, topology, tokens)
+    compiled = _compile(fitting, topology, tokens, devices)
     fit = [plan for plan in compiled if plan["memory"]["fits"]]
     fit.sort(key=lambda plan: -plan["utilisation"][0])
     refused = [plan for plan in compiled if not plan["memory"]["fits"]]
     return {"tried": rows, "compiled": [row(plan) for plan in fit + refused], "best": fit[0] if fit else None}
 
 
-def _compile(fitting: list, topology: Topology, tokens: float) -> list[dict]:
+def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
     """The best by formula compiled, until COMPILED of them fit or twice as many have been tried."""
     from tqdm import tqdm
 
     found = []
     with tqdm(total=COMPILED, desc="compiling", unit="plan", file=sys.stderr, disable=None) as bar:
         for candidate, _ in fitting[: 2 * COMPILED]:
-            plan = plans.compiled_plan(candidate, topology, tokens)
+            plan = plans.compiled_plan(candidate, topology, tokens, devices)
             found.append(plan)
             bar.update(plan["memory"]["fits"])
             if sum(plan["memory"]["fits"] for plan in found) == COMPILED:
@@ -58,9 +59,9 @@ def _compile(fitting: list, topology: Topology, tokens: float) -> list[dict]:
     return found
 
 
-def candidates(config: Config, topology: Topology):
+def candidates(config: Config, topology: Topology, batches=BATCHES):
     """Configs to try: every mesh of all devices, recomputation and batch that may go together."""
-    for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), BATCHES):
+    for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), batches):
         rows = sizes["data"] * sizes["fsdp"] * sizes["expert"] * config.training.accumulate
         smallest = -(-config.batch_size // rows) * rows
         training, mesh = replace(config.training, remat=remat), replace(config.mesh, **sizes)

@@ -110,7 +110,7 @@ def _slice(text: str, family: str, shape: tuple, slices: int) -> Topology:
 
 
 def set_environment() -> None:
-    """What libtpu reads when it is loaded; to be called before JAX is imported."""
+    """What libtpu reads when it is loaded to compile, not to run; to be called before JAX is imported."""
     os.environ.update(ENVIRONMENT)
 
 

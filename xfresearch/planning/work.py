@@ -27,9 +27,10 @@ FREE |= {
     "domain",
 }
 SLICES = {"dynamic-slice", "slice", "gather"}
+CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')  # of a dot, of a call of cuBLAS
 WINDOW = re.compile(r"window=\{([^}]*)\}")
 LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu)"')
+_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu|__cudnn\$fmha\w*)"')
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def _flops(program: Program, computation: Computation, instruction: Instruction,
         return _dot(computation, instruction)
     if instruction.opcode == "convolution":
         return _convolution(computation, instruction)
+    if "__cublas$" in instruction.text:
+        return _dot(computation, instruction)
     if instruction.opcode == "custom-call" and _KERNEL.search(instruction.text):
         return kernel_flops(instruction, _operands(computation, instruction), routed) or 0
     return 0
@@ -94,8 +97,8 @@ def _operand(computation: Computation, instruction: Instruction, index: int) -> 
 
 def _dot(computation: Computation, instruction: Instruction) -> float:
     left = _operand(computation, instruction, 0)
-    contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.text)
-    sizes = [left.shape[int(i)] for i in contracted[1].split(",") if i] if contracted else []
+    contracted = CONTRACTED.search(instruction.text)
+    sizes = [left.shape[int(i)] for i in re.findall(r"\d+", contracted[1])] if contracted else []
     return 2 * instruction.outputs[0].size * prod(sizes)
 
 
