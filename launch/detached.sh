@@ -20,6 +20,7 @@ if running || [[ -e $ended && $(<"$ended") =~ ^(0|2)$ ]]; then
   }
 else
   rm -f "$ended"
+  : >"$log"
   printf '%s\n' "$*" >"$directory/command"
   # shellcheck disable=SC2016
   setsid bash -c '"${@:2}"; echo $? >"$1.part" && mv "$1.part" "$1"' run "$ended" \

@@ -44,6 +44,12 @@ fi
 
 say() { printf '[launch] %s\n' "$*" >&2; }
 
+# mark TEXT: every line of standard input with TEXT before it, at once
+mark() {
+  local line
+  while IFS= read -r line || [[ -n $line ]]; do printf '%s%s\n' "$1" "$line"; done
+}
+
 pids=() readers=() code=0 deadline='' signals=0
 signal_all() {
   local pid
@@ -62,7 +68,7 @@ trap 'rm -rf "$pipes"' EXIT
 for ((i = 0; i < n; i++)); do
   process "$i"
   mkfifo "$pipes/$i"
-  awk -v mark="[$i] " '{ print mark $0; fflush() }' <"$pipes/$i" &
+  mark "[$i] " <"$pipes/$i" &
   readers+=($!)
   set -m # a process group of its own: signals reach its children too, and Ctrl-C reaches it through us alone
   "${words[@]}" >"$pipes/$i" 2>&1 </dev/null &

@@ -123,8 +123,7 @@ prepare='mkdir -p xfresearch && tar -xzf xfresearch.tar.gz -C xfresearch && cd x
 prepare=$(tr -s '\n ' ' ' <<<"$prepare")
 
 send() {
-  run tar -czf "$archive" --exclude=./.venv* --exclude=./runs --exclude=__pycache__ . &&
-    run "${tpus[@]}" scp "$archive" "${option[name]}:xfresearch.tar.gz" "${everywhere[@]}" &&
+  run "${tpus[@]}" scp "$archive" "${option[name]}:xfresearch.tar.gz" "${everywhere[@]}" &&
     run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" --command "${prepare% }"
 }
 
@@ -138,6 +137,7 @@ read_state
 if [[ -n $state && ${option[attach]} == no ]]; then
   fail "--name=${option[name]}: there is such a queued resource already ($state): --attach goes on with it, $(quoted "${tpus[@]}" delete "${option[name]}" "${place[@]}" --force) removes it"
 fi
+run bash launch/pack.sh "$archive" # once: a second try runs the same code as the first
 [[ ${option[keep]} == yes ]] || trap delete EXIT # from here on machines may be there, whatever happens
 trap 'exit 130' INT
 trap 'exit 143' TERM
