@@ -54,24 +54,32 @@ place=(--zone "${option[zone]}")
 tpus=(gcloud compute tpus queued-resources)
 everywhere=(--worker=all --node=all --batch-size=all "${place[@]}") # in batches, the first would wait for the second
 archive=${TMPDIR:-/tmp}/xfresearch-${option[name]}.tar.gz
-lost=0
+lost=0 assumed=''
 
 say() { printf '[launch] %s\n' "$*" >&2; }
 
-state_command=("${tpus[@]}" list "${place[@]}" "--filter=name~/${option[name]}$" "--format=value(state.state)")
-
-# Puts the state of the queued resource into `state`, empty where there is none. A look that fails is repeated.
-read_state() {
+# look COMMAND...: what the command prints, in `seen`. A look that fails is repeated; with --dry-run it sees `assumed`.
+look() {
+  local i
   if [[ ${option[dry-run]} == yes ]]; then
-    run "${state_command[@]}" && state=${assumed:-}
+    run "$@" && seen=$assumed
     return
   fi
-  local i
   for i in 1 2 3 4 5; do
-    state=$("${state_command[@]}") && return
+    seen=$("$@") && return
     ((i == 5)) || sleep "${option[poll]}"
   done
   give_up "gcloud failed five times in a row"
+}
+
+# Puts the state of the queued resource into `state`, empty where there is none; PREEMPTED where one of its nodes is
+# gone, which the queued resource itself may learn later.
+read_state() {
+  look "${tpus[@]}" list "${place[@]}" "--filter=name~/${option[name]}$" "--format=value(state.state)"
+  state=$seen
+  [[ $state == ACTIVE ]] || return 0
+  look gcloud compute tpus tpu-vm list "${place[@]}" "--filter=name~/${option[name]}(-[0-9]+)?$" "--format=value(state)"
+  [[ ! $seen =~ PREEMPTED|TERMINATED ]] || state=PREEMPTED
 }
 
 create() {
@@ -102,14 +110,14 @@ failed() {
 
 # Waits until the machines are there, and requests them again where they were taken away.
 bring_up() {
-  local seen=''
+  local said=''
   while read_state && [[ $state != ACTIVE ]]; do
     case $state in
-      SUSPENDED | FAILED) failed "the queued resource is $state" && delete && create ;;
+      SUSPENDED | FAILED | PREEMPTED) failed "the queued resource is $state" && delete && create ;;
       '') give_up "the queued resource ${option[name]} is gone: somebody deleted it" ;;
-      *) [[ $state == "$seen" ]] || say "${option[name]} is $state" ;;
+      *) [[ $state == "$said" ]] || say "${option[name]} is $state" ;;
     esac
-    seen=$state
+    said=$state
     sleep "${option[poll]}"
   done
 }

@@ -27,6 +27,7 @@ FLAGS = {
         --spot --guaranteed --network --subnetwork --scopes --service-account""".split()
     ),
     f"{TPUS} list": {"--zone", "--project", "--filter", "--format"},
+    "gcloud compute tpus tpu-vm list": {"--zone", "--project", "--filter", "--format"},
     f"{TPUS} scp": {"--zone", "--project", "--worker", "--node", "--batch-size"},
     f"{TPUS} ssh": {"--zone", "--project", "--worker", "--node", "--batch-size", "--command"},
     f"{TPUS} delete": {"--zone", "--project", "--force", "--quiet"},
@@ -89,7 +90,8 @@ def answer(words: list[str], folder: Path) -> tuple[str, int, float]:
                 return out, code, seconds
     before = [of(call) for call in calls(folder)]
     made = before.count(f"{TPUS} create") > before.count(f"{TPUS} delete")
-    return ("ACTIVE" if made and of(words) == f"{TPUS} list" else ""), 0, 0.0
+    state = {f"{TPUS} list": "ACTIVE" if made else "", "gcloud compute tpus tpu-vm list": "READY"}
+    return state.get(of(words), ""), 0, 0.0
 
 
 def calls(folder: Path) -> list[list[str]]:
@@ -147,8 +149,8 @@ class Launcher:
 
     @property
     def verbs(self) -> list[str]:
-        """The last word of each call's program and subcommands: create, list, ssh, ..."""
-        return [of(call).split()[-1] for call in self.calls]
+        """The last word of each call's program and subcommands: create, list, ssh, ...; `nodes` for a look at nodes."""
+        return ["nodes" if of(call).endswith("tpu-vm list") else of(call).split()[-1] for call in self.calls]
 
 
 if __name__ == "stand_in":

@@ -11,7 +11,7 @@ from tests.launch.stand_ins import TPUS
 
 RUN = "--name run1 --zone europe-west4-b --accelerator v6e-16 --spot --poll 0".split()
 TRAIN = "-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run --config.mesh.fsdp=8".split()
-GOOD_DAY = ["list", "create", "list", "scp", "ssh", "ssh", "list", "delete"]
+GOOD_DAY = ["list", "create", "list", "nodes", "scp", "ssh", "ssh", "list", "nodes", "delete"]
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,15 @@ def test_machines_that_were_taken_away_are_requested_again(launcher, code):
     launcher.answers(f"{TPUS} ssh", "", ("", code))
     done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
     assert done.returncode == 0, done.stderr
-    lost, again = GOOD_DAY[:-1], ["list", "delete", *GOOD_DAY[1:]]
+    lost, again = GOOD_DAY[:-2], ["list", "delete", *GOOD_DAY[1:]]
     assert launcher.verbs == lost + again
+
+
+def test_nodes_that_are_gone_are_believed_before_the_queued_resource(launcher):
+    launcher.answers("tpu-vm list", "READY\nREADY", "READY\nPREEMPTED", "READY\nPREEMPTED")
+    done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
+    assert done.returncode == 0 and "the queued resource is PREEMPTED" in done.stderr
+    assert launcher.verbs == GOOD_DAY[:-1] + ["list", "nodes", "delete", *GOOD_DAY[1:]]
 
 
 def test_a_lost_connection_is_taken_up_on_the_same_machines(launcher):
@@ -102,19 +109,19 @@ def test_a_failing_job_is_not_tried_for_ever(launcher):
 def test_a_mistake_in_the_job_ends_it_at_once(launcher):
     launcher.answers("detached", ("", 2))
     assert launcher.run("tpu_vm.sh", *RUN, *TRAIN).returncode == 2
-    assert launcher.verbs == GOOD_DAY[:-2] + ["delete"]
+    assert launcher.verbs == GOOD_DAY[:-3] + ["delete"]
 
 
 def test_machines_that_are_there_already_are_left_alone(launcher):
     launcher.answers(f"{TPUS} list", "ACTIVE")
     done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
-    assert done.returncode == 2 and launcher.verbs == ["list"] and "--attach" in done.stderr
+    assert done.returncode == 2 and launcher.verbs == ["list", "nodes"] and "--attach" in done.stderr
 
 
 def test_attach_goes_on_with_them(launcher):
     launcher.answers(f"{TPUS} list", "ACTIVE", "ACTIVE", "ACTIVE")
     assert launcher.run("tpu_vm.sh", *RUN, "--attach", *TRAIN).returncode == 0
-    assert launcher.verbs == ["list", *GOOD_DAY[2:]]
+    assert launcher.verbs == ["list", "nodes", *GOOD_DAY[2:]]
 
 
 def test_machines_deleted_by_hand_are_not_requested_again(launcher):
