@@ -66,15 +66,16 @@ run() {
   fi
 }
 
-# The value of FLAG among the job's words, empty where it has none: job_flag --workdir
+# The value of FLAG among the job's words, the last where it is given twice, empty where it is not: job_flag --workdir
 job_flag() {
-  local i
+  local i value=
   for ((i = 0; i < ${#job[@]}; i++)); do
     case ${job[i]} in
-      "$1") printf '%s' "${job[i + 1]:-}" ;;
-      "$1"=*) printf '%s' "${job[i]#*=}" ;;
+      "$1") value=${job[i + 1]:-} ;;
+      "$1"=*) value=${job[i]#*=} ;;
     esac
   done
+  printf '%s' "$value"
 }
 
 # The module that the job runs, empty where it is not `python -m xfresearch.NAME`.

@@ -17,47 +17,48 @@ ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = ("gcloud", "xpk", "kubectl", "docker", "sbatch", "srun", "scontrol", "ssh-add")
 
 TPUS = "gcloud compute tpus queued-resources"
-XPK_PLACE = {"--cluster", "--zone", "--project"}
-SLURM = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task"}
+PLACE = "--zone --project"
+NODES = "--nodes --ntasks-per-node --gpus-per-node --cpus-per-task"
 # Flags that we may pass, from the programs' own references: gcloud 528 (create.yaml, ssh.py, scp.py, delete.yaml,
-# list.yaml), xpk of June 2026 (parser/cluster.py, parser/workload.py), Slurm 24's manuals of sbatch and srun.
+# list.yaml), xpk of June 2026 (parser/cluster.py, parser/workload.py), Slurm's manuals of sbatch and srun, Docker's.
 FLAGS = {
-    f"{TPUS} create": set(
-        """--zone --project --accelerator-type --runtime-version --node-id --node-count --node-prefix
-        --spot --guaranteed --network --subnetwork --scopes --service-account""".split()
-    ),
-    f"{TPUS} list": {"--zone", "--project", "--filter", "--format"},
-    "gcloud compute tpus tpu-vm list": {"--zone", "--project", "--filter", "--format"},
-    f"{TPUS} scp": {"--zone", "--project", "--worker", "--node", "--batch-size"},
-    f"{TPUS} ssh": {"--zone", "--project", "--worker", "--node", "--batch-size", "--command"},
-    f"{TPUS} delete": {"--zone", "--project", "--force", "--quiet"},
-    "xpk cluster create": XPK_PLACE | {"--tpu-type", "--num-slices", "--spot", "--on-demand", "--flex", "--reservation"},
-    "xpk workload create": XPK_PLACE
-    | set(
-        """--workload --tpu-type --num-slices --docker-image --env --command --max-restarts
-        --termination-grace-period-seconds""".split()
-    ),
-    "xpk workload list": XPK_PLACE | {"--wait-for-job-completion"},
-    "sbatch": SLURM
-    | set("--job-name --output --time --partition --account --signal --requeue --open-mode --chdir".split()),
-    "srun": SLURM | {"--ntasks", "--kill-on-bad-exit", "--wait", "--label"},
-    "scontrol requeue": set(),
-    "docker build": {"--platform", "--build-arg", "--tag", "--file"},
-    "docker push": set(),
-    "docker run": {"--rm", "--init", "--gpus", "--ipc", "--volume", "--env"},
+    f"{TPUS} create": f"{PLACE} --accelerator-type --runtime-version --node-id --node-count --node-prefix --spot "
+    "--guaranteed --network --scopes --service-account",
+    f"{TPUS} list": f"{PLACE} --filter --format",
+    "gcloud compute tpus tpu-vm list": f"{PLACE} --filter --format",
+    f"{TPUS} scp": f"{PLACE} --worker --node --batch-size",
+    f"{TPUS} ssh": f"{PLACE} --worker --node --batch-size --command",
+    f"{TPUS} delete": f"{PLACE} --force --quiet",
+    "xpk cluster create": f"{PLACE} --cluster --tpu-type --num-slices --spot --on-demand --flex --reservation",
+    "xpk cluster delete": f"{PLACE} --cluster",
+    "xpk workload create": f"{PLACE} --cluster --workload --tpu-type --num-slices --docker-image --env --command "
+    "--max-restarts --termination-grace-period-seconds",
+    "xpk workload list": f"{PLACE} --cluster --wait-for-job-completion",
+    "sbatch": f"{NODES} --job-name --output --time --partition --account --signal --requeue --open-mode --chdir",
+    "srun": f"{NODES} --ntasks --kill-on-bad-exit --wait --label",
+    "scontrol requeue": "",
+    "docker build": "--platform --build-arg --tag --file",
+    "docker push": "",
+    "docker run": "--rm --init --gpus --ipc --volume --env",
 }
 OWN_WORDS_FOLLOW = {"sbatch": "launch/slurm.sbatch", "srun": "env", "docker run": "python"}
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Puts the programs into `folder`/bin; the environment in which they come first and write to `folder`/calls."""
+def install(folder: Path) -> None:
+    """Puts the programs into `folder`/bin."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     for name in PROGRAMS:
         path = programs / name
-        path.write_text(f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({__file__!r}, {{'NAME': {name!r}}}, 'stand_in')\n")
+        path.write_text(
+            f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({__file__!r}, {{'NAME': {name!r}}}, 'stand_in')\n"
+        )
         path.chmod(0o755)
-    path = f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment in which the programs in `folder`/bin come first and write their calls to `folder`/calls."""
+    path = f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "STAND_INS": str(folder), "TMPDIR": str(folder)}
 
 
@@ -75,7 +76,7 @@ def unknown_flags(words: list[str]) -> list[str]:
         return []
     end = words.index(OWN_WORDS_FOLLOW[name]) if OWN_WORDS_FOLLOW.get(name) in words else len(words)
     flags = [word.partition("=")[0] for word in words[:end] if word.startswith("-")]
-    return [flag for flag in flags if flag not in FLAGS[name]]
+    return [flag for flag in flags if flag not in FLAGS[name].split()]
 
 
 def answer(words: list[str], folder: Path) -> tuple[str, int, float]:
@@ -119,7 +120,8 @@ class Launcher:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.environment = install(folder)
+        install(folder)
+        self.environment = environment(folder)
 
     def answers(self, pattern: str, *queue) -> None:
         """The next calls that match `pattern` answer these: what they print, or (what, exit code[, seconds])."""

@@ -8,8 +8,8 @@ import yaml
 
 from tests.launch.stand_ins import ROOT
 
-JOB = "--cluster c --workload w --tpu-type v6e-16 --image registry/x:1".split()
-TRAIN = "-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run".split()
+JOB = shlex.split("--cluster c --workload w --tpu-type v6e-16 --image registry/x:1")
+TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_dry_run_prints_what_is_called(launcher, options, programs):
 
 
 def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
-    text = "it's \"quoted\" $HOME"
+    text = 'it\'s "quoted" $HOME'
     launcher.run("gke.sh", *JOB, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text)
     (call,) = launcher.calls
     words = shlex.split(call[call.index("--command") + 1])

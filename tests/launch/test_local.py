@@ -47,7 +47,14 @@ def test_every_process_is_told_who_and_where_it_is_and_its_lines_are_marked(laun
 def test_a_dry_run_prints_what_is_run(launcher):
     dry = launcher.run("local.sh", "2", "--port", "4321", "--dry-run", "--", "python", "-c", SHOW)
     for i, line in enumerate(dry.stdout.splitlines()):
-        assert shlex.split(line) == ["env", "JAX_PLATFORMS=cpu", "python", "-c", SHOW, *FLAGS.format(port=4321, n=2, i=i).split()]
+        assert shlex.split(line) == [
+            "env",
+            "JAX_PLATFORMS=cpu",
+            "python",
+            "-c",
+            SHOW,
+            *FLAGS.format(port=4321, n=2, i=i).split(),
+        ]
     assert len(dry.stdout.splitlines()) == 2
 
 
@@ -59,7 +66,9 @@ def test_without_a_command_it_trains_the_quickstart_at_a_free_port(launcher):
 
 
 def test_both_streams_of_a_process_are_shown(launcher):
-    done = launcher.run("local.sh", "1", "--", "python", "-c", "import sys; print('out'); print('err', file=sys.stderr)")
+    done = launcher.run(
+        "local.sh", "1", "--", "python", "-c", "import sys; print('out'); print('err', file=sys.stderr)"
+    )
     assert sorted(done.stdout.splitlines()) == ["[0] err", "[0] out"]
 
 

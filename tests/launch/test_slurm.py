@@ -6,7 +6,7 @@ import pytest
 
 from tests.launch.stand_ins import ROOT
 
-TRAIN = "python -m xfresearch.train --config configs/llama.py --workdir /shared/run".split()
+TRAIN = shlex.split("python -m xfresearch.train --config configs/llama.py --workdir /shared/run")
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
 
 
@@ -49,7 +49,11 @@ def test_the_copy_that_slurm_runs_finds_the_checkout(launcher, tmp_path):
     copy = tmp_path / "slurm_script"
     copy.write_text((ROOT / "launch" / "slurm.sbatch").read_text())
     done = subprocess.run(
-        ["bash", str(copy), "--", *TRAIN], cwd=ROOT, env={**launcher.environment, **INSIDE}, capture_output=True, text=True
+        ["bash", str(copy), "--", *TRAIN],
+        cwd=ROOT,
+        env={**launcher.environment, **INSIDE},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert launcher.calls[0][0] == "srun"

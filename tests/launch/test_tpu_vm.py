@@ -9,8 +9,10 @@ import pytest
 
 from tests.launch.stand_ins import TPUS
 
-RUN = "--name run1 --zone europe-west4-b --accelerator v6e-16 --spot --poll 0".split()
-TRAIN = "-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run --config.mesh.fsdp=8".split()
+RUN = shlex.split("--name run1 --zone europe-west4-b --accelerator v6e-16 --spot --poll 0")
+TRAIN = shlex.split(
+    "-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run --config.mesh.fsdp=8"
+)
 GOOD_DAY = ["list", "create", "list", "nodes", "scp", "ssh", "ssh", "list", "nodes", "delete"]
 
 
@@ -52,8 +54,10 @@ def test_each_generation_gets_its_software(launcher, accelerator, runtime):
 
 
 def test_the_job_reaches_every_host_at_once_and_unchanged(launcher):
-    text = "it's \"quoted\" $HOME"
-    launcher.run("tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text)
+    text = 'it\'s "quoted" $HOME'
+    launcher.run(
+        "tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text
+    )
     install, job = (call for call in launcher.calls if call[4] == "ssh")
     assert {"--worker=all", "--node=all", "--batch-size=all"} <= set(job)
     words = shlex.split(job[job.index("--command") + 1])
