@@ -28,7 +28,8 @@ parse() {
       *) arguments+=("$1") && shift && continue ;;
     esac
     name=${1%%=*} name=${name#--} value=${1#*=}
-    [[ -v option[$name] ]] || fail "$1: there is no such option; there are$(printf ' --%s\n' "${!option[@]}" | sort | tr -d '\n')"
+    [[ -v option[$name] ]] ||
+      fail "$1: there is no such option; there are$(printf ' --%s\n' "${!option[@]}" | sort | tr -d '\n')"
     if [[ ${option[$name]} == no || ${option[$name]} == yes ]]; then
       [[ $1 != *=* ]] || fail "$1 is not allowed: --$name takes no value"
       value=yes
@@ -85,11 +86,12 @@ job_module() {
 
 # Finds mistakes in the job before a machine is paid for: no such command, no such config file.
 check_job() {
-  ((${#job[@]})) || fail "the job is missing: write it after --, e.g. -- python -m xfresearch.train --config configs/llama.py"
+  ((${#job[@]})) || fail "the job is missing: write it after --, e.g. -- python -m xfresearch.evaluate --workdir runs/a"
   local module config commands
   module=$(job_module) config=$(job_flag --config)
   commands=$(cd xfresearch && grep -l '__name__ == "__main__"' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
-  [[ -z $module || " $commands " == *" $module "* ]] || fail "xfresearch.$module: there is no such command; there are $commands"
+  [[ -z $module || " $commands " == *" $module "* ]] ||
+    fail "xfresearch.$module: there is no such command; there are $commands"
   [[ -z $config || -f ${config%%:*} ]] || fail "--config=$config: there is no such file in the checkout"
 }
 

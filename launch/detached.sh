@@ -3,7 +3,8 @@
 #
 # Starts COMMAND once on this machine, detached, with its log in DIR, shows the log while it runs and exits as it did.
 # Called again, after a lost connection, it shows the log of the same run from its start. A run that ended with 0
-# (finished) or 2 (a mistake in the command) is reported again; one that ended in any other way is started again.
+# (finished) or 2 (a mistake in the command) is reported again; one that ended in any other way is started again. Exit
+# code 4: another COMMAND was started here.
 set -euo pipefail
 (($# > 1)) || { sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$0" && exit 0; }
 
@@ -16,7 +17,7 @@ running() { [[ -e $pid ]] && kill -0 "$(<"$pid")" 2>/dev/null; }
 if running || [[ -e $ended && $(<"$ended") =~ ^(0|2)$ ]]; then
   [[ $(<"$directory/command") == "$*" ]] || {
     printf 'error: another command was started here: %s\n' "$(<"$directory/command")" >&2
-    exit 2
+    exit 4
   }
 else
   rm -f "$ended"

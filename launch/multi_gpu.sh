@@ -8,7 +8,7 @@
 #   --image IMAGE   run in a container of this image (launch/Dockerfile built with JAX=cuda12 or cuda13); runs/ is shared
 #   --dry-run       print what would run
 #
-#   launch/multi_gpu.sh --gpus 0,1 -- python -m xfresearch.train --config configs/gpt2.py --workdir runs/g --config.mesh.fsdp=2
+#   launch/multi_gpu.sh -- python -m xfresearch.train --config configs/gpt2.py --workdir runs/g --config.mesh.fsdp=8
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

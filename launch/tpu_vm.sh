@@ -35,7 +35,8 @@ require zone '[a-z]+-[a-z]+[0-9]+-[a-z]' "a zone such as europe-west4-b"
 require slices '[1-9][0-9]*' "a number of slices, 1 or more"
 require retries '[0-9]+' "a number, 0 or more"
 require poll '[0-9]+' "a number of seconds"
-[[ ${option[accelerator]} != tpu7x* ]] || fail "--accelerator='${option[accelerator]}' is not allowed: tpu7x is had on GKE alone (launch/gke.sh)"
+[[ ${option[accelerator]} != tpu7x* ]] ||
+  fail "--accelerator='${option[accelerator]}' is not allowed: tpu7x is had on GKE alone (launch/gke.sh)"
 require accelerator '(v4|v5p|v5litepod|v6e)-[0-9]+' "v4-N or v5p-N (N cores, 2 a chip), v5litepod-N or v6e-N (N chips)"
 [[ ${option[spot]} != "${option[guaranteed]}" ]] || fail "--spot and --guaranteed: give one of the two"
 check_job
@@ -138,12 +139,13 @@ send() {
 # JAX_PLATFORMS: a host without its TPU is an error, not a run on the CPU.
 work() {
   run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" --command \
-    "cd xfresearch && PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job env JAX_PLATFORMS=tpu,cpu $(quoted "${job[@]}")"
+    "cd xfresearch && PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
 }
 
 read_state
 if [[ -n $state && ${option[attach]} == no ]]; then
-  fail "--name=${option[name]}: there is such a queued resource already ($state): --attach goes on with it, $(quoted "${tpus[@]}" delete "${option[name]}" "${place[@]}" --force) removes it"
+  fail "--name=${option[name]}: there is such a queued resource already ($state): --attach goes on with it," \
+    "$(quoted "${tpus[@]}" delete "${option[name]}" "${place[@]}" --force) removes it"
 fi
 run bash launch/pack.sh "$archive" # once: a second try runs the same code as the first
 [[ ${option[keep]} == yes ]] || trap delete EXIT # from here on machines may be there, whatever happens
@@ -156,6 +158,7 @@ while :; do
   send || code=1
   ((code)) || work || code=$?
   ((code != 2)) || exit 2 # a mistake in the command: other machines do not help
+  ((code != 4)) || { trap - EXIT && fail "another command was started on these machines: they are left as they are"; }
   read_state
   ((code)) || [[ $state != ACTIVE ]] || break
   failed "the run ended with $code, the queued resource is ${state:-gone}"

@@ -32,6 +32,12 @@ def test_a_dry_run_prints_what_is_called(launcher, options, programs):
     ]
 
 
+@pytest.mark.parametrize("capacity", ["spot", "on-demand", "flex", "reservation=mine"])
+def test_the_cluster_is_of_the_machines_that_were_asked_for(launcher, capacity):
+    launcher.run("gke.sh", *JOB, "--create", capacity, *TRAIN)
+    assert launcher.calls[0][:3] == ["xpk", "cluster", "create"] and f"--{capacity}" in launcher.calls[0]
+
+
 def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
     text = 'it\'s "quoted" $HOME'
     launcher.run("gke.sh", *JOB, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text)

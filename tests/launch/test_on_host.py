@@ -81,4 +81,4 @@ def test_a_killed_run_starts_again(tmp_path):
 def test_another_command_does_not_get_the_first_ones_result(tmp_path):
     assert subprocess.run(count(tmp_path, "sys.exit(0)"), capture_output=True, timeout=20).returncode == 0
     done = subprocess.run(count(tmp_path, "sys.exit(1)"), capture_output=True, text=True, timeout=20)
-    assert done.returncode == 2 and "another command was started here" in done.stderr
+    assert done.returncode == 4 and "another command was started here" in done.stderr

@@ -33,10 +33,10 @@ def test_a_dry_run_prints_what_is_called(launcher, options):
 
 def test_one_slice_and_several(launcher):
     launcher.run("tpu_vm.sh", *RUN, *TRAIN)
-    launcher.run("tpu_vm.sh", *RUN, "--slices", "4", *TRAIN)
-    one, four = (call for call in launcher.calls if call[4] == "create")
+    launcher.run("tpu_vm.sh", *RUN, "--slices", "2", *TRAIN)
+    one, two = (call for call in launcher.calls if call[4] == "create")
     assert "--node-id run1 --spot" in " ".join(one)
-    assert "--node-count 4 --node-prefix run1 --spot" in " ".join(four)
+    assert "--node-count 2 --node-prefix run1 --spot" in " ".join(two)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,13 @@ def test_attach_goes_on_with_them(launcher):
     launcher.answers(f"{TPUS} list", "ACTIVE", "ACTIVE", "ACTIVE")
     assert launcher.run("tpu_vm.sh", *RUN, "--attach", *TRAIN).returncode == 0
     assert launcher.verbs == ["list", "nodes", *GOOD_DAY[2:]]
+
+
+def test_machines_on_which_another_command_runs_are_not_deleted(launcher):
+    launcher.answers(f"{TPUS} list", "ACTIVE", "ACTIVE")
+    launcher.answers("detached", ("", 4))
+    done = launcher.run("tpu_vm.sh", *RUN, "--attach", *TRAIN)
+    assert done.returncode == 2 and "delete" not in launcher.verbs and "another command" in done.stderr
 
 
 def test_machines_deleted_by_hand_are_not_requested_again(launcher):
