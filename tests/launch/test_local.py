@@ -3,10 +3,14 @@
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
+
+from tests.launch.stand_ins import ROOT
+from xfresearch.training.metrics import read_metrics
 
 SHOW = "import sys; print(*sys.argv[1:])"
 FLAGS = "--coordinator 127.0.0.1:{port} --processes {n} --process {i}"
@@ -102,6 +106,18 @@ def test_signals_are_passed_on_to_all(launcher, number):
     out, err = process.communicate(timeout=20)
     assert sorted(out.splitlines()) == [f"[{i}] got {number.name}" for i in range(2)]
     assert process.returncode == 0, err
+
+
+@pytest.mark.long
+def test_two_processes_train_as_one(launcher, tmp_path):
+    train = ["python", "-m", "xfresearch.train", "--config", "configs/all_attention.py:tiny", "--workdir"]
+    process = launcher.start("local.sh", "2", "--", *train, str(tmp_path / "two"))
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, out + err
+    subprocess.run([sys.executable, *train[1:], str(tmp_path / "one")], cwd=ROOT, check=True, timeout=600)
+    one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    losses = [[row["loss"] for row in rows if row["kind"] == "train"] for rows in (one, two)]
+    assert len(losses[0]) > 10 and losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_second_signal_kills(launcher):

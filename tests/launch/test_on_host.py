@@ -78,6 +78,16 @@ def test_a_killed_run_starts_again(tmp_path):
     assert starts(tmp_path) == 2
 
 
+def test_a_killed_run_does_not_end_as_the_one_before(tmp_path):
+    words = count(tmp_path, f"sys.exit(1) if len(open({str(tmp_path / 'starts')!r}).read()) == 1 else time.sleep(60)")
+    assert subprocess.run(words, capture_output=True, timeout=20).returncode == 1
+    second = start(words)
+    assert second.stdout.readline() == "up\n"
+    kill(tmp_path)
+    second.communicate(timeout=20)
+    assert second.returncode == 137
+
+
 def test_another_command_does_not_get_the_first_ones_result(tmp_path):
     assert subprocess.run(count(tmp_path, "sys.exit(0)"), capture_output=True, timeout=20).returncode == 0
     done = subprocess.run(count(tmp_path, "sys.exit(1)"), capture_output=True, text=True, timeout=20)
