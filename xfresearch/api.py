@@ -20,6 +20,7 @@ from xfresearch.config_io import read_json, to_json
 from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
+from xfresearch.models.kernel_choices import for_reading
 from xfresearch.models.memory import Memory, memory
 from xfresearch.models.sizes import longest_sequence
 from xfresearch.models.taps import Taps
@@ -39,8 +40,9 @@ def load(path, step: int | None = None) -> "LanguageModel":
     from xfresearch.data.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(str(workdir / "tokenizer"))
-    step, params = _restore(workdir, run.model, step)
-    return LanguageModel(run.model, params, tokenizer, run, step)
+    model = for_reading(run.model)
+    step, params = _restore(workdir, model, step)
+    return LanguageModel(model, params, tokenizer, run, step)
 
 
 def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:

@@ -62,7 +62,7 @@ def parse(arguments):
 def bench_attention(a, draw):
     """Causal self-attention, with persistent memory slots."""
     from xfresearch.errors import UserError
-    from xfresearch.kernels.attention import attention, choose_attention
+    from xfresearch.kernels.attention import REFUSALS, attention, choose_attention, describe
 
     G, K = a.kv_heads, a.head_size
     if a.heads % G:
@@ -73,10 +73,15 @@ def bench_attention(a, draw):
     def implementation(name):
         return lambda q, k, v, memory: attention(q, k, v, memory=memory, implementation=name)
 
-    print("auto: " + ", ".join(choose_attention(q, k)))
+    call = describe(q, k, v, memory)
+    print("auto: " + ", ".join(choose_attention(call)))
     # Half of the context is masked; two products per pair of positions.
     flops = 4 * a.batch * a.length * a.heads * K * (a.length / 2 + a.memory)
-    return {name: implementation(name) for name in ("plain", "blocked")}, (q, k, v, memory), flops
+    return (
+        {name: implementation(name) for name, refuse in REFUSALS.items() if not refuse(call)},
+        (q, k, v, memory),
+        flops,
+    )
 
 
 def bench_cross_entropy(a, draw):

@@ -101,8 +101,8 @@ class AttentionConfig:
     )
     lambdas: LambdaConfig = option(LambdaConfig(), "lambda layers, for kind = 'lambda'")
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
-    kernel: Literal["auto", "plain", "blocked", "banded"] = option(
-        "auto", "implementation; auto is the backend's fastest"
+    kernel: Literal["auto", "plain", "blocked", "banded", "splash"] = option(
+        "auto", "implementation in training (docs/training.md); auto is the platform's fastest that serves the block"
     )
 
 
@@ -238,11 +238,14 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    data: int = option(-1, "replicas of the model; -1 is every device left over", low=-1)
-    fsdp: int = option(1, "shards of parameters, gathered when used", low=1)
-    expert: int = option(1, "shards of the experts", low=1)
-    tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=1)
-    context: int = option(1, "shards of the sequence", low=1)
+    data: int = option(-1, "replicas of the model; one axis may be -1: every device left over", low=-1)
+    fsdp: int = option(1, "shards of parameters, gathered when used", low=-1)
+    expert: int = option(1, "shards of the experts", low=-1)
+    tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=-1)
+    context: int = option(1, "shards of the sequence", low=-1)
+    between: Literal["auto", "data", "fsdp", "expert", "tensor", "context"] = option(
+        "auto", "axis whose parts are spread over slices, where there are several; auto is the first that can be"
+    )
 
 
 @dataclass(frozen=True)

@@ -22,33 +22,34 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
+from xfresearch.models.kernel_choices import for_reading
 from xfresearch.models.sizes import longest_sequence
 
 SUMS = ("nll", "correct", "tokens", "bytes")
 
 
-def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024) -> Callable:
+def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
     """scorer(params, batch) -> (nll_BL, correct_BL), 0 where the batch's weight is 0. Jitted; make it once.
 
-    `rows` is how many tokens' logits exist at once.
+    `rows` is how many tokens' logits a device has at once, `mesh` what the parameters and batches lie on.
     """
-    layers = fast_layers() if layers == "auto" else layers
+    layers = fast_layers(mesh) if layers == "auto" else layers
+    model = for_reading(model)
 
     @jax.jit
     def scorer(params, batch):
         lm = transformer.bind(model, params)
-        out = lm(batch["tokens"], Context(batch["positions"], batch["segments"]), layers=layers)
-        hidden_TD, labels_T = out.hidden_BLD.reshape(-1, model.width), batch["targets"].reshape(-1)
-        nll_T, correct_T = token_nll(hidden_TD, lm.head_table_VD(), labels_T, rows)
+        out = lm(batch["tokens"], Context(batch["positions"], batch["segments"], mesh=mesh), layers=layers)
+        nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.head_table_VD(), batch["targets"], rows, mesh)
         scored_BL = batch["weights"] > 0
-        return [jnp.where(scored_BL, x_T.reshape(scored_BL.shape), 0) for x_T in (nll_T, correct_T)]
+        return [jnp.where(scored_BL, x_BL, 0) for x_BL in (nll_BL, correct_BL)]
 
     return scorer
 
 
-def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024) -> Callable:
+def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
     """evaluator(params, batch, byte_lengths_V) -> sums over each sequence, {name: [B]} for the names in SUMS."""
-    scorer = make_scorer(model, layers, rows)
+    scorer = make_scorer(model, layers, rows, mesh)
 
     @jax.jit
     def evaluator(params, batch, byte_lengths_V):

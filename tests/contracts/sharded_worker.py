@@ -18,9 +18,9 @@ DEVICES = 8
 GRADIENTS = ["pattern", "pattern-repeated", *KEPT]
 
 
-def logits_and_gradients(config, gradients: bool):
+def logits_and_gradients(config, gradients: bool, mesh=None):
     def loss(params, tokens_BL, layers):
-        logits, losses = forward(config, params, tokens_BL, layers)
+        logits, losses = forward(config, params, tokens_BL, layers, mesh=mesh)
         weights_BLV = np.random.default_rng(3).standard_normal(logits.shape)
         return (weights_BLV * logits).sum() + sum(value.sum() for value in losses.values()), logits
 
@@ -37,6 +37,7 @@ def error(config, gradients: bool) -> float:
     shardings = param_shardings(mesh, params)
     placed = jax.device_put(params, shardings)
     assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(placed))
+    run = logits_and_gradients(config, gradients, mesh)
     step = jax.jit(run, static_argnums=2, out_shardings=(shardings if gradients else None, None))
     found_gradients, found_logits = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
     errors = [relative_error(found_logits, expected_logits)]

@@ -9,7 +9,10 @@ import pytest
 
 from tests.contracts.variants import (
     ALL,
+    LENGTH,
+    ROOT,
     VARIANTS,
+    change,
     fields,
     forward,
     in_float64,
@@ -20,13 +23,35 @@ from tests.contracts.variants import (
     with_kernels,
 )
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.kernels.attention import REFUSALS
+from xfresearch.models.kernel_choices import attention_call
 from xfresearch.models.variants import ACTIVATIONS
+
+# Kernels of attention that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
+ELSEWHERE = {
+    "banded": "tests/kernels/test_attention.py",
+    "splash": "tests/kernels/test_splash_attention.py",
+}
 
 
 def fast(path: str) -> list[str]:
     """What a field offers besides the plain implementation and the choice among all."""
-    # 'banded' needs sequences longer than these: tests/kernels/test_attention.py
-    return [kind for kind in typing.get_args(fields()[path]) if kind not in ("auto", "plain", "ragged", "banded")]
+    return [kind for kind in typing.get_args(fields()[path]) if kind not in ("auto", "plain", "ragged", *ELSEWHERE)]
+
+
+def serves(kernel: str, config, block) -> bool:
+    """Whether an attention kernel serves a block in these tests; where it does not, asking for it is an error."""
+    if block.attention.kind != "softmax":
+        return False
+    return kernel == "auto" or not REFUSALS[kernel](attention_call(config, block, LENGTH, segments=True))
+
+
+def attention_kernels(config, kernel: str):
+    """`config` with `kernel` in those blocks that it serves."""
+    served = [name for name, block in config.blocks.items() if serves(kernel, config, block)]
+    for name in served:
+        config = change(config, f"blocks.{name}.attention.kernel", kernel)
+    return config
 
 
 ATTENTION = fast("blocks.main.attention.kernel")
@@ -69,9 +94,8 @@ def check(config, attention_kernel, moe_kernel):
     config, tokens_BL = in_float64(config), tokens_for(config)
     params = random_params(config)
     value, gradients = loss_and_gradients(plain(config), params, tokens_BL)
-    fast_value, fast_gradients = loss_and_gradients(
-        with_kernels(config, attention_kernel, moe_kernel), params, tokens_BL
-    )
+    config = attention_kernels(with_kernels(config, "auto", moe_kernel), attention_kernel)
+    fast_value, fast_gradients = loss_and_gradients(config, params, tokens_BL)
     assert relative_error(fast_value, value) < TOLERANCE["float64"]
     assert tree_error(fast_gradients, gradients) < TOLERANCE["float64"]
 
@@ -84,3 +108,9 @@ def test_a_fast_kernel_equals_the_plain_one(name, attention_kernel, moe_kernel, 
 
 def test_auto_equals_the_plain_one(x64):
     check(VARIANTS["pattern"], "auto", "auto")
+
+
+def test_every_attention_kernel_is_compared_somewhere():
+    for name in REFUSALS.keys() - {"plain"}:
+        users = [c for c in ALL.values() for b in c.blocks.values() if serves(name, c, b)]
+        assert users if name in ATTENTION else (ROOT / ELSEWHERE[name]).exists()

@@ -17,8 +17,8 @@ def abstract_mesh(config):
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def loss(config, params, tokens_BL):
-    logits, losses = forward(config, params, tokens_BL, layers="scan")
+def loss(config, params, tokens_BL, mesh):
+    logits, losses = forward(config, params, tokens_BL, layers="scan", mesh=mesh)
     return jax.nn.logsumexp(logits, -1).mean() + sum(value.sum() for value in losses.values())
 
 
@@ -34,7 +34,7 @@ def test_lowers_on_64_devices(name):
     for sharding, leaf in zip(jax.tree.leaves(shardings), jax.tree.leaves(params), strict=True):
         sharding.shard_shape(leaf.shape)
     step = jax.jit(
-        lambda params, tokens_BL: jax.grad(lambda p: loss(config, p, tokens_BL))(params), out_shardings=shardings
+        lambda params, tokens_BL: jax.grad(lambda p: loss(config, p, tokens_BL, mesh))(params), out_shardings=shardings
     )
     traced = step.trace(placed, tokens_BL)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), traced.out_info) == jax.tree.map(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import Sight, attention, choose_attention
+from xfresearch.kernels.attention import Sight, attention, choose_attention, describe
 
 IMPLEMENTATIONS = ("plain", "blocked")
 
@@ -206,21 +206,58 @@ def test_dropout():
     assert jnp.unique(ones.round(6)).size > 10  # dropped before the softmax, every output would be 1
 
 
+def call(q, k, v, *rest, platform="cpu", **named):
+    return describe(q, k, v, *rest, **named)._replace(platform=platform)
+
+
 def test_choice():
-    (q, k, _, _), _ = draw()
-    name = lambda *a, **named: choose_attention(*a, backend="cpu", **named).name  # noqa: E731
-    assert name(q, k) == "blocked"
-    assert choose_attention(q, k, backend="gpu").name == "plain"
-    assert (
-        name(q, k, dropout_rate=0.1)
-        == name(q, k, sight=Sight(causal=False))
-        == name(q[:, :2], k)
-        == name(q, k, q_offset=3)
-        == "plain"
-    )
-    assert name(q, k, q_offset=jnp.int32(0)) == name(q, k, q_offset=3, implementation="blocked") == "plain"
+    (q, k, v, memory), _ = draw(L=128)
+    name = lambda *a, **named: choose_attention(call(*a, **named)).name  # noqa: E731
+    assert name(q, k, v) == name(q, k, v, memory) == "blocked"
+    assert name(q, k, v, platform="gpu") == "plain"
+    for unusual in (
+        {"altered": "dropout"},
+        {"sight": Sight(causal=False)},
+        {"q_offset": 3},
+        {"q_offset": jnp.int32(0)},
+    ):
+        assert name(q, k, v, **unusual) == "plain"
+    assert name(q[:, :2], k, v) == name(q, k, v[:, :, :1]) == "plain"
+    assert name(q, k, v, sight=Sight(window=9), altered="biases", platform="tpu") == "banded"
+
+
+def test_choice_on_tpu():
+    (q, k, v, memory), _ = draw(L=128, dtype="float32")
+    name = lambda *a, **named: choose_attention(call(*a, platform="tpu", **named)).name  # noqa: E731
+    ids = jnp.zeros((2, 128))
+    for usual in ({}, {"segments": (ids, ids)}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}):
+        assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "splash"
+    assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, sight=Sight(nearest=1)) == "splash"
+    assert name(q, k, v, sight=Sight(nearest=1)) == "plain"  # the first query sees nothing
+    assert name(q, k, v, segments=(ids, ids + 0)) == name(q, k, v, altered="dropout") == "plain"
+
+
+@pytest.mark.parametrize(
+    "name, reason, named",
+    [
+        ("splash", "it is for TPU, this is cpu", {}),
+        ("splash", "it has no biases", {"platform": "tpu", "altered": "biases"}),
+        ("splash", "it has no float64", {"platform": "tpu"}),
+        ("blocked", "without dropout", {"altered": "dropout"}),
+        ("blocked", "full causal attention", {"sight": Sight(window=3)}),
+        ("banded", "a causal window below half of the sequence", {"sight": Sight(window=70)}),
+    ],
+)
+def test_what_cannot_be_right_is_refused(name, reason, named):
+    (q, k, v, memory), _ = draw(L=128)
+    with pytest.raises(UserError, match=rf"attention.kernel='{name}' is not allowed here: .*{reason}"):
+        choose_attention(call(q, k, v, memory, **named), name)
+
+
+def test_an_unknown_name_is_refused():
+    (q, k, v, _), _ = draw()
     with pytest.raises(UserError, match="did you mean 'blocked'"):
-        choose_attention(q, k, implementation="bloked")
+        attention(q, k, v, implementation="bloked")
 
 
 def test_wrong_placements_of_memory_are_caught():
@@ -251,11 +288,11 @@ def test_banded_is_plain_under_a_window(nearest):
         name: jnp.asarray([[1] * 40 + [2] * 35, [1] * 70 + [0] * 5]) for name in ("q_segments_BL", "k_segments_BS")
     }
     sight = Sight(window=9, nearest=nearest)
-    assert choose_attention(q, k, sight=sight, backend="gpu").name == "banded"
+    assert choose_attention(call(q, k, v, memory, sight=sight, platform="gpu")).name == "banded"
 
     def bias(q_BLHK, distance_LS):
         slopes = jnp.arange(1, 5)[:, None, None] / 8
-        return (q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS))[:, :]
+        return q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS)
 
     run_as = partial(run, sight=sight, bias=bias, **segments)
     outputs, gradient = {}, {}

@@ -129,7 +129,7 @@ def attention(p, x_LD, config, positions, segments, shared, longest, epsilon):
     nearest, o = int(not config.sees_itself), []
     allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
                         for t in range(L)])  # fmt: skip
-    slots = p.get("memory") or p.get("shared_memory")
+    slots = p.get("memory")
     for h in range(H):
         g = h // (H // G)
         q = head_of(p.get("query"), config.query, x_LD, h, config.head_size)
@@ -143,7 +143,7 @@ def attention(p, x_LD, config, positions, segments, shared, longest, epsilon):
                          for t in range(L)])  # fmt: skip
         scores = np.where(allowed, q @ k.T * scale(config, q.shape[1]) + bias, -np.inf)
         if slots:
-            key, value = (x[:, g] if x.ndim == 3 else x for x in (slots["key"], slots["value"]))
+            key, value = (x[:, g if x.shape[1] > 1 else 0] for x in (slots["key"], slots["value"]))
             scores = np.concatenate([scores, q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])], -1)
             v = np.concatenate([v, math.sqrt(len(value)) * value])
         w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])

@@ -58,7 +58,11 @@ def uncached_logits(config, params, texts, length=48) -> list[np.ndarray]:
     "name, layers", [*((name, "unroll") for name in CONFIGS), ("all_attention, learned", "scan"), ("moe, none", "scan")]
 )
 def test_cached_logits_equal_uncached_ones(name, layers, x64):
-    config = in_float64(config_of(name))
+    check_cached_logits(in_float64(config_of(name)), layers)
+
+
+def check_cached_logits(config, layers):
+    """Left-padded prompts and some more tokens each: the cache's logits are those of a full pass over each text alone."""
     params = random_params(config)
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
     keys_B = decoding.row_keys(PROMPTS, 0)

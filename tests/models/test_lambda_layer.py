@@ -8,12 +8,12 @@ from jax.extend import core
 
 from tests.contracts.variants import forward, in_float64, model, random_params, tree_error
 from tests.models import reference
-from tests.models.test_decoding import PROMPTS, uncached_logits
+from tests.models.test_decoding import check_cached_logits
 from tests.models.test_errors import one_line
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.kernels.lambda_scan import empty_state, flops_per_token, lambda_scan
-from xfresearch.models import decoding, transformer
+from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
 
 A = "blocks.main.attention."
@@ -155,23 +155,7 @@ def test_state_is_constant_for_a_local_window_and_grows_by_values_for_the_global
 
 @pytest.mark.parametrize("window", [5, 0])
 def test_left_padded_prompts_decode_as_if_alone(window, x64):
-    config = in_float64(model(LAMBDA | {A + "lambdas.window": window, A + "lambdas.chunk": 6}))
-    params, texts = random_params(config), [list(prompt) for prompt in PROMPTS]
-    tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
-    state = decoding.prefill(config, "unroll", 24, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
-    advance = jax.jit(
-        lambda state, token_B: decoding.advance(transformer.bind(config, params), "unroll", state, token_B, -1)
-    )
-    seen = [state["logits"]]
-    for step in range(4):
-        token_B = jnp.array([(5 * step + row) % config.vocab_size for row in range(len(texts))], jnp.int32)
-        state = advance(state, token_B)
-        seen.append(state["logits"])
-        for text, token in zip(texts, token_B.tolist(), strict=True):
-            text.append(token)
-    for row, logits_LV in enumerate(uncached_logits(config, params, texts)):
-        cached_LV = np.stack([logits_BV[row] for logits_BV in seen])
-        assert relative_error(cached_LV, logits_LV[-len(seen) :]) < TOLERANCE["float64"], PROMPTS[row]
+    check_cached_logits(in_float64(model(LAMBDA | {A + "lambdas.window": window, A + "lambdas.chunk": 6})), "unroll")
 
 
 def test_a_sequence_of_padding_alone_is_finite():

@@ -3,81 +3,180 @@
     logits_t = table x_t        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
     lse_t = log sum_v exp(logits_t[v])
 
-Tokens are taken in tiles. A tile's tokens stand with a stride over all tokens, so that where tokens are cut over
-devices every device has its share of every tile. Differentiated, the forward pass computes the gradients too,
-from the logits that it has: three matrix products in all, and nothing is computed twice.
+Tokens are taken in tiles. Differentiated, the forward pass computes the gradients too, from the logits that it has: three
+matrix products in all, and nothing is computed twice.
+
+On a mesh every device takes its own tokens and its own part of the vocabulary: what a tile needs of the other parts is its
+largest logit, its sum of exponentials and the logit at its label, and gradients are summed over devices once, after the last
+tile.
 """
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from xfresearch.models.axes import BATCH
+from xfresearch.models.partition import activation_spec, parameter_spec
+
+TOKEN_AXES = (*BATCH, "context")  # the mesh axes that cut tokens
 
 
-def linear_cross_entropy(x_TD, table_VD, labels_T, weights_T, *, z_loss=0.0, rows=1024):
+def linear_cross_entropy(x_BLD, table_VD, labels_BL, weights_BL, *, z_loss=0.0, rows=1024, mesh=None):
     """(total, nll_sum): nll + z, and nll alone, not differentiated. Scalars, float32 (float64 for float64 inputs).
 
-    Logits of at most `rows` tokens exist at once. The gradient is that of `total`, for x, the table and the weights.
+    Logits of at most `rows` tokens of each device exist at once. The gradient is that of `total`, for x, the table and the
+    weights.
     """
-    wide = _wide(x_TD)
-    total, nll = _sums(x_TD, table_VD, labels_T, weights_T.astype(wide), float(z_loss), rows)
+    total, nll = _sums(x_BLD, table_VD, labels_BL, weights_BL.astype(_wide(x_BLD)), float(z_loss), rows, mesh)
     return total, jax.lax.stop_gradient(nll)
 
 
-def token_nll(x_TD, table_VD, labels_T, rows=1024):
-    """(nll_T, correct_T): of each token, and whether the label is the likeliest one (the first, among equals)."""
+def token_nll(x_BLD, table_VD, labels_BL, rows=1024, mesh=None):
+    """(nll_BL, correct_BL): of each token, and whether the label is the likeliest one (the first, among equals)."""
 
-    def tile(_, inputs):
-        x, labels = inputs
-        logits = _logits(x, table_VD)
-        return None, (_lse(logits)[0] - _at_label(logits, labels), logits.argmax(-1) == labels)
+    def local(part: Vocabulary, x_TD, table_VD, labels_T):
+        def tile(_, inputs):
+            x, labels = inputs
+            logits = _logits(x, table_VD)
+            return None, (part.lse(logits)[0] - part.at_label(logits, labels), part.argmax(logits) == labels)
 
-    T = x_TD.shape[0]
-    _, outputs = jax.lax.scan(tile, None, tuple(_tiles(a, rows) for a in (x_TD, labels_T)))
-    return tuple(_untile(a, T) for a in outputs)
+        _, outputs = jax.lax.scan(tile, None, tuple(_tiles(a, rows) for a in (x_TD, labels_T)))
+        return tuple(_untile(a, x_TD.shape[0]) for a in outputs)
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _sums(x_TD, table_VD, labels_T, weights_T, z_loss, rows):
-    def tile(sums, inputs):
-        x, labels, weights = inputs
-        logits = _logits(x, table_VD)
-        total, nll = _token_losses(logits, _lse(logits)[0], labels, z_loss)
-        return (sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()), None
-
-    zero = jnp.zeros((), weights_T.dtype)
-    return jax.lax.scan(tile, (zero, zero), tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T)))[0]
+    return _on_devices(local, mesh, "TT", x_BLD, table_VD, labels_BL)
 
 
-def _sums_forward(x_TD, table_VD, labels_T, weights_T, z_loss, rows):
-    def tile(carry, inputs):
-        sums, dtable_VD = carry
-        x, labels, weights = inputs
-        logits = _logits(x, table_VD)
-        lse, p = _lse(logits)
-        total, nll = _token_losses(logits, lse, labels, z_loss)
-        at_label = jnp.where(_is_label(logits, labels), weights[:, None], 0)
-        dlogits = ((weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label).astype(x.dtype)
-        dx = jnp.einsum("TV,VD->TD", dlogits, table_VD, preferred_element_type=lse.dtype).astype(x.dtype)
-        dtable_VD += jnp.einsum("TV,TD->VD", dlogits, x, preferred_element_type=lse.dtype)
-        sums = sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()
-        return (sums, dtable_VD), (dx, total)
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _sums(x_BLD, table_VD, labels_BL, weights_BL, z_loss, rows, mesh):
+    def local(part: Vocabulary, x_TD, table_VD, labels_T, weights_T):
+        def tile(sums, inputs):
+            x, labels, weights = inputs
+            logits = _logits(x, table_VD)
+            total, nll = part.token_losses(logits, part.lse(logits)[0], labels, z_loss)
+            return (sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()), None
 
-    zero = jnp.zeros((), weights_T.dtype)
-    start = (zero, zero), jnp.zeros(table_VD.shape, weights_T.dtype)
-    inputs = tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T))
-    (sums, dtable_VD), outputs = jax.lax.scan(tile, start, inputs)
-    dx_TD, dweights_T = (_untile(a, x_TD.shape[0]) for a in outputs)
-    return sums, (dx_TD, dtable_VD.astype(table_VD.dtype), dweights_T)
+        zero = jnp.zeros((), weights_T.dtype)
+        return jax.lax.scan(tile, (zero, zero), tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T)))[0]
+
+    return _on_devices(local, mesh, "11", x_BLD, table_VD, labels_BL, weights_BL)
 
 
-def _sums_backward(z_loss, rows, gradients, cotangents):
+def _sums_forward(x_BLD, table_VD, labels_BL, weights_BL, z_loss, rows, mesh):
+    def local(part: Vocabulary, x_TD, table_VD, labels_T, weights_T):
+        def tile(carry, inputs):
+            sums, dtable_VD = carry
+            x, labels, weights = inputs
+            logits = _logits(x, table_VD)
+            lse, p = part.lse(logits)
+            total, nll = part.token_losses(logits, lse, labels, z_loss)
+            at_label = jnp.where(part.is_label(logits, labels), weights[:, None], 0)
+            dlogits = ((weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label).astype(x.dtype)
+            dx = jnp.einsum("TV,VD->TD", dlogits, table_VD, preferred_element_type=lse.dtype)
+            dtable_VD += jnp.einsum("TV,TD->VD", dlogits, x, preferred_element_type=lse.dtype)
+            sums = sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()
+            return (sums, dtable_VD), (part.sum(dx).astype(x.dtype), total)
+
+        zero = jnp.zeros((), weights_T.dtype)
+        start = (zero, zero), jnp.zeros(table_VD.shape, weights_T.dtype)
+        inputs = tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T))
+        (sums, dtable_VD), outputs = jax.lax.scan(tile, start, inputs)
+        dx_TD, dweights_T = (_untile(a, x_TD.shape[0]) for a in outputs)
+        return *sums, dx_TD, dtable_VD, dweights_T
+
+    total, nll, dx_BLD, dtable_VD, dweights_BL = _on_devices(
+        local, mesh, "11TVT", x_BLD, table_VD, labels_BL, weights_BL
+    )
+    return (total, nll), (dx_BLD, dtable_VD.astype(table_VD.dtype), dweights_BL)
+
+
+def _sums_backward(z_loss, rows, mesh, gradients, cotangents):
     g = cotangents[0]  # that of nll alone is 0: it left through stop_gradient
-    dx_TD, dtable_VD, dweights_T = ((g * a).astype(a.dtype) for a in gradients)
-    return dx_TD, dtable_VD, None, dweights_T
+    dx_BLD, dtable_VD, dweights_BL = ((g * a).astype(a.dtype) for a in gradients)
+    return dx_BLD, dtable_VD, None, dweights_BL
 
 
 _sums.defvjp(_sums_forward, _sums_backward)
+
+
+def _on_devices(local, mesh, outputs: str, x_BLD, table_VD, *rest_BL):
+    """local(part, x_TD, table_VD, *rest_T) on each device's tokens and part of the vocabulary.
+
+    `outputs` has a letter for each output: T is one row for each token, back in the batch's shape; 1 is a sum over tokens; V
+    is one too, shaped like the table and cut like it where it is kept.
+    """
+
+    def flat(table_VD, x_BLD, *rest_BL):
+        part = Vocabulary(cut=mesh is not None and mesh.shape["tensor"] > 1)
+        found = local(part, x_BLD.reshape(-1, x_BLD.shape[-1]), table_VD, *(a.reshape(-1) for a in rest_BL))
+        return tuple(finish(a, kind, x_BLD.shape[:-1]) for a, kind in zip(found, outputs, strict=True))
+
+    def finish(a, kind: str, rows: tuple):
+        if kind == "T":
+            return a.reshape(*rows, *a.shape[1:])
+        if mesh is None:
+            return a
+        if kind == "V":
+            a = jax.lax.psum_scatter(a, "fsdp", scatter_dimension=1, tiled=True)
+        return jax.lax.psum(a, [axis for axis in TOKEN_AXES if (kind, axis) != ("V", "fsdp")])
+
+    if mesh is None:
+        return flat(table_VD, x_BLD, *rest_BL)
+    tokens = activation_spec(mesh, "BL", x_BLD.shape[:2])
+    vocabulary = activation_spec(mesh, "VD", table_VD.shape)
+    places = {"T": tokens, "1": PartitionSpec(), "V": parameter_spec(mesh, "VD", table_VD.shape, "of the head")}
+    run = jax.shard_map(
+        flat,
+        mesh=mesh,
+        in_specs=(vocabulary, *(tokens for _ in (x_BLD, *rest_BL))),
+        out_specs=tuple(places[kind] for kind in outputs),
+        check_vma=False,  # sums over `tensor` are the same on all of it, which the check cannot see in a scan
+    )
+    return run(table_VD, x_BLD, *rest_BL)
+
+
+class Vocabulary:
+    """The part of the vocabulary whose logits [T, V] a device has: all of it, or its share along `tensor`."""
+
+    def __init__(self, cut: bool):
+        self.cut = cut
+
+    def sum(self, x):
+        return jax.lax.psum(x, "tensor") if self.cut else x
+
+    def max(self, x):
+        # By gathering: a largest value over devices has no derivative in JAX, and this one needs none.
+        return jax.lax.all_gather(x, "tensor").max(0) if self.cut else x
+
+    def lse(self, logits_TV):
+        """logsumexp over the whole vocabulary, and the softmax of the part that comes with it."""
+        top_T1 = self.max(logits_TV.max(-1, keepdims=True))
+        exp_TV = jnp.exp(logits_TV - top_T1)
+        sum_T1 = self.sum(exp_TV.sum(-1, keepdims=True))
+        return (top_T1 + jnp.log(sum_T1))[:, 0], exp_TV / sum_T1
+
+    def ids(self, logits_TV):
+        first = jax.lax.axis_index("tensor") * logits_TV.shape[1] if self.cut else 0
+        return first + jnp.arange(logits_TV.shape[1])
+
+    def is_label(self, logits_TV, labels_T):
+        return self.ids(logits_TV) == labels_T[:, None]
+
+    def at_label(self, logits_TV, labels_T):
+        return self.sum(jnp.where(self.is_label(logits_TV, labels_T), logits_TV, 0).sum(-1))
+
+    def argmax(self, logits_TV):
+        """The likeliest id, the first among equals."""
+        if not self.cut:
+            return logits_TV.argmax(-1)
+        best, own = self.max(logits_TV.max(-1)), logits_TV.max(-1)
+        first = self.ids(logits_TV)[logits_TV.argmax(-1)]
+        return jax.lax.pmin(jnp.where(own == best, first, jnp.iinfo(jnp.int32).max), "tensor")
+
+    def token_losses(self, logits_TV, lse_T, labels_T, z_loss):
+        nll_T = lse_T - self.at_label(logits_TV, labels_T)
+        return nll_T + z_loss * jnp.square(lse_T), nll_T
 
 
 def _wide(x):
@@ -86,28 +185,6 @@ def _wide(x):
 
 def _logits(x_TD, table_VD):
     return jnp.einsum("TD,VD->TV", x_TD, table_VD, preferred_element_type=_wide(x_TD))
-
-
-def _lse(logits_TV):
-    """logsumexp, and the softmax that comes with it."""
-    top_T1 = logits_TV.max(-1, keepdims=True)
-    exp_TV = jnp.exp(logits_TV - top_T1)
-    sum_T1 = exp_TV.sum(-1, keepdims=True)
-    return (top_T1 + jnp.log(sum_T1))[:, 0], exp_TV / sum_T1
-
-
-def _is_label(logits_TV, labels_T):
-    return jnp.arange(logits_TV.shape[1]) == labels_T[:, None]
-
-
-def _at_label(logits_TV, labels_T):
-    # A sum over the vocabulary, not a gather, which would fetch the whole row where the vocabulary is cut over devices.
-    return jnp.where(_is_label(logits_TV, labels_T), logits_TV, 0).sum(-1)
-
-
-def _token_losses(logits_TV, lse_T, labels_T, z_loss):
-    nll_T = lse_T - _at_label(logits_TV, labels_T)
-    return nll_T + z_loss * jnp.square(lse_T), nll_T
 
 
 def _tiles(a_T, rows: int):

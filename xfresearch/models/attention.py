@@ -31,7 +31,7 @@ from xfresearch.models.linear import Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
 from xfresearch.models.norms import Norm
 from xfresearch.models.positions import rotate
-from xfresearch.models.sizes import cache_shapes, head_sizes, matrices
+from xfresearch.models.sizes import cache_shapes, head_sizes, matrices, slot_heads
 from xfresearch.models.slots import Memory, ShapingGains
 
 
@@ -47,20 +47,20 @@ class Attention(nnx.Module):
         has_norms = a.qk_norm != "none"
         self.query_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
         self.key_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
-        memory = Memory(model, block, rngs) if a.memory_slots else None
-        self.memory, self.shared_memory = (memory, None) if a.memory_heads == "each" else (None, memory)
+        self.memory = Memory(model, block, rngs) if a.memory_slots else None
         self.span = AdaptiveSpan(model, a) if a.span == "adaptive" else None
         self.shaping = ShapingGains(model, block) if a.shaping != "none" else None
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache with this call's keys and values in it (None without one), and an adaptive span's loss."""
         a = self.config
-        q_BLHK = self._place(_heads(self.query, x_BLD, a.heads, self.sizes.qk), self.query_norm, ctx)
-        raw_BLGK = _heads(self.key, x_BLD, self.sizes.key_heads, self.sizes.qk)
+        q_BLHK = self._place(_heads(self.query, x_BLD, a.heads, self.sizes.qk, ctx), self.query_norm, ctx)
+        raw_BLGK = _heads(self.key, x_BLD, self.sizes.key_heads, self.sizes.qk, ctx)
         k_BLGK = self._place(raw_BLGK, self.key_norm, ctx)
         tied = a.value == "key"
-        v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v)
+        v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v, ctx)
         q_BLHK, k_BLGK, v_BLGV = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK), ctx.tap("value", v_BLGV)
+        q_BLHK, k_BLGK, v_BLGV = ctx.shard(q_BLHK, "BLHK"), ctx.shard(k_BLGK, "BSGK"), ctx.shard(v_BLGV, "BSGK")
         k_segments, memory = ctx.segments_BL, self.slots(x_BLD.dtype) if cache is None else cache.get("memory")
         if cache is not None:
             cache, k_segments = _extend(cache, k_BLGK, v_BLGV, ctx.cache_index), ctx.cache_segments_BS
@@ -80,10 +80,11 @@ class Attention(nnx.Module):
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
             tap=ctx.tap if ctx.taps else None,
-            implementation=a.kernel if cache is None else "plain",
+            mesh=ctx.mesh,
+            implementation=a.kernel if cache is None and not ctx.taps else "plain",
         )
-        o_BLHV = ctx.tap("heads", o_BLHV)
-        y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV)
+        o_BLHV = ctx.tap("heads", ctx.shard(o_BLHV, "BLHK"))
+        y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
         return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
 
     def _place(self, x_BLHK, norm, ctx: Context):
@@ -93,8 +94,7 @@ class Attention(nnx.Module):
 
     def slots(self, dtype):
         """Keys [M, G, K] and values [M, G, V] of the persistent memory as attention reads them, or None."""
-        slots = self.memory or self.shared_memory
-        return slots and slots(dtype)
+        return self.memory and self.memory(dtype)
 
     def init_cache(self, batch: int, length: int) -> dict:
         """Room for `length` tokens of each of `batch` sequences, and the memory slots as attention reads them."""
@@ -108,7 +108,7 @@ class Attention(nnx.Module):
         a, sizes = block.attention, head_sizes(block.attention, model.width)
         total = sum((c.linear(*shape, a.bias) for shape in matrices(block, model.width).values()), c.Costs())
         total += Norm.costs(sizes.qk, a.qk_norm, block) * 2
-        total += c.weights(a.memory_slots * (a.kv_heads if a.memory_heads == "each" else 1) * (sizes.qk + sizes.v))
+        total += c.weights(a.memory_slots * slot_heads(a) * (sizes.qk + sizes.v))
         total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
         mixing = 2 * a.heads * (sizes.qk + sizes.v) * (length + a.memory_slots) + relative_flops(model, block, length)
         entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes).values())
@@ -125,10 +125,10 @@ def _init_scale(model: ModelConfig, block: BlockConfig, name: str) -> float:
     return {"value": inner_scale, "output": output_scale}.get(name, lambda *_: 1.0)(model, block)
 
 
-def _heads(linear: Linear | None, x_BLD, heads: int, size: int):
+def _heads(linear: Linear | None, x_BLD, heads: int, size: int, ctx: Context):
     """[B, L, heads, size]: through the matrix, or x itself cut among the heads or whole for all of them."""
     if linear is not None:
-        return linear(x_BLD)
+        return linear(x_BLD, ctx)
     if x_BLD.shape[-1] == heads * size:
         return x_BLD.reshape(*x_BLD.shape[:2], heads, size)
     return jnp.broadcast_to(x_BLD[:, :, None], (*x_BLD.shape[:2], heads, size))

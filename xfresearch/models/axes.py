@@ -4,6 +4,9 @@ A rule is (pattern of the parameter's path, letters of its dimensions, inputs, o
 heads, K head size, M memory slots, F hidden, E experts, V vocabulary, L positions, R distances, U depth of a lambda.
 Parameters with inputs and outputs are matrices (of a linear map, per remaining dimension). Stacked layers have one more
 dimension in front, N.
+
+CUTS says which mesh axes cut a dimension. Activations have the same letters, and B rows of the batch, S positions that
+every device needs (keys and values).
 """
 
 import re
@@ -20,6 +23,21 @@ class Axes:
     def matrix(self) -> bool:
         return bool(self.inputs)
 
+
+BATCH = ("data", "fsdp", "expert")  # the axes that cut the batch by row
+
+# letter: (axes that cut it in a parameter, axes that cut it in an activation)
+CUTS = {
+    "B": ((), BATCH),
+    "L": ((), ("context",)),
+    "V": (("tensor",), ("tensor",)),
+    "D": (("fsdp",), ()),
+    "H": (("tensor",), ("tensor",)),
+    "G": (("tensor",), ("tensor",)),
+    "F": (("tensor",), ("tensor",)),
+    "E": (("expert",), ()),
+}
+CUTS |= {letter: ((), ()) for letter in "NKMRUS"}  # never cut
 
 TABLE = [
     (r"(embed|head)/table", Axes("VD")),
@@ -39,7 +57,6 @@ TABLE = [
     (r".*/attention/query/bias", Axes("HK")),
     (r".*/attention/(key|value)/bias", Axes("GK")),
     (r".*/attention/memory/(key|value)", Axes("MGK", "M", "K")),
-    (r".*/attention/shared_memory/(key|value)", Axes("MK", "M", "K")),
     (r".*/attention/span/fraction|.*/attention/shaping/(identity|weights|uniform)", Axes("H")),
     (r".*/feed_forward/(shared/)?(up|gate)/kernel", Axes("DF", "D", "F")),
     (r".*/feed_forward/(shared/)?down/kernel", Axes("FD", "F", "D")),

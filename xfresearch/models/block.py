@@ -61,7 +61,7 @@ class Block(nnx.Module):
             x_BLD = y_BLD if sublayer.skip == "none" else self.skip_scale * sources[sublayer.skip] + y_BLD
             if sum_BLD is not None and not (self.layout.fused and name == "attention"):
                 sum_BLD = sum_BLD + y_BLD
-            x_BLD = place.tap("residual", self._norm(name, "post", x_BLD))
+            x_BLD = place.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
             aux |= more
         return Stream(x_BLD, sum_BLD), caches, aux
 

@@ -1,4 +1,4 @@
-"""What a forward pass carries besides activations and parameters: positions, segments, dropout keys, taps, cache index."""
+"""What a forward pass carries besides activations and parameters: positions, segments, dropout keys, taps, mesh, cache."""
 
 import zlib
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xfresearch.models.partition import constrain
 from xfresearch.models.taps import Taps
 
 
@@ -33,6 +34,7 @@ class Context:
     cache_segments_BS: Any = None
     relative_key_RK: Any = None  # tables of positions that all layers share: a key for each distance,
     relative_bias_RH: Any = None  # a bias for each bucket of distances
+    mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays lie on; None: no constraints
 
     def layer(self, index) -> "Context":
         """The context of layer `index`: a Python integer when unrolled, traced when scanned (then without taps)."""
@@ -45,6 +47,14 @@ class Context:
     def tap(self, name: str, value):
         """Lets a reader record or replace `value`; the identity otherwise."""
         return self.taps(f"{self.place}.{name}" if self.place else name, value) if self.taps else value
+
+    def shard(self, x, letters: str):
+        """x, its dimensions cut over the mesh as models/axes.py says for their letters."""
+        return constrain(self.mesh, x, letters)
+
+    def cuts(self, axis: str) -> bool:
+        """Whether the mesh has more than one part along `axis`."""
+        return self.mesh is not None and self.mesh.shape[axis] > 1
 
     def dropout(self, x, rate: float, site: str):
         """x with entries zeroed at `rate` and the rest scaled by 1/(1-rate); `site` tells the draws of a layer apart."""

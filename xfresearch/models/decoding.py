@@ -23,6 +23,7 @@ from xfresearch.config import ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
+from xfresearch.models.partition import platform
 
 CHUNK = 16  # tokens between two looks of the host: few enough to stream, enough to hide the call
 
@@ -74,9 +75,9 @@ def generate(
         max_new_tokens -= count
 
 
-def fast_layers() -> str:
-    """How layers run fastest on this backend: unrolled on CPU; scanned, which compiles in constant time, elsewhere."""
-    return "unroll" if jax.default_backend() == "cpu" else "scan"
+def fast_layers(mesh=None) -> str:
+    """How layers run fastest on the mesh's devices: unrolled on CPU; scanned, which compiles in constant time, elsewhere."""
+    return "unroll" if platform(mesh) == "cpu" else "scan"
 
 
 def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

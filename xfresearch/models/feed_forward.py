@@ -70,11 +70,11 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache as it was, and nothing besides."""
-        h_BLF = self.up(x_BLD)
-        h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD)) * h_BLF
+        h_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")
+        h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD, ctx)) * h_BLF
         h_BLF = ctx.tap("hidden", h_BLF)
         h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(h_BLF)
-        return self.down(ctx.tap("coefficients", h_BLF)), cache, Aux()
+        return self.down(ctx.tap("coefficients", h_BLF), ctx), cache, Aux()
 
     def init_cache(self, batch: int, length: int) -> dict:
         return {}

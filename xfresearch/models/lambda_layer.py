@@ -44,9 +44,9 @@ class LambdaLayer(nnx.Module):
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the state after the last token (None without a cache), and no auxiliary losses."""
         B, L, _ = x_BLD.shape
-        q_BLHK = ctx.tap("query", self.query_scaling(self.query(x_BLD)))
-        k_BLUK = ctx.tap("key", self.lambda_key(x_BLD))
-        v_BLUV = ctx.tap("value", self.value_scaling(self.lambda_value(x_BLD)))
+        q_BLHK = ctx.tap("query", self.query_scaling(self.query(x_BLD, ctx)))
+        k_BLUK = ctx.tap("key", self.lambda_key(x_BLD, ctx))
+        v_BLUV = ctx.tap("value", self.value_scaling(self.lambda_value(x_BLD, ctx)))
         segments_BL = (
             jnp.ones((B, L), jnp.int32) if ctx.segments_BL is None else jnp.asarray(ctx.segments_BL, jnp.int32)
         )

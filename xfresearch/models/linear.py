@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config import ModelConfig
+from xfresearch.models.context import Context
 
 
 def kernel_std(model: ModelConfig, fan_in: int) -> float:
@@ -28,10 +29,12 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(draw(rngs.params(), (*inputs, *outputs), std, model))
         self.bias = nnx.Param(jnp.zeros(outputs, model.param_dtype)) if bias else None
 
-    def __call__(self, x):
+    def __call__(self, x, ctx: Context | None = None):
         kernel = self.kernel[...].astype(x.dtype)
         batch, inputs, outputs = x.shape[: -self.axes], kernel.shape[: self.axes], kernel.shape[self.axes :]
-        # As a product of two matrices: with more dimensions, XLA on CPU takes twice as long for some gradients.
-        y = x.reshape(-1, math.prod(inputs)) @ kernel.reshape(math.prod(inputs), math.prod(outputs))
+        # As a product of two matrices: with more dimensions, XLA on CPU takes twice as long for some gradients. A
+        # sequence cut over devices cannot be one dimension with the batch.
+        rows = batch if ctx is not None and ctx.cuts("context") else (-1,)
+        y = x.reshape(*rows, math.prod(inputs)) @ kernel.reshape(math.prod(inputs), math.prod(outputs))
         y = y.reshape(*batch, *outputs)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)

@@ -18,7 +18,7 @@ from flax import nnx
 from xfresearch.config import AttentionConfig, BlockConfig, ModelConfig
 from xfresearch.kernels.attention import Sight
 from xfresearch.models.positions import alibi_slopes, t5_bucket
-from xfresearch.models.sizes import head_sizes
+from xfresearch.models.sizes import head_sizes, longest
 
 
 def logit_bias(a: AttentionConfig, ctx, sight: Sight, span):
@@ -63,11 +63,6 @@ def relative_flops(model: ModelConfig, block: BlockConfig, length: int) -> int:
     a = block.attention
     rows = min(longest(a, model), length)
     return 2 * a.heads * head_sizes(a, model.width).qk * rows if a.position == "relative_key" else 0
-
-
-def longest(a: AttentionConfig, model: ModelConfig) -> int:
-    """How many tokens back attention can reach."""
-    return a.window or model.max_length
 
 
 class AdaptiveSpan(nnx.Module):

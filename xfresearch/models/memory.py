@@ -50,9 +50,6 @@ def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> 
         bound = transformer.bind(model, params).blocks[stack].attention
         slots = jax.tree.map(lambda leaf: leaf[repeat], bound).slots(model.param_dtype)
         return Memory(*(x_MGK.swapaxes(0, 1) for x_MGK in slots))
-    experts = own.get("experts")
-    up, gate, down = (
-        (experts or own).get(name) if experts else own.get(name, {}).get("kernel") for name in ("up", "gate", "down")
-    )
-    into = [w if w is None else w.swapaxes(-1, -2) for w in (up, gate)]
-    return Memory(into[0], down) if gate is None else Memory(into[1], down, into[0])
+    kernels = own.get("experts") or {name: linear["kernel"] for name, linear in own.items() if "kernel" in linear}
+    up, values = kernels["up"].swapaxes(-1, -2), kernels["down"]
+    return Memory(kernels["gate"].swapaxes(-1, -2), values, up) if "gate" in kernels else Memory(up, values)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from xfresearch.config import ModelConfig, RopeConfig
 from xfresearch.models import costs as c
-from xfresearch.models.sizes import head_sizes, rotary_size
+from xfresearch.models.sizes import head_sizes, longest, rotary_size
 
 
 def sinusoidal(positions_BL, width: int):
@@ -105,7 +105,7 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     for block in model.blocks.values():
         a = block.attention
         if a.position == "relative_key":
-            rows = max(a.window or model.max_length, shapes.get("relative_key", (0, 0))[0])
+            rows = max(longest(a, model), shapes.get("relative_key", (0, 0))[0])
             shapes["relative_key"] = (rows, head_sizes(a, model.width).qk)
         if a.position == "t5":
             shapes["t5"] = (a.t5_buckets, a.heads)

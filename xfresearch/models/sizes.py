@@ -38,6 +38,16 @@ def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
     return {"key": (sizes.key_heads, sizes.qk)} | value
 
 
+def slot_heads(a) -> int:
+    """Key-value heads that have persistent slots of their own; 1 where all share one set."""
+    return a.kv_heads if a.memory_heads == "each" else 1
+
+
+def longest(a, model) -> int:
+    """How many tokens back attention can reach."""
+    return a.window or model.max_length
+
+
 def rotary_size(size: int, fraction: float) -> int:
     """Dimensions of a head of `size` that RoPE turns."""
     return int(size * fraction + 1e-6)

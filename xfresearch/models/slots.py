@@ -15,7 +15,7 @@ from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.kernels.attention import Shaping
-from xfresearch.models.sizes import head_sizes
+from xfresearch.models.sizes import head_sizes, slot_heads
 
 
 class Memory(nnx.Module):
@@ -23,17 +23,15 @@ class Memory(nnx.Module):
 
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
         a, sizes = block.attention, head_sizes(block.attention, model.width)
-        heads = (a.kv_heads,) if a.memory_heads == "each" else ()
-        dtype = jnp.dtype(model.param_dtype)
-        self.key_gain, self.value_gain = math.sqrt(sizes.qk), math.sqrt(a.memory_slots)
-        key, value = (a.memory_slots, *heads, sizes.qk), (a.memory_slots, *heads, sizes.v)
+        M, G, dtype = a.memory_slots, slot_heads(a), jnp.dtype(model.param_dtype)
+        self.key_gain, self.value_gain = math.sqrt(sizes.qk), math.sqrt(M)
+        key, value = (M, G, sizes.qk), (M, G, sizes.v)
         self.key = nnx.Param(jax.random.normal(rngs.params(), key, dtype) / self.key_gain)
         self.value = nnx.Param(jax.random.normal(rngs.params(), value, dtype) / self.value_gain)
 
     def __call__(self, dtype):
         """Keys [M, G, K] and values [M, G, V] as attention reads them; G is 1 where they are shared."""
-        pairs = ((self.key_gain, self.key[...]), (self.value_gain, self.value[...]))
-        return tuple((gain * x.reshape(x.shape[0], -1, x.shape[-1])).astype(dtype) for gain, x in pairs)
+        return (self.key_gain * self.key[...]).astype(dtype), (self.value_gain * self.value[...]).astype(dtype)
 
 
 class ShapingGains(nnx.Module):

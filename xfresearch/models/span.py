@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.config import ModelConfig
-from xfresearch.models.logit_bias import longest
+from xfresearch.models.sizes import longest
 from xfresearch.models.transformer import stack_names
 
 MULTIPLE = 64

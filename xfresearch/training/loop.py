@@ -77,7 +77,9 @@ class Run:
         self.clock.restore(meta.get("clock", {}))
         self.checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
         self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
-        self.evaluate_batch = make_evaluator(config.model, layers_mode(config), config.training.loss_rows)
+        self.evaluate_batch = make_evaluator(
+            config.model, layers_mode(config, self.mesh), config.training.loss_rows, self.mesh
+        )
         self.last_evaluation = meta.get("evaluation", {})
 
     def _start(self) -> tuple[dict, dict]:
@@ -111,7 +113,9 @@ class Run:
         """The training step, compiled for the shapes of this run."""
         first = self.batches.batch(self.start, **self.shard)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        step = jax.jit(make_train_step(self.config, self.optimizer), donate_argnums=0, out_shardings=(shardings, None))
+        step = jax.jit(
+            make_train_step(self.config, self.optimizer, self.mesh), donate_argnums=0, out_shardings=(shardings, None)
+        )
         with self.clock.measure("compile"):
             return step.lower(self.state, self.place(first)).compile()
 

@@ -1,7 +1,9 @@
-"""The mesh, and the one table from a dimension's letter (models/axes.py) to the mesh axis that cuts it.
+"""The mesh, and where the arrays of a training run lie on it.
 
-Batches are cut over `data`, `fsdp` and `expert` by row and over `context` by position. Nothing is annotated in the model:
-the compiler spreads these shardings through the step.
+Axes: `data` and `fsdp` cut the batch by row, `fsdp` the parameters too (gathered when used, their gradients scattered),
+`expert` the batch and the experts (tokens go to them and back), `tensor` heads, hidden units and vocabulary, `context` the
+sequence. Which dimension goes where is one table, CUTS in models/axes.py. Over several slices (machines with a fast network
+inside and a slow one between) one axis, `mesh.between`, has its parts spread over them.
 """
 
 import jax
@@ -10,22 +12,29 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config import Config, MeshConfig
 from xfresearch.errors import UserError, require
-from xfresearch.models.axes import axes_of, path_name
+from xfresearch.models.axes import BATCH, axes_of, path_name
+from xfresearch.models.partition import parameter_spec
 
-RULES = {"V": "tensor", "D": "fsdp", "H": "tensor", "G": "tensor", "F": "tensor", "E": "expert"}
-RULES |= dict.fromkeys("NKMLRU")  # never cut
-BATCH = PartitionSpec(("data", "fsdp", "expert"), "context")
+AXES = ("data", "fsdp", "expert", "tensor", "context")
+CUT_PARAMETERS = {"fsdp": "the width D", "expert": "experts E", "tensor": "heads H, hidden units F or the vocabulary V"}
 
 
 def mesh_sizes(mesh: MeshConfig, devices: int) -> dict[str, int]:
-    """The size of each axis, `data` inferred where it is -1; UserError where they do not make up the devices."""
-    sizes = dict(vars(mesh))
-    require(0 not in sizes.values(), "mesh.data", mesh.data, "at least 1, or -1 for every device left over")
-    others = int(np.prod([size for name, size in sizes.items() if name != "data"]))
-    if sizes["data"] == -1:
-        require(devices % others == 0, "mesh", sizes, f"axes whose product divides the {devices} devices here")
-        sizes["data"] = devices // others
-    require(sizes["data"] * others == devices, "mesh", sizes, f"axes whose product is the {devices} devices here")
+    """The size of each axis, the one that is -1 inferred; UserError where they do not make up the devices."""
+    sizes = {name: getattr(mesh, name) for name in AXES}
+    for name, size in sizes.items():
+        require(size != 0, f"mesh.{name}", size, "at least 1, or -1 for every device left over")
+    inferred = [name for name, size in sizes.items() if size == -1]
+    if len(inferred) > 1:
+        raise UserError(
+            f"config.mesh.{inferred[1]}=-1 is not allowed: mesh.{inferred[0]} is -1 already, one axis may be"
+        )
+    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    for name in inferred:
+        require(devices % known == 0, "mesh", sizes, f"axes whose product divides the {devices} devices here")
+        sizes[name] = devices // known
+    product = int(np.prod(list(sizes.values())))
+    require(product == devices, "mesh", sizes, f"axes whose product is the {devices} devices here")
     return sizes
 
 
@@ -37,41 +46,62 @@ def check_batch(sizes: dict[str, int], batch_size: int, sequence_length: int, ac
     require(sequence_length % context == 0, "sequence_length", sequence_length, f"a multiple of mesh.context={context}")
 
 
-def make_mesh(config: Config) -> Mesh:
-    """The mesh over all devices; UserError where they do not fit it or a batch cannot be cut over it."""
-    sizes = mesh_sizes(config.mesh, jax.device_count())
+def make_mesh(config: Config, devices=None) -> Mesh:
+    """The mesh over `devices` (all of them unless given), laid out for their network.
+
+    UserError where they do not fit it, a batch cannot be cut over it, or mesh.between cannot be spread over the slices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(config.mesh, len(devices))
     check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    return device_mesh(sizes, devices, config.mesh.between)
+
+
+def device_mesh(sizes: dict[str, int], devices, between: str) -> Mesh:
+    """The mesh of `sizes` over `devices`; those of one slice stay together, slices are `between` apart."""
+    from jax.experimental import mesh_utils
+
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        array = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    else:
+        able = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
+        require(
+            able, "mesh", sizes, f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices"
+        )
+        between = able[0]
+        inside = {name: size // slices if name == between else size for name, size in sizes.items()}
+        across = [slices if name == between else 1 for name in sizes]
+        array = mesh_utils.create_hybrid_device_mesh(
+            tuple(inside.values()), across, devices, allow_split_physical_axes=True
+        )
+    return Mesh(array, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def param_shardings(mesh, params):
     """The tree of NamedShardings for (possibly abstract) `params` on a concrete or abstract mesh.
 
-    UserError for a dimension that its mesh axis does not divide; ValueError for a parameter without exactly one rule.
+    UserError for a dimension that its mesh axis does not divide, or an axis that cuts no parameter although it should;
+    ValueError for a parameter without exactly one rule.
     """
-    return jax.tree_util.tree_map_with_path(
+    shardings = jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, _spec(mesh, path_name(path), leaf.shape)), params
     )
+    used = {axis for sharding in jax.tree.leaves(shardings) for axis in sharding.spec}
+    for axis, what in CUT_PARAMETERS.items():
+        if mesh.shape[axis] > 1 and axis not in used:
+            raise UserError(f"config.mesh.{axis}={mesh.shape[axis]} is not allowed: this model has no {what} to cut")
+    return shardings
 
 
 def _spec(mesh, path: str, shape: tuple) -> PartitionSpec:
-    # One key-value head (multi-query) is every device's: there is nothing to cut.
-    letters = axes_of(path, len(shape)).letters
-    names = [None if (letter, size) == ("G", 1) else RULES[letter] for letter, size in zip(letters, shape, strict=True)]
-    used = [name for name in names if name]
-    if len(used) != len(set(used)):
-        raise ValueError(f"parameter {path}: two of its dimensions are cut by one mesh axis: {names}")
-    for name, size in zip(names, shape, strict=True):
-        if name and size % mesh.shape[name]:
-            raise UserError(
-                f"config.mesh.{name}={mesh.shape[name]} does not divide {size}, a dimension of parameter {path} {shape}"
-            )
-    return PartitionSpec(*names)
+    return parameter_spec(mesh, axes_of(path, len(shape)).letters, shape, path)
 
 
 def state_shardings(mesh, state):
     """Shardings of a training state: arrays shaped like the parameter whose path theirs ends in are cut like it,
-    everything else (counters, factored moments) is replicated."""
+    everything else (counters, factored moments) is replicated. Errors as of `param_shardings`."""
+    param_shardings(mesh, state["params"])
     flat, _ = jax.tree_util.tree_flatten_with_path(state["params"])
     known = {path_name(path): leaf.shape for path, leaf in flat}
 
@@ -87,4 +117,4 @@ def state_shardings(mesh, state):
 
 
 def batch_sharding(mesh) -> NamedSharding:
-    return NamedSharding(mesh, BATCH)
+    return NamedSharding(mesh, PartitionSpec(BATCH, "context"))

@@ -21,9 +21,9 @@ from xfresearch.training.optimizer import make_schedule
 from xfresearch.training.routing import balanced, router_metrics
 
 
-def layers_mode(config: Config) -> str:
-    """'scan' or 'unroll': by choice, or the faster on this backend."""
-    return fast_layers() if config.training.layers == "auto" else config.training.layers
+def layers_mode(config: Config, mesh=None) -> str:
+    """'scan' or 'unroll': by choice, or the faster on the mesh's devices (JAX's own without one)."""
+    return fast_layers(mesh) if config.training.layers == "auto" else config.training.layers
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformation, seed=None) -> dict:
@@ -35,23 +35,24 @@ def init_state(config: Config, optimizer: optax.GradientTransformation, seed=Non
     return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.training.ema else {})
 
 
-def make_loss(config: Config) -> Callable:
+def make_loss(config: Config, mesh=None) -> Callable:
     """loss(params, batch, key, totals) -> (scalar, metrics), `totals` the weights and tokens of the whole update."""
-    layers, training = layers_mode(config), config.training
+    layers, training = layers_mode(config, mesh), config.training
 
     def loss(params, batch, key, totals):
         model = transformer.bind(config.model, params)
         # A running stream is one document without padding: attention needs no mask of segments.
         segments = None if config.data.packing == "stream" else batch["segments"]
-        ctx = Context(batch["positions"], segments, key)
+        ctx = Context(batch["positions"], segments, key, mesh=mesh)
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
-            out.hidden_BLD.reshape(-1, config.model.width),
+            out.hidden_BLD,
             model.head_table_VD(),
-            batch["targets"].reshape(-1),
-            batch["weights"].reshape(-1),
+            batch["targets"],
+            batch["weights"],
             z_loss=training.z_loss,
             rows=training.loss_rows,
+            mesh=mesh,
         )
         auxiliary = {name: value.sum() / totals["tokens"] for name, value in out.losses.items()}
         value = total / totals["weights"] + sum(auxiliary.values())
@@ -61,17 +62,22 @@ def make_loss(config: Config) -> Callable:
     return loss
 
 
-def gradients(config: Config, params, batch: dict, key):
+def tokens_in(batch: dict):
+    """Tokens that are not padding, at least 1."""
+    return jnp.maximum((batch["segments"] > 0).sum(), 1)
+
+
+def gradients(config: Config, params, batch: dict, key, mesh=None):
     """Gradient of the loss over a whole batch, in `training.accumulate` microbatches, and the metrics.
 
     Among them `statistics`, as the model gives them, summed over the batch.
     """
     totals = {
         "weights": jnp.maximum(batch["weights"].sum(), 1),
-        "tokens": jnp.maximum((batch["segments"] > 0).sum(), 1),
+        "tokens": tokens_in(batch),
     }
     key = key if _has_dropout(config) else None
-    value_and_grad = jax.value_and_grad(make_loss(config), has_aux=True)
+    value_and_grad = jax.value_and_grad(make_loss(config, mesh), has_aux=True)
     parts = config.training.accumulate
     if parts == 1:
         (_, metrics), grads = value_and_grad(params, batch, key, totals)
@@ -91,13 +97,16 @@ def gradients(config: Config, params, batch: dict, key):
     return jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))[0]
 
 
-def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> Callable:
-    """train_step(state, batch) -> (state, metrics): all of them of this update; by layer those that are dicts."""
+def make_train_step(config: Config, optimizer: optax.GradientTransformation, mesh=None) -> Callable:
+    """train_step(state, batch) -> (state, metrics): all of them of this update; by layer those that are dicts.
+
+    `mesh` is what the arrays will lie on: activations are laid over it, and its devices decide between implementations.
+    """
     schedule = make_schedule(config.optimizer, config.steps)
 
     def train_step(state: dict, batch: dict):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), state["step"])
-        grads, metrics = gradients(config, state["params"], batch, key)
+        grads, metrics = gradients(config, state["params"], batch, key, mesh)
         norm = optax.tree.norm(grads)
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
         statistics = metrics.pop("statistics")
@@ -113,7 +122,7 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
             new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, kept)
         metrics |= {"gradient_norm": norm, "learning_rate": schedule(state["step"]), "tokens": batch["weights"].sum()}
         metrics |= {"finite": finite, "skipped": new["skipped"]}
-        metrics |= router_metrics(statistics, jnp.maximum((batch["segments"] > 0).sum(), 1))
+        metrics |= router_metrics(statistics, tokens_in(batch))
         if config.log.layer_norms:
             trees = {"parameter": state["params"], "gradient": grads, "update": updates}
             metrics |= {f"{name}_norms": layer_norms(tree) for name, tree in trees.items()}

@@ -1,0 +1,89 @@
+"""Attention with its gradients, compiled for TPUs without one: no array of queries by keys, under a mesh and remat too.
+
+Needs libtpu (`pip install libtpu`), in a process of its own: a library of devices cannot be loaded beside another's.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.contracts.variants import ROOT
+from tests.kernels.test_grouped_matmul_tpu import TOPOLOGY
+
+BATCH, LENGTH, HEADS = 4, 8192, 8
+REMAT = {"none": None, "full": "nothing_saveable", "dots": "dots_with_no_batch_dims_saveable"}
+# name: (chips, mesh, what attention is given, remat)
+CASES = {
+    "v5e": ("v5e:2x2", {"data": 2, "tensor": 2}, {"slots": 512}, "none"),
+    "v5e, documents and memory": ("v5e:2x2", {"data": 4}, {"slots": 500, "packed": True}, "full"),
+    "v5p, cut sequence and window": ("v5p:2x2x1", {"context": 4}, {"window": 256, "size": 128}, "dots"),
+}
+
+
+def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
+    """Of the program of one device: bytes of temporary memory, calls of kernels, arrays with two long dimensions."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import AxisType, Mesh, NamedSharding
+
+    from xfresearch.kernels.attention import Sight, attention
+    from xfresearch.models.partition import activation_spec
+
+    axes = ("data", "fsdp", "expert", "tensor", "context")
+    devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name=chips).devices)
+    mesh = Mesh(devices.reshape([sizes.get(axis, 1) for axis in axes]), axes, axis_types=(AxisType.Auto,) * 5)
+
+    def array(letters, *shape, dtype="bfloat16"):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, activation_spec(mesh, letters, shape)))
+
+    size, slots, sight = given.get("size", 64), given.get("slots", 0), Sight(window=given.get("window", 0))
+    q, k = array("BLHK", BATCH, LENGTH, HEADS, size), array("BSGK", BATCH, LENGTH, HEADS // 2, size)
+    memory = (array("MGK", slots, HEADS // 2, size),) * 2 if slots else None
+    ids = array("BL", BATCH, LENGTH, dtype="int32") if given.get("packed") else None
+
+    def loss(q, k, v, memory, ids):
+        def run(q, k, v, memory):
+            o = attention(q, k, v, memory=memory, q_segments_BL=ids, k_segments_BS=ids, sight=sight, mesh=mesh)
+            return o.astype(jnp.float32).sum()
+
+        policy = REMAT[remat] and getattr(jax.checkpoint_policies, REMAT[remat])
+        return (run if policy is None else jax.checkpoint(run, policy=policy))(q, k, v, memory)
+
+    program = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(q, k, k, memory, ids).compile()
+    text, long = program.as_text(), LENGTH // sizes.get("context", 1)
+    shapes = {shape for shape in re.findall(r"\[([\d,]+)\]", text) if sum(int(n) >= long for n in shape.split(",")) > 1}
+    calls = text.count('custom_call_target="tpu_custom_call"')
+    return {"bytes": program.memory_analysis().temp_size_in_bytes, "calls": calls, "square": sorted(shapes)}
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, dict]:
+    if find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: nothing here compiles for a TPU")
+    command = [sys.executable, "-m", "tests.kernels.test_attention_tpu"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | TOPOLOGY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_array_of_queries_by_keys(programs, name):
+    """Neither a mask nor logits: no such shape, and less temporary memory than half a byte for each pair."""
+    _, sizes, given, _ = CASES[name]
+    pairs = BATCH * HEADS * LENGTH * (LENGTH + given.get("slots", 0)) / math.prod(sizes.values())
+    assert programs[name]["square"] == []
+    assert programs[name]["bytes"] < pairs / 2
+    parts = 2 if given.get("packed") and given.get("slots") else 1
+    assert programs[name]["calls"] >= 3 * parts  # forward, dq, dk and dv
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: compiled(*settings) for name, settings in CASES.items()}))

@@ -1,0 +1,60 @@
+"""Splash attention, in Pallas's interpreter on CPU, against the plain form, gradients included."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
+from tests.tolerances import TOLERANCE
+from xfresearch.kernels import attention as face
+from xfresearch.kernels.attention import Sight, attention
+from xfresearch.kernels.splash_attention import splash
+
+# Lengths and slots that are no multiples of 128; grouped heads, values of another size than keys.
+CASES = {
+    "memory": ({"L": 150, "M": 5, "V": 8}, Sight()),
+    "documents and memory": ({"L": 128, "M": 130, "segments": True}, Sight()),
+    "documents and a window": ({"L": 140, "segments": True}, Sight(window=30)),
+    "memory and a window without itself": ({"L": 150, "M": 5, "G": 1}, Sight(nearest=1, window=30)),
+    "not causal": ({"L": 150, "M": 5, "B": 1}, Sight(causal=False)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_splash_is_plain(name):
+    drawn, sight = CASES[name]
+    arrays, segments = draw(**drawn)
+
+    def fast(arrays):
+        q, k, v, memory = arrays
+        return splash(q, k, v, memory, segments, sight, q.shape[-1] ** -0.5)
+
+    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
+    assert error(value_and_gradients(fast, arrays), expected) < TOLERANCE["float32"]
+
+
+def test_attention_passes_everything_on(monkeypatch):
+    """Scale, segments, memory shared by all heads, window: through the face, as on a TPU, and under remat."""
+    monkeypatch.setattr(face, "platform", lambda mesh=None: "tpu")
+    (q, k, v, _), segments = draw(L=140, segments=True)
+    memory = tuple(x[0, :6, :1] for x in (k, v))
+    named = {"q_segments_BL": segments[0], "k_segments_BS": segments[1], "scale": 0.4, "sight": Sight(window=50)}
+
+    @jax.checkpoint
+    def fast(arrays):
+        q, k, v, memory = arrays
+        return attention(q, k, v, memory=memory, **named)
+
+    assert "splash" in str(jax.make_jaxpr(fast)((q, k, v, memory)))
+    expected = value_and_gradients(lambda a: plain(a, segments, Sight(window=50), scale=0.4), (q, k, v, memory))
+    assert error(value_and_gradients(fast, (q, k, v, memory)), expected) < TOLERANCE["float32"]
+
+
+def test_no_array_of_queries_by_keys():
+    """Under a window with memory, in a sequence of many blocks: no mask or logits [L, S] in the traced program."""
+    (q, k, v, memory), _ = draw(B=1, L=2048, M=256, H=1, G=1)
+    sight = Sight(window=100)
+    text = str(jax.make_jaxpr(lambda q: splash(q, k, v, memory, None, sight, 1.0))(q))
+    assert "[1,2048,16]" in text.replace("f32", "")
+    assert not any(f"{rows},{columns}]" in text for rows in (2048, 2304) for columns in (2048, 2304))
+    assert jnp.isfinite(splash(q, k, v, memory, None, sight, 1.0)).all()

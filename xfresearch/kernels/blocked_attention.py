@@ -1,0 +1,146 @@
+"""Causal attention for training on CPU: skips what is masked, saves its weights, has a backward pass of its own.
+
+Each block of queries is computed against the keys up to its own end. Heads come first, then the batch: so both the
+context (G and B are batch dimensions) and the memory (G alone is) are plain matrix products without a copy; a row N
+is a query l and one of the R heads that share keys. Weights are saved unnormalised, with the reciprocal of their sum:
+normalising the outputs is cheaper. XLA on CPU runs a small product on one core, but independent chains of operations
+side by side: hence the blocks, and the parts of the batch.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.kernels.sight import CAUSAL, softmax_dtype, visible
+from xfresearch.models.partition import activation_spec
+
+BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
+
+
+def blocked(q_BLHK, k_BSGK, v_BSGK, memory, segments, mesh=None):
+    """o_BLHK of tokens at the same positions, from 0; on a mesh each device has its own whole sequences and heads."""
+    if mesh is None:
+        return _in_parts(q_BLHK, k_BSGK, v_BSGK, memory, segments)
+    spec = partial(activation_spec, mesh)
+    slots = memory and tuple(spec("MGK", m.shape) for m in memory)
+    documents = segments and (spec("BS", q_BLHK.shape[:2]),) * 2
+    own = spec("BSHK", q_BLHK.shape), *(spec("BSGK", x.shape) for x in (k_BSGK, v_BSGK)), slots, documents
+    run = jax.shard_map(_in_parts, mesh=mesh, in_specs=own, out_specs=own[0], check_vma=False)
+    return run(q_BLHK, k_BSGK, v_BSGK, memory, segments)
+
+
+def _in_parts(q_BLHK, k_BSGK, v_BSGK, memory, segments):
+    B, L, H, K = q_BLHK.shape
+    q_BLGRK, count = q_BLHK.reshape(B, L, -1, H // k_BSGK.shape[2], K), math.gcd(B, PARTS)
+
+    def split(x):
+        return jnp.split(x, count)
+
+    parts_of_segments = list(zip(*map(split, segments), strict=True)) if segments else [None] * count
+    parts = zip(split(q_BLGRK), split(k_BSGK), split(v_BSGK), parts_of_segments, strict=True)
+    return jnp.concatenate([_blocked(q, k, v, memory, s) for q, k, v, s in parts]).reshape(q_BLHK.shape)
+
+
+@jax.custom_vjp
+def _blocked(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
+    return _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments)[0]
+
+
+def _spans(length: int) -> list[tuple[int, int]]:
+    size = -(-length // BLOCKS)
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _rows(x_BLGRK):
+    """x_GBNK: heads first, rows (l, r)."""
+    B, L, G, R, K = x_BLGRK.shape
+    return x_BLGRK.transpose(2, 0, 1, 3, 4).reshape(G, B, L * R, K)
+
+
+def _unrows(parts, shape):
+    """The inverse of `_rows`, of consecutive rows."""
+    B, L, G, R, K = shape
+    return jnp.concatenate(parts, 2).reshape(G, B, L, R, K).transpose(1, 2, 0, 3, 4)
+
+
+def _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
+    R = q_BLGRK.shape[3]
+    q, k, v = _rows(q_BLGRK), k_BSGK.transpose(2, 0, 1, 3), v_BSGK.transpose(2, 0, 1, 3)
+    outputs, saved = [], []
+    for start, end in _spans(q_BLGRK.shape[1]):
+        part = segments and (segments[0][:, start:end], segments[1][:, :end])
+        distance_LS = jnp.arange(start, end)[:, None] - jnp.arange(end)
+        mask_BNS = jnp.repeat(visible(distance_LS, CAUSAL, part), R, 1)
+        rows = q[:, :, start * R : end * R]
+        o, weights = _block_forward(rows, k[:, :, :end], v[:, :, :end], memory, mask_BNS, segments is not None)
+        outputs.append(o)
+        saved.append(weights)
+    o_BLGRK = _unrows(outputs, q_BLGRK.shape).astype(q.dtype)
+    return o_BLGRK, (q, k, v, memory, o_BLGRK, saved)
+
+
+def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
+    wide, dtype, scale = softmax_dtype(q_GBNK), q_GBNK.dtype, 1 / math.sqrt(q_GBNK.shape[-1])
+    logits = jnp.einsum("GBNK,GBSK->GBNS", q_GBNK, k_GBSK, preferred_element_type=wide) * scale
+    logits = jnp.where(mask_BNS, logits, jnp.finfo(wide).min)
+    top, to_memory, pm = logits.max(-1, keepdims=True), None, None
+    if memory is not None:
+        to_memory = jnp.einsum("GBNK,MGK->GBNM", q_GBNK, memory[0], preferred_element_type=wide) * scale
+        top = jnp.maximum(top, to_memory.max(-1, keepdims=True))
+    p = jnp.exp(logits - top)
+    if empty_rows:
+        p = jnp.where(mask_BNS, p, 0)
+    total = p.sum(-1, keepdims=True)
+    o = jnp.einsum("GBNS,GBSK->GBNK", p.astype(dtype), v_GBSK, preferred_element_type=wide)
+    if memory is not None:
+        pm = jnp.exp(to_memory - top)
+        total += pm.sum(-1, keepdims=True)
+        pm = pm.astype(dtype)
+        o += jnp.einsum("GBNM,MGK->GBNK", pm, memory[1], preferred_element_type=wide)
+    reciprocal = 1 / jnp.where(total > 0, total, 1)
+    return o * reciprocal, (p.astype(dtype), pm, reciprocal)
+
+
+def _blocked_backward(residuals, do_BLGRK):
+    q, k, v, memory, o_BLGRK, saved = residuals
+    (L, _, R), wide = o_BLGRK.shape[1:4], softmax_dtype(q)
+    do, delta = _rows(do_BLGRK), _rows((do_BLGRK.astype(wide) * o_BLGRK).sum(-1, keepdims=True))
+    blocks = []
+    for (start, end), weights in zip(_spans(L), saved, strict=True):
+        rows = (slice(None), slice(None), slice(start * R, end * R))
+        blocks.append(_block_backward(q[rows], k[:, :, :end], v[:, :, :end], memory, weights, do[rows], delta[rows]))
+    dq, dk, dv, dmemory = zip(*blocks, strict=True)
+    dq_BLGRK = _unrows(dq, o_BLGRK.shape).astype(q.dtype)
+    dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 2, 0, 3).astype(q.dtype) for x in (dk, dv))
+    if memory is not None:
+        dmemory = tuple(sum(x).astype(m.dtype) for x, m in zip(zip(*dmemory, strict=True), memory, strict=True))
+    return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dmemory, None
+
+
+def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1):
+    p, pm, reciprocal = weights
+    wide, dtype, scale = reciprocal.dtype, q_GBNK.dtype, 1 / math.sqrt(q_GBNK.shape[-1])
+    g, delta = (do_GBNK * reciprocal).astype(dtype), delta_GBN1 * reciprocal
+    dp = jnp.einsum("GBNK,GBSK->GBNS", g, v_GBSK, preferred_element_type=wide)
+    ds = (p * (dp - delta) * scale).astype(dtype)
+    dq = jnp.einsum("GBNS,GBSK->GBNK", ds, k_GBSK, preferred_element_type=wide)
+    dk = jnp.einsum("GBNS,GBNK->GBSK", ds, q_GBNK, preferred_element_type=wide)
+    dv = jnp.einsum("GBNS,GBNK->GBSK", p, g, preferred_element_type=wide)
+    if memory is None:
+        return dq, dk, dv, None
+    dp = jnp.einsum("GBNK,MGK->GBNM", g, memory[1], preferred_element_type=wide)
+    ds = (pm * (dp - delta) * scale).astype(dtype)
+    dq += jnp.einsum("GBNM,MGK->GBNK", ds, memory[0], preferred_element_type=wide)
+    dmk = jnp.einsum("GBNM,GBNK->MGK", ds, q_GBNK, preferred_element_type=wide)
+    dmv = jnp.einsum("GBNM,GBNK->MGK", pm, g, preferred_element_type=wide)
+    return dq, dk, dv, (dmk, dmv)
+
+
+def _sum_prefixes(parts, length: int):
+    """Sum of arrays [G, B, s, K], each zero beyond its own s, up to `length`."""
+    return sum(jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[2]), (0, 0))) for x in parts)
+
+
+_blocked.defvjp(_blocked_forward, _blocked_backward)

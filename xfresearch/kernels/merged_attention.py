@@ -1,0 +1,60 @@
+"""Attention over several sets of keys, each by a kernel of its own, as one softmax.
+
+    lse = log sum_i exp(lse_i)        o = sum_i exp(lse_i - lse) o_i        (Liu et al. 2023, Ring Attention, sec. 3)
+
+Libraries return a part's lse without a gradient: differentiating these two lines gives right outputs and wrong gradients.
+Here the backward pass is written out. With p = exp(logits - lse) and d = sum(do * o), both of the whole,
+
+    dlogits = p (do v^T - d)      dq = dlogits k      dk = dlogits^T q      dv = p^T do
+
+so each kernel's own backward pass, given the merged o and lse in place of its own, gives its part of dq and all of its keys'
+and values' gradients.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.kernels.sight import softmax_dtype
+
+
+class Part(NamedTuple):
+    """Attention to one set of keys. `constants` is what is not differentiated: segments, masks."""
+
+    forward: Callable  # (q_BLHK, k, v, constants) -> o_BLHV, lse_BHL in float32 or wider
+    backward: Callable  # (q_BLHK, k, v, constants, o_BLHV, lse_BHL, do_BLHV) -> dq, dk, dv
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def merged(parts: tuple[Part, ...], q_BLHK, keys_values: tuple, constants: tuple):
+    """o_BLHV of all parts together: keys_values[i] and constants[i] are those of parts[i]."""
+    return _forward(parts, q_BLHK, keys_values, constants)[0]
+
+
+def _forward(parts, q_BLHK, keys_values, constants):
+    found = [part.forward(q_BLHK, *kv, c) for part, kv, c in zip(parts, keys_values, constants, strict=True)]
+    o, lse = merge(found)
+    return o.astype(q_BLHK.dtype), (q_BLHK, keys_values, constants, o.astype(q_BLHK.dtype), lse)
+
+
+def _backward(parts, residuals, do_BLHV):
+    q_BLHK, keys_values, constants, o, lse = residuals
+    dq, gradients = 0, []
+    for part, kv, c in zip(parts, keys_values, constants, strict=True):
+        dq_part, *rest = part.backward(q_BLHK, *kv, c, o, lse, do_BLHV)
+        dq += dq_part.astype(softmax_dtype(q_BLHK))
+        gradients.append(tuple(d.astype(x.dtype) for d, x in zip(rest, kv, strict=True)))
+    return dq.astype(q_BLHK.dtype), tuple(gradients), None
+
+
+merged.defvjp(_forward, _backward)
+
+
+def merge(found: list):
+    """(o_BLHV, lse_BHL) of the whole, in float32 or wider, from those of its parts."""
+    lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in found]), 0)
+    o_BLHV = sum(jnp.exp(lse - lse_BHL).swapaxes(1, 2)[..., None] * o for o, lse in found)
+    return o_BLHV, lse_BHL

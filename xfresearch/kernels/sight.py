@@ -1,0 +1,52 @@
+"""Who sees whom in attention, and what is done to its weights: the words that all its implementations share."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+SMALLEST_BAND = 32  # smaller matrix products waste more than they save
+
+
+class Sight(NamedTuple):
+    """Which distances d = position of the query - position of the key are seen."""
+
+    causal: bool = True
+    nearest: int = 0  # 1: all but itself
+    window: int = 0  # how many distances; 0: all
+
+    def sees(self, distance):
+        if not self.causal:
+            return None
+        seen = distance >= self.nearest
+        return seen & (distance < self.nearest + self.window) if self.window else seen
+
+    @property
+    def band(self) -> int:
+        """A length that no distance exceeds, at least SMALLEST_BAND; 0 where there is none."""
+        return max(self.window, SMALLEST_BAND) if self.causal and self.window else 0
+
+
+CAUSAL = Sight()
+
+
+class Shaping(NamedTuple):
+    """aI + bA - cC in place of the weights A, C being the uniform ones (He & Hofmann 2023, eq. 5): a number per head."""
+
+    identity_H: jax.Array
+    weights_H: jax.Array
+    uniform_H: jax.Array | float
+
+
+def visible(distance_LS, sight: Sight, segments):
+    """Who sees whom: [B or 1, L, S], or None where everyone sees everyone. segments: of queries and of keys, or None."""
+    seen = sight.sees(distance_LS)
+    seen = None if seen is None else seen[None]
+    if segments is not None:
+        same_BLS = segments[0][:, :, None] == segments[1][:, None, :]
+        seen = same_BLS if seen is None else seen & same_BLS
+    return seen
+
+
+def softmax_dtype(x):
+    return jnp.promote_types(x.dtype, jnp.float32)

@@ -1,0 +1,58 @@
+"""Which attention kernel serves each block of a run, said before anything is traced."""
+
+from dataclasses import replace
+
+import jax
+
+from xfresearch.config import BlockConfig, Config, ModelConfig
+from xfresearch.errors import UserError
+from xfresearch.kernels.attention import Call, Choice, Sight, choose_attention, describe
+from xfresearch.models.sizes import head_sizes, slot_heads
+
+
+def attention_choices(config: Config, mesh=None) -> dict[str, Choice]:
+    """{name of a block: the kernel of its softmax attention in training, and why}.
+
+    UserError where one that is asked for cannot serve, with the key that asks for it.
+    """
+    found = {}
+    packed = config.data.packing == "documents"
+    for name, block in config.model.blocks.items():
+        if block.attention.kind != "softmax":
+            continue
+        call = attention_call(config.model, block, config.sequence_length, packed, mesh)
+        try:
+            found[name] = choose_attention(call, block.attention.kernel)
+        except UserError as error:
+            raise UserError(f"config.model.blocks.{name}.{error}") from None
+    return found
+
+
+def attention_call(model: ModelConfig, block: BlockConfig, length: int, segments: bool, mesh=None) -> Call:
+    """What a block's attention asks for in training, over sequences of `length` tokens."""
+    a, sizes = block.attention, head_sizes(block.attention, model.width)
+
+    def shape(*sizes):
+        return jax.ShapeDtypeStruct(sizes, model.dtype)
+
+    q, k = shape(1, length, a.heads, sizes.qk), shape(1, length, sizes.key_heads, sizes.qk)
+    v = shape(1, length, sizes.value_heads, sizes.v)
+    slots = a.memory_slots, slot_heads(a)
+    memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if a.memory_slots else None
+    biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
+    shaping = a.shaping != "none"
+    altered = "biases" if biases else "shaping" if shaping else "dropout" if a.dropout else ""
+    sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
+    ids = shape(1, length)
+    return describe(q, k, v, memory, (ids, ids) if segments else None, 0, sight, altered, mesh)
+
+
+def for_reading(model: ModelConfig) -> ModelConfig:
+    """`model` with every kernel left to the machine that reads it: what a run asks for binds its training alone."""
+
+    def free(block: BlockConfig) -> BlockConfig:
+        moe = replace(block.feed_forward.moe, kernel="auto")
+        feed_forward = replace(block.feed_forward, moe=moe)
+        return replace(block, attention=replace(block.attention, kernel="auto"), feed_forward=feed_forward)
+
+    return replace(model, blocks={name: free(block) for name, block in model.blocks.items()})
