@@ -142,6 +142,7 @@ work() {
     "cd xfresearch && PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
 }
 
+[[ ${option[attach]} == no ]] || assumed=ACTIVE
 read_state
 if [[ -n $state && ${option[attach]} == no ]]; then
   fail "--name=${option[name]}: there is such a queued resource already ($state): --attach goes on with it," \

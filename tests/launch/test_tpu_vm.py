@@ -124,8 +124,10 @@ def test_machines_that_are_there_already_are_left_alone(launcher):
 
 def test_attach_goes_on_with_them(launcher):
     launcher.answers(f"{TPUS} list", "ACTIVE", "ACTIVE", "ACTIVE")
+    dry = launcher.run("tpu_vm.sh", *RUN, "--attach", "--dry-run", *TRAIN)
     assert launcher.run("tpu_vm.sh", *RUN, "--attach", *TRAIN).returncode == 0
     assert launcher.verbs == ["list", "nodes", *GOOD_DAY[2:]]
+    assert [shlex.split(line) for line in dry.stdout.splitlines() if line.startswith("gcloud")] == launcher.calls
 
 
 def test_machines_on_which_another_command_runs_are_not_deleted(launcher):
