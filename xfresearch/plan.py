@@ -26,6 +26,7 @@ def parse(arguments: list[str]):
     parser.add_argument("--mesh", metavar="AXIS=N,...", default="", help="same as --config.mesh.AXIS=N for each axis")
     parser.add_argument("--tokens", metavar="N", type=float, default=1e12, help="budget for the hours (default 1e12)")
     parser.add_argument("--search", action="store_true", help="try meshes, recomputation and batch sizes")
+    parser.add_argument("--hlo", metavar="FILE", default="", help="also write the compiled program's text")
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON")
     return parser.parse_known_args(arguments)
 
@@ -60,25 +61,25 @@ def main(arguments: list[str]) -> None:
 
     config = config_io.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     found = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
-    found |= run(config, topology, options.search, options.tokens)
+    found |= run(config, topology, options)
     if options.json:
         command.write_json(options.json, found)
     if not found["fits"]:
         sys.exit(1)
 
 
-def run(config, topology, searching: bool, tokens: float) -> dict:
+def run(config, topology, options) -> dict:
     """Prints the plan, or the plans that were searched, and returns them with `fits`."""
     from xfresearch.planning import plans, report, search
 
     if topology is None:
         plan = plans.check(config)
-    elif searching:
-        found = search.search(config, topology, tokens)
+    elif options.search:
+        found = search.search(config, topology, options.tokens)
         print(report.search_text(found))
         return found | {"fits": found["best"] is not None}
     else:
-        plan = plans.make_plan(config, topology, tokens)
+        plan = plans.make_plan(config, topology, options.tokens, options.hlo)
     print(report.text(plan))
     return plan | {"fits": plan["memory"]["fits"] if "memory" in plan else True}
 

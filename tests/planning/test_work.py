@@ -107,6 +107,45 @@ ENTRY %main (a: f32[64,128]) -> f32[64,128] {
     assert (flops(text), moved(text)) == (1000, 300)
 
 
+def test_splash_attention_counts_the_blocks_up_to_the_diagonal():
+    kernel = """
+ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128] {
+  %q = bf16[2,4,1024,128]{3,2,1,0:T(8,128)} parameter(0)
+  %k = bf16[2,4,1536,128]{3,2,1,0:T(8,128)} parameter(1)
+  ROOT %splash_mha_fwd_residuals.1 = bf16[2,4,1024,128]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 512}"
+}}
+}
+"""  # noqa: E501
+    seen = 512 + (1024 + 512) / 2  # all of the memory, and of 2 x 2 blocks of tokens 3
+    assert flops(kernel) == 2 * (2 * 2 * 4 * 1024 * 128 * seen)
+    assert flops(kernel.replace("mha_fwd", "mha_dkv")) == 2 * flops(kernel)
+
+
+def test_ragged_products_count_the_tokens_that_come():
+    kernel = """
+ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
+  %x = f32[1024,32]{1,0:T(8,128)} parameter(0)
+  %w = f32[4,32,16]{2,1,0:T(8,128)} parameter(1)
+  ROOT %ragged-dot-none.1 = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"300"}}}
+}
+"""  # noqa: E501
+    program = hlo.parse(kernel)
+    assert sum(w.flops for w in work(program, routed=256)) == 1048576 / 4
+    assert sum(w.flops for w in work(program, routed=4096)) == 1048576
+
+
+def test_what_is_kept_twice_under_two_names_counts_once():
+    def layer(x, _):
+        y = jnp.sin(x)
+        return y, (y.reshape(-1), y, jnp.cos(x))
+
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(layer, x, None, length=3))(shape(4, 8)).jaxpr
+    sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
+    kept = memory.kept_in_trace(jaxpr, 3, sizes)
+    assert sorted(size for _, _, size in kept) == [3 * 4 * 8 * 4] * 2
+
+
 @pytest.fixture(scope="module")
 def step():
     """The real training step of a small model, one device: (config, traced, compiled)."""

@@ -5,9 +5,7 @@ import re
 from xfresearch.planning.hlo import Array, Instruction
 
 ESTIMATE = re.compile(r'cost_estimate[\\"]*:\s*\{([^}]*)\}')
-BLOCK = (
-    512  # of queries and keys, in kernels/splash_attention.py: masked blocks are skipped, those on the diagonal are not
-)
+BLOCK = re.compile(r"block_q\W+(\d+)")  # masked blocks are skipped, those on the diagonal are not
 # Products of queries, keys and values' size that each kernel of splash attention computes; the backward ones need the
 # logits again.
 SPLASH = {"fwd": 2, "dq": 3, "dkv": 4}

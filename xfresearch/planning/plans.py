@@ -14,14 +14,14 @@ from xfresearch.planning.work import unknown_kernels, work
 LARGEST = 6  # arrays that are named where a plan does not fit
 
 
-def compiled_plan(config: Config, topology: Topology, tokens: float, devices) -> dict:
+def compiled_plan(config: Config, topology: Topology, tokens: float, devices, text_file: str = "") -> dict:
     """The plan of a config, its step compiled for the topology's devices. UserError where the two do not go together."""
     from xfresearch.training.sharding import make_mesh
 
     config = program.ready(config)
     mesh = make_mesh(config, devices)
     state, traced = program.trace(config, mesh)
-    compiled = program.compile_step(traced)
+    compiled = program.compile_step(traced, text_file)
     sizes = dict(mesh.shape)
     plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
     if isinstance(compiled, program.Refused):
@@ -240,12 +240,12 @@ def check(config: Config) -> dict:
     return head(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
 
 
-def make_plan(config: Config, topology: Topology, tokens: float) -> dict:
+def make_plan(config: Config, topology: Topology, tokens: float, text_file: str = "") -> dict:
     """The plan by the best means there is: compiled for TPUs and for GPUs that are here, otherwise by formula."""
-    if topology.tpu:
-        return compiled_plan(config, topology, tokens, tpu_devices(topology))
-    here = _gpus(topology)
-    return compiled_plan(config, topology, tokens, here) if here else formula_plan(config, topology, tokens)
+    devices = tpu_devices(topology) if topology.tpu else _gpus(topology)
+    if devices:
+        return compiled_plan(config, topology, tokens, devices, text_file)
+    return formula_plan(config, topology, tokens)
 
 
 def _gpus(topology: Topology) -> list:

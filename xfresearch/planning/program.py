@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from xfresearch.config import Config
 from xfresearch.planning import hlo, memory
@@ -47,8 +48,11 @@ def trace(config: Config, mesh):
     return state, jit_train_step(config, optimizer, mesh, state).trace(state, abstract_batch(config, mesh))
 
 
-def compile_step(traced) -> Compiled | Refused:
-    """The traced step compiled for its mesh's devices; what the compiler says is no size is raised as it is."""
+def compile_step(traced, text_file: str = "") -> Compiled | Refused:
+    """The traced step compiled for its mesh's devices, its text also written to a file where one is named.
+
+    What the compiler refuses for another reason than its size is raised as it is.
+    """
     import jax
 
     began = time.perf_counter()
@@ -59,9 +63,11 @@ def compile_step(traced) -> Compiled | Refused:
         if refused is None:
             raise
         return Refused(*refused, time.perf_counter() - began)
-    sizes = compiled.memory_analysis()
+    sizes, text = compiled.memory_analysis(), compiled.as_text()
+    if text_file:
+        Path(text_file).write_text(text)
     return Compiled(
-        program=hlo.parse(compiled.as_text()),
+        program=hlo.parse(text),
         arguments=sizes.argument_size_in_bytes,
         temporary=sizes.temp_size_in_bytes,
         code=sizes.generated_code_size_in_bytes,
