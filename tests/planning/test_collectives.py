@@ -205,6 +205,37 @@ def test_what_is_computed_beside_it_counts_its_own_work():
     assert unknown_kernels(hlo.parse(SPREAD)) == ["kernel"]
 
 
+# What slices exchange over the network, and a collective that another core of the chip runs.
+OTHERS = """HloModule jit_step
+
+%called (a: bf16[16,128]) -> bf16[64,128] {
+  %a = bf16[16,128]{1,0} parameter(0)
+  ROOT %gather = bf16[64,128]{1,0} all-gather(%a), channel_id=5, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+}
+
+ENTRY %main (p: bf16[16,128]) -> bf16[64,128] {
+  %p = bf16[16,128]{1,0} parameter(0)
+  %after = token[] after-all()
+  %send = (bf16[16,128]{1,0}, u32[], token[]) send(%p, %after), channel_id=3, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv = (bf16[16,128]{1,0}, u32[], token[]) recv(%after), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  %start = ((bf16[16,128]{1,0}), bf16[64,128]{1,0}) call-start(%p), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %done = bf16[64,128]{1,0} call-done(%start)
+}
+"""  # noqa: E501
+
+
+def test_exchanges_between_slices_and_calls_of_other_cores_are_found():
+    over, gather = collectives(hlo.parse(OTHERS), MESH, between="fsdp", slices=2)
+    assert (over.kind, over.axes, over.group, over.payload) == ("all-reduce", ("fsdp",), (0, 4), 16 * 128 * 2)
+    assert not over.whole  # two of four along the axis: one in each slice
+    assert (gather.kind, gather.axes, gather.payload, gather.asynchronous) == (
+        "all-gather",
+        ("fsdp",),
+        64 * 128 * 2,
+        True,
+    )
+
+
 def test_what_a_device_sends():
     def sent(kind):
         return Collective(kind, ("fsdp",), True, (0, 2, 4, 6), 1, 400.0, False, "", "").sent

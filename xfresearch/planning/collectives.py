@@ -46,19 +46,38 @@ class Collective:
         return self.payload * (n - 1) / n * (2 if self.kind == "all-reduce" else 1)
 
 
-def collectives(program: Program, mesh: dict[str, int]) -> list[Collective]:
-    """All collectives of a step on a mesh with these axes, those that a single device takes part in alone left out."""
-    found = []
+def collectives(program: Program, mesh: dict[str, int], between: str = "", slices: int = 1) -> list[Collective]:
+    """All collectives of a step on a mesh with these axes, those that a single device takes part in alone left out.
+
+    between: the axis that is spread over so many slices.
+    """
+    found, beside = [], program.beside()
     for name, runs in program.runs().items():
-        for instruction in program.computations[name].instructions.values():
-            inside = _inside(program, instruction)
-            for one in inside:
+        computation = program.computations[name]
+        for instruction in computation.instructions.values():
+            if "_xla_megascale_transfer_type" in instruction.text and instruction.opcode == "send":
+                found.append(_between_slices(instruction, mesh, between, slices, runs))
+            for one in _inside(program, instruction):
                 made = _collective(one, instruction, mesh, runs)
                 if made.kind == "ragged-all-to-all":  # one of the two sides is a buffer with room for more than comes
-                    made = replace(made, payload=min(made.payload, _first_operand(program.computations[name], one)))
+                    made = replace(made, payload=min(made.payload, _first_operand(computation, one)))
                 if len(made.group) > 1:
-                    found.append(made)
+                    found.append(replace(made, asynchronous=made.asynchronous or name in beside))
     return found
+
+
+def _between_slices(send: Instruction, mesh: dict[str, int], between: str, slices: int, runs: float) -> Collective:
+    """What a slice's hosts exchange with the others': a pair of send and recv that names the collective it stands for.
+
+    Its payload is the device's own share: the slice has scattered before, and gathers after it, by collectives of its own.
+    """
+    kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', send.text)[1].lower().replace("_", "-")
+    kind = kind if kind in KINDS else "collective-permute"
+    step = mesh[between] // slices  # devices of one slice along the axis
+    grid = np.arange(prod(mesh.values())).reshape(tuple(mesh.values()))
+    index = tuple(slice(None, None, step) if axis == between else 0 for axis in mesh)
+    group = tuple(grid[index].reshape(-1).tolist())
+    return Collective(kind, (between,), step == 1, group, runs, send.outputs[0].bytes, True, send.name, send.op_name)
 
 
 def _first_operand(computation: Computation, one: Instruction) -> float:

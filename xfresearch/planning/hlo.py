@@ -16,6 +16,8 @@ NAME = re.compile(r"%([\w.\-]+)")
 CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'known_trip_count[\\"]*:\s*\{[\\"]*n[\\"]*:[\\"]*(\d+)')
+ASYNCHRONOUS = {"async-start", "call-start"}  # a TPU's other cores take the second
+CALLS = {"call", "conditional"} | ASYNCHRONOUS
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -90,7 +92,7 @@ class Program:
                     turns = times * (self.turns(instruction) or 1)
                     for inner in instruction.called:
                         visit(inner, turns)
-                elif instruction.opcode in ("call", "conditional", "async-start"):
+                elif instruction.opcode in CALLS:
                     for inner in instruction.called:
                         visit(inner, times)
 
@@ -110,6 +112,11 @@ class Program:
         ]
         counts_up = any("direction=LT" in i.text for i in condition.instructions.values())
         return limits[0] if len(limits) == 1 and counts_up else None
+
+    def beside(self) -> set[str]:
+        """Computations that run beside what follows their start."""
+        executed = [i for name in self.runs() for i in self.computations[name].instructions.values()]
+        return {name for i in executed if i.opcode in ASYNCHRONOUS for name in i.called}
 
     def loops_of_unknown_turns(self) -> list[str]:
         """What the loops are for whose bodies count once, because how often they turn depends on the data."""

@@ -27,7 +27,8 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     if isinstance(compiled, program.Refused):
         return plan | {"memory": _refused(config, sizes, state, traced, compiled)}
     works = work(compiled.program, routed_tokens(config, sizes))
-    timed = time_collectives(collectives(compiled.program, sizes), topology, places(topology, mesh.devices.flat))
+    found = collectives(compiled.program, sizes, config.mesh.between, topology.slices)
+    timed = time_collectives(found, topology, places(topology, mesh.devices.flat))
     plan["memory"] = _memory(topology, state, compiled)
     plan["flops"] = _flops(config, works, topology)
     plan["unknown_kernels"] = unknown_kernels(compiled.program)

@@ -22,6 +22,7 @@ FREE |= {
     "opt-barrier",
     "add-dependency",
     "async-start",
+    "call-start",
     "async-update",
     "async-done",
     "domain",
