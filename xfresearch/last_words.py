@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from pathlib import Path
 
 LINES = 2000  # kept of each process
 FAREWELL, WHISPER = "\x04", "\x05"  # a line with the first ends well; one with the second is for the log alone
 OURS = re.compile(r"(error|stopped|failed|interrupted|warning)\b")
 RUNTIME = re.compile(r"[EFW]\d{4} [\d:.]+ +\d+ (coordination_service|client\.h|preemption_sync|.*distributed)")
 UNHEALTHY = re.compile(r"unhealthy \(stopped sending heartbeats\):\n((?:\d+\n)+)|Task (\d+) heartbeat timeout")
-NO_COORDINATOR = re.compile(r"Socket closed|[Ff]ailed to connect|Connection re(?:fused|set)|recvmsg")
+NO_COORDINATOR = re.compile(r"leader task was preempted|Socket closed|[Ff]ailed to connect|Connection refused")
 NOISE = re.compile(r"\[Gloo\] Rank")
 
 
@@ -40,31 +41,34 @@ def keep(index: int, count: int, workdir: str) -> subprocess.Popen:
 
 def whisper(text: str) -> None:
     """`text` for the log alone."""
-    for line in text.splitlines():
-        print(f"{WHISPER}{line}", file=sys.stderr, flush=True)
+    os.write(2, "".join(f"{WHISPER}{line}\n" for line in text.splitlines()).encode())  # at once: others write too
 
 
 def farewell(kept: bool = False) -> None:
     """This process has said all it had to say; where that is to be `kept`, it goes to the log."""
-    print(f"{FAREWELL}{'kept' if kept else ''}", file=sys.stderr, flush=True)
+    sys.stdout.flush(), sys.stderr.flush()
+    os.write(2, f"{FAREWELL}{'kept' if kept else ''}\n".encode())
 
 
 def main(index: int, count: int, workdir: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # outlives the process that it listens to
-    kept, quiet, farewell = deque(maxlen=LINES), False, None
+    sys.stdin.reconfigure(errors="replace")
+    kept, quiet, ending = deque(maxlen=LINES), False, None
     for line in sys.stdin:
         if line.startswith(FAREWELL):
-            farewell = line.strip("\n" + FAREWELL)
+            ending = line.strip("\n" + FAREWELL)
             continue
         kept.append(line.lstrip(WHISPER))
-        quiet = quiet or bool(RUNTIME.match(line))  # what follows are the runtime's own last pages
+        quiet = quiet or bool(RUNTIME.search(line))  # what follows are the runtime's own last pages
         if OURS.match(line) or not (quiet or line.startswith(WHISPER) or NOISE.match(line)):
             say(index, line)
-    if farewell is None:
+    if ending is None:
         say(index, verdict("".join(kept), index, count, workdir) + "\n")
-    if farewell != "":
-        write_log(index, workdir, kept)
+    if ending != "":
+        path = place(workdir) / log_name(index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(kept))
 
 
 def say(index: int, line: str) -> None:
@@ -86,19 +90,17 @@ def verdict(text: str, index: int, count: int, workdir: str) -> str:
 
 
 def going_on(workdir: str) -> str:
-    from etils import epath
-
-    saved = epath.Path(workdir).expanduser() / "checkpoints"
+    saved = place(workdir) / "checkpoints"
     steps = [int(path.name) for path in saved.iterdir() if path.name.isdigit()] if saved.exists() else []
     return f"the same command goes on from step {max(steps, default=0)}"
 
 
-def write_log(index: int, workdir: str, lines) -> None:
+def place(workdir: str):
+    if "://" not in workdir:  # at once: whoever started the process may look as soon as it has ended
+        return Path(workdir).expanduser()
     from etils import epath
 
-    path = epath.Path(workdir).expanduser() / log_name(index)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines))
+    return epath.Path(workdir)
 
 
 if __name__ == "__main__":
