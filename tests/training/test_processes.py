@@ -18,6 +18,7 @@ from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.training import checkpoint
 
 LAST = 12
+TWO = "--config.mesh.fsdp=2"
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +131,22 @@ def test_a_checkpoint_of_four_goes_on_in_one(single, four, cache, tmp_path):
     assert losses(workdir, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
-def test_a_checkpoint_of_one_goes_on_in_two(single, cache, tmp_path):
-    workdir = copied_back_to(4, single, tmp_path / "run")
-    train(2, workdir, cache, "--config.mesh.fsdp=2").succeed()
-    assert losses(workdir, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, single, cache):
+    """Two processes that go on from a single one's checkpoint."""
+    workdir = copied_back_to(4, single, tmp_path_factory.mktemp("two") / "run")
+    train(2, workdir, cache, TWO).succeed()
+    return workdir
 
 
-def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, number=signal.SIGTERM, **kwargs) -> int:
-    """The step at which a run ends that is told to, by a signal to one of its processes, after a few updates."""
+def test_a_checkpoint_of_one_goes_on_in_two(single, two):
+    assert losses(two, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
+
+
+def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, when, number=signal.SIGTERM, **kwargs):
+    """The step at which a run ends that is told to by a signal to one of its processes."""
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
-        processes.until(lambda: rows_written(workdir) >= 3)
+        processes.until(when)
         processes[index].send_signal(number)
         ended = processes.succeed()
     step = checkpoint.steps(workdir)[-1]
@@ -148,11 +155,11 @@ def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, numb
     return step
 
 
-def killed(index: int, count: int, workdir, cache, *overrides, **kwargs) -> None:
-    """One of the processes of a run dies; the others say so and end in time."""
+def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwargs) -> None:
+    """One of the processes of a run dies when there are some more `rows`; the others say so and end in time."""
     before = rows_written(workdir)
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
-        processes.until(lambda: rows_written(workdir) >= before + 12)
+        processes.until(lambda: rows_written(workdir) >= before + rows)
         processes[index].kill()
         began = time.time()
         ended = processes.finish()
@@ -170,30 +177,31 @@ def killed(index: int, count: int, workdir, cache, *overrides, **kwargs) -> None
             assert last.startswith(f"{gone}step {saved} "), err[-3000:]
 
 
-def test_two_processes_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(cache, tmp_path):
-    few = ["--config.checkpoint.every=40", "--config.evaluation.every=120"]
-    train(2, tmp_path / "unbroken", cache, *few, steps=120).succeed()
-    workdir = tmp_path / "run"
-    assert stopped_by_a_notice(1, 2, workdir, cache, *few, steps=120) < 120
-    killed(1, 2, workdir, cache, *few, steps=120)
-    ended = train(2, workdir, cache, *few, steps=120).succeed()
-    assert fingerprints(workdir, 120) == fingerprints(tmp_path / "unbroken", 120)
-    assert curve(workdir) == curve(tmp_path / "unbroken")
-    assert "3 starts" in ended[0][1] and "goodput" in ended[0][1]
+def test_two_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(single, two, cache, tmp_path):
+    workdir = copied_back_to(4, single, tmp_path / "run")
+    begun = (workdir / "run.json").stat().st_mtime
+    early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # while the step is being compiled
+    assert 4 < stopped_by_a_notice(1, 2, workdir, cache, TWO, **early) < LAST
+    killed(1, 2, workdir, cache, TWO, rows=2)
+    ended = train(2, workdir, cache, TWO).succeed()
+    assert fingerprints(workdir) == fingerprints(two)
+    assert curve(workdir) == curve(two)
+    assert "4 starts" in ended[0][1] and "goodput" in ended[0][1]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("index", range(4))
 def test_a_notice_to_any_of_four_stops_all_at_one_step(cache, tmp_path, index, number):
-    step = stopped_by_a_notice(index, 4, tmp_path, cache, number=number, steps=400)
+    middle = {"when": lambda: rows_written(tmp_path) >= 5}
+    step = stopped_by_a_notice(index, 4, tmp_path, cache, **middle, number=number, steps=400)
     assert [row["step"] for row in curve(tmp_path) if row["kind"] == "train"] == list(range(1, step + 1))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("index", range(4))
 def test_any_of_four_killed_ends_all(cache, tmp_path, index):
-    killed(index, 4, tmp_path, cache, steps=400)
+    killed(index, 4, tmp_path, cache, rows=9, steps=400)
 
 
 def test_mistakes_are_one_line_in_every_process(single, cache):

@@ -284,7 +284,7 @@ class PreemptionNotice:
     """
 
     def __init__(self):
-        self.received, self._interrupts = "", 0
+        self.received, self._interrupts, self._asked = "", 0, 0
         self.before = signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number, frame):
@@ -297,8 +297,10 @@ class PreemptionNotice:
         """Whether the run is to stop after update `step`; every process has to ask about every update."""
         from jax.experimental import multihost_utils
 
-        if multihost_utils.reached_preemption_sync_point(step):
+        # Counted from 0, not by step: a notice that comes before the first question has 0 for its answer.
+        if multihost_utils.reached_preemption_sync_point(self._asked):
             self.received = "SIGTERM"
+        self._asked += 1
         return bool(self.received)
 
     def restore(self) -> None:
