@@ -78,7 +78,7 @@ def copied_back_to(step: int, source, target):
 @pytest.fixture(scope="module")
 def single(tmp_path_factory, cache):
     workdir = tmp_path_factory.mktemp("single")
-    train(1, workdir, cache).succeed()
+    train(1, workdir, cache, "--config.log.profile_start=5", "--config.log.profile_steps=2").succeed()
     return workdir
 
 
@@ -113,6 +113,10 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     failed = "Stopped: process 0 failed (trying): KeyError: 'lost'"
     assert [process["errors"][2] for process in found[1:]] == [failed] * 3
     assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
+
+
+def test_the_profile_window_is_written(single):
+    assert len(list((single / "profile").rglob("*.xplane.pb"))) == 1
 
 
 def test_four_processes_learn_as_one_and_only_the_first_speaks(single, four):
@@ -183,10 +187,20 @@ def test_two_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(
     early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # while the step is being compiled
     assert 4 < stopped_by_a_notice(1, 2, workdir, cache, TWO, **early) < LAST
     killed(1, 2, workdir, cache, TWO, rows=2)
-    ended = train(2, workdir, cache, TWO).succeed()
+    ended = train(2, workdir, cache, TWO, f"--json={tmp_path}/results.json").succeed()
     assert fingerprints(workdir) == fingerprints(two)
     assert curve(workdir) == curve(two)
-    assert "4 starts" in ended[0][1] and "goodput" in ended[0][1]
+    assert_all_time_is_accounted_for(workdir, json.loads((tmp_path / "results.json").read_text()))
+    assert "goodput" in ended[0][1] and "4 starts" in ended[0][1]
+
+
+def assert_all_time_is_accounted_for(workdir, results: dict) -> None:
+    """From the first start on: the steps of the killed processes, the time between processes and everything measured."""
+    first = json.loads((workdir / "run.json").read_text())["starts"][0]["seconds"]
+    last_row = (workdir / "metrics.jsonl").stat().st_mtime
+    assert last_row - first - 2 < results["wall_seconds"] < time.time() - first
+    assert results["time"]["lost"] > 0 and results["time"]["down"] > 0 and results["starts"] == 4
+    assert results["goodput"] == results["time"]["step"] and sum(results["time"].values()) == pytest.approx(1)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xfresearch import distributed
@@ -123,7 +124,7 @@ class Run:
 
     def _restore_clock(self, meta: dict) -> None:
         """Counts what the processes before have, and what went to nothing since the checkpoint of `meta`."""
-        past = starts(self.workdir)
+        past = starts(epath.Path(self.workdir))
         if past:  # a run of the library's own keeps no record of its starts
             self.clock.restore(meta.get("clock", {}))
             self.clock.restore(time_gone(past, meta.get("saved_at", past[0]["seconds"])))

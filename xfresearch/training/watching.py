@@ -21,8 +21,9 @@ class Profile:
     They start with update `log.profile_start`, or whenever the file `workdir`/profile.request is made or touched.
     """
 
-    def __init__(self, workdir: epath.Path, config: LogConfig):
-        self.directory, self.request, self.config = workdir / "profile", workdir / "profile.request", config
+    def __init__(self, workdir, config: LogConfig):
+        place = epath.Path(workdir)
+        self.directory, self.request, self.config = place / "profile", place / "profile.request", config
         self._handled, self._looked = self._requested(), time.monotonic()
         self._last, self._written_to = None, None
 
