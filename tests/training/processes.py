@@ -17,20 +17,28 @@ def free_port() -> int:
         return chosen.getsockname()[1]
 
 
-class Processes:
-    """`count` processes of `python -m module arguments`; all of them are killed at the end of a `with`."""
+def slurm(count: int, index: int) -> dict[str, str]:
+    """What srun tells each of `count` tasks on one machine."""
+    own = {"STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": index, "LOCALID": index, "JOB_ID": 4711}
+    return {f"SLURM_{name}": str(value) for name, value in own.items()}
 
-    def __init__(self, count: int, module: str, *arguments: str, devices: int = 1):
-        env = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        command = [sys.executable, "-m", module, *arguments]
+
+class Processes:
+    """`count` processes of `python -m module arguments`, joined by flags, or `by` the variables that srun sets; all of
+    them are killed at the end of a `with`."""
+
+    def __init__(self, count: int, module: str, *arguments: str, by: str = "flags"):
+        port, command = free_port(), [sys.executable, "-m", module, *arguments]
+        env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_COORDINATOR_PORT": str(port)}
         if count > 1:
-            joining = f"--coordinator=localhost:{free_port()} --processes={count} --heartbeat={HEARTBEAT}"
-            command += joining.split()
+            command.append(f"--heartbeat={HEARTBEAT}")
+        if count > 1 and by == "flags":
+            command += [f"--coordinator=localhost:{port}", f"--processes={count}"]
         self.all = [
             subprocess.Popen(
-                command + ([f"--process={index}"] if count > 1 else []),
+                command + ([f"--process={index}"] if count > 1 and by == "flags" else []),
                 cwd=ROOT,
-                env=env,
+                env=env | (slurm(count, index) if by == "slurm" else {}),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

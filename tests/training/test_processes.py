@@ -44,8 +44,8 @@ def flags(cache, *overrides: str, steps: int = LAST) -> list[str]:
     return ["--config=configs/gpt2.py:tiny", *(f"--config.{key}={value}" for key, value in keys.items()), *overrides]
 
 
-def train(count: int, workdir, cache, *overrides: str, **kwargs) -> Processes:
-    return Processes(count, "xfresearch.train", f"--workdir={workdir}", *flags(cache, *overrides, **kwargs))
+def train(count: int, workdir, cache, *overrides: str, steps: int = LAST, by: str = "flags") -> Processes:
+    return Processes(count, "xfresearch.train", f"--workdir={workdir}", *flags(cache, *overrides, steps=steps), by=by)
 
 
 def curve(workdir) -> list[dict]:
@@ -147,6 +147,21 @@ def test_a_checkpoint_of_one_goes_on_in_two(single, two):
     assert losses(two, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
+def test_two_processes_evaluate_as_one(two, tmp_path):
+    from xfresearch import evaluate
+
+    flags = [f"--workdir={two}", "--limit=13", "--batch-size=3"]
+    ended = Processes(2, "xfresearch.evaluate", *flags, f"--json={tmp_path}/two.json").succeed()
+    assert "bits/byte" in ended[0][1] and not ended[1][1] + ended[1][2]
+    evaluate.main([*flags, f"--json={tmp_path}/one.json"])
+    figures = [json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json")]
+    one, both = [{k: v for k, v in f.items() if k != "tokens_per_second"} for f in figures]
+    assert both.pop("loss") == pytest.approx(one.pop("loss"), rel=TOLERANCE["float32"])
+    assert {k: v for k, v in both.items() if isinstance(v, int | str)} == {
+        k: v for k, v in one.items() if isinstance(v, int | str)
+    }
+
+
 def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, when, number=signal.SIGTERM, **kwargs):
     """The step at which a run ends that is told to by a signal to one of its processes."""
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
@@ -219,8 +234,8 @@ def test_any_of_four_killed_ends_all(cache, tmp_path, index):
 
 
 def test_mistakes_are_one_line_in_every_process(single, cache):
-    """A directory of another run is process 0's to see, and everyone's end."""
-    with train(2, single, cache, "--config.optimizer.learning_rate=0.5") as processes:
+    """A directory of another run is process 0's to see, and everyone's end; the launcher is one that JAX detects."""
+    with train(2, single, cache, "--config.optimizer.learning_rate=0.5", by="slurm") as processes:
         began = time.time()
         ended = processes.finish()
     for number, (code, _, err) in enumerate(ended):

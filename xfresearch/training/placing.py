@@ -4,11 +4,14 @@ The rows follow from the mesh: processes that share rows (those along `tensor`, 
 positions of them) read the same ones, and a process reads no row that none of its devices holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Mesh, Sharding
+
+from xfresearch.errors import require
+from xfresearch.training.sharding import batch_sharding
 
 
 def rows_of(sharding: Sharding, shape: tuple[int, int]) -> np.ndarray:
@@ -29,3 +32,13 @@ def place(sharding: Sharding, shape: tuple[int, int], rows: Sequence[int], batch
         return part
 
     return {name: jax.make_array_from_callback(shape, sharding, part_of(values)) for name, values in batch.items()}
+
+
+def on(mesh: Mesh | None, batch_size: int, length: int) -> tuple[int, Callable]:
+    """The next larger batch size that `mesh` can cut, and what lays such batches, read whole, over it."""
+    if mesh is None:
+        return batch_size, lambda batch: batch
+    cut = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["expert"]
+    require(length % mesh.shape["context"] == 0, "sequence_length", length, "a multiple of mesh.context")
+    batch_size = -(-batch_size // cut) * cut
+    return batch_size, lambda batch: place(batch_sharding(mesh), (batch_size, length), range(batch_size), batch)
