@@ -87,6 +87,7 @@ def four(tmp_path_factory):
     """Four processes, parameters and heads cut across them, that find the cache cold; and what they said."""
     workdir, cold = tmp_path_factory.mktemp("four"), tmp_path_factory.mktemp("cold")
     ended = train(4, workdir, cold, "--config.mesh.fsdp=2", "--config.mesh.tensor=2").succeed()
+    assert list((cold / "compiled").glob("jit_train_step*")), "compiled programs are kept"
     return workdir, ended
 
 
