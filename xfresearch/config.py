@@ -270,6 +270,8 @@ class LogConfig:
     every: int = option(1, "steps between rows of metrics.jsonl and TensorBoard", low=1)
     tensorboard: bool = option(True, "write TensorBoard event files")
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates, layer by layer")
+    profile_start: int = option(0, "first update that is profiled; 0 is none", low=0)
+    profile_steps: int = option(5, "updates that a profile covers", low=1)
     sample: str = option("", "prompt of the sample in report.html; '' is the start of the validation split")
 
 
