@@ -28,7 +28,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+DAILY = ("documents and memory", "memory and a window without itself")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.long) for name in CASES]
+)
 def test_splash_is_plain(name):
     drawn, sight = CASES[name]
     arrays, segments = draw(**drawn)

@@ -5,6 +5,7 @@ causal backward pass. So it serves where it is asked for by name. Memory slots a
 """
 
 import math
+import warnings
 
 import jax.numpy as jnp
 
@@ -31,7 +32,9 @@ def pallas(q_BLHK, k_BSGK, v_BSGK, memory, segments, sight: Sight, mesh=None):
 
 def pallas_part(causal: bool) -> Part:
     """A part of a merged softmax; its constants are the segments, or None."""
-    from jax.experimental.pallas.ops.gpu import attention as kernels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention as kernels
 
     sizes = kernels.BlockSizes.get_default()
     settings = {"sm_scale": 1.0, "causal": causal, "block_sizes": sizes, "backward_pass_impl": "triton"}
