@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from xfresearch.config import Config
 from xfresearch.errors import require
@@ -37,9 +38,10 @@ def abstract_batch(config: Config, mesh) -> dict:
 
 
 def jit_train_step(config: Config, optimizer, mesh, state):
-    """The training step, jitted: the state's buffers are donated, the new state lies where `state` (or its shape) does."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(make_train_step(config, optimizer, mesh), donate_argnums=0, out_shardings=(shardings, None))
+    """The training step, jitted: the state's buffers are donated, the new state lies where `state` (or its shape) does,
+    metrics on every device."""
+    out = (jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(mesh, PartitionSpec()))
+    return jax.jit(make_train_step(config, optimizer, mesh), donate_argnums=0, out_shardings=out)
 
 
 def placed(leaf, sharding):

@@ -12,7 +12,8 @@ from etils import epath
 
 from xfresearch.errors import UserError
 
-KINDS = ("step", "input", "evaluation", "checkpoint", "compile")
+# Where time goes: what a process measures, and what restarts took (`workdir.time_gone`).
+KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
 RATE_WINDOW = 20  # updates that a printed rate looks back on
 SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a terminal
 
@@ -73,6 +74,15 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     return loss / math.log(2) / bytes_per_token
 
 
+class Silent:
+    """In place of MetricsLog and Progress in every process but the first: the files and the screen are that one's."""
+
+    def write(self, *_):
+        pass
+
+    update = close = write
+
+
 class Progress:
     """The progress of a run on standard error: a bar on a terminal, elsewhere a plain line now and then."""
 
@@ -116,7 +126,7 @@ class Progress:
 
 
 class Clock:
-    """Where the time of a run goes, over all its restarts.
+    """Where the wall time of a run goes, over all its restarts. The share of `step` is its goodput.
 
     From `begin` to `end`, time that no `measure` claims is the step's. A measure inside another one takes its time away from
     the outer one, so that every second is counted once.
@@ -173,8 +183,7 @@ class Clock:
 
     def shares(self) -> dict[str, float]:
         """The share of all counted time that each kind took; they sum to 1."""
-        self._charge()
-        total = sum(self.seconds.values())
+        total = self.seconds_in_all()
         return {kind: seconds / total if total else 0.0 for kind, seconds in self.seconds.items()}
 
     def state(self) -> dict[str, float]:
@@ -182,8 +191,12 @@ class Clock:
         self._charge()
         return {**self.seconds, "tokens": self.tokens}
 
+    def seconds_in_all(self) -> float:
+        self._charge()
+        return sum(self.seconds.values())
+
     def restore(self, state: dict[str, float]) -> None:
-        """Adds what earlier processes of the run have counted; {} for a fresh run."""
+        """Adds what earlier processes of the run have counted, or `time_gone` between them; {} for a fresh run."""
         self.tokens += int(state.get("tokens", 0))
         for kind in KINDS:
             self.seconds[kind] += state.get(kind, 0.0)
