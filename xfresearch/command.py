@@ -13,6 +13,7 @@ import traceback
 
 from xfresearch import distributed
 from xfresearch.errors import Stopped, UserError
+from xfresearch.hardware import start_without_tpu
 
 CONFIG_HELP = (
     "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "
@@ -33,6 +34,7 @@ class Parser(argparse.ArgumentParser):
 def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code that its outcome has."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    start_without_tpu()
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:

@@ -14,28 +14,27 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
 
 from xfresearch import distributed
 from xfresearch.config import Config
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import Stopped, UserError, require
+from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs
 from xfresearch.models.kernel_choices import attention_choices
 from xfresearch.training import checkpoint
+from xfresearch.training.abstract import abstract_state, jit_train_step
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.placing import place, rows_of
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
-from xfresearch.training.step import init_state, layers_mode, make_train_step
+from xfresearch.training.sharding import batch_sharding, make_mesh
+from xfresearch.training.step import init_state, layers_mode
 from xfresearch.training.watching import HostTimes, Profile
 from xfresearch.training.workdir import starts, time_gone
 
@@ -46,14 +45,6 @@ class Result(NamedTuple):
     clock: Clock
     params: dict  # what evaluation uses: averaged weights where the run keeps them
     stopped_by: str  # the signal that ended it early, or ''
-
-
-def with_vocabulary(config: Config, tokenizer) -> Config:
-    """The config with model.vocab_size known; UserError where it is set below what the tokenizer needs."""
-    model = config.model
-    needs = f"0 or at least {tokenizer.vocab_size}, which tokenizer={config.data.tokenizer!r} needs"
-    require(not 0 < model.vocab_size < tokenizer.vocab_size, "model.vocab_size", model.vocab_size, needs)
-    return replace(config, model=replace(model, vocab_size=model.vocab_size or tokenizer.vocab_size))
 
 
 def setup_jax(config: Config) -> None:
@@ -102,9 +93,7 @@ class Run:
         def make(seed) -> dict:
             return init_state(self.config, self.optimizer, seed)
 
-        shapes = jax.eval_shape(make, self.config.seed)
-        shardings = state_shardings(self.mesh, shapes)
-        abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+        abstract = abstract_state(self.config, self.optimizer, self.mesh)
         damaged = []
         for step in reversed(checkpoint.steps(self.workdir)):
             try:
@@ -118,6 +107,7 @@ class Run:
             raise UserError(
                 f"--workdir={self.workdir}: every checkpoint in it is damaged or of another model; use a new one"
             )
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
 
     def _say_kernels(self) -> None:
@@ -141,8 +131,7 @@ class Run:
     def compile(self):
         """The training step, compiled for the shapes of this run."""
         first = self.batches.batch(self.start, self.rows)
-        out = (jax.tree.map(lambda leaf: leaf.sharding, self.state), NamedSharding(self.mesh, PartitionSpec()))
-        step = jax.jit(make_train_step(self.config, self.optimizer, self.mesh), donate_argnums=0, out_shardings=out)
+        step = jit_train_step(self.config, self.optimizer, self.mesh, self.state)
         with self.clock.measure("compile"):
             return step.lower(self.state, self.place(first)).compile()
 

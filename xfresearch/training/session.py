@@ -28,13 +28,14 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
     """Trains in `workdir` and returns what was printed, as a dict. Raises as `loop.train` and `workdir.record` do."""
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
+    from xfresearch.training.abstract import with_vocabulary
 
     path = epath.Path(workdir).expanduser()
     with ExitStack() as stack:
         loop.setup_jax(config)
         distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
         tokenizer = tokenizer_for(config.data)
-        config = loop.with_vocabulary(config, tokenizer)
+        config = with_vocabulary(config, tokenizer.vocab_size)
         distributed.first_does(lambda: _begin(path, config, fork, tokenizer), "recording the start")
         if not starts(path):
             raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
