@@ -203,6 +203,7 @@ class Run:
 
     def save(self, step: int, loss: float | None) -> None:
         with self.clock.measure("checkpoint"):
+            self.log.flush()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             self.checkpoints.save(step, self.state, meta, loss)
 
