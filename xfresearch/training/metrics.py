@@ -22,8 +22,9 @@ SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 class MetricsLog:
     """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
 
-    A file in a bucket cannot be appended to: there the whole is written anew, now and then and by `flush`. Rows after `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a
-    resumed run is that of the unbroken one.
+    A file in a bucket cannot be appended to: there the whole is written anew, now and then and by `flush`. Rows after
+    `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a resumed run is
+    that of the unbroken one.
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool):
