@@ -102,7 +102,7 @@ class AttentionConfig:
     lambdas: LambdaConfig = option(LambdaConfig(), "lambda layers, for kind = 'lambda'")
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
     kernel: Literal["auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "pallas", "ring"] = option(
-        "auto", "implementation in training (docs/training.md); auto is the platform's fastest that serves the block"
+        "auto", "implementation in training (docs/kernels.md); auto is the platform's fastest that serves the block"
     )
 
 

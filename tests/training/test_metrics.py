@@ -40,6 +40,20 @@ def test_resumed_rows_equal_unbroken_rows(tmp_path, checkpoint, killed):
     assert log_steps(tmp_path / "broken", checkpoint, checkpoint + 1, 12) == whole
 
 
+def test_rows_in_a_bucket_are_those_of_a_disk(tmp_path, monkeypatch):
+    whole = log_steps(tmp_path, 0, 1, 12)
+    (tmp_path / "metrics.jsonl").unlink()
+    monkeypatch.setattr(metrics, "in_bucket", lambda path: True)
+    log_steps(tmp_path, 0, 1, 9)
+    log = MetricsLog(tmp_path, 4, tensorboard=False)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5  # of the four steps that the checkpoint has
+    log.write(5, "train", {"loss": 1.6})
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 4
+    log.flush()
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 5
+    assert log_steps(tmp_path, 4, 5, 12) == whole
+
+
 def test_every_torn_last_line_is_left_out(tmp_path):
     text = log_steps(tmp_path, 0, 1, 4)
     last = text.rindex("\n", 0, -1) + 1

@@ -38,8 +38,8 @@ def abstract_batch(config: Config, mesh) -> dict:
 
 
 def jit_train_step(config: Config, optimizer, mesh, state):
-    """The training step, jitted: the state's buffers are donated, the new state lies where `state` (or its shape) does,
-    metrics on every device."""
+    """The training step, jitted: the state's buffers are donated, the new state lies where `state` (or its shape) does."""
+    # Metrics are whole on every device, so that every process can read them.
     out = (jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(mesh, PartitionSpec()))
     return jax.jit(make_train_step(config, optimizer, mesh), donate_argnums=0, out_shardings=out)
 

@@ -27,6 +27,7 @@ from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs
+from xfresearch.models.kernel_choices import attention_choices
 from xfresearch.training import checkpoint
 from xfresearch.training.abstract import abstract_state, jit_train_step
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
@@ -60,6 +61,7 @@ class Run:
     def __init__(self, config: Config, workdir, tokenizer, clock: Clock):
         self.config, self.workdir, self.clock = config, workdir, clock
         self.mesh = make_mesh(config)
+        self._say_kernels()
         self.at = batch_sharding(self.mesh)
         with self.clock.measure("input"):
             self.batches = Batches(config)
@@ -107,6 +109,13 @@ class Run:
             )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
+
+    def _say_kernels(self) -> None:
+        """Names what computes each block's attention, and why; UserError where what is asked for cannot."""
+        choices = attention_choices(self.config, self.mesh)
+        if distributed.first():
+            for name, choice in choices.items():
+                print(f"attention of block {name}: {choice.name} ({choice.reason})", file=sys.stderr)
 
     def _set_aside(self, damaged: list[int]) -> None:
         for bad in damaged:
@@ -194,6 +203,7 @@ class Run:
 
     def save(self, step: int, loss: float | None) -> None:
         with self.clock.measure("checkpoint"):
+            self.log.flush()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             self.checkpoints.save(step, self.state, meta, loss)
 

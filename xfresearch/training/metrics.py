@@ -16,13 +16,15 @@ from xfresearch.errors import UserError
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
 RATE_WINDOW = 20  # updates that a printed rate looks back on
 SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a terminal
+SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
 
 class MetricsLog:
     """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
 
-    Rows after `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a
-    resumed run is that of the unbroken one.
+    A file in a bucket cannot be appended to: there the whole is written anew, now and then and by `flush`. Rows after
+    `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a resumed run is
+    that of the unbroken one.
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool):
@@ -31,7 +33,8 @@ class MetricsLog:
         fresh = path.with_name(f".metrics.{os.getpid()}.tmp")
         fresh.write_text("".join(_line(row) for row in rows))
         fresh.replace(path)
-        self._file = path.open("a")
+        self._path, self._lines, self._written = path, [_line(row) for row in rows], time.monotonic()
+        self._file = None if in_bucket(path) else path.open("a")
         self._events = None
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -41,16 +44,34 @@ class MetricsLog:
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """One row. `values`: numbers, or dicts and lists of them; null in the file where a number is not finite."""
-        self._file.write(_line({"step": step, "kind": kind, **values}))
-        self._file.flush()
+        line = _line({"step": step, "kind": kind, **values})
+        if self._file:
+            self._file.write(line)
+            self._file.flush()
+        else:
+            self._lines.append(line)
+            if time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
+                self.flush()
         if self._events:
             for name, value in _scalars(kind, values):
                 self._events.add_scalar(name, value, step)
 
+    def flush(self) -> None:
+        """All rows so far are in the file when this returns: to be called before a checkpoint, which they have to reach."""
+        if not self._file:
+            self._path.write_text("".join(self._lines))
+            self._written = time.monotonic()
+
     def close(self) -> None:
-        self._file.close()
+        self.flush()
+        if self._file:
+            self._file.close()
         if self._events:
             self._events.close()
+
+
+def in_bucket(path) -> bool:
+    return "://" in str(path)
 
 
 def read_metrics(path) -> list[dict]:
@@ -80,7 +101,7 @@ class Silent:
     def write(self, *_):
         pass
 
-    update = close = write
+    update = flush = close = write
 
 
 class Progress:
