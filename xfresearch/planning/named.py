@@ -1,7 +1,7 @@
 """python -m xfresearch.planning.named --json docs/scale.json
 
 Compiles the named plans of docs/scale.md, one after the other, each in a process of its own, and writes every result as it
-comes. What the file already has is not compiled again. Needs libtpu (make libtpu), and hours on two cores.
+comes. What the file already has is not compiled again, unless asked for. Needs libtpu (make libtpu), and hours on two cores.
 """
 
 import datetime
@@ -115,6 +115,7 @@ def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m xfresearch.planning.named", description=__doc__)
     parser.add_argument("--json", metavar="FILE", required=True, help="where results are kept, and looked for first")
     parser.add_argument("--only", metavar="WORD", default="", help="plans whose group or name has the word")
+    parser.add_argument("--again", action="store_true", help="compile also what the file has")
     options = parser.parse_args(arguments)
     from tqdm import tqdm
 
@@ -122,7 +123,8 @@ def main(arguments: list[str]) -> None:
 
     file = Path(options.json)
     rows = json.loads(file.read_text())["rows"] if file.exists() else {}
-    waiting = [plan for plan in named() if plan.name not in rows and options.only in f"{plan.group} {plan.name}"]
+    asked = [plan for plan in named() if options.only in f"{plan.group} {plan.name}"]
+    waiting = [plan for plan in asked if options.again or plan.name not in rows]
     for plan in tqdm(waiting, desc="plans", unit="plan", file=sys.stderr, disable=None):
         found = compile_one(plan)
         about = {"date": datetime.date.today().isoformat(), "commit": git_commit(), "versions": versions()}
