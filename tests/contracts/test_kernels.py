@@ -27,10 +27,11 @@ from xfresearch.kernels.attention import REFUSALS
 from xfresearch.models.kernel_choices import attention_call
 from xfresearch.models.variants import ACTIVATIONS
 
-# Kernels of attention that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
+# Kernels that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
 ELSEWHERE = {
     "banded": "tests/kernels/test_attention.py",
     "splash": "tests/kernels/test_splash_attention.py",
+    "megablox": "tests/kernels/test_grouped_matmul.py",
 }
 
 
