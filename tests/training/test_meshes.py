@@ -16,6 +16,8 @@ from tests.training.mesh_worker import DEVICES, MESHES
 
 DAILY = ["llama@fsdp", "gpt2@mixed", "all_attention@context", "mixtral_8x7b@expert", "moe@expert-all"]
 TEST = "test_an_update_is_that_of_one_device"
+
+
 def cases() -> list:
     every = [f"{name}@{mesh}" for name in NAMED for mesh in MESHES]
     return DAILY + [pytest.param(case, marks=pytest.mark.long) for case in every if case not in DAILY]
