@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs import write
+from tests.launch import stand_ins
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,10 +22,15 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A directory like a checkout, where runs/ is thrown away; it starts with the run that the pages speak of."""
+    """A directory like a checkout, where runs/ is thrown away; it starts with the run that the pages speak of.
+
+    Beside it stand programs for gcloud and its like, which record their calls and answer as on a good day.
+    """
     here = tmp_path_factory.mktemp("checkout")
-    for name in ("xfresearch", "configs", "docs"):
+    for name in ("xfresearch", "configs", "docs", "launch"):
         (here / name).symlink_to(ROOT / name)
+    subprocess.run(["git", "init", "--quiet", str(here)], check=True)
+    stand_ins.install(here / "runs" / "stand-ins")
     command = "python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a"
     shell(command, here)
     return here
@@ -32,7 +38,8 @@ def checkout(tmp_path_factory):
 
 def shell(command: str, here: Path) -> None:
     command = re.sub(r"^python ", f"{sys.executable} ", command, flags=re.M)
-    done = subprocess.run(["bash", "-ec", command], cwd=here, capture_output=True, text=True, timeout=300)
+    cloud = stand_ins.environment(here / "runs" / "stand-ins")
+    done = subprocess.run(["bash", "-ec", command], cwd=here, env=cloud, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
 
 

@@ -102,7 +102,7 @@ class AttentionConfig:
     lambdas: LambdaConfig = option(LambdaConfig(), "lambda layers, for kind = 'lambda'")
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
     kernel: Literal["auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "pallas", "ring"] = option(
-        "auto", "implementation in training (docs/training.md); auto is the platform's fastest that serves the block"
+        "auto", "implementation in training (docs/kernels.md); auto is the platform's fastest that serves the block"
     )
 
 
@@ -243,8 +243,8 @@ class MeshConfig:
     expert: int = option(1, "shards of the experts", low=-1)
     tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=-1)
     context: int = option(1, "shards of the sequence", low=-1)
-    between: Literal["data", "fsdp", "expert", "tensor", "context"] = option(
-        "data", "axis whose parts are spread over slices, where there are several"
+    between: Literal["auto", "data", "fsdp", "expert", "tensor", "context"] = option(
+        "auto", "axis whose parts are spread over slices, where there are several; auto is the first that can be"
     )
 
 
@@ -270,6 +270,8 @@ class LogConfig:
     every: int = option(1, "steps between rows of metrics.jsonl and TensorBoard", low=1)
     tensorboard: bool = option(True, "write TensorBoard event files")
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates, layer by layer")
+    profile_start: int = option(0, "first update that is profiled; 0 is none", low=0)
+    profile_steps: int = option(5, "updates that a profile covers", low=1)
     sample: str = option("", "prompt of the sample in report.html; '' is the start of the validation split")
 
 

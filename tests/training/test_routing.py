@@ -95,7 +95,7 @@ def three_steps(mesh=None):
         where = state_shardings(mesh, state)
         state = jax.device_put(state, where)
         step = jax.jit(
-            make_train_step(config, make_optimizer(config.optimizer, config.steps)), out_shardings=(where, None)
+            make_train_step(config, make_optimizer(config.optimizer, config.steps), mesh), out_shardings=(where, None)
         )
     for seed in range(3):
         batch = make_batch(LENGTHS, seed)

@@ -1,8 +1,14 @@
 """The sharding table: every parameter has one rule, and what cannot be cut is refused by name."""
 
+import re
+from dataclasses import dataclass
+
+import jax
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from tests.contracts.variants import ALL
 from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.models import axes, transformer
@@ -14,6 +20,9 @@ from xfresearch.training import sharding
 def abstract_mesh(**sizes):
     sizes = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1} | sizes
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 5)
+
+
+NARROW = BlockConfig(attention=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(hidden=31))
 
 
 def moe_params():
@@ -84,3 +93,67 @@ def test_a_batch_that_the_mesh_cannot_cut_is_refused(rows, length, words):
     sharding.check_batch(sizes, 8, 8, 2)
     with pytest.raises(UserError, match=words):
         sharding.check_batch(sizes, rows, length, 1)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a mesh is laid out by."""
+
+    id: int
+    slice_index: int
+    process_index: int = 0
+    platform: str = "gpu"
+    device_kind: str = "of a test"
+
+
+def over_slices(sizes: dict, between: str):
+    """For each place of the mesh, the slice that its device is in: two slices of 4 devices, mixed up."""
+    devices = [Device(i, i % 2) for i in range(8)]
+    sizes = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1} | sizes
+    mesh = sharding.device_mesh(sizes, devices, between)
+    return np.vectorize(lambda device: device.slice_index, otypes=[int])(mesh.devices).squeeze()
+
+
+@pytest.mark.parametrize(
+    "between, sizes",
+    [("data", {"data": 2, "fsdp": 4}), ("fsdp", {"fsdp": 4, "tensor": 2}), ("auto", {"fsdp": 4, "tensor": 2})],
+)
+def test_one_axis_is_spread_over_slices(between, sizes):
+    found = over_slices(sizes, between)
+    first, second = np.split(found, 2)
+    assert (first == 0).all() and (second == 1).all()
+
+
+def test_an_axis_that_slices_do_not_divide_is_refused():
+    with pytest.raises(UserError, match=r"\(data, by mesh.between\) is a multiple of 2 slices"):
+        over_slices({"fsdp": 8}, "data")
+
+
+def test_one_axis_may_be_inferred():
+    assert sharding.mesh_sizes(MeshConfig(data=2, fsdp=-1), 8)["fsdp"] == 4
+    with pytest.raises(UserError, match="mesh.fsdp=-1 is not allowed: mesh.data is -1 already"):
+        sharding.mesh_sizes(MeshConfig(fsdp=-1), 8)
+
+
+@pytest.mark.parametrize("axis, words", [("expert", "no experts E"), ("tensor", "does not divide")])
+def test_an_axis_that_cuts_nothing_of_the_model_is_refused(axis, words):
+    model = resolve_model(ModelConfig(width=33, depth=1, vocab_size=48, max_length=8, blocks={"main": NARROW}))
+    with pytest.raises(UserError, match=words):
+        sharding.param_shardings(abstract_mesh(**{axis: 32}), transformer.abstract(model))
+
+
+def test_every_rule_of_the_table_is_some_parameters():
+    used = {
+        pattern
+        for model in ALL.values()
+        for path, _ in jax.tree_util.tree_leaves_with_path(transformer.abstract(model))
+        for pattern, _ in axes.TABLE
+        if re.fullmatch(pattern, axes.path_name(path))
+    }
+    assert used == {pattern for pattern, _ in axes.TABLE}
+
+
+def test_every_letter_has_a_rule_and_every_mesh_axis_cuts_some():
+    letters = {letter for _, rule in axes.TABLE for letter in rule.letters}
+    assert letters <= axes.CUTS.keys()
+    assert {axis for columns in axes.CUTS.values() for cut in columns for axis in cut} == set(sharding.AXES)

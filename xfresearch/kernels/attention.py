@@ -63,7 +63,7 @@ def _refuse_banded(call: Call) -> str:
 def _refuse_blocked(call: Call) -> str:
     if call.altered or call.uneven or call.sight != CAUSAL or not call.aligned:
         return "it is for full causal attention with one number of heads, without " + (call.altered or "anything else")
-    return ""
+    return f"it is for whole sequences, mesh.context={call.context} cuts them" if call.context > 1 else ""
 
 
 def _refuse_splash(call: Call) -> str:
@@ -229,7 +229,7 @@ def attention(
     if scale is not None:
         q_BLHK = q_BLHK * jnp.asarray(scale * math.sqrt(K), q_BLHK.dtype)
     if name == "blocked":
-        return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments)
+        return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mesh)
     rest = {"bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
     if name == "banded":
         return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest)

@@ -4,36 +4,43 @@ Each block of queries is computed against the keys up to its own end. Heads come
 context (G and B are batch dimensions) and the memory (G alone is) are plain matrix products without a copy; a row N
 is a query l and one of the R heads that share keys. Weights are saved unnormalised, with the reciprocal of their sum:
 normalising the outputs is cheaper. XLA on CPU runs a small product on one core, but independent chains of operations
-side by side: hence the blocks, and the parts of the batch, taken with a stride so that a batch cut over devices stays
-where it is.
+side by side: hence the blocks, and the parts of the batch.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.sight import CAUSAL, softmax_dtype, visible
+from xfresearch.models.partition import activation_spec
 
 BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
 
 
-def blocked(q_BLHK, k_BSGK, v_BSGK, memory, segments):
+def blocked(q_BLHK, k_BSGK, v_BSGK, memory, segments, mesh=None):
+    """o_BLHK of tokens at the same positions, from 0; on a mesh each device has its own whole sequences and heads."""
+    if mesh is None:
+        return _in_parts(q_BLHK, k_BSGK, v_BSGK, memory, segments)
+    spec = partial(activation_spec, mesh)
+    slots = memory and tuple(spec("MGK", m.shape) for m in memory)
+    documents = segments and (spec("BS", q_BLHK.shape[:2]),) * 2
+    own = spec("BSHK", q_BLHK.shape), *(spec("BSGK", x.shape) for x in (k_BSGK, v_BSGK)), slots, documents
+    run = jax.shard_map(_in_parts, mesh=mesh, in_specs=own, out_specs=own[0], check_vma=False)
+    return run(q_BLHK, k_BSGK, v_BSGK, memory, segments)
+
+
+def _in_parts(q_BLHK, k_BSGK, v_BSGK, memory, segments):
     B, L, H, K = q_BLHK.shape
-    q_BLGRK = q_BLHK.reshape(B, L, -1, H // k_BSGK.shape[2], K)
-    return _in_parts(q_BLGRK, k_BSGK, v_BSGK, memory, segments).reshape(B, L, H, K)
-
-
-def _in_parts(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
-    B = q_BLGRK.shape[0]
-    count = math.gcd(B, PARTS)
+    q_BLGRK, count = q_BLHK.reshape(B, L, -1, H // k_BSGK.shape[2], K), math.gcd(B, PARTS)
 
     def split(x):
-        return [part.squeeze(1) for part in jnp.split(x.reshape(B // count, count, *x.shape[1:]), count, 1)]
+        return jnp.split(x, count)
 
     parts_of_segments = list(zip(*map(split, segments), strict=True)) if segments else [None] * count
     parts = zip(split(q_BLGRK), split(k_BSGK), split(v_BSGK), parts_of_segments, strict=True)
-    return jnp.stack([_blocked(q, k, v, memory, s) for q, k, v, s in parts], 1).reshape(q_BLGRK.shape)
+    return jnp.concatenate([_blocked(q, k, v, memory, s) for q, k, v, s in parts]).reshape(q_BLHK.shape)
 
 
 @jax.custom_vjp

@@ -30,11 +30,16 @@ def choose_grouped_matmul(implementation="auto", backend=None) -> Choice:
     return Choice("ragged", f"ragged_dot is a grouped product on {backend}")
 
 
-def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto"):
-    """y_TF in x's dtype. Rows of x are sorted by group, sizes_E of them for each; the sizes sum to T."""
-    if choose_grouped_matmul(implementation).name == "ragged":
-        return jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32))
-    return _blocked(x_TD, w_EDF, sizes_E)
+def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, whole=True):
+    """y_TF in x's dtype. Rows of x are sorted by group, sizes_E of them for each.
+
+    The sizes sum to T, or, not `whole`, to fewer: the rows beyond are zeros, and their y gets no gradient.
+    """
+    if choose_grouped_matmul(implementation, platform).name == "ragged":
+        y_TF = jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32))
+    else:
+        y_TF = _blocked(x_TD, w_EDF, sizes_E)
+    return y_TF if whole else jnp.where(jnp.arange(len(y_TF))[:, None] < sizes_E.sum(), y_TF, 0)
 
 
 def computed_rows(sizes_E) -> int:

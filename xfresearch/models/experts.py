@@ -9,7 +9,6 @@ from dataclasses import replace
 from flax import nnx
 
 from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
-from xfresearch.kernels.grouped_matmul import grouped_matmul
 from xfresearch.models.feed_forward import input_width
 from xfresearch.models.layouts import inner_scale, output_scale
 from xfresearch.models.linear import draw, kernel_std
@@ -40,12 +39,17 @@ class Experts(nnx.Module):
         std = output_scale(model, block) * kernel_std(model, F)
         self.down = nnx.Param(draw(rngs.params(), (moe.experts, F, model.width), std, model))
 
-    def __call__(self, x_TD, sizes_E, tap):
-        """y_TD: rows of x, sorted by expert, `sizes_E` of them for each, each through its expert. `tap` sees h_TF."""
+    @property
+    def count(self) -> int:
+        return self.up.shape[0]
 
-        def matmul(x, kernel):
-            return grouped_matmul(x, kernel[...].astype(x.dtype), sizes_E, implementation=self.kernel)
+    def kernels(self, dtype) -> dict:
+        """The kernels by name, in the dtype of the computation."""
+        kernels = {"up": self.up, "gate": self.gate, "down": self.down}
+        return {name: kernel[...].astype(dtype) for name, kernel in kernels.items() if kernel is not None}
 
-        h_TF = matmul(x_TD, self.up)
-        h_TF = self.activation(h_TF) if self.gate is None else self.activation(matmul(x_TD, self.gate)) * h_TF
-        return matmul(tap(h_TF), self.down)
+    def __call__(self, kernels: dict, x, product, tap):
+        """y: each row of x through its expert. product(x, kernel) multiplies rows with their experts'; `tap` sees h."""
+        h = product(x, kernels["up"])
+        h = self.activation(h) if self.gate is None else self.activation(product(x, kernels["gate"])) * h
+        return product(tap(h), kernels["down"])

@@ -32,6 +32,7 @@ from flax import nnx
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models import costs as c
 from xfresearch.models.context import Aux, Context
+from xfresearch.models.dispatch import by_choice, by_expert, by_slot
 from xfresearch.models.experts import Experts, shared_block, slots
 from xfresearch.models.feed_forward import FeedForward, input_width
 from xfresearch.models.linear import Linear
@@ -67,7 +68,7 @@ class MixtureOfExperts(nnx.Module):
         return x_BLD * jax.random.uniform(ctx.dropout_key("jitter"), x_BLD.shape, x_BLD.dtype, 1 - jitter, 1 + jitter)
 
     def _token_choice(self, x_BLD, log_BLE, real_BL, ctx: Context, cache):
-        (B, L, D), k, E = x_BLD.shape, self.config.top_k, self.config.experts
+        (B, L, _), k, E = x_BLD.shape, self.config.top_k, self.config.experts
         expert_BLk, margin_BL = self._highest(log_BLE)
         log_BLk = jnp.take_along_axis(log_BLE, expert_BLk, -1)
         gates_BLk = jax.nn.softmax(log_BLk, -1) if self.config.renormalise else jnp.exp(log_BLk)
@@ -75,23 +76,17 @@ class MixtureOfExperts(nnx.Module):
         statistics = {"router_load": chosen_BLE.sum(1), "router_margin": (margin_BL * real_BL).sum(1)}
         if self.slots:
             rank_BLE = jnp.cumsum(chosen_BLE, 1) + (cache["counts"][:, None] if cache else 0)
-            kept_BLk = jnp.take_along_axis(rank_BLE, expert_BLk, -1) <= self.slots
+            rank_BLk = jnp.take_along_axis(rank_BLE, expert_BLk, -1)
+            kept_BLk = (rank_BLk <= self.slots) & real_BL[..., None]
             gates_BLk, cache = jnp.where(kept_BLk, gates_BLk, 0), cache and {"counts": rank_BLE[:, -1]}
         dropped_BLk = ~kept_BLk & real_BL[..., None] if self.slots else jnp.zeros((B, L, k), bool)
         statistics["router_drops"] = dropped_BLk.sum((1, 2), dtype=jnp.int32)
         gates_BLk = ctx.tap("gates", gates_BLk)
-
-        expert_T = expert_BLk.reshape(-1)  # one entry for every choice: T = B L k
-        order_T = jnp.argsort(expert_T, stable=True)
-
-        def by_token(rows):
-            return jnp.zeros_like(rows).at[order_T].set(rows, unique_indices=True).reshape(B, L, k, -1)
-
-        def tap(h_TF):
-            return ctx.tap("coefficients", by_token(h_TF)).reshape(h_TF.shape)[order_T] if ctx.taps else h_TF
-
-        y_TD = self.experts(x_BLD.reshape(-1, D)[order_T // k], jnp.bincount(expert_T, length=E), tap)
-        return (by_token(y_TD) * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2), cache, statistics
+        if self.slots and ctx.mesh is not None and cache is None and not ctx.taps:
+            C = min(self.slots, L)
+            slot_BLk = jnp.where(kept_BLk, C * expert_BLk + rank_BLk - 1, C * E)
+            return by_slot(self.experts, x_BLD, slot_BLk, gates_BLk, C, ctx), cache, statistics
+        return by_choice(self.experts, x_BLD, expert_BLk, gates_BLk, ctx), cache, statistics
 
     def _highest(self, log_BLE):
         """The k experts [B, L, k] with the highest s + b, and by how much [B, L] the last one leads the next (0 for all E).
@@ -105,22 +100,11 @@ class MixtureOfExperts(nnx.Module):
         return expert[..., :k], top[..., k - 1] - top[..., -1]
 
     def _expert_choice(self, x_BLD, log_BLE, real_BL, ctx: Context, cache):
-        (B, L, D), E = x_BLD.shape, self.config.experts
-        C = slots(self.config, L)
+        C = slots(self.config, x_BLD.shape[1])
         log_BEL = jnp.where(real_BL[..., None], log_BLE, -jnp.inf).swapaxes(1, 2)
         log_BEC, at_BEC = jax.lax.top_k(log_BEL, C)
         gates_BEC = ctx.tap("gates", jnp.exp(log_BEC))
-        row_T = (at_BEC + L * jnp.arange(B)[:, None, None]).swapaxes(0, 1).reshape(-1)  # sorted by expert: T = E B C
-
-        def tap(h_TF):
-            if not ctx.taps:
-                return h_TF
-            h_BECF = ctx.tap("coefficients", h_TF.reshape(E, B, C, -1).swapaxes(0, 1))
-            return h_BECF.swapaxes(0, 1).reshape(h_TF.shape)
-
-        y_TD = self.experts(x_BLD.reshape(-1, D)[row_T], jnp.full(E, B * C), tap)
-        y_TD *= gates_BEC.swapaxes(0, 1).reshape(-1, 1).astype(x_BLD.dtype)
-        y_BLD = jnp.zeros((B * L, y_TD.shape[-1]), y_TD.dtype).at[row_T].add(y_TD).reshape(B, L, -1)
+        y_BLD = by_expert(self.experts, x_BLD, at_BEC, gates_BEC, ctx)
         return y_BLD, cache, {"router_load": (log_BEC > -jnp.inf).sum(-1, dtype=jnp.int32)}
 
     def _aux(self, logits_BLE, log_BLE, real_BL, statistics: dict) -> Aux:

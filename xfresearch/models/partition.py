@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.errors import UserError
-from xfresearch.models.axes import CUTS
+from xfresearch.models.axes import CUTS, axes_of, path_name
 
 
 def parameter_spec(mesh, letters: str, shape: tuple, name: str) -> PartitionSpec:
@@ -43,6 +43,22 @@ def constrain(mesh, x, letters: str):
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, activation_spec(mesh, letters, x.shape)))
+
+
+def lay_layer(mesh, layer, stack: str):
+    """One layer of `stack`, its parameters laid over the mesh as the stack's are, and so are their gradients: said here, a
+    gradient is summed and scattered in one step; left to the compiler, it is summed whole on every device first."""
+    if mesh is None:
+        return layer
+
+    def lay(path, leaf):
+        name = f"blocks/{stack}/{path_name(path[:-1])}"  # the last key is nnx's own
+        letters = axes_of(name, leaf.ndim + 1).letters[1:]
+        return jax.lax.with_sharding_constraint(
+            leaf, NamedSharding(mesh, parameter_spec(mesh, letters, leaf.shape, name))
+        )
+
+    return jax.tree_util.tree_map_with_path(lay, layer)
 
 
 def platform(mesh=None) -> str:

@@ -13,11 +13,13 @@ from flax import nnx
 
 from xfresearch.config import ModelConfig
 from xfresearch.errors import require
+from xfresearch.kernels.lookup import lookup
 from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.linear import draw, kernel_std
 from xfresearch.models.norms import Norm
+from xfresearch.models.partition import lay_layer
 from xfresearch.models.positions import SharedPositions, sinusoidal
 
 REMAT = {
@@ -79,13 +81,13 @@ class Transformer(nnx.Module):
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
-        x_BLD = ctx.shard(self.embed.table[...].astype(model.dtype), "VD")[tokens_BL]
+        x_BLD = lookup(self.embed.table[...].astype(model.dtype), "VD", tokens_BL, ctx.mesh)
         if model.embedding_scale == "sqrt_width":
             x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
         if self.embedding_scale is not None:
             x_BLD *= self.embedding_scale[...].astype(model.dtype)
         if model.position == "learned":
-            x_BLD += self.position.table[...].astype(model.dtype)[ctx.positions_BL]
+            x_BLD += lookup(self.position.table[...].astype(model.dtype), "LD", ctx.positions_BL, ctx.mesh)
         if model.position == "sinusoidal":
             x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
@@ -98,7 +100,8 @@ class Transformer(nnx.Module):
             new, losses, statistics = {}, {}, {}
             for i, name in enumerate(stacks):
                 at = ctx.layer(repeat * period + i)
-                stream, new[name], aux = blocks[name](stream, at, caches and caches[name])
+                block = lay_layer(ctx.mesh, blocks[name], name)
+                stream, new[name], aux = block(stream, at, caches and caches[name])
                 losses, statistics[name] = _add(losses, aux.losses), aux.statistics
             return stream, (new if caches else None, losses, statistics)
 
@@ -114,8 +117,8 @@ class Transformer(nnx.Module):
         for repeat in range(repeats):
             for name in stacks:
 
-                def call(block, stream, cache, layer=layer):
-                    return block(stream, ctx.layer(layer), cache)
+                def call(block, stream, cache, layer=layer, name=name):
+                    return lay_layer(ctx.mesh, block, name)(stream, ctx.layer(layer), cache)
 
                 cache = caches and cuts[name][repeat]
                 stream, cache, aux = remat(call)(stacks[name][repeat], stream, cache)

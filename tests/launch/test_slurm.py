@@ -1,0 +1,74 @@
+"""launch/slurm.sbatch among stand-ins, outside a job and inside one; launch/multi_gpu.sh."""
+
+import shlex
+
+import pytest
+
+from tests.launch.stand_ins import ROOT
+
+TRAIN = shlex.split("python -m xfresearch.train --config configs/llama.py --workdir /shared/run")
+INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
+
+
+@pytest.mark.parametrize(
+    "options", ["", "--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c"]
+)
+def test_a_dry_run_prints_the_submission_and_what_the_job_starts(launcher, options):
+    dry = launcher.run("slurm.sbatch", *options.split(), "--dry-run", "--", *TRAIN)
+    assert dry.returncode == 0 and launcher.calls == []
+    submission, steps = (shlex.split(line) for line in dry.stdout.splitlines())
+    assert launcher.run("slurm.sbatch", *options.split(), "--", *TRAIN).returncode == 0
+    assert launcher.calls == [submission]
+    words = submission[submission.index("launch/slurm.sbatch") + 1 :]  # what Slurm calls the script with, in the job
+    assert launcher.run("slurm.sbatch", *words, SLURM_JOB_ID="7").returncode == 0
+    assert launcher.calls == [submission, steps]
+
+
+@pytest.mark.parametrize("gpus, tasks, platforms", [("8", "16", "cuda,cpu"), ("4", "8", "cuda,cpu"), ("0", "2", "cpu")])
+def test_one_process_per_gpu_or_per_node(launcher, gpus, tasks, platforms):
+    launcher.run("slurm.sbatch", "--gpus-per-node", gpus, "--", *TRAIN, **INSIDE)
+    (call,) = launcher.calls
+    assert call[call.index("--ntasks") + 1] == tasks and f"JAX_PLATFORMS={platforms}" in call
+    assert call[-len(TRAIN) - 2 :] == ["bash", "launch/entrypoint.sh", *TRAIN]
+    assert not {"--gpus-per-task", "--gpu-bind"} & set(call)
+
+
+@pytest.mark.parametrize(
+    "code, restarts, requeued", [(143, "0", True), (143, "10", False), (0, "0", False), (1, "0", False)]
+)
+def test_a_job_that_was_told_to_stop_is_queued_again(launcher, code, restarts, requeued):
+    launcher.answers("srun", ("", code))
+    done = launcher.run("slurm.sbatch", "--", *TRAIN, **INSIDE, SLURM_RESTART_COUNT=restarts)
+    assert done.returncode == code
+    assert (["scontrol", "requeue", "7"] in launcher.calls) == requeued
+
+
+def test_the_copy_that_slurm_runs_finds_the_checkout(launcher, tmp_path):
+    import subprocess
+
+    copy = tmp_path / "slurm_script"
+    copy.write_text((ROOT / "launch" / "slurm.sbatch").read_text())
+    done = subprocess.run(
+        ["bash", str(copy), "--", *TRAIN],
+        cwd=ROOT,
+        env={**launcher.environment, **INSIDE},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert launcher.calls[0][0] == "srun"
+
+
+def test_one_process_sees_the_gpus_that_were_named(launcher, tmp_path):
+    show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['JAX_PLATFORMS'])"
+    done = launcher.run("multi_gpu.sh", "--gpus", "0,3", "--", "python", "-c", show)
+    assert done.stdout == "0,3 cuda,cpu\n"
+    assert launcher.run("multi_gpu.sh", "--", "python", "-c", "raise SystemExit(7)").returncode == 7
+
+
+def test_gpus_in_a_container(launcher):
+    arguments = ["--image", "x:1", "--gpus", "0,3", "--", *TRAIN]
+    dry = launcher.run("multi_gpu.sh", "--dry-run", *arguments)
+    assert launcher.run("multi_gpu.sh", *arguments).returncode == 0
+    assert launcher.calls == [shlex.split(dry.stdout)]
+    assert "--env=CUDA_VISIBLE_DEVICES=0,3" in launcher.calls[0] and launcher.calls[0][-len(TRAIN) :] == TRAIN

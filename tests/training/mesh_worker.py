@@ -1,0 +1,94 @@
+"""Run by test_meshes.py with simulated devices and cases NAME@MESH: prints JSON {case: result}.
+
+A result has the errors of one update, in float64, on the mesh against one device: of the loss, the gradients and the new
+parameters, and the kinds of collectives that the compiled update holds; or `refused`, why the mesh cannot serve the config.
+"""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from tests.contracts.variants import ROOT, tree_error
+from tests.tolerances import relative_error
+from xfresearch.config import MeshConfig
+from xfresearch.config_io import parse
+from xfresearch.errors import UserError
+from xfresearch.training.optimizer import make_optimizer
+from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
+from xfresearch.training.step import gradients, init_state, make_train_step
+
+DEVICES = 8
+MESHES = {
+    "fsdp": MeshConfig(fsdp=8),
+    "tensor": MeshConfig(data=4, tensor=2),
+    "mixed": MeshConfig(data=2, fsdp=2, tensor=2),
+    "context": MeshConfig(data=2, fsdp=2, context=2),
+    "all": MeshConfig(fsdp=2, tensor=2, context=2),
+    "expert": MeshConfig(data=2, expert=2, fsdp=2),
+    "expert-all": MeshConfig(expert=2, tensor=2, context=2),
+}
+COLLECTIVES = r"= .* (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+
+
+def config_of(name: str, mesh: str):
+    """A named config at :tiny, in float64, for sequences of 16 tokens of a vocabulary that two devices can share."""
+    config = parse(["--config", f"{ROOT}/configs/{name}.py:tiny", "--config.sequence_length=16", "--config.steps=10"])
+    model = replace(config.model, vocab_size=264, max_length=16, dtype="float64", param_dtype="float64")
+    return replace(config, model=model, mesh=MESHES[mesh])
+
+
+def batch_of(config) -> dict:
+    """Documents of unequal length in every row, with padding at the end of some."""
+    random, shape = np.random.default_rng(5), (config.batch_size, config.sequence_length)
+    lengths = random.integers(3, config.sequence_length, (config.batch_size, 1))
+    at = np.broadcast_to(np.arange(config.sequence_length), shape)
+    segments = np.where(at < lengths, 1, 2) * (at < lengths + 4)
+    tokens = random.integers(0, 257, shape)
+    return {
+        "tokens": tokens.astype(np.int32),
+        "targets": random.integers(0, 257, shape).astype(np.int32),
+        "positions": np.where(at < lengths, at, at - lengths).astype(np.int32),
+        "segments": segments.astype(np.int32),
+        "weights": (segments > 0).astype(np.float32),
+    }
+
+
+def result(name: str, mesh_name: str) -> dict:
+    config = config_of(name, mesh_name)
+    config = replace(config, data=replace(config.data, packing="documents"))
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    state, batch, key = init_state(config, optimizer), batch_of(config), jax.random.key(3)
+    try:
+        mesh = make_mesh(config)
+        shardings = state_shardings(mesh, state)
+    except UserError as error:
+        return {"refused": str(error)}
+
+    def update(mesh):
+        step = make_train_step(config, optimizer, mesh)
+        return lambda state, batch: (gradients(config, state["params"], batch, key, mesh)[0], *step(state, batch))
+
+    expected_gradients, expected, expected_metrics = jax.jit(update(None))(state, batch)
+    placed = jax.device_put(state, shardings), jax.device_put(batch, batch_sharding(mesh))
+    compiled = jax.jit(update(mesh), out_shardings=(shardings["params"], shardings, None)).lower(*placed).compile()
+    found_gradients, found, metrics = compiled(*placed)
+    return {
+        "loss": relative_error(metrics["loss"], expected_metrics["loss"]),
+        "gradients": tree_error(jax.device_get(found_gradients), expected_gradients),
+        "parameters": tree_error(jax.device_get(found["params"]), expected["params"]),
+        "collectives": sorted(set(re.findall(COLLECTIVES, compiled.as_text()))),
+    }
+
+
+def main() -> None:
+    assert jax.device_count() == DEVICES
+    with jax.enable_x64(True):
+        print(json.dumps({case: result(*case.split("@")) for case in sys.argv[1:]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""One update of a named config on a mesh of 8 simulated devices is that of one device: loss, gradients, new parameters.
+
+Every day some configs that have all axes between them; under `long` every config on every mesh that can serve it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.contracts.variants import NAMED, ROOT
+from tests.tolerances import TOLERANCE
+from tests.training.mesh_worker import DEVICES, MESHES
+
+DAILY = ["llama@fsdp", "gpt2@mixed", "all_attention@context", "mixtral_8x7b@expert", "moe@expert-all"]
+TEST = "test_an_update_is_that_of_one_device"
+
+
+def cases() -> list:
+    every = [f"{name}@{mesh}" for name in NAMED for mesh in MESHES]
+    return DAILY + [pytest.param(case, marks=pytest.mark.long) for case in every if case not in DAILY]
+
+
+@pytest.fixture(scope="module")
+def results(request) -> dict[str, dict]:
+    wanted = [item.callspec.params["case"] for item in request.session.items if item.originalname == TEST]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={DEVICES}"
+    command = [sys.executable, "-m", "tests.training.mesh_worker", *sorted({*wanted, *DAILY})]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", cases())
+def test_an_update_is_that_of_one_device(results, case):
+    result = results[case]
+    if "refused" in result:
+        assert case not in DAILY
+        pytest.skip(result["refused"])
+    for name in ("loss", "gradients", "parameters"):
+        assert result[name] < TOLERANCE["float64"], (name, result[name])
+
+
+def test_a_cut_of_parameters_gathers_and_scatters(results):
+    held = results["llama@fsdp"]["collectives"]
+    assert {"all-gather", "reduce-scatter"} <= set(held) and "all-to-all" not in held
+
+
+@pytest.mark.parametrize("case", ["mixtral_8x7b@expert", "moe@expert-all"])
+def test_a_cut_of_experts_sends_tokens_to_them(results, case):
+    assert "all-to-all" in results[case]["collectives"]
