@@ -38,6 +38,7 @@ def flags(cache, *overrides: str, steps: int = LAST) -> list[str]:
         "log.tensorboard": False,
         "model.dropout": 0.1,
         "model.vocab_size": 258,
+        "model.depth": 1,
         "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
         "data.cache_dir": cache,
     }
@@ -148,6 +149,7 @@ def test_a_checkpoint_of_one_goes_on_in_two(single, two):
     assert losses(two, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
+@pytest.mark.long
 def test_two_processes_evaluate_as_one(two, tmp_path):
     from xfresearch import evaluate
 
