@@ -115,7 +115,8 @@ def bench_grouped_matmul(a, draw):
     import jax.numpy as jnp
     import numpy as np
 
-    from xfresearch.kernels.grouped_matmul import choose_grouped_matmul, grouped_matmul
+    from xfresearch.kernels.grouped_matmul import REFUSALS, Call, choose_grouped_matmul, grouped_matmul
+    from xfresearch.models.partition import platform
 
     rng = np.random.default_rng(0)
     sizes_E = jnp.asarray(rng.multinomial(a.tokens, rng.dirichlet(np.full(a.experts, 5.0))), jnp.int32)
@@ -123,8 +124,9 @@ def bench_grouped_matmul(a, draw):
     def implementation(name):
         return lambda x_TD, w_EDF: grouped_matmul(x_TD, w_EDF, sizes_E, implementation=name)
 
-    print("auto: " + ", ".join(choose_grouped_matmul()))
-    functions = {name: implementation(name) for name in ("ragged", "blocked")}
+    call = Call(platform(), a.dtype)
+    print("auto: " + ", ".join(choose_grouped_matmul(call)))
+    functions = {name: implementation(name) for name, refusal in REFUSALS.items() if not refusal(call)}
     functions["one matrix"] = lambda x_TD, w_EDF: x_TD @ w_EDF[0]
     return functions, (draw(a.tokens, a.width), draw(a.experts, a.width, a.hidden)), 2 * a.tokens * a.width * a.hidden
 

@@ -129,7 +129,9 @@ class MoeConfig:
     )
     bias_speed: float = option(0.001, "step of the bias after each update, for balance = 'bias'", low=0.0)
     z_loss: float = option(0.001, "weight of the router's z-loss (ST-MoE, eq. 5)", low=0.0)
-    kernel: Literal["auto", "ragged", "blocked"] = option("auto", "grouped matmul; auto is the backend's fastest")
+    kernel: Literal["auto", "ragged", "blocked", "megablox"] = option(
+        "auto", "product of rows with their experts; auto is the platform's fastest"
+    )
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,14 @@ from xfresearch.kernels.attention import REFUSALS
 from xfresearch.models.kernel_choices import attention_call
 from xfresearch.models.variants import ACTIVATIONS
 
-# Kernels of attention that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
+# Kernels that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
 ELSEWHERE = {
     "banded": "tests/kernels/test_attention.py",
     "splash": "tests/kernels/test_splash_attention.py",
     "cudnn": "tests/kernels/test_merged_attention.py",
     "pallas": "tests/kernels/test_merged_attention.py",
     "ring": "tests/kernels/test_attention_on_mesh.py",
+    "megablox": "tests/kernels/test_grouped_matmul.py",
 }
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels import grouped_matmul as module
-from xfresearch.kernels.grouped_matmul import choose_grouped_matmul, computed_rows, grouped_matmul
+from xfresearch.kernels import blocked_matmul
+from xfresearch.kernels.blocked_matmul import computed_rows
+from xfresearch.kernels.grouped_matmul import BLOCKS, Call, choose_grouped_matmul, grouped_matmul, megablox
 
 
 def reference(x, w, sizes):
@@ -49,7 +50,7 @@ def check(implementation, sizes, D, F, seed, dtype):
 )
 def test_values_and_gradients(sizes, D, F, seed):
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", 4)  # so that small groups need several blocks, whole and not
+        patch.setitem(BLOCKS, "cpu", 4)  # so that small groups need several blocks, whole and not
         for implementation in ("blocked", "ragged"):
             check(implementation, sizes, D, F, seed, "float64")
 
@@ -89,7 +90,7 @@ def sliced_rows(function, monkeypatch) -> int:
         jax.debug.callback(lambda _: counted.append(block), row)
         return jax.lax.dynamic_slice_in_dim(x, row, block)
 
-    monkeypatch.setattr(module, "_slice", counting)
+    monkeypatch.setattr(blocked_matmul, "_slice", counting)
     jax.block_until_ready(function())
     jax.effects_barrier()
     return sum(counted)
@@ -100,7 +101,7 @@ def test_computed_rows_are_those_of_every_block_that_runs(sizes, monkeypatch):
     """A forward product reads each block once; backward, x's gradient reads the same blocks once, w's both its sides."""
     x, w = jnp.ones((sum(sizes), 2)), jnp.ones((len(sizes), 2, 3))
     run = partial(grouped_matmul, sizes_E=jnp.array(sizes), implementation="blocked")
-    rows = computed_rows(sizes)
+    rows = computed_rows(sizes, BLOCKS["cpu"])
     assert sliced_rows(lambda: run(x, w), monkeypatch) == rows
     both = sliced_rows(lambda: jax.grad(lambda x, w: run(x, w).sum(), (0, 1))(x, w), monkeypatch)
     assert both == rows + rows + 2 * rows
@@ -122,13 +123,66 @@ def loads(kind: str, choices=16 * 256 * 2, E=8) -> np.ndarray:
 def test_a_dropless_layer_computes_at_most_half_more_than_its_active_experts(kind):
     sizes = loads(kind)
     assert sizes.sum() == 8192
-    assert computed_rows(sizes) <= 1.5 * sizes.sum()
-    worst = sizes.sum() + len(sizes) * (module.BLOCK - 1)  # whatever the load
-    assert computed_rows(sizes) <= worst <= 1.5 * sizes.sum()
+    assert computed_rows(sizes, BLOCKS["cpu"]) <= 1.5 * sizes.sum()
+    worst = sizes.sum() + len(sizes) * (BLOCKS["cpu"] - 1)  # whatever the load
+    assert computed_rows(sizes, BLOCKS["cpu"]) <= worst <= 1.5 * sizes.sum()
 
 
-def test_choice():
-    assert choose_grouped_matmul(backend="cpu").name == "blocked"
-    assert choose_grouped_matmul(backend="tpu").name == choose_grouped_matmul("ragged", backend="cpu").name == "ragged"
+@pytest.mark.parametrize("sizes", [(300, 0, 7, 128), (0, 0, 200, 0), (0, 435), (1, 1, 1), (0, 0, 0), (600, 0, 100, 0)])
+@pytest.mark.parametrize("beyond", [0, 150])
+def test_megablox_in_the_interpreter(sizes, beyond):
+    """With rows beyond the last group too, whatever they hold; tiles of the least size, and of more than one dimension."""
+    rng, T = np.random.default_rng(0), sum(sizes)
+    if T + beyond == 0:
+        return
+    x, w, dy = (rng.normal(size=s).astype(np.float32) for s in ((T + beyond, 8), (len(sizes), 8, 6), (T + beyond, 6)))
+    x[T:] = np.nan
+    dy[T:] = 0  # grouped_matmul hides these rows
+    y, vjp = jax.vjp(lambda x, w: megablox(x, w, jnp.asarray(sizes), interpret=True), x, w)
+    dx, dw = vjp(jnp.asarray(dy))
+    exact = [np.asarray(a, np.float64) for a in (x[:T], w, dy[:T])]
+    expected = (
+        reference(*exact[:2], sizes) if T else np.zeros((0, 6)),
+        *reference_gradients(*exact[:2], sizes, exact[2]),
+    )
+    for actual, e in zip((y[:T], dx[:T], dw), expected, strict=True):
+        assert relative_error(actual, e) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "ragged"])
+def test_rows_beyond_the_groups(implementation, x64):
+    """They come out as zeros and give nothing to any gradient, whatever comes back for them."""
+    rng, sizes = np.random.default_rng(0), np.array([3, 0, 140, 2])
+    x, w, dy = rng.normal(size=(200, 8)), rng.normal(size=(4, 8, 6)), rng.normal(size=(200, 6))
+    dy[145:] = np.nan
+    run = partial(grouped_matmul, sizes_E=jnp.asarray(sizes), implementation=implementation, whole=False)
+    y, vjp = jax.vjp(run, x, w)
+    dx, dw = vjp(jnp.asarray(dy))
+    assert not y[145:].any()
+    expected = reference(x, w, sizes), *reference_gradients(x[:145], w, sizes, dy)
+    for actual, e in zip((y[:145], dx[:145], dw), expected, strict=True):
+        assert relative_error(actual, e) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (Call("cpu"), "blocked"),
+        (Call("gpu", "bfloat16"), "blocked"),
+        (Call("tpu", "bfloat16"), "megablox"),
+        (Call("tpu", "float64"), "ragged"),
+    ],
+)
+def test_choice(call, name):
+    choice = choose_grouped_matmul(call)
+    assert choice.name == name and choice.reason
+    assert choose_grouped_matmul(call, "blocked") == ("blocked", "asked for")
+
+
+def test_a_choice_that_cannot_serve_is_refused_by_name():
     with pytest.raises(UserError, match="did you mean 'ragged'"):
-        choose_grouped_matmul("raged")
+        choose_grouped_matmul(Call("cpu"), "raged")
+    with pytest.raises(UserError, match="moe.kernel='megablox' is not allowed here: it is for TPU, this is gpu"):
+        choose_grouped_matmul(Call("gpu"), "megablox")
+    with pytest.raises(UserError, match="it has no float64"):
+        choose_grouped_matmul(Call("tpu", "float64"), "megablox")

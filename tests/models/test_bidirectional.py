@@ -59,10 +59,9 @@ def mixture(**changes):
     return config, first, reference.pick(params["blocks"]["main"], 0)["feed_forward"], x_BLD
 
 
-@pytest.mark.parametrize("kernel", ["ragged", "blocked"])
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-def test_expert_choice(scores, kernel, x64):
-    config, first, p, x_BLD = mixture(scores=scores, kernel=kernel)
+def test_expert_choice(scores, x64):
+    config, first, p, x_BLD = mixture(scores=scores)
     y_BLD, _, aux = first(x_BLD, Context(positions_BL=None))
     for b in range(2):
         expected = reference.expert_choice(p, np.asarray(x_BLD[b]), config.blocks["main"].feed_forward)

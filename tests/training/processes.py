@@ -27,9 +27,10 @@ class Processes:
     """`count` processes of `python -m module arguments`, joined by flags, or `by` the variables that srun sets; all of
     them are killed at the end of a `with`."""
 
-    def __init__(self, count: int, module: str, *arguments: str, by: str = "flags"):
+    def __init__(self, count: int, module: str, *arguments: str, by: str = "flags", devices: int = 1):
         port, command = free_port(), [sys.executable, "-m", module, *arguments]
         env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_COORDINATOR_PORT": str(port)}
+        env["JAX_NUM_CPU_DEVICES"] = str(devices)
         if count > 1:
             command.append(f"--heartbeat={HEARTBEAT}")
         if count > 1 and by == "flags":

@@ -11,7 +11,7 @@ from xfresearch import command, config_io, distributed
 from xfresearch.config import MeshConfig
 from xfresearch.errors import Stopped, UserError
 
-MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 2}, {"data": 2, "context": 2}, {"tensor": 2, "context": 2})
+MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 4}, {"data": 2, "context": 4}, {"tensor": 4, "context": 2})
 STEPS = (0, 7)
 
 

@@ -38,6 +38,7 @@ def flags(cache, *overrides: str, steps: int = LAST) -> list[str]:
         "log.tensorboard": False,
         "model.dropout": 0.1,
         "model.vocab_size": 258,
+        "model.depth": 1,
         "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
         "data.cache_dir": cache,
     }
@@ -92,7 +93,7 @@ def four(tmp_path_factory):
 
 
 def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
-    ended = Processes(4, "tests.training.processes_worker", *flags(cache)).succeed()
+    ended = Processes(4, "tests.training.processes_worker", *flags(cache), devices=2).succeed()
     found = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
     config = config_io.parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
     batches = [Batches(config).batch(step) for step in STEPS]
@@ -103,8 +104,8 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     }
     halves, whole = [[0, 1, 2, 3], [4, 5, 6, 7]], list(range(8))
     assert rows['{"data": -1}'] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert rows['{"fsdp": 2, "tensor": 2}'] == rows['{"data": 2, "context": 2}'] == [halves[0]] * 2 + [halves[1]] * 2
-    assert rows['{"tensor": 2, "context": 2}'] == [whole] * 4
+    assert rows['{"fsdp": 2, "tensor": 4}'] == rows['{"data": 2, "context": 4}'] == [halves[0]] * 2 + [halves[1]] * 2
+    assert rows['{"tensor": 4, "context": 2}'] == [whole] * 4
     for process in found:
         for seen in process["seen"].values():
             assert seen["digests"] == expected
@@ -148,6 +149,7 @@ def test_a_checkpoint_of_one_goes_on_in_two(single, two):
     assert losses(two, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
+@pytest.mark.long
 def test_two_processes_evaluate_as_one(two, tmp_path):
     from xfresearch import evaluate
 

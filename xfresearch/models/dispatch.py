@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from xfresearch.errors import require
 from xfresearch.kernels.grouped_matmul import grouped_matmul
 from xfresearch.models.axes import axes_of
 from xfresearch.models.context import Context
@@ -121,6 +122,8 @@ def _on_devices(local, experts, ctx: Context, x_BLD, choice, gates):
     kernels, mesh = experts.kernels(x_BLD.dtype), ctx.mesh
     if mesh is None or ctx.taps:  # values that are tapped are those of one device
         return local(None, kernels, x_BLD, choice, gates)
+    alone = "1 under moe.expert='softmax', whose hidden units share one sum"
+    require(experts.kind != "softmax" or mesh.shape["tensor"] == 1, "mesh.tensor", mesh.shape["tensor"], alone)
     letters = {name: axes_of(f"/feed_forward/experts/{name}", 3).letters for name in kernels}
     cuts = {name: parameter_spec(mesh, letters[name], w.shape, f"experts/{name}") for name, w in kernels.items()}
     tokens = activation_spec(mesh, "BL", x_BLD.shape[:2])

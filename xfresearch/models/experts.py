@@ -32,7 +32,7 @@ class Experts(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
         moe, D, F = block.feed_forward.moe, input_width(model, block), block.feed_forward.hidden
         activation = ACTIVATIONS[moe.expert]
-        self.activation, self.kernel = load(activation.function), moe.kernel
+        self.kind, self.activation, self.kernel = moe.expert, load(activation.function), moe.kernel
         into, std = (moe.experts, D, F), inner_scale(model, block) * kernel_std(model, D)
         self.up = nnx.Param(draw(rngs.params(), into, std, model))
         self.gate = nnx.Param(draw(rngs.params(), into, std, model)) if activation.gated else None

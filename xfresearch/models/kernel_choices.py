@@ -1,4 +1,4 @@
-"""Which attention kernel serves each block of a run, said before anything is traced."""
+"""Which kernels serve each block of a run, said before anything is traced."""
 
 from dataclasses import replace
 
@@ -7,6 +7,9 @@ import jax
 from xfresearch.config import BlockConfig, Config, ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.kernels.attention import Call, Choice, Sight, choose_attention, describe
+from xfresearch.kernels.grouped_matmul import Call as Product
+from xfresearch.kernels.grouped_matmul import choose_grouped_matmul
+from xfresearch.models.partition import platform
 from xfresearch.models.sizes import head_sizes, slot_heads
 
 
@@ -23,6 +26,23 @@ def attention_choices(config: Config, mesh=None) -> dict[str, Choice]:
         call = attention_call(config.model, block, config.sequence_length, packed, mesh)
         try:
             found[name] = choose_attention(call, block.attention.kernel)
+        except UserError as error:
+            raise UserError(f"config.model.blocks.{name}.{error}") from None
+    return found
+
+
+def expert_choices(config: Config, mesh=None) -> dict[str, Choice]:
+    """{name of a block: how rows meet their experts in training, and why}; UserError as of `attention_choices`."""
+    found = {}
+    for name, block in config.model.blocks.items():
+        moe = block.feed_forward.moe
+        if block.feed_forward.kind != "moe":
+            continue
+        if moe.routing == "expert_choice" or moe.capacity and mesh is not None:
+            found[name] = Choice("batched", "each expert has as many slots as any other")
+            continue
+        try:
+            found[name] = choose_grouped_matmul(Product(platform(mesh), config.model.dtype), moe.kernel)
         except UserError as error:
             raise UserError(f"config.model.blocks.{name}.{error}") from None
     return found
