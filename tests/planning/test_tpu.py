@@ -43,8 +43,8 @@ def test_two_plans_at_once(tmp_path):
         assert plan["method"] == "compiled" and plan["fits"] and "utilisation" in out
         assert plan["flops"]["traced"] == plan["model_flops"]
         assert plan["unknown_kernels"] == []
-        # Splash computes logits three times; blocks behind the diagonal are left out, here there are none.
-        assert 1 < plan["flops"]["compiled"] / plan["flops"]["traced"] < 1.7
+        # Splash computes logits three times, here with no block behind the diagonal; the smallest products become sums.
+        assert 0.9 < plan["flops"]["compiled"] / plan["flops"]["traced"] < 1.7
         rows = {(row["kind"], *row["axes"]): row for row in plan["collectives"]}
         assert rows["all-gather", "fsdp"]["count"] > 0
         assert sum(row["share"] for row in plan["collectives"]) == pytest.approx(1)
