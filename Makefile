@@ -2,12 +2,14 @@
 # make test    the test suite
 # make long    tests that take long, by chance drawn ones among them
 # make parity  our variants against PyTorch libraries, in an environment of its own
+# make libtpu  the compiler for TPUs, which python -m xfresearch.plan needs; it runs without one
+# make plans   named plans, compiled for TPUs that are not here: hours on two cores, goes on where it stopped
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 
-.PHONY: train test long parity docs clean
+.PHONY: train test long parity libtpu plans docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -22,6 +24,13 @@ long: $(VENV)/.ready-test
 parity: $(PARITY)/.ready
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
 
+libtpu: $(VENV)/.ready-plan
+
+plans: $(VENV)/.ready-plan
+	$(BIN)/python -m pytest -m long tests/planning
+	$(BIN)/python -m xfresearch.planning.named --json docs/scale.json
+	$(BIN)/python -m docs.write
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -32,6 +41,10 @@ $(VENV)/.ready: requirements.txt | $(BIN)/python
 $(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
 	touch $@ $(VENV)/.ready
+
+$(VENV)/.ready-plan: requirements-plan.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet -r requirements-plan.txt
+	touch $@
 
 $(PARITY)/.ready: requirements.txt requirements-test.txt requirements-parity.txt
 	$(PYTHON) -m venv $(PARITY)

@@ -21,6 +21,7 @@ def _full(config) -> None:
     config.data.tokenizer, config.data.bpe_vocab = "bpe", 32_000
     config.batch_size, config.steps, config.optimizer.warmup = 64, 20_000, 500
     config.optimizer.learning_rate = 6e-4
+    config.model.dtype = "bfloat16"
 
 
 def _five_million(config) -> None:

@@ -2,6 +2,7 @@
 
 configs/llama.py         the published 6.7 B model
 configs/llama.py:13b     13.0 B; also 33b (32.5 B), 65b (65.2 B)
+configs/llama.py:70b     Llama 2's largest (Touvron et al. 2023b), 69.0 B: 8 key-value heads, sequences of 4096
 configs/llama.py:3m      about 3 M parameters on WikiText-2
 configs/llama.py:tiny    trains in seconds on a CPU
 """
@@ -14,6 +15,7 @@ SIZES = {
     "13b": (5120, 40, 40, 13824),
     "33b": (6656, 60, 52, 17920),
     "65b": (8192, 80, 64, 22016),
+    "70b": (8192, 80, 64, 28672),
 }
 
 
@@ -27,6 +29,8 @@ def get_config(size: str = "full"):
     if size in SIZES:
         model.width, model.depth, block.attention.heads, block.feed_forward.hidden = SIZES[size]
         config.sequence_length = 2048
+    if size == "70b":
+        block.attention.kv_heads, block.norm_epsilon, config.sequence_length = 8, 1e-5, 4096
     else:
         block.feed_forward.gated_hidden = "matched"
     return config

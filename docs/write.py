@@ -11,6 +11,7 @@ from xfresearch.errors import UserError
 HERE = Path(__file__).parent
 MARK = "## Every key\n\n"
 TABLE = "## The table\n\n"
+PLANS = "## The plans\n\n"
 
 
 def configuration() -> str:
@@ -84,7 +85,15 @@ def _first_line(file: Path) -> tuple[str, str]:
     return text.rstrip(".").replace(f" ({inside})", "").replace("|", "or"), inside
 
 
-PAGES = {"configuration.md": configuration, "variants.md": variants}
+def scale() -> str:
+    """docs/scale.md with its tables as docs/scale.json has them."""
+    from docs.scale import tables
+
+    rows = json.loads((HERE / "scale.json").read_text())["rows"]
+    return (HERE / "scale.md").read_text().split(PLANS)[0] + PLANS + tables(rows)
+
+
+PAGES = {"configuration.md": configuration, "variants.md": variants, "scale.md": scale}
 
 
 def main(arguments) -> None:

@@ -25,10 +25,13 @@ from xfresearch.models.memory import Memory, memory
 from xfresearch.models.sizes import longest_sequence
 from xfresearch.models.taps import Taps
 from xfresearch.training import checkpoint
+from xfresearch.training.sharding import param_shardings
 
 
-def load(path, step: int | None = None) -> "LanguageModel":
+def load(path, step: int | None = None, mesh=None) -> "LanguageModel":
     """The model of a run: `path` is the run's directory, or one of its checkpoints ('runs/a/checkpoints/500').
+
+    Its parameters lie on the first device, or cut over a `mesh` (jax.sharding.Mesh), for what can compute with them there.
 
     Without a step, the newest checkpoint; damaged ones are named on standard error and passed over. A run in float64
     switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
@@ -41,7 +44,7 @@ def load(path, step: int | None = None) -> "LanguageModel":
 
     tokenizer = load_tokenizer(str(workdir / "tokenizer"))
     model = for_reading(run.model)
-    step, params = _restore(workdir, model, step)
+    step, params = _restore(workdir, model, step, mesh)
     return LanguageModel(model, params, tokenizer, run, step)
 
 
@@ -61,7 +64,7 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
     return path, step
 
 
-def _restore(workdir: epath.Path, model: ModelConfig, step: int | None) -> tuple[int, dict]:
+def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
     steps = checkpoint.steps(workdir)
     if not steps:
         raise UserError(f"{workdir} has no checkpoint yet")
@@ -69,7 +72,7 @@ def _restore(workdir: epath.Path, model: ModelConfig, step: int | None) -> tuple
         raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
     for candidate in reversed(steps if step is None else [step]):
         try:
-            return candidate, read_params(workdir, model, candidate)
+            return candidate, read_params(workdir, model, candidate, mesh)
         except checkpoint.Corrupt as error:
             if step is not None:
                 raise UserError(f"{workdir}: {error}") from error
@@ -77,12 +80,15 @@ def _restore(workdir: epath.Path, model: ModelConfig, step: int | None) -> tuple
     raise UserError(f"{workdir}: none of its checkpoints can be read (steps {', '.join(map(str, steps))})")
 
 
-def read_params(workdir, model: ModelConfig, step: int) -> dict:
-    """Parameters of a run's checkpoint, on the first device; checkpoint.Corrupt where it is damaged."""
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), transformer.abstract(model)
-    )
+def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:
+    """Parameters of a run's checkpoint, on the first device or cut over a `mesh`; checkpoint.Corrupt where it is damaged."""
+    shapes = transformer.abstract(model)
+    if mesh is None:
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        places = jax.tree.map(lambda _: device, shapes)
+    else:
+        places = param_shardings(mesh, shapes)
+    abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, places)
     return checkpoint.restore_params(workdir, step, abstract)
 
 

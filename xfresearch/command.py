@@ -11,16 +11,14 @@ import sys
 import tempfile
 import traceback
 
-from xfresearch.errors import UserError
+from xfresearch import distributed
+from xfresearch.errors import Stopped, UserError
+from xfresearch.hardware import start_without_tpu
 
 CONFIG_HELP = (
     "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "
     "(docs/configuration.md lists them)"
 )
-
-
-class Stopped(Exception):
-    """A run that has to stop for a reason worth one line (not finite, disk full): exit code 1 and its text."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,22 +34,22 @@ class Parser(argparse.ArgumentParser):
 def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code that its outcome has."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    start_without_tpu()
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:
         _finish(2, f"error: {error}")
     except Stopped as error:
         _say(f"stopped: {error}")
-        os._exit(1)  # threads that were writing a checkpoint are not to print after the one line
+        _end(1)  # threads that were writing a checkpoint are not to print after the one line
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        with tempfile.NamedTemporaryFile("w", prefix="xfresearch-", suffix=".log", delete=False) as log:
-            traceback.print_exc(file=log)
+        log = distributed.failed(error) if distributed.several() else _keep_trace()
         first = (str(error).strip().splitlines() or [""])[0][:200]
-        _finish(1, f"failed: {type(error).__name__}: {first} (details in {log.name})")
+        _finish(1, f"failed: {type(error).__name__}: {first} (details in {log})")
 
 
 def _say(line: str) -> None:
@@ -61,7 +59,23 @@ def _say(line: str) -> None:
 
 def _finish(code: int, line: str) -> None:
     _say(line)
+    if distributed.several():
+        _end(code)
     sys.exit(code)
+
+
+def _end(code: int) -> None:
+    """Ends the process without waiting for its threads or for other processes."""
+    if distributed.several():
+        distributed.leave(code)
+    os._exit(code)
+
+
+def _keep_trace() -> str:
+    """Writes the stack trace of the error in hand to a file, whose name it returns."""
+    with tempfile.NamedTemporaryFile("w", prefix="xfresearch-", suffix=".log", delete=False) as log:
+        traceback.print_exc(file=log)
+    return log.name
 
 
 def write_json(path: str, value) -> None:

@@ -92,10 +92,10 @@ def _fingerprint(config: Config) -> str:
 
 
 def _with_vocabulary(config: Config) -> Config:
-    from xfresearch.data.tokenizers import tokenizer_for
-    from xfresearch.training.loop import with_vocabulary
+    from xfresearch.data.tokenizers import vocab_size
+    from xfresearch.training.abstract import with_vocabulary
 
-    return with_vocabulary(config, tokenizer_for(config.data))
+    return with_vocabulary(config, vocab_size(config.data))
 
 
 class Trial:

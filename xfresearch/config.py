@@ -101,8 +101,8 @@ class AttentionConfig:
     )
     lambdas: LambdaConfig = option(LambdaConfig(), "lambda layers, for kind = 'lambda'")
     dropout: float = option(0.0, "dropout rate of the attention weights", low=0.0, high=0.99)
-    kernel: Literal["auto", "plain", "blocked", "banded", "splash"] = option(
-        "auto", "implementation in training (docs/training.md); auto is the platform's fastest that serves the block"
+    kernel: Literal["auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "pallas", "ring"] = option(
+        "auto", "implementation in training (docs/kernels.md); auto is the platform's fastest that serves the block"
     )
 
 
@@ -272,6 +272,8 @@ class LogConfig:
     every: int = option(1, "steps between rows of metrics.jsonl and TensorBoard", low=1)
     tensorboard: bool = option(True, "write TensorBoard event files")
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates, layer by layer")
+    profile_start: int = option(0, "first update that is profiled; 0 is none", low=0)
+    profile_steps: int = option(5, "updates that a profile covers", low=1)
     sample: str = option("", "prompt of the sample in report.html; '' is the start of the validation split")
 
 

@@ -8,6 +8,10 @@ class UserError(Exception):
     """
 
 
+class Stopped(Exception):
+    """A run that has to stop for a reason worth one line (not finite, disk full): exit code 1 and its text."""
+
+
 def nearest(word: str, allowed) -> str:
     """'; did you mean 'width'?' where a name in `allowed` is close to `word`, otherwise an empty string."""
     import difflib

@@ -10,7 +10,7 @@ import sys
 from argparse import ArgumentTypeError
 from functools import cache
 
-from xfresearch import command
+from xfresearch import command, distributed
 from xfresearch.errors import UserError
 
 EPILOG = """\
@@ -34,15 +34,24 @@ COLUMNS = {
 
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
+    distributed.check(options)
+    with distributed.joined(options, options.workdir):
+        evaluate(options)
 
+
+def evaluate(options) -> None:
     from xfresearch import api, evaluation
 
-    lm = api.load(options.workdir, options.step)
     workdir, _ = api.locate(options.workdir)
+    mesh = mesh_of(workdir)
+    lm = api.load(options.workdir, options.step, mesh)
     sizes = (options.sequence_length, options.stride, options.limit)
     text = evaluation.read_text(lm, workdir, options.data, options.split, *sizes)
-    print(f"{text.corpus} {text.split}: windows of {text.length} tokens, stride {text.stride}", file=sys.stderr)
-    results = evaluate_steps(lm, workdir, text, options)
+    if distributed.first():
+        print(f"{text.corpus} {text.split}: windows of {text.length} tokens, stride {text.stride}", file=sys.stderr)
+    results = evaluate_steps(lm, workdir, text, options, mesh)
+    if not distributed.first():
+        return
     print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
     print(f"loss in nats per token; +- is its standard error over {results[0]['units']} {text.unit}")
     if options.all_steps:
@@ -69,6 +78,7 @@ def parse(arguments: list[str]):
     add("--per-document", action="store_true", help="also the loss of every document")
     add("--batch-size", type=positive, default=0, metavar="N", help="sequences at once (default: as trained)")
     add("--json", metavar="FILE", help="also write the results as JSON")
+    distributed.add_flags(parser)
     options = parser.parse_args(arguments)
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
@@ -86,26 +96,48 @@ def at_least(low: int):
     return read
 
 
-def evaluate_steps(lm, workdir, text, options) -> list[dict]:
+def mesh_of(workdir):
+    """Where many processes compute: on the run's own mesh if it fits their devices, otherwise each with all parameters,
+    rows spread over all. None, one device, for a single process."""
+    if not distributed.several():
+        return None
+    import jax
+
+    from xfresearch.config import MeshConfig
+    from xfresearch.config_io import read_json
+    from xfresearch.training.sharding import device_mesh, mesh_sizes
+
+    run = read_json(workdir / "config.json")
+    try:
+        sizes = mesh_sizes(run.mesh, jax.device_count())
+    except UserError:
+        sizes = mesh_sizes(MeshConfig(), jax.device_count())
+    return device_mesh(sizes, jax.devices(), run.mesh.between)
+
+
+def evaluate_steps(lm, workdir, text, options, mesh=None) -> list[dict]:
     """The figures of the model's own step, or of every step of the run; damaged checkpoints are named and left out."""
     from tqdm import tqdm
 
     from xfresearch import api, evaluation
     from xfresearch.models.span import trim
-    from xfresearch.training import checkpoint
+    from xfresearch.training import checkpoint, placing
 
-    make_scorer = cache(lambda model: evaluation.make_scorer(model, lm.run.training.layers, lm.run.training.loss_rows))
+    make_scorer = cache(
+        lambda model: evaluation.make_scorer(model, lm.run.training.layers, lm.run.training.loss_rows, mesh)
+    )
     batch_size = min(options.batch_size or lm.run.evaluation.batch_size or lm.run.batch_size, len(text.rows))
+    batch_size, place = placing.on(mesh, batch_size, text.length)
     results = []
     for step in checkpoint.steps(workdir) if options.all_steps else [lm.step]:
         try:
-            params = lm.params if step == lm.step else api.read_params(workdir, lm.config, step)
+            params = lm.params if step == lm.step else api.read_params(workdir, lm.config, step, mesh)
         except checkpoint.Corrupt as error:
             print(f"warning: {error}; left out", file=sys.stderr)
             continue
         with tqdm(desc=f"step {step}", total=len(text.rows), unit="seq", disable=None, leave=False) as bar:
             scorer = make_scorer(trim(lm.config, params))  # trained spans bound what there is to compute
-            scores = evaluation.score_text(scorer, params, text, batch_size, bar.update)
+            scores = evaluation.score_text(scorer, params, text, batch_size, bar.update, place)
         documents = (
             {"documents": evaluation.document_figures(text, scores, lm.tokenizer)} if options.per_document else {}
         )

@@ -223,8 +223,11 @@ class Scores(NamedTuple):
     tokens_per_second: float
 
 
-def score_text(scorer: Callable, params: dict, text: Text, batch_size: int, progress=lambda rows: None) -> Scores:
-    """Scores `text` with a scorer of `make_scorer`; calls `progress(rows)` after every batch.
+def score_text(
+    scorer: Callable, params: dict, text: Text, batch_size: int, progress=lambda rows: None, place=lambda batch: batch
+) -> Scores:
+    """Scores `text` with a scorer of `make_scorer`; calls `progress(rows)` after every batch. `place` puts a batch where
+    the scorer wants it.
 
     The rate leaves out the first batch, which waits for compilation, unless it is the only one.
     """
@@ -235,7 +238,7 @@ def score_text(scorer: Callable, params: dict, text: Text, batch_size: int, prog
         rows = text.rows[first : first + batch_size]
         batch = window_batch(text.tokens, rows, text.length, batch_size)
         index_BL, scored_BL = batch.pop("index"), batch["weights"] > 0
-        nll_BL, correct_BL = jax.device_get(scorer(params, batch))
+        nll_BL, correct_BL = _on_host(dict(enumerate(scorer(params, place(batch))))).values()
         at = index_BL[scored_BL]
         nll[at], correct[at], row_of[at] = nll_BL[scored_BL], correct_BL[scored_BL], first + np.nonzero(scored_BL)[0]
         count += len(at)

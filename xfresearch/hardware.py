@@ -1,5 +1,6 @@
 """The machine a run happens on: its peak, its description and the versions of what ran. Never its name or its user's."""
 
+import importlib.util
 import os
 import platform
 import subprocess
@@ -59,6 +60,25 @@ def peak_flops(device_kind: str, dtype) -> float | None:
     if tflops is None or name not in ("bfloat16", "float16", "float32"):
         return None
     return tflops * 1e12 * (0.5 if name == "float32" and device_kind.startswith("NVIDIA") else 1.0)
+
+
+def start_without_tpu() -> None:
+    """Where libtpu is installed (to plan with) and no TPU is: keeps JAX from trying it, which logs some lines of errors.
+
+    To be called before JAX is imported. JAX_PLATFORMS, where it is set, is left as it is.
+    """
+    if "JAX_PLATFORMS" in os.environ or not importlib.util.find_spec("libtpu") or _tpu_attached():
+        return
+    if Path("/dev/kfd").exists():  # an AMD GPU, which only JAX can tell from the others
+        return
+    nvidia = any(Path("/dev", name).exists() for name in ("nvidia0", "nvidiactl", "dxg"))
+    plugin = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+    os.environ["JAX_PLATFORMS"] = "cuda,cpu" if nvidia and plugin else "cpu"
+
+
+def _tpu_attached(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether Google's vendor number stands on the PCI bus, as JAX itself looks for it."""
+    return any(path.read_text().strip() == "0x1ae0" for path in devices.glob("*/vendor"))
 
 
 def describe_machine() -> dict:

@@ -6,7 +6,7 @@ Trains a model, or goes on with the run that the directory holds, and ends with 
 import sys
 from pathlib import Path
 
-from xfresearch import command
+from xfresearch import command, distributed
 
 EPILOG = """\
 examples:
@@ -26,19 +26,22 @@ def main(arguments: list[str]) -> None:
         "--fork", action="store_true", help="go on from DIR's newest checkpoint although the config differs"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
+    distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
+    distributed.check(options)
 
     from xfresearch import config_io
 
     config = config_io.parse(["--config", options.config, *overrides])
-    print(config_io.to_json(config), file=sys.stderr)
-
-    from xfresearch.training import session
-
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
-    results = session.run(config, workdir, options.config, options.fork)
-    if options.json:
-        command.write_json(options.json, results)
+    with distributed.joined(options, workdir):
+        from xfresearch.training import session
+
+        if distributed.first():
+            print(config_io.to_json(config), file=sys.stderr)
+        results = session.run(config, workdir, options.config, options.fork)
+        if options.json and distributed.first():
+            command.write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ from xfresearch.models.variants import ACTIVATIONS
 ELSEWHERE = {
     "banded": "tests/kernels/test_attention.py",
     "splash": "tests/kernels/test_splash_attention.py",
+    "cudnn": "tests/kernels/test_merged_attention.py",
+    "pallas": "tests/kernels/test_merged_attention.py",
+    "ring": "tests/kernels/test_attention_on_mesh.py",
     "megablox": "tests/kernels/test_grouped_matmul.py",
 }
 
@@ -57,6 +60,13 @@ def attention_kernels(config, kernel: str):
 
 ATTENTION = fast("blocks.main.attention.kernel")
 MOE = fast("blocks.main.feed_forward.moe.kernel")
+
+
+# The first of each on every run; the others take as long again.
+PAIRS = [
+    pytest.param(*pair, marks=() if i == 0 else pytest.mark.long)
+    for i, pair in enumerate(itertools.zip_longest(ATTENTION, MOE, fillvalue="auto"))
+]
 
 
 def work(block) -> tuple:
@@ -102,7 +112,7 @@ def check(config, attention_kernel, moe_kernel):
 
 
 @pytest.mark.parametrize("name", USERS)
-@pytest.mark.parametrize("attention_kernel, moe_kernel", list(itertools.zip_longest(ATTENTION, MOE, fillvalue="auto")))
+@pytest.mark.parametrize("attention_kernel, moe_kernel", PAIRS)
 def test_a_fast_kernel_equals_the_plain_one(name, attention_kernel, moe_kernel, x64):
     check(USERS[name], attention_kernel, moe_kernel)
 

@@ -7,7 +7,6 @@ import pytest
 from tests.data.conftest import shared
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare, stream_tokens
 from xfresearch.data.tokenizers import tokenizer_for
-from xfresearch.errors import UserError
 
 
 def same(left: dict, right: dict) -> bool:
@@ -22,7 +21,7 @@ def two_corpora(make_config, text_dir):
     return make_config(corpus=(first, second), weights=(3.0, 1.0), batch_size=8)
 
 
-def test_batch_is_a_pure_function_of_seed_step_and_shard(two_corpora):
+def test_batch_is_a_pure_function_of_seed_and_step(two_corpora):
     batches, again = Batches(two_corpora), Batches(two_corpora)
     late = again.batch(7)
     assert same(batches.batch(7), late) and same(batches.batch(3), again.batch(3)) and same(batches.batch(7), late)
@@ -30,12 +29,15 @@ def test_batch_is_a_pure_function_of_seed_step_and_shard(two_corpora):
     assert not same(batches.batch(7), Batches(two_corpora, seed=1).batch(7))
 
 
-@pytest.mark.parametrize("shards", [2, 4, 8])
-def test_shards_make_the_whole_batch(two_corpora, shards):
-    batches = Batches(two_corpora)
-    for step in (0, 5, 100):
-        parts = [batches.batch(step, shard, shards) for shard in range(shards)]
-        assert same({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, batches.batch(step))
+@pytest.mark.parametrize("rows", [[0], [7], [1, 2], [0, 3, 4, 7], list(range(8))])
+def test_rows_are_those_of_the_whole_batch_and_no_other_is_read(two_corpora, rows, monkeypatch):
+    batches, read = Batches(two_corpora), []
+    whole = {step: batches.batch(step) for step in (0, 5, 100)}
+    reading = type(batches.corpora[0]).read
+    monkeypatch.setattr(type(batches.corpora[0]), "read", lambda self, i: read.extend(i) or reading(self, i))
+    for step, batch in whole.items():
+        assert same({name: values[rows] for name, values in batch.items()}, batches.batch(step, rows))
+    assert len(read) == 3 * len(rows)
 
 
 def test_shapes_and_types(two_corpora):
@@ -71,13 +73,6 @@ def test_every_epoch_has_every_sequence_once_in_a_new_order(make_config, text_di
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
 
 
-def test_shards_that_do_not_divide_the_batch_are_refused(two_corpora):
-    with pytest.raises(
-        UserError, match="^config.batch_size=8 is not allowed: it must be a multiple of the 3 hosts that share a batch$"
-    ):
-        Batches(two_corpora).batch(0, 0, 3)
-
-
 def test_iterate_gives_placed_batches_in_order_from_another_thread(two_corpora):
     batches, threads = Batches(two_corpora), set()
 
@@ -85,9 +80,9 @@ def test_iterate_gives_placed_batches_in_order_from_another_thread(two_corpora):
         threads.add(threading.get_ident())
         return batch["tokens"]
 
-    with batches.iterate(3, 9, shard=1, shards=2, place=place) as steps:
+    with batches.iterate(3, 9, rows=[4, 5, 6, 7], place=place) as steps:
         for number, (step, tokens) in enumerate(steps, 3):
-            assert step == number and np.array_equal(tokens, batches.batch(step, 1, 2)["tokens"])
+            assert step == number and np.array_equal(tokens, batches.batch(step)["tokens"][4:])
     assert number == 8 and threading.get_ident() not in threads and len(threads) == 1
 
 
@@ -171,9 +166,9 @@ def test_evaluation_batches_cover_the_split_in_order(make_config, text_dir):
     assert len(packed) % 4 and all(batch["tokens"].shape == (4, 16) for batch in batches)
     predicted = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches])
     assert np.array_equal(predicted, tokens[1:])
-    halves = [list(evaluation_batches(packed, 4, shard=shard, shards=2)) for shard in (0, 1)]
-    for whole, left, right in zip(batches, *halves, strict=True):
-        assert same(whole, {name: np.concatenate([left[name], right[name]]) for name in whole})
+    for rows in ([0, 1], [1, 3], [3]):
+        for whole, part in zip(batches, evaluation_batches(packed, 4, rows=rows), strict=True):
+            assert same({name: values[rows] for name, values in whole.items()}, part)
 
 
 def test_evaluation_limit_spreads_over_the_split(make_config, text_dir):

@@ -1,33 +1,82 @@
-"""Run by test_attention_on_mesh.py with 8 simulated devices: prints JSON {case: largest relative error to one device}."""
+"""Run by test_attention_on_mesh.py with 8 simulated devices and names of cases: prints JSON {case: Result}."""
 
 import json
+import re
+import sys
+from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
+from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for, with_kernels
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
+from xfresearch.kernels import ring_attention, splash_attention
+from xfresearch.kernels.chunked_attention import chunked
 from xfresearch.kernels.sight import Sight
 from xfresearch.kernels.splash_attention import splash
 from xfresearch.models.partition import activation_spec
+from xfresearch.training.sharding import param_shardings
 
-DTYPES = {"splash": "float32"}  # of each implementation: the widest that it has
+DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "chunked": "float64", "plain": "float64"}
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 HALVES = {"data": 2, "tensor": 2, "context": 2}
+PACKED = {"L": 64, "M": 5, "segments": True}
 # name: (implementation, mesh, what is drawn, sight)
 CASES = {
     "splash, memory": ("splash", HALVES, {"L": 256, "M": 5}, Sight()),
     "splash, memory, documents, window": ("splash", HALVES, {"L": 250, "M": 5, "segments": True}, Sight(window=40)),
     "splash, one key-value head": ("splash", {"tensor": 4, "context": 2}, {"B": 1, "L": 256, "G": 1}, Sight()),
+    "ring": ("ring", {"context": 8}, {"L": 64}, Sight()),
+    "ring, memory, documents": ("ring", {"tensor": 2, "context": 4}, PACKED, Sight()),
+    "ring, memory, documents, window": ("ring", HALVES | {"context": 2}, PACKED, Sight(window=40)),
+    "ring, short window": ("ring", {"context": 8}, {"L": 64, "G": 1, "V": 6, "M": 3}, Sight(window=9)),
+    "ring, not causal": ("ring", {"data": 2, "context": 4}, PACKED, Sight(causal=False)),
+    "ring of splash, memory, documents": ("ring of splash", HALVES, {"L": 256, "M": 5, "segments": True}, Sight()),
+    "ring of splash, window": (
+        "ring of splash",
+        {"context": 2, "tensor": 4},
+        {"B": 1, "L": 512, "G": 1},
+        Sight(window=40),
+    ),
+    "chunked, memory, documents, window": ("chunked", HALVES, PACKED, Sight(window=40)),
+    "plain, memory, documents, window": ("plain", HALVES, PACKED, Sight(window=40)),
+}
+# name: (kernel, mesh, named config)
+MODELS = {
+    "llama by ring": ("ring", HALVES, "configs/llama.py"),
+    "all-attention by ring": ("ring", {"context": 4, "fsdp": 2}, "configs/all_attention.py"),
+    "llama by plain": ("plain", HALVES, "configs/llama.py"),
 }
 
 
 def run(implementation: str, mesh, sight: Sight, segments, arrays):
     q, k, v, memory = arrays
-    return splash(q, k, v, memory, segments, sight, q.shape[-1] ** -0.5, mesh)
+    if implementation == "plain":
+        return plain(arrays, segments, sight, mesh=mesh)
+    function = {"splash": splash, "chunked": chunked}.get(implementation, ring_attention.ring)
+    ring_attention.platform = lambda mesh: "tpu" if implementation == "ring of splash" else "cpu"
+    return function(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight, mesh)
 
 
-def case(implementation: str, sizes: dict, drawn: dict, sight: Sight) -> float:
-    mesh = jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * len(AXES))
+class Result(NamedTuple):
+    error: float  # the largest relative one of the output and the gradients, against one device
+    gathers: int  # all-gathers in the compiled program of both
+    passes: int  # collective-permutes there
+
+
+def compare(function, placed, expected) -> Result:
+    step = jax.jit(lambda arrays: value_and_gradients(function, arrays)).lower(placed).compile()
+    counts = [len(re.findall(rf" {name}(-start)?\(", step.as_text())) for name in ("all-gather", "collective-permute")]
+    return Result(error(jax.device_get(step(placed)), expected), *counts)
+
+
+def mesh_of(sizes: dict):
+    return jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def of_kernel(implementation: str, sizes: dict, drawn: dict, sight: Sight) -> Result:
+    mesh = mesh_of(sizes)
     arrays, segments = draw(**drawn, dtype=DTYPES[implementation])
     expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
 
@@ -35,12 +84,33 @@ def case(implementation: str, sizes: dict, drawn: dict, sight: Sight) -> float:
         return jax.device_put(x, NamedSharding(mesh, activation_spec(mesh, letters, x.shape)))
 
     q, k, v, memory = arrays
-    memory = memory and tuple(put(m, "MGK") for m in memory)
-    placed = (put(q, "BLHK"), put(k, "BSGK"), put(v, "BSGK"), memory)
-    found = value_and_gradients(lambda arrays: run(implementation, mesh, sight, segments, arrays), placed)
-    return error(jax.device_get(found), expected)
+    placed = (put(q, "BLHK"), put(k, "BLGK"), put(v, "BLGK"), memory and tuple(put(m, "MGK") for m in memory))
+    return compare(lambda arrays: run(implementation, mesh, sight, segments, arrays), placed, expected)
+
+
+def of_model(kernel: str, sizes: dict, name: str) -> Result:
+    """A whole model in float64, with `kernel` in every block, scanned."""
+    config = in_float64(with_kernels(ALL[name], "plain", "auto"))
+    params, tokens_BL = random_params(config), tokens_for(config, batch=4, length=16)
+    segments_BL = np.repeat([[1] * 9 + [2] * 7], 4, 0).astype(np.int32)
+    expected = value_and_gradients(lambda p: forward(config, p, tokens_BL, segments_BL=segments_BL)[0], params)
+    mesh = mesh_of(sizes)
+    placed = jax.device_put(params, param_shardings(mesh, params))
+    asked = with_kernels(config, kernel, "auto")
+
+    def cut(params):
+        return forward(asked, params, tokens_BL, "scan", segments_BL=segments_BL, mesh=mesh)[0]
+
+    return compare(cut, placed, expected)
+
+
+def result(name: str) -> Result:
+    of, *settings = (of_kernel, *CASES[name]) if name in CASES else (of_model, *MODELS[name])
+    with jax.enable_x64(of is of_model or DTYPES[settings[0]] == "float64"):
+        return of(*settings)
 
 
 if __name__ == "__main__":
     assert jax.device_count() == 8
-    print(json.dumps({name: case(*settings) for name, settings in CASES.items()}))
+    splash_attention.INTERPRET = True
+    print(json.dumps({name: result(name)._asdict() for name in sys.argv[1:]}))

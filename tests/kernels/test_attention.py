@@ -214,7 +214,6 @@ def test_choice():
     (q, k, v, memory), _ = draw(L=128)
     name = lambda *a, **named: choose_attention(call(*a, **named)).name  # noqa: E731
     assert name(q, k, v) == name(q, k, v, memory) == "blocked"
-    assert name(q, k, v, platform="gpu") == "plain"
     for unusual in (
         {"altered": "dropout"},
         {"sight": Sight(causal=False)},
@@ -237,6 +236,19 @@ def test_choice_on_tpu():
     assert name(q, k, v, segments=(ids, ids + 0)) == name(q, k, v, altered="dropout") == "plain"
 
 
+def test_choice_on_gpu():
+    (q, k, v, memory), _ = draw(L=128, K=64, dtype="bfloat16")
+    name = lambda *a, **named: choose_attention(call(*a, platform="gpu", **named)).name  # noqa: E731
+    ids = jnp.zeros((2, 128))
+    for usual in ({}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}):
+        assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "cudnn"
+    wide = [x.astype("float32") for x in (q, k, v)]
+    assert name(*wide) == name(q, k, v, segments=(ids, ids)) == name(q, k, v[..., :32]) == "chunked"
+    assert name(*wide, sight=Sight(window=9)) == "banded"
+    assert name(q, k, v, altered="dropout") == "plain"
+    assert choose_attention(call(q, k, v, platform="gpu")._replace(context=2)).name == "chunked"
+
+
 @pytest.mark.parametrize(
     "name, reason, named",
     [
@@ -245,11 +257,18 @@ def test_choice_on_tpu():
         ("splash", "it has no float64", {"platform": "tpu"}),
         ("blocked", "without dropout", {"altered": "dropout"}),
         ("blocked", "full causal attention", {"sight": Sight(window=3)}),
+        ("cudnn", "it is for GPU, this is tpu", {"platform": "tpu"}),
+        ("cudnn", "it has no float64", {"platform": "gpu"}),
+        ("pallas", "it is for GPU", {}),
+        ("pallas", "lengths that are multiples of 128", {"platform": "gpu", "L": 100}),
+        ("ring", "a sequence cut over mesh.context, which is 1", {}),
+        ("chunked", "it has no shaping", {"altered": "shaping"}),
         ("banded", "a causal window below half of the sequence", {"sight": Sight(window=70)}),
     ],
 )
 def test_what_cannot_be_right_is_refused(name, reason, named):
-    (q, k, v, memory), _ = draw(L=128)
+    named = dict(named)
+    (q, k, v, memory), _ = draw(L=named.pop("L", 128))
     with pytest.raises(UserError, match=rf"attention.kernel='{name}' is not allowed here: .*{reason}"):
         choose_attention(call(q, k, v, memory, **named), name)
 

@@ -8,20 +8,32 @@ import sys
 import pytest
 
 from tests.contracts.variants import ROOT
-from tests.kernels.mesh_worker import CASES, DTYPES
+from tests.kernels.mesh_worker import CASES, DTYPES, MODELS
 from tests.tolerances import TOLERANCE
+
+TEST = "test_attention_on_a_mesh_is_that_of_one_device"
+DAILY = ("splash, memory, documents, window", "ring, memory, documents, window", "llama by ring")
 
 
 @pytest.fixture(scope="module")
-def errors() -> dict[str, float]:
+def results(request) -> dict[str, dict]:
+    names = [item.callspec.params["name"] for item in request.session.items if item.originalname == TEST]
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    command = [sys.executable, "-m", "tests.kernels.mesh_worker"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    command = [sys.executable, "-m", "tests.kernels.mesh_worker", *names]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_attention_on_a_mesh_is_that_of_one_device(errors, name):
-    assert errors[name] < TOLERANCE[DTYPES[CASES[name][0]]]
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.long) for name in CASES | MODELS]
+)
+def test_attention_on_a_mesh_is_that_of_one_device(results, name):
+    """And keys go round in a ring, or are gathered."""
+    found, kernel = results[name], (CASES | MODELS)[name][0]
+    assert found["error"] < TOLERANCE[DTYPES[kernel]]
+    if name in CASES and kernel.startswith("ring"):
+        assert found["passes"] > 0 and found["gathers"] == 0
+    if name in CASES and not kernel.startswith("ring"):
+        assert found["gathers"] > 0

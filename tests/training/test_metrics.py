@@ -40,6 +40,20 @@ def test_resumed_rows_equal_unbroken_rows(tmp_path, checkpoint, killed):
     assert log_steps(tmp_path / "broken", checkpoint, checkpoint + 1, 12) == whole
 
 
+def test_rows_in_a_bucket_are_those_of_a_disk(tmp_path, monkeypatch):
+    whole = log_steps(tmp_path, 0, 1, 12)
+    (tmp_path / "metrics.jsonl").unlink()
+    monkeypatch.setattr(metrics, "in_bucket", lambda path: True)
+    log_steps(tmp_path, 0, 1, 9)
+    log = MetricsLog(tmp_path, 4, tensorboard=False)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5  # of the four steps that the checkpoint has
+    log.write(5, "train", {"loss": 1.6})
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 4
+    log.flush()
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 5
+    assert log_steps(tmp_path, 4, 5, 12) == whole
+
+
 def test_every_torn_last_line_is_left_out(tmp_path):
     text = log_steps(tmp_path, 0, 1, 4)
     last = text.rindex("\n", 0, -1) + 1
@@ -138,6 +152,9 @@ def test_progress_without_an_update_says_nothing(monkeypatch):
     assert sys.stderr.getvalue() == ""
 
 
+NOTHING_GONE = {"start": 0, "lost": 0, "down": 0}
+
+
 def make_clock():
     times = {"now": 5.0}
     return times, Clock(now=lambda: times["now"])
@@ -159,7 +176,7 @@ def test_clock_counts_every_second_once():
     clock.set("input", 1.5)
     clock.end()
     times["now"] += 50  # a sample is written, marks are fitted
-    expected = {"step": 7.5, "input": 3.5, "evaluation": 1, "checkpoint": 0, "compile": 4}
+    expected = {"step": 7.5, "input": 3.5, "evaluation": 1, "checkpoint": 0, "compile": 4} | NOTHING_GONE
     assert clock.state() == {**expected, "tokens": 0}
     shares = clock.shares()
     assert relative_error(list(shares.values()), [v / 16 for v in expected.values()]) < TOLERANCE["float64"]
@@ -189,7 +206,8 @@ def test_clock_goes_on_over_a_restart():
         return clock
 
     clock = session(json.loads(json.dumps(session({}).state())))
-    assert clock.state() == {"step": 30, "input": 10, "evaluation": 0, "checkpoint": 0, "compile": 4, "tokens": 1000}
+    expected = {"step": 30, "input": 10, "evaluation": 0, "checkpoint": 0, "compile": 4} | NOTHING_GONE
+    assert clock.state() == {**expected, "tokens": 1000}
     assert clock.tokens_per_second() == 25 and clock.shares()["compile"] == 4 / 44
 
 

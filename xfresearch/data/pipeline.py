@@ -1,18 +1,17 @@
-"""Batches: a pure function of (seed, step, shard), read ahead in a thread.
+"""Batches: a pure function of (seed, step), of which a process reads the rows that it needs, ahead in a thread.
 
 Nothing here has a state worth saving: to resume is to ask for the next step, on any number of hosts.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from xfresearch.config import Config
 from xfresearch.data.packed import PackedSplit, prepare, stream_tokens
-from xfresearch.errors import UserError
 
 __all__ = ["Batches", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
@@ -25,11 +24,10 @@ class Batches:
         self.corpora = [prepare(config, "train", corpus) for corpus in config.data.corpus]
         self._order = _order(self.corpora, config.data.weights, config.seed if seed is None else seed)
 
-    def batch(self, step: int, shard: int = 0, shards: int = 1) -> dict[str, np.ndarray]:
-        """Arrays [batch_size / shards, L] of `step`; the shards' rows in order are the rows of the whole batch."""
+    def batch(self, step: int, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Arrays [batch_size, L] of `step`, or only these `rows` of them: no other is read."""
         size = self.config.batch_size
-        first, last = (step * size + bound for bound in _shard(size, shard, shards))
-        picks = np.array([self._order[i] for i in range(first, last)])
+        picks = np.array([self._order[step * size + int(row)] for row in (range(size) if rows is None else rows)])
         parts = []
         for number, corpus in enumerate(self.corpora):
             chosen = np.flatnonzero(picks[:, 0] == number)
@@ -39,12 +37,10 @@ class Batches:
         return {name: np.concatenate([part[name] for _, part in parts])[back] for name in parts[0][1]}
 
     def iterate(
-        self, start: int, stop: int, shard: int = 0, shards: int = 1, place: Callable = lambda batch: batch
+        self, start: int, stop: int, rows: Sequence[int] | None = None, place: Callable = lambda batch: batch
     ) -> "Prefetch":
         """(step, place(batch)) for steps in [start, stop), config.data.prefetch of them made ahead in a thread."""
-        return Prefetch(
-            lambda step: place(self.batch(step, shard, shards)), range(start, stop), self.config.data.prefetch
-        )
+        return Prefetch(lambda step: place(self.batch(step, rows)), range(start, stop), self.config.data.prefetch)
 
 
 class Prefetch:
@@ -96,33 +92,31 @@ class Prefetch:
 
 
 def evaluation_batches(
-    packed: PackedSplit, batch_size: int, limit: int = 0, shard: int = 0, shards: int = 1
+    packed: PackedSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches [batch_size / shards, L] in order; the last is filled up with rows of weight 0, so that shapes never change.
+    """Batches [batch_size, L] in order, or only these `rows` of each; the last is filled up with rows of weight 0, so that
+    shapes never change.
 
     With a `limit`, that many sequences spread evenly over the split.
     """
+    rows = np.arange(batch_size) if rows is None else np.asarray(rows)
     total = len(packed)
     used = min(limit or total, total)
     indices = np.arange(used) * total // used
-    low, high = _shard(batch_size, shard, shards)
     for first in range(0, used, batch_size):
-        own = indices[first : first + batch_size][low:high]
+        real = first + rows < used
+        own = indices[(first + rows)[real]]
         batch = packed.read(own if len(own) else indices[:1])
-        missing = (high - low) - len(own)
-        yield {name: _fill(values[: len(own)], missing) for name, values in batch.items()}
+        yield {name: _spread(values[: len(own)], real) for name, values in batch.items()}
 
 
-def _fill(values: np.ndarray, missing: int) -> np.ndarray:
-    return np.pad(values, ((0, missing), (0, 0))) if missing else values
-
-
-def _shard(size: int, shard: int, shards: int) -> tuple[int, int]:
-    if size % shards:
-        raise UserError(
-            f"config.batch_size={size} is not allowed: it must be a multiple of the {shards} hosts that share a batch"
-        )
-    return shard * size // shards, (shard + 1) * size // shards
+def _spread(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """`values` as the rows that are `real`, zeros as the others."""
+    if real.all():
+        return values
+    spread = np.zeros((len(real), *values.shape[1:]), values.dtype)
+    spread[real] = values
+    return spread
 
 
 def _order(corpora: list[PackedSplit], weights: tuple[float, ...], seed: int):

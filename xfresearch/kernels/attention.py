@@ -11,15 +11,18 @@ Which implementation serves a call is decided here, by the platform that it runs
 
 import math
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from xfresearch.errors import UserError, nearest
 from xfresearch.kernels.blocked_attention import blocked
+from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
-from xfresearch.kernels.sight import CAUSAL, Shaping, Sight
-from xfresearch.models.partition import platform
+from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight
+from xfresearch.models.partition import constrain, platform
 
 __all__ = ["CAUSAL", "Call", "Choice", "Shaping", "Sight", "attention", "choose_attention", "describe"]
 
@@ -69,6 +72,40 @@ def _refuse_splash(call: Call) -> str:
     return _refuse_fused(call) or ("it has no float64" if call.dtype == "float64" else "")
 
 
+def _refuse_cudnn(call: Call) -> str:
+    if call.platform != "gpu":
+        return f"it is for GPU, this is {call.platform}"
+    if call.dtype not in ("bfloat16", "float16"):
+        return f"it has no {call.dtype}"
+    if call.key_size != call.value_size or call.key_size % 8 or call.key_size > 128:
+        return "it is for keys and values of one size, a multiple of 8 to 128"
+    if call.segments or call.sight.nearest:
+        return "it has no documents and no queries that do not see themselves"
+    if call.context > 1:
+        return "its causal mask is for a sequence that is not cut over mesh.context"
+    return _refuse_fused(call)
+
+
+def _refuse_pallas(call: Call) -> str:
+    if call.platform != "gpu":
+        return f"it is for GPU, this is {call.platform}"
+    if find_spec("jax.experimental.pallas.ops.gpu.attention") is None:
+        return "this JAX does not have it any more"
+    if call.key_size != call.value_size or call.length % 128:
+        return "it is for keys and values of one size and lengths that are multiples of 128"
+    if call.sight not in (CAUSAL, EVERYTHING) or call.dtype == "float64":
+        return "it has no window, no float64 and no queries that do not see themselves"
+    if call.context > 1:
+        return "its causal mask is for a sequence that is not cut over mesh.context"
+    return _refuse_fused(call)
+
+
+def _refuse_ring(call: Call) -> str:
+    if call.context == 1:
+        return "it is for a sequence cut over mesh.context, which is 1"
+    return _refuse_fused(call)
+
+
 def _refuse_fused(call: Call) -> str:
     """What no kernel of a library does."""
     if call.altered:
@@ -84,12 +121,17 @@ REFUSALS = {
     "blocked": _refuse_blocked,
     "banded": _refuse_banded,
     "splash": _refuse_splash,
+    "cudnn": _refuse_cudnn,
+    "pallas": _refuse_pallas,
+    "chunked": _refuse_fused,
+    "ring": _refuse_ring,
 }
+WINDOW, NO_MATRIX = "computes a window alone", "skips masked blocks, holds no matrix of weights"
 # platform: what 'auto' tries in turn before plain, and what speaks for it
 PREFERENCES = {
-    "cpu": {"banded": "computes a window alone", "blocked": "skips masked keys and saves its weights: fast on CPU"},
-    "gpu": {"banded": "computes a window alone"},
-    "tpu": {"splash": "skips masked blocks, holds no matrix of weights", "banded": "computes a window alone"},
+    "cpu": {"banded": WINDOW, "blocked": "skips masked keys and saves its weights: fast on CPU"},
+    "gpu": {"cudnn": NO_MATRIX, "banded": WINDOW, "chunked": "holds no matrix of weights"},
+    "tpu": {"splash": NO_MATRIX, "banded": WINDOW},
 }
 
 
@@ -135,6 +177,14 @@ def describe(
     )
 
 
+FUSED = ("splash", "cudnn", "pallas", "chunked", "ring")  # all of one signature
+
+
+def _fused(name: str) -> Callable:
+    """The function of one of FUSED, imported only where it is used: Pallas takes long to import."""
+    return getattr(import_module(f"xfresearch.kernels.{name}_attention"), name)
+
+
 def attention(
     q_BLHK,
     k_BSGK,
@@ -172,11 +222,10 @@ def attention(
     call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, sight, altered, mesh)
     name = choose_attention(call, implementation).name
     (L, K), S = (q_BLHK.shape[1], q_BLHK.shape[3]), k_BSGK.shape[1]
-    if name == "splash":
-        from xfresearch.kernels.splash_attention import splash  # here: Pallas takes long to import
-
-        scale = 1 / math.sqrt(K) if scale is None else scale
-        return splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, scale, mesh)
+    if name in FUSED:
+        q_BLHK = (q_BLHK * (1 / math.sqrt(K) if scale is None else scale)).astype(q_BLHK.dtype)
+        return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh)
+    k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
         q_BLHK = q_BLHK * jnp.asarray(scale * math.sqrt(K), q_BLHK.dtype)
     if name == "blocked":

@@ -58,3 +58,23 @@ def merge(found: list):
     lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in found]), 0)
     o_BLHV = sum(jnp.exp(lse - lse_BHL).swapaxes(1, 2)[..., None] * o for o, lse in found)
     return o_BLHV, lse_BHL
+
+
+def folded(part: Part) -> Part:
+    """`part` for keys [1, S, G, K] that every sequence sees: the batch is one long sequence of queries, nothing is copied
+    for each sequence, and the keys' gradient is summed inside the kernel."""
+
+    def rows(x_BLHK):
+        return x_BLHK.reshape(1, -1, *x_BLHK.shape[2:])
+
+    def forward(q_BLHK, k, v, constants):
+        B, L, H, _ = q_BLHK.shape
+        o, lse = part.forward(rows(q_BLHK), k, v, constants)
+        return o.reshape(B, L, H, -1), lse.reshape(H, B, L).swapaxes(0, 1)
+
+    def backward(q_BLHK, k, v, constants, o_BLHV, lse_BHL, do_BLHV):
+        lse = lse_BHL.swapaxes(0, 1).reshape(1, lse_BHL.shape[1], -1)
+        dq, dk, dv = part.backward(rows(q_BLHK), k, v, constants, rows(o_BLHV), lse, rows(do_BLHV))
+        return dq.reshape(q_BLHK.shape), dk, dv
+
+    return Part(forward, backward)

@@ -28,6 +28,7 @@ class Sight(NamedTuple):
 
 
 CAUSAL = Sight()
+EVERYTHING = Sight(causal=False)
 
 
 class Shaping(NamedTuple):

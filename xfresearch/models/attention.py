@@ -60,7 +60,7 @@ class Attention(nnx.Module):
         tied = a.value == "key"
         v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v, ctx)
         q_BLHK, k_BLGK, v_BLGV = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK), ctx.tap("value", v_BLGV)
-        q_BLHK, k_BLGK, v_BLGV = ctx.shard(q_BLHK, "BLHK"), ctx.shard(k_BLGK, "BSGK"), ctx.shard(v_BLGV, "BSGK")
+        q_BLHK, k_BLGK, v_BLGV = ctx.shard(q_BLHK, "BLHK"), ctx.shard(k_BLGK, "BLGK"), ctx.shard(v_BLGV, "BLGK")
         k_segments, memory = ctx.segments_BL, self.slots(x_BLD.dtype) if cache is None else cache.get("memory")
         if cache is not None:
             cache, k_segments = _extend(cache, k_BLGK, v_BLGV, ctx.cache_index), ctx.cache_segments_BS

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from xfresearch.command import Stopped
 from xfresearch.config import CheckpointConfig
+from xfresearch.errors import Stopped
 
 ITEMS = ("params", "ema", "rest")
 

@@ -10,26 +10,33 @@ The batch is a function of (seed, step) alone and every random number of the ste
 bit for bit as if it had never stopped.
 """
 
+import os
 import signal
 import sys
-from dataclasses import replace
+import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 
-from xfresearch.command import Stopped
+from xfresearch import distributed
 from xfresearch.config import Config
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import UserError, require
+from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs
+from xfresearch.models.kernel_choices import attention_choices, expert_choices
 from xfresearch.training import checkpoint
-from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte
+from xfresearch.training.abstract import abstract_state, jit_train_step
+from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
-from xfresearch.training.step import init_state, layers_mode, make_train_step
+from xfresearch.training.placing import place, rows_of
+from xfresearch.training.sharding import batch_sharding, make_mesh
+from xfresearch.training.step import init_state, layers_mode
+from xfresearch.training.watching import HostTimes, Profile
+from xfresearch.training.workdir import starts, time_gone
 
 
 class Result(NamedTuple):
@@ -38,14 +45,6 @@ class Result(NamedTuple):
     clock: Clock
     params: dict  # what evaluation uses: averaged weights where the run keeps them
     stopped_by: str  # the signal that ended it early, or ''
-
-
-def with_vocabulary(config: Config, tokenizer) -> Config:
-    """The config with model.vocab_size known; UserError where it is set below what the tokenizer needs."""
-    model = config.model
-    needs = f"0 or at least {tokenizer.vocab_size}, which tokenizer={config.data.tokenizer!r} needs"
-    require(not 0 < model.vocab_size < tokenizer.vocab_size, "model.vocab_size", model.vocab_size, needs)
-    return replace(config, model=replace(model, vocab_size=model.vocab_size or tokenizer.vocab_size))
 
 
 def setup_jax(config: Config) -> None:
@@ -59,24 +58,30 @@ def setup_jax(config: Config) -> None:
 class Run:
     """Everything that one training process holds. Built in full before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer):
-        self.config, self.workdir = config, workdir
-        self.clock = Clock()
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock):
+        self.config, self.workdir, self.clock = config, workdir, clock
         self.mesh = make_mesh(config)
+        self._say_kernels()
+        self.at = batch_sharding(self.mesh)
         with self.clock.measure("input"):
             self.batches = Batches(config)
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
         self.bytes_per_token = _bytes_per_token(self.batches)
         self.byte_lengths = tokenizer.byte_lengths
         self.utilisation_per_rate = _utilisation_per_rate(config)
-        self.shard = {"shard": jax.process_index(), "shards": jax.process_count()}
+        self.rows = self.rows_of(config.batch_size)
         self.optimizer = make_optimizer(config.optimizer, config.steps)
         with self.clock.measure("compile"):
             self.state, meta = self._start()
         self.start = int(self.state["step"])
-        self.clock.restore(meta.get("clock", {}))
+        self._restore_clock(meta)
         self.checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
-        self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
+        self.log, self.progress = Silent(), Silent()
+        if distributed.first():
+            self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
+            self.progress = Progress(config.steps, self.start, self.bytes_per_token)
+        self.profile = Profile(workdir, config.log) if distributed.first() else None
+        self.host_times = HostTimes(self.mesh) if distributed.several() else None
         self.evaluate_batch = make_evaluator(
             config.model, layers_mode(config, self.mesh), config.training.loss_rows, self.mesh
         )
@@ -88,17 +93,12 @@ class Run:
         def make(seed) -> dict:
             return init_state(self.config, self.optimizer, seed)
 
-        shapes = jax.eval_shape(make, self.config.seed)
-        shardings = state_shardings(self.mesh, shapes)
-        abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+        abstract = abstract_state(self.config, self.optimizer, self.mesh)
         damaged = []
         for step in reversed(checkpoint.steps(self.workdir)):
             try:
                 state, meta = checkpoint.restore(self.workdir, step, abstract)
-                for bad in damaged:
-                    print(
-                        f"warning: moved checkpoint {bad} to {checkpoint.set_aside(self.workdir, bad)}", file=sys.stderr
-                    )
+                distributed.first_does(lambda: self._set_aside(damaged), "moving damaged checkpoints")
                 return state, meta
             except checkpoint.Corrupt as error:
                 damaged.append(step)
@@ -107,28 +107,64 @@ class Run:
             raise UserError(
                 f"--workdir={self.workdir}: every checkpoint in it is damaged or of another model; use a new one"
             )
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
+
+    def _say_kernels(self) -> None:
+        """Names what computes each block's attention and experts, and why; UserError where what is asked for cannot."""
+        choices = {"attention": attention_choices, "experts": expert_choices}
+        choices = {what: choose(self.config, self.mesh) for what, choose in choices.items()}
+        if distributed.first():
+            for what, blocks in choices.items():
+                for name, choice in blocks.items():
+                    print(f"{what} of block {name}: {choice.name} ({choice.reason})", file=sys.stderr)
+
+    def _set_aside(self, damaged: list[int]) -> None:
+        for bad in damaged:
+            print(f"warning: moved checkpoint {bad} to {checkpoint.set_aside(self.workdir, bad)}", file=sys.stderr)
+
+    def _restore_clock(self, meta: dict) -> None:
+        """Counts what the processes before have, and what went to nothing since the checkpoint of `meta`."""
+        past = starts(epath.Path(self.workdir))
+        if past:  # a run of the library's own keeps no record of its starts
+            self.clock.restore(meta.get("clock", {}))
+            self.clock.restore(time_gone(past, meta.get("saved_at", past[0]["seconds"])))
 
     def compile(self):
         """The training step, compiled for the shapes of this run."""
-        first = self.batches.batch(self.start, **self.shard)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        step = jax.jit(
-            make_train_step(self.config, self.optimizer, self.mesh), donate_argnums=0, out_shardings=(shardings, None)
-        )
+        first = self.batches.batch(self.start, self.rows)
+        step = jit_train_step(self.config, self.optimizer, self.mesh, self.state)
         with self.clock.measure("compile"):
             return step.lower(self.state, self.place(first)).compile()
 
+    def rows_of(self, batch_size: int) -> np.ndarray:
+        """The rows of a batch that this process reads."""
+        return rows_of(self.at, (batch_size, self.config.sequence_length))
+
     def place(self, batch: dict) -> dict:
-        """A batch of this process's rows as arrays on the mesh."""
-        at = batch_sharding(self.mesh)
-        return {name: jax.make_array_from_process_local_data(at, rows) for name, rows in batch.items()}
+        """A training batch, of which this process has read its rows, as arrays on the mesh."""
+        return place(self.at, (self.config.batch_size, self.config.sequence_length), self.rows, batch)
+
+    def update(self, step_function, step: int, batch: dict, waited: float) -> tuple:
+        """Hands update number `step` to the devices; its metrics, and with them now and then the hosts' times."""
+        if self.profile:
+            self.profile.before(step)
+        began = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation("train", step_num=step):
+            self.state, metrics = step_function(self.state, batch)
+        gathered = None
+        if self.host_times:
+            self.host_times.count(time.perf_counter() - began, waited)
+            gathered = self.host_times.gather() if self.host_times.due(step, self.config.log.every) else None
+        if self.profile:
+            self.profile.after(step, metrics)
+        return metrics, gathered
 
     @property
     def params(self) -> dict:
         return self.state.get("ema", self.state["params"])
 
-    def report(self, step: int, metrics: dict, progress: Progress) -> None:
+    def report(self, step: int, metrics: dict, host_times=None) -> None:
         """Reads the metrics of an update that the device has finished; Stopped where it was not finite."""
         metrics = jax.tree.map(np.asarray, metrics)
         finite, tokens = bool(metrics.pop("finite")), int(metrics.pop("tokens"))
@@ -144,7 +180,9 @@ class Run:
             raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
         if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
-        progress.update(step, values["loss"], tokens)
+        if host_times is not None:
+            values["host_seconds"] = self.host_times.spread(host_times)
+        self.progress.update(step, values["loss"], tokens)
         if step % self.config.log.every == 0 or step == self.config.steps:
             layers = {name: v for name, v in metrics.items() if isinstance(v, dict)}
             self.log.write(
@@ -155,55 +193,64 @@ class Run:
         """Held-out loss with the parameters of now, logged."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        batches = evaluation_batches(self.heldout, limits.batch_size or self.config.batch_size, limit, **self.shard)
+        size = limits.batch_size or self.config.batch_size
+        rows, shape = self.rows_of(size), (size, self.config.sequence_length)
+        batches = evaluation_batches(self.heldout, size, limit, rows)
+        placed = (place(self.at, shape, rows, batch) for batch in batches)
         with self.clock.measure("evaluation"):
-            values = evaluate_batches(self.evaluate_batch, self.params, map(self.place, batches), self.byte_lengths)
+            values = evaluate_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
         self.log.write(step, "evaluation", values)
         self.last_evaluation = values
         return values
 
     def save(self, step: int, loss: float | None) -> None:
         with self.clock.measure("checkpoint"):
-            meta = {"clock": self.clock.state(), "evaluation": self.last_evaluation}
+            self.log.flush()
+            meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             self.checkpoints.save(step, self.state, meta, loss)
 
 
 def train(config: Config, workdir, tokenizer) -> Result:
     """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome.
 
-    Saves and returns early on SIGTERM or SIGINT. Raises Stopped where the loss is not finite or a checkpoint cannot be
-    written, UserError where the config does not fit the devices or the data.
+    Saves and returns early on SIGTERM or SIGINT, of many processes whichever it reaches. Raises Stopped where the loss is
+    not finite or a checkpoint cannot be written, UserError where the config does not fit the devices or the data.
     """
-    run = Run(config, workdir, tokenizer)
+    clock = Clock()
+    with clock.measure("start"):
+        run = Run(config, workdir, tokenizer, clock)
     if run.start >= config.steps:
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
-    step_function, stopping = run.compile(), StopSignal()
-    progress = Progress(config.steps, run.start, run.bytes_per_token)
-    batches = run.batches.iterate(run.start, config.steps, place=run.place, **run.shard)
+    step_function = run.compile()
+    stopping = PreemptionNotice() if distributed.several() else StopSignal()
+    batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
     pending, done = None, run.start
     run.clock.begin()
     try:
         for index, batch in batches:
-            run.state, metrics = step_function(run.state, batch)
+            metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
             if pending:
-                run.report(*pending, progress)
-            pending, done = (index + 1, metrics), index + 1
+                run.report(*pending)
+            pending, done = (index + 1, *metrics), index + 1
             evaluating = _due(done, config.evaluation.every, config.steps)
-            saving = _due(done, config.checkpoint.every, config.steps) or stopping.received
+            stopping_now = stopping.reached(done)
+            saving = _due(done, config.checkpoint.every, config.steps) or stopping_now
             run.clock.set("input", batches.wait_seconds)
             if evaluating or saving:
-                run.report(*pending, progress)  # nothing that is not finite is ever saved
+                run.report(*pending)  # nothing that is not finite is ever saved
                 pending = None
             loss = run.evaluate(done)["loss"] if evaluating else None
             if saving:
                 run.save(done, loss)
-            if stopping.received:
+            if stopping_now:
                 break
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
     finally:
         run.clock.end()
-        progress.close()
+        if run.profile:
+            run.profile.close()
+        run.progress.close()
         run.log.close()
         batches.close()
         stopping.restore()
@@ -223,9 +270,43 @@ class StopSignal:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
 
+    def reached(self, step: int) -> bool:
+        """Whether the run is to stop after update `step`, which is done."""
+        return bool(self.received)
+
     def restore(self) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
+
+
+class PreemptionNotice:
+    """The same among many processes: a signal to any of them stops all after one and the same update.
+
+    JAX takes SIGTERM and agrees on the step. SIGINT is passed on as a SIGTERM; a second one ends the process at once.
+    """
+
+    def __init__(self):
+        self.received, self._interrupts, self._asked = "", 0, 0
+        self.before = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number, frame):
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def reached(self, step: int) -> bool:
+        """Whether the run is to stop after update `step`; every process has to ask about every update."""
+        from jax.experimental import multihost_utils
+
+        # Counted from 0, not by step: a notice that comes before the first question has 0 for its answer.
+        if multihost_utils.reached_preemption_sync_point(self._asked):
+            self.received = "SIGTERM"
+        self._asked += 1
+        return bool(self.received)
+
+    def restore(self) -> None:
+        signal.signal(signal.SIGINT, self.before)
 
 
 def _bytes_per_token(batches: Batches) -> float:

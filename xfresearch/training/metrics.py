@@ -12,16 +12,19 @@ from etils import epath
 
 from xfresearch.errors import UserError
 
-KINDS = ("step", "input", "evaluation", "checkpoint", "compile")
+# Where time goes: what a process measures, and what restarts took (`workdir.time_gone`).
+KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
 RATE_WINDOW = 20  # updates that a printed rate looks back on
 SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a terminal
+SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
 
 class MetricsLog:
     """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
 
-    Rows after `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a
-    resumed run is that of the unbroken one.
+    A file in a bucket cannot be appended to: there the whole is written anew, now and then and by `flush`. Rows after
+    `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a resumed run is
+    that of the unbroken one.
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool):
@@ -30,7 +33,8 @@ class MetricsLog:
         fresh = path.with_name(f".metrics.{os.getpid()}.tmp")
         fresh.write_text("".join(_line(row) for row in rows))
         fresh.replace(path)
-        self._file = path.open("a")
+        self._path, self._lines, self._written = path, [_line(row) for row in rows], time.monotonic()
+        self._file = None if in_bucket(path) else path.open("a")
         self._events = None
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -40,16 +44,34 @@ class MetricsLog:
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """One row. `values`: numbers, or dicts and lists of them; null in the file where a number is not finite."""
-        self._file.write(_line({"step": step, "kind": kind, **values}))
-        self._file.flush()
+        line = _line({"step": step, "kind": kind, **values})
+        if self._file:
+            self._file.write(line)
+            self._file.flush()
+        else:
+            self._lines.append(line)
+            if time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
+                self.flush()
         if self._events:
             for name, value in _scalars(kind, values):
                 self._events.add_scalar(name, value, step)
 
+    def flush(self) -> None:
+        """All rows so far are in the file when this returns: to be called before a checkpoint, which they have to reach."""
+        if not self._file:
+            self._path.write_text("".join(self._lines))
+            self._written = time.monotonic()
+
     def close(self) -> None:
-        self._file.close()
+        self.flush()
+        if self._file:
+            self._file.close()
         if self._events:
             self._events.close()
+
+
+def in_bucket(path) -> bool:
+    return "://" in str(path)
 
 
 def read_metrics(path) -> list[dict]:
@@ -71,6 +93,15 @@ def read_metrics(path) -> list[dict]:
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     """A loss in nats per token as bits per byte of text."""
     return loss / math.log(2) / bytes_per_token
+
+
+class Silent:
+    """In place of MetricsLog and Progress in every process but the first: the files and the screen are that one's."""
+
+    def write(self, *_):
+        pass
+
+    update = flush = close = write
 
 
 class Progress:
@@ -116,7 +147,7 @@ class Progress:
 
 
 class Clock:
-    """Where the time of a run goes, over all its restarts.
+    """Where the wall time of a run goes, over all its restarts. The share of `step` is its goodput.
 
     From `begin` to `end`, time that no `measure` claims is the step's. A measure inside another one takes its time away from
     the outer one, so that every second is counted once.
@@ -173,8 +204,7 @@ class Clock:
 
     def shares(self) -> dict[str, float]:
         """The share of all counted time that each kind took; they sum to 1."""
-        self._charge()
-        total = sum(self.seconds.values())
+        total = self.seconds_in_all()
         return {kind: seconds / total if total else 0.0 for kind, seconds in self.seconds.items()}
 
     def state(self) -> dict[str, float]:
@@ -182,8 +212,12 @@ class Clock:
         self._charge()
         return {**self.seconds, "tokens": self.tokens}
 
+    def seconds_in_all(self) -> float:
+        self._charge()
+        return sum(self.seconds.values())
+
     def restore(self, state: dict[str, float]) -> None:
-        """Adds what earlier processes of the run have counted; {} for a fresh run."""
+        """Adds what earlier processes of the run have counted, or `time_gone` between them; {} for a fresh run."""
         self.tokens += int(state.get("tokens", 0))
         for kind in KINDS:
             self.seconds[kind] += state.get(kind, 0.0)

@@ -9,39 +9,71 @@ import hashlib
 import json
 import shlex
 import sys
+from contextlib import ExitStack
 
+import jax
 from etils import epath
 
+from xfresearch import distributed
 from xfresearch.config import Config
-from xfresearch.training.workdir import claimed, record
+from xfresearch.errors import UserError
+from xfresearch.training.workdir import claimed, record, starts
 
 MARK_BYTES = 32 << 20  # the marks are fitted on at most this much of the training split
+NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
+SAMPLE_BYTES = 16 << 30  # of parameters: those of many processes are gathered for a sample up to here
 
 
 def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
     """Trains in `workdir` and returns what was printed, as a dict. Raises as `loop.train` and `workdir.record` do."""
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
+    from xfresearch.training.abstract import with_vocabulary
 
-    with claimed(workdir) as path:
+    path = epath.Path(workdir).expanduser()
+    with ExitStack() as stack:
         loop.setup_jax(config)
+        distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
         tokenizer = tokenizer_for(config.data)
-        config = loop.with_vocabulary(config, tokenizer)
-        record(path, config, fork)
-        tokenizer.save(str(path / "tokenizer"))
+        config = with_vocabulary(config, tokenizer.vocab_size)
+        distributed.first_does(lambda: _begin(path, config, fork, tokenizer), "recording the start")
+        if not starts(path):
+            raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
         result = loop.train(config, path, tokenizer)
         summary = {
             "step": result.step,
             "workdir": str(workdir),
             "evaluation": result.evaluation,
             "time": result.clock.shares(),
+            "goodput": result.clock.shares()["step"],
+            "wall_seconds": result.clock.seconds_in_all(),
+            "starts": len(starts(path)),
         }
         if result.stopped_by:
-            print(
-                f"{result.stopped_by}: saved step {result.step}; the same command goes on from there", file=sys.stderr
-            )
+            if distributed.first():
+                print(
+                    f"{result.stopped_by}: saved step {result.step}; the same command goes on from there",
+                    file=sys.stderr,
+                )
             return summary
-        return summary | _show(config, path, config_argument, tokenizer, result)
+        result = result._replace(params=_gathered(result.params))
+        return summary | (_show(config, path, config_argument, tokenizer, result) if distributed.first() else {})
+
+
+def _begin(path: epath.Path, config: Config, fork: bool, tokenizer) -> None:
+    record(path, config, fork)
+    tokenizer.save(str(path / "tokenizer"))
+
+
+def _gathered(params: dict) -> dict:
+    """`params` whole, for the sample: as they are in a single process, from all processes otherwise; {} if too large."""
+    if not distributed.several():
+        return params
+    from jax.experimental import multihost_utils
+
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > SAMPLE_BYTES:
+        return {}
+    return multihost_utils.process_allgather(params, tiled=True)
 
 
 def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, result) -> dict:
@@ -49,7 +81,7 @@ def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, res
     from xfresearch.training.report import write_report
 
     marks = _marks(config) if len(config.data.corpus) == 1 else {}
-    prompt, sample = _sample(config, tokenizer, result.params)
+    prompt, sample = _sample(config, tokenizer, result.params) if result.params else ("", NO_SAMPLE)
     first_line = (prompt.splitlines() or [""])[0]
     commands = {
         "evaluate": f"python -m xfresearch.evaluate --workdir {path}",
@@ -57,13 +89,14 @@ def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, res
         "go on": f"python -m xfresearch.train --config {config_argument} --workdir {path} --fork "
         f"--config.steps={2 * config.steps}",
     }
-    start = json.loads((path / "run.json").read_text())["starts"][-1]
+    start = starts(path)[-1]
     report = write_report(
         path,
         config=dataclasses.asdict(config),
         machine={**start["machine"], **start["versions"], "commit": start["commit"]},
         marks=marks,
-        result={**result.evaluation, "step": result.step, "time": result.clock.shares()},
+        result={**result.evaluation, "step": result.step, "time": result.clock.shares()}
+        | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))},
         sample=sample,
         prompt=prompt,
         commands=commands,
@@ -80,11 +113,19 @@ def _print(config, path, marks, result, prompt, sample, report, commands) -> Non
             print(f"  {value:6.3f}  {name}")
     print(f"\nsample, after {prompt!r}:\n{prompt}{sample}\n")
     shares = ", ".join(f"{name} {share:.1%}" for name, share in result.clock.shares().items())
+    print(
+        f"goodput      {result.clock.shares()['step']:.1%} of {result.clock.seconds_in_all():,.0f} s, {_starts(path)}"
+    )
     print(f"time         {shares}")
     print(f"checkpoint   {path}/checkpoints/{result.step}")
     print(f"report       {report}")
     for name, text in commands.items():
         print(f"{name:<12} {text}")
+
+
+def _starts(path: epath.Path) -> str:
+    count = len(starts(path))
+    return "1 start" if count == 1 else f"{count} starts"
 
 
 def _marks(config: Config) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 config.json   the resolved config           run.json     versions, commit, machine and command line of every start
 tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpoints/, report.html
+errors/       of many processes, what each that ended badly said last
 """
 
 import json
@@ -15,6 +16,7 @@ from xfresearch.command import write_json
 from xfresearch.config import Config
 from xfresearch.config_io import differences, read_json, to_json
 from xfresearch.errors import UserError
+from xfresearch.training import checkpoint
 
 # Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
 FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows")
@@ -43,7 +45,7 @@ def claimed(workdir):
 
 
 def record(path: epath.Path, config: Config, fork: bool) -> None:
-    """Writes config.json and adds this start to run.json.
+    """Writes config.json and adds this start to run.json, with what `goodput` needs to know of the time before it.
 
     UserError, listing the differences, where the directory holds a run of another config and `fork` is not given.
     """
@@ -58,16 +60,39 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
                 f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to go on from "
                 "its newest checkpoint with this config"
             )
-    starts = json.loads((path / "run.json").read_text())["starts"] if (path / "run.json").exists() else []
+    before, now = starts(path), time.time()
     start = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+        "seconds": now,
+        "gap": max(now - _last_sign_of_life(path), 0.0) if before else 0.0,
+        "finished_before": bool(before) and (checkpoint.steps(path) or [0])[-1] >= read_json(saved).steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
         "machine": describe_machine(),
     }
     write_json(saved, json.loads(to_json(config)))
-    write_json(path / "run.json", {"starts": [*starts, start]})
+    write_json(path / "run.json", {"starts": [*before, start]})
+
+
+def starts(path: epath.Path) -> list[dict]:
+    """Every start of the run, as run.json has them."""
+    file = path / "run.json"
+    return json.loads(file.read_text())["starts"] if file.exists() else []
+
+
+def time_gone(all_starts: list[dict], until: float) -> dict[str, float]:
+    """Seconds that went to nothing between `until`, when the checkpoint that a run goes on from was made, and its newest
+    start: `lost` in work that was not saved, `down` while no process ran. Rest after a finished run is neither."""
+    later = [start for start in all_starts if start["seconds"] > until]
+    lost = all_starts[-1]["seconds"] - until - sum(start["gap"] for start in later)
+    return {"lost": max(lost, 0.0), "down": sum(s["gap"] for s in later if not s["finished_before"])}
+
+
+def _last_sign_of_life(path: epath.Path) -> float:
+    """When the process before last wrote anything."""
+    files = [path / "run.json", path / "metrics.jsonl", checkpoint.directory(path)]
+    return max(file.stat().mtime for file in files if file.exists())
 
 
 def _free(line: str) -> bool:

@@ -1,0 +1,197 @@
+"""Several sets of keys under one softmax: the merge with its gradients, and the two ways of doing it that are wrong."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.kernels import chunked_attention, pallas_attention
+from xfresearch.kernels.chunked_attention import chunked, chunked_part
+from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.merged_attention import merge
+from xfresearch.kernels.pallas_attention import pallas
+from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Sight
+
+CASES = {
+    "memory": ({"L": 9, "M": 5}, CAUSAL),
+    "documents and memory": ({"L": 9, "M": 2, "segments": True, "V": 3}, CAUSAL),
+    "documents and a window": ({"L": 11, "segments": True, "G": 1}, Sight(window=4)),
+    "memory and a window without itself": ({"L": 9, "M": 1, "G": 4}, Sight(nearest=1, window=4)),
+    "a query that sees nothing": ({"L": 9}, Sight(nearest=1)),
+    "not causal": ({"L": 9, "M": 5, "segments": True}, EVERYTHING),
+}
+
+
+def scaled(function, arrays, segments, sight):
+    q, k, v, memory = arrays
+    return function(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunked_is_plain(name, x64, monkeypatch):
+    """In chunks that divide the length and in chunks that do not."""
+    drawn, sight = CASES[name]
+    arrays, segments = draw(**drawn, K=6, dtype="float64")
+    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
+    for size in (3, 4):
+        monkeypatch.setattr(chunked_attention, "CHUNK", size)
+        found = value_and_gradients(lambda arrays: scaled(chunked, arrays, segments, sight), arrays)
+        assert error(found, expected) < TOLERANCE["float64"]
+
+
+def test_chunked_holds_no_array_of_queries_by_keys():
+    arrays, segments = draw(B=1, L=2048, M=700, H=1, G=1, K=8, segments=True)
+
+    def shapes(function) -> set[tuple[int, ...]]:
+        step = jax.grad(lambda arrays: function(arrays, segments, CAUSAL).sum())
+        found = re.findall(r"\[([\d,]+)\]", str(jax.make_jaxpr(step)(arrays)))
+        return {tuple(int(n) for n in shape.split(",")) for shape in found}
+
+    def squares(function) -> set:
+        return {shape for shape in shapes(function) if sum(n > 512 for n in shape) > 1}
+
+    assert not squares(partial(scaled, chunked))
+    assert (1, 1, 2048, 2748) in squares(plain)
+
+
+# The wrong ways
+
+
+def library(q, k, v, **named):
+    """jax.nn's attention, with the log of the sum of exponentials as it returns it, [B, H, L]."""
+    o, lse_BLH = jax.nn.dot_product_attention(q, k, v, implementation="xla", return_residual=True, **named)
+    return o, lse_BLH.swapaxes(1, 2)
+
+
+def merged_by_autodiff(arrays):
+    q, k, v, memory = arrays
+    slots = [jnp.broadcast_to(m, (q.shape[0], *m.shape)) for m in memory]
+    return merge([library(q, k, v, is_causal=True), library(q, *slots)])[0]
+
+
+def test_merging_what_a_library_returns_has_wrong_gradients(x64):
+    """The outputs are right, so that no test of outputs finds it."""
+    arrays, _ = draw(L=9, M=5, dtype="float64")
+    right = value_and_gradients(plain, arrays)
+    wrong = value_and_gradients(merged_by_autodiff, arrays)
+    assert relative_error(wrong[0], right[0]) < TOLERANCE["float32"]  # the dtype of the library's softmax
+    assert error(wrong[1], right[1]) > 0.05
+    ours = value_and_gradients(lambda arrays: scaled(chunked, arrays, None, CAUSAL), arrays)
+    assert error(ours, right) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("memory_first", [True, False])
+def test_a_causal_mask_over_joined_keys_is_wrong(memory_first, x64):
+    """A library's causal mask is top-left: it hides slots, or tokens, from the first queries, and says nothing."""
+    arrays, _ = draw(L=9, M=5, dtype="float64")
+    q, k, v, memory = arrays
+    joined = [
+        jnp.concatenate([jnp.broadcast_to(m, (2, *m.shape)), x][:: 1 if memory_first else -1], 1)
+        for m, x in zip(memory, (k, v), strict=True)
+    ]
+    right = plain(arrays)
+    assert relative_error(jax.nn.dot_product_attention(q, *joined, is_causal=True), right) > 0.05
+    assert relative_error(scaled(chunked, arrays, None, CAUSAL), right) < TOLERANCE["float64"]
+
+
+# cuDNN
+
+
+@pytest.fixture
+def sdpa(monkeypatch):
+    """JAX's cuDNN functions, as if cuDNN were there."""
+    from jax._src.cudnn import fused_attention_stablehlo as sdpa
+
+    monkeypatch.setattr(sdpa, "check_cudnn_version", lambda: 91000)
+    return sdpa
+
+
+def kernels_of(text: str) -> list[tuple[str, bool]]:
+    """(name, whether it is causal) of each call of cuDNN in a lowered program."""
+    calls = [line for line in text.splitlines() if "__cudnn$" in line]
+    return [(line.split("__cudnn$")[1].split("(")[0], "22CAUSAL" in line) for line in calls]
+
+
+@pytest.mark.parametrize("M", [0, 100])
+def test_cudnn_is_what_a_gpu_would_run(sdpa, M):
+    """Lowered for CUDA: slots are a call of their own, without a mask; no array of queries by keys."""
+    (q, k, v, memory), _ = draw(L=256, M=M, dtype="bfloat16", K=64)
+
+    def loss(arrays):
+        return scaled(cudnn, arrays, None, Sight(window=30)).astype(jnp.float32).sum()
+
+    lowered = jax.jit(jax.grad(loss)).trace((q, k, v, memory)).lower(lowering_platforms=("cuda",))
+    forward, backward = ("fmhaSoftmax", True), ("fmhaSoftmaxBackward", True)
+    slots = [("fmhaSoftmax", False), ("fmhaSoftmaxBackward", False)] if M else []
+    assert sorted(kernels_of(lowered.as_text())) == sorted([forward, backward, *slots])
+    assert "256x256" not in lowered.as_text() and "256x356" not in lowered.as_text()
+
+
+def test_cudnn_with_memory_computes_what_its_kernels_do(sdpa, monkeypatch, x64):
+    """Its kernels replaced by ours of the same meaning: what is left to test is what they are given, and the merge."""
+
+    def sight(settings) -> Sight:
+        causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
+        return Sight(causal, window=settings["sliding_window_length"] or 0)
+
+    def forward(q, k, v, *unused, is_training, **settings):
+        return chunked_part(sight(settings)).forward(q, k, v, (None, 0))
+
+    def backward(q, k, v, *rest, **settings):
+        lse, o, do = rest[-3:]
+        return chunked_part(sight(settings)).backward(q, k, v, (None, 0), o, lse, do)
+
+    monkeypatch.setattr(sdpa, "_dot_product_attention_fwd_impl", forward)
+    monkeypatch.setattr(sdpa, "_dot_product_attention_bwd_impl", backward)
+    for window in (0, 4):
+        arrays, _ = draw(L=9, M=5, dtype="float64")
+        expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Sight(window=w)), arrays)
+        found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Sight(window=w)), arrays)
+        assert error(found, expected) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize(
+    "drawn, sight",
+    [({"L": 128, "M": 5, "segments": True}, CAUSAL), ({"L": 128, "K": 24, "G": 1, "segments": True}, EVERYTHING)],
+)
+def test_pallas_is_plain(drawn, sight, monkeypatch):
+    """In Pallas's interpreter, on CPU."""
+    monkeypatch.setattr(pallas_attention, "INTERPRET", True)
+    arrays, segments = draw(**drawn)
+    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
+    found = value_and_gradients(lambda arrays: scaled(pallas, arrays, segments, sight), arrays)
+    assert error(found, expected) < TOLERANCE["float32"]
+
+
+def has_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+def on_gpu(function, arrays, segments, sight):
+    """Largest relative error in bfloat16, against the plain form in float32."""
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
+    with jax.default_matmul_precision("highest"):
+        expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), wide)
+    return error(value_and_gradients(lambda arrays: scaled(function, arrays, segments, sight), arrays), expected)
+
+
+@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs nowhere else")
+@pytest.mark.parametrize("M", [0, 5, 256])
+@pytest.mark.parametrize("sight", [CAUSAL, Sight(window=30), EVERYTHING])
+@pytest.mark.parametrize("G", [1, 2, 4])
+def test_cudnn_is_plain_on_a_gpu(M, sight, G):
+    arrays, _ = draw(L=256, G=G, K=64, M=M, dtype="bfloat16")
+    assert on_gpu(cudnn, arrays, None, sight) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: Triton compiles for nothing else")
+@pytest.mark.parametrize("M", [0, 256])
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("G", [1, 4])
+def test_pallas_is_plain_on_a_gpu(M, segments, G):
+    arrays, ids = draw(L=256, G=G, K=64, M=M, segments=segments, dtype="bfloat16")
+    assert on_gpu(pallas, arrays, ids, CAUSAL) < TOLERANCE["bfloat16"]

@@ -1,0 +1,139 @@
+"""The command line, without libtpu: shapes on an abstract mesh, GPUs by formula, the search, mistakes."""
+
+import json
+import os
+
+import pytest
+
+from tests.contracts.variants import ROOT
+from xfresearch import plan
+from xfresearch.config_io import parse
+from xfresearch.errors import UserError
+from xfresearch.planning import formula, plans, program, search, topologies
+
+TINY = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.model.vocab_size=264"]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """The command sets variables for libtpu: they end with the test."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def run(capsys, *arguments: str) -> str:
+    plan.main(list(arguments))
+    return capsys.readouterr().out
+
+
+def test_a_mesh_alone_is_checked_on_no_devices(capsys, tmp_path):
+    out = run(capsys, *TINY, "--mesh", "fsdp=4,tensor=2", "--json", str(tmp_path / "plan.json"))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert "fsdp=4, tensor=2" in out and "not compiled" in out
+    assert written["mesh"] == {"data": 1, "fsdp": 4, "expert": 1, "tensor": 2, "context": 1}
+    norms = 5 * 32  # cut over fsdp alone
+    assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
+    assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
+
+
+def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
+    file = tmp_path / "plan.json"
+    out = run(capsys, *TINY, "--topology", "h100:2x2", "--mesh", "fsdp=2", "--tokens", "1e6", "--json", str(file))
+    written = json.loads(file.read_text())
+    assert "formula, not compiled" in out and written["method"] == "formula" and written["fits"]
+    rows = {(row["kind"], *row["axes"]) for row in written["collectives"]}
+    assert rows == {("all-gather", "fsdp"), ("reduce-scatter", "fsdp"), ("all-reduce", "data")}
+    assert written["flops"]["traced"] == written["model_flops"]
+    slow, fast = written["step_seconds"]
+    assert slow > fast and written["hours"][0] == pytest.approx(1e6 / 512 * slow / 3600)
+    peak = 4 * 989.4e12
+    assert written["utilisation"] == [pytest.approx(written["model_flops"] / (peak * t)) for t in (slow, fast)]
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_to_try(capsys, tmp_path):
+    big = ["--config", f"{ROOT / 'configs/llama.py'}", "--config.model.dtype=bfloat16"]
+    with pytest.raises(SystemExit) as ended:
+        plan.main([*big, "--topology", "h100:8", "--json", str(tmp_path / "plan.json")])
+    out = capsys.readouterr().out
+    assert ended.value.code == 1 and "DOES NOT FIT" in out
+    assert "config.mesh.fsdp=8 in place of data" in out and "config.training.remat=full" in out
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert not written["fits"] and written["memory"]["total"] > written["memory"]["available"]
+
+
+def test_the_search_ranks_what_fits(capsys, tmp_path):
+    out = run(capsys, *TINY, "--topology", "h100:2", "--search", "--json", str(tmp_path / "plan.json"))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    ranks = [row["utilisation"][0] for row in written["tried"]]
+    assert ranks == sorted(ranks, reverse=True) and len(ranks) == 3 * 3 * 3  # meshes, recomputation, batches
+    assert {tuple(row["mesh"]) for row in written["tried"]} == {("data",), ("fsdp",), ("tensor",)}
+    assert written["best"]["utilisation"][0] == ranks[0] and "the best:" in out
+
+
+def test_every_mesh_that_is_tried_is_all_of_the_devices():
+    config = program.ready(parse(TINY))
+    found = search.meshes(config, 16)
+    assert len(found) == len({tuple(sizes.values()) for sizes in found})
+    for sizes in found:
+        product = 1
+        for size in sizes.values():
+            product *= size
+        assert product == 16 and sizes["context"] == 1 and sizes["expert"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--topology NAME, --mesh AXIS=N,... or both"),
+        (["--search"], "--search needs --topology"),
+        (["--topology", "v5q:4x4"], "did you mean"),
+        (["--mesh", "fsdp"], "'fsdp' is not AXIS=N"),
+        (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
+        (["--mesh", "fsdp=3"], "batch_size=8 is not allowed"),
+        (["--mesh", "expert=2"], "config.mesh.expert=2 is not allowed"),
+        (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
+        (["--topology", "h100:3"], "batch_size=8 is not allowed"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, says):
+    with pytest.raises(UserError) as error:
+        plan.main([*TINY, *arguments])
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_without_libtpu_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(topologies, "libtpu_installed", lambda: False)
+    with pytest.raises(UserError, match="pip install -r requirements-plan.txt"):
+        plan.main([*TINY, "--topology", "v5e:2x2"])
+    assert (ROOT / "requirements-plan.txt").exists()
+
+
+def test_the_formula_knows_the_collectives_of_each_axis():
+    config = program.ready(
+        parse([*TINY[:1], f"{ROOT / 'configs/mixtral_8x7b.py'}:tiny", TINY[2], "--config.training.remat=full"])
+    )
+    sizes = {"data": 1, "fsdp": 2, "expert": 2, "tensor": 2, "context": 2}
+    found = formula.reckon(config, sizes)
+    by_axes = {(c.kind, c.axes): c for c in found.collectives}
+    rows, length, width, layers = 8 / 4, 64 / 2, 32, 2
+    stream = rows * length * width * 4
+    assert by_axes["all-to-all", ("expert",)].payload == 2 * stream  # two experts a token
+    assert by_axes["all-to-all", ("expert",)].runs == 2 * 3 * layers  # there and back; forward, again, backward
+    assert by_axes["all-reduce", ("tensor",)].payload == stream
+    assert by_axes["all-gather", ("context",)].payload == rows * 64 * 2 * 2 * 8 * 4 / 2  # 2 key heads of size 8
+    assert len(by_axes["all-gather", ("fsdp",)].group) == 2
+    whole = sum(plans.memory.state_bytes(found.state).values())
+    assert found.memory["parameters"] + found.memory["optimiser"] == whole
+
+
+def test_every_command_starts_on_the_cpu_at_once_where_libtpu_is_and_no_tpu(tmp_path):
+    """JAX is told the platform before it is imported; with the real libtpu, test_tpu.py sees that nothing is logged."""
+    import subprocess
+    import sys
+
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").write_text("")
+    code = "from xfresearch.command import run; import os; run(lambda _: print(os.environ['JAX_PLATFORMS']), [])"
+    kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU")}
+    kept["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept, timeout=120, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cpu\n", "")

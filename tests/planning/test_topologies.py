@@ -1,0 +1,62 @@
+import pytest
+
+from xfresearch.errors import UserError
+from xfresearch.planning.chips import CHIPS
+from xfresearch.planning.topologies import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "chips", "devices"),
+    [
+        ("v5p:8x8x4", "v5p:8x8x4", 256, 256),
+        ("v5p-256", "v5p:4x4x8", 128, 128),  # TensorCores, two a chip
+        ("v6e-256", "v6e:16x16", 256, 256),
+        ("v5litepod-16", "v5e:4x4", 16, 16),
+        ("v4-8", "v4:2x2x1", 4, 4),
+        ("tpu7x:2x2x1", "tpu7x:2x2x1", 4, 8),  # two devices a chip
+        ("2x v5p:4x4x4", "2x v5p:4x4x4", 128, 128),
+        ("V5E:1x1", "v5e:1x1", 1, 1),
+        ("h100:8", "h100:8", 8, 8),
+        ("h200:8x4", "h200:8x4", 32, 32),
+    ],
+)
+def test_names(text, name, chips, devices):
+    found = parse(text)
+    assert (found.name, found.chips, found.devices) == (name, chips, devices)
+    assert parse(name) == found
+
+
+def test_slices_multiply():
+    assert parse("v5p:4x4x4", slices=3).devices == 192
+    assert parse("2x v5p:4x4x4", slices=3).slices == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("vp5:4x4", "did you mean 'v5p'"),
+        ("h10:8", "did you mean 'h100'"),
+        ("", "there is no such machine"),
+        ("v5p:4x4", "3 dimensions"),
+        ("v5p:3x4x4", "must be even"),
+        ("v5p-3", "v5p-8"),
+        ("v6e:32x32", "at most 16x16"),
+        ("v5e:0x4", "at least 1"),
+        ("h100:16", "at most 8 GPUs per host"),
+    ],
+)
+def test_what_there_is_not_is_said_in_one_line(text, says):
+    with pytest.raises(UserError, match=says) as error:
+        parse(text)
+    assert "\n" not in str(error.value) and text in str(error.value)
+
+
+def test_a_torus_closes_at_16_or_at_a_multiple_of_4():
+    assert [parse("v5e:4x16").wraps(i) for i in (0, 1)] == [False, True]
+    assert [parse("v5p:2x4x8").wraps(i) for i in (0, 1, 2)] == [False, True, True]
+
+
+def test_every_chip_has_a_peak():
+    assert {name: round(chip.peak * chip.devices / 1e12) for name, chip in CHIPS.items()} == {
+        "v4": 275, "v5e": 197, "v5p": 459, "v6e": 918, "tpu7x": 2307, "a100": 312, "h100": 989, "h200": 989, "b200": 2250
+    }  # fmt: skip

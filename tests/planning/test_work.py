@@ -1,0 +1,220 @@
+"""FLOPs and bytes of compiled programs: against the closed form, the traced program and the compiler's own counts."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+
+from tests.contracts.variants import ROOT
+from xfresearch.config_io import parse
+from xfresearch.models.counting import count_flops
+from xfresearch.planning import hlo, memory, program
+from xfresearch.planning.work import work
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def flops(text: str) -> float:
+    return sum(w.runs * w.flops for w in work(hlo.parse(text)))
+
+
+def moved(text: str) -> float:
+    return sum(w.runs * w.bytes for w in work(hlo.parse(text)))
+
+
+def compiled(fn, *arguments) -> str:
+    return jax.jit(fn).lower(*arguments).compile().as_text()
+
+
+def convolve(x, w, **options):
+    return jax.lax.conv_general_dilated(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options)
+
+
+def test_a_product_in_a_scan_counts_as_often_as_it_turns():
+    def fn(x, w):
+        return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=6)[0]
+
+    assert flops(compiled(fn, shape(32, 64), shape(64, 64))) == 6 * 2 * 32 * 64 * 64
+
+
+def test_bytes_are_those_of_operands_and_outputs():
+    text = compiled(lambda x, w: x @ w, shape(32, 64), shape(64, 16))
+    assert moved(text) == 4 * (32 * 64 + 64 * 16 + 32 * 16)
+
+
+def test_of_stacked_weights_a_loop_reads_each_layer_once():
+    layers, x_bytes, w_bytes = 6, 4 * 8 * 256, 4 * 256 * 256
+    text = compiled(
+        lambda x, w: jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0], shape(8, 256), shape(layers, 256, 256)
+    )
+    assert (
+        layers * w_bytes <= moved(text) <= 3.5 * layers * w_bytes + 10 * layers * x_bytes
+    )  # sliced, perhaps copied, read
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window_strides": (1, 1), "padding": "SAME"},
+        {"window_strides": (2, 3), "padding": "VALID"},
+        {"window_strides": (1, 1), "padding": ((3, 3), (2, 4)), "lhs_dilation": (2, 3)},
+        {"window_strides": (1, 2), "padding": "VALID", "rhs_dilation": (2, 1)},
+    ],
+)
+def test_convolutions_count_as_the_compiler_counts_them(options):
+    fn = jax.jit(lambda x, w: convolve(x, w, **options))
+    done = fn.lower(shape(2, 13, 11, 8), shape(3, 4, 8, 6)).compile()
+    counted = [w for w in work(hlo.parse(done.as_text())) if w.flops]
+    assert sum(w.flops for w in counted) == pytest.approx(done.cost_analysis()["flops"], rel=1e-3)
+
+
+def test_a_batch_that_a_tpu_writes_as_a_dilated_window_is_a_batch():
+    """[32, 512, 128] times [32, 2048, 128]: of 32 x 32 places of the window, 32 meet."""
+    text = """
+ENTRY %main (a: f32[32,512,128], b: f32[32,2048,128]) -> f32[32,512,2048] {
+  %a = f32[32,512,128]{2,1,0:T(8,128)} parameter(0)
+  %b = f32[32,2048,128]{2,1,0:T(8,128)} parameter(1)
+  ROOT %c = f32[32,512,2048]{2,1,0:T(8,128)} convolution(%a, %b), window={size=32 stride=31 lhs_dilate=32}, dim_labels=0bf_0oi->0bf
+}
+"""  # noqa: E501
+    assert flops(text) == 2 * 32 * 512 * 2048 * 128
+
+
+def test_memory_on_the_chip_is_not_hbm():
+    text = """
+ENTRY %main (a: f32[64,128]) -> f32[64,128] {
+  %a = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %start = (f32[64,128]{1,0:T(8,128)S(1)}, f32[64,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
+  %done = f32[64,128]{1,0:T(8,128)S(1)} copy-done(%start)
+  %b = f32[64,128]{1,0:T(8,128)S(1)} cosine(%done)
+  ROOT %c = f32[64,128]{1,0:T(8,128)} sine(%b)
+}
+"""
+    assert moved(text) == 2 * 64 * 128 * 4
+
+
+def test_a_kernel_says_what_it_costs():
+    text = """
+ENTRY %main (a: f32[64,128]) -> f32[64,128] {
+  %a = f32[64,128]{1,0:T(8,128)} parameter(0)
+  ROOT %k = f32[64,128]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"body":"x","cost_estimate":{"flops":"1000","transcendentals":"5","bytes_accessed":"300"}}}
+}
+"""  # noqa: E501
+    assert (flops(text), moved(text)) == (1000, 300)
+
+
+def test_splash_attention_counts_the_blocks_up_to_the_diagonal():
+    kernel = """
+ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128] {
+  %q = bf16[2,4,1024,128]{3,2,1,0:T(8,128)} parameter(0)
+  %k = bf16[2,4,1536,128]{3,2,1,0:T(8,128)} parameter(1)
+  ROOT %splash_mha_fwd_residuals.1 = bf16[2,4,1024,128]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 512}"
+}}
+}
+"""  # noqa: E501
+    seen = 512 + (1024 + 512) / 2  # all of the memory, and of 2 x 2 blocks of tokens 3
+    assert flops(kernel) == 2 * (2 * 2 * 4 * 1024 * 128 * seen)
+    assert flops(kernel.replace("mha_fwd", "mha_dkv")) == 2 * flops(kernel)
+
+
+@pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])
+def test_ragged_products_count_the_tokens_that_come(name):
+    kernel = """
+ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
+  %x = f32[1024,32]{1,0:T(8,128)} parameter(0)
+  %w = f32[4,32,16]{2,1,0:T(8,128)} parameter(1)
+  ROOT %NAME = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"300"}}}
+}
+"""  # noqa: E501
+    program = hlo.parse(kernel.replace("NAME", name))
+    assert sum(w.flops for w in work(program, routed=256)) == 1048576 / 4
+    assert sum(w.flops for w in work(program, routed=4096)) == 1048576
+
+
+def test_what_is_kept_twice_under_two_names_counts_once():
+    def layer(x, _):
+        y = jnp.sin(x)
+        return y, (y.reshape(-1), y, jnp.cos(x))
+
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(layer, x, None, length=3))(shape(4, 8)).jaxpr
+    sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
+    kept = memory.kept_in_trace(jaxpr, 3, sizes)
+    assert sorted(size for _, _, size in kept) == [3 * 4 * 8 * 4] * 2
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The real training step of a small model, one device: (config, traced, compiled)."""
+    arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.layers=scan"]
+    config = program.with_plain_kernels(program.ready(parse([*arguments, "--config.training.remat=full"])))
+    axes = ("data", "fsdp", "expert", "tensor", "context")
+    mesh = jax.make_mesh((1,) * 5, axes, axis_types=(AxisType.Auto,) * 5, devices=jax.devices()[:1])
+    _, traced = program.trace(config, mesh)
+    return config, traced, program.compile_step(traced)
+
+
+def test_the_compiled_training_step_has_the_flops_of_the_traced_one(step):
+    config, _, done = step
+    counted = sum(w.runs * w.flops for w in work(done.program))
+    assert counted == pytest.approx(program.traced_flops(config), rel=0.02)
+
+
+def test_the_traced_training_step_has_three_times_the_forward_flops():
+    from xfresearch.models.costs import costs
+
+    config = program.ready(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
+    ideal = 3 * costs(config.model, config.sequence_length).flops_per_token * config.batch_size * config.sequence_length
+    assert program.traced_flops(config) == ideal
+    again = replace(config, training=replace(config.training, remat="full"))
+    assert 1.2 * ideal < program.traced_flops(again) < 4 / 3 * ideal
+
+
+def test_what_the_forward_pass_keeps_is_the_stream_where_all_else_is_computed_anew(step):
+    config, traced, done = step
+    stream = config.model.depth * config.batch_size * config.sequence_length * config.model.width * 4
+    sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    assert sum(size for _, _, size in kept) == stream
+    assert max(size for _, _, size in memory.kept_activations(done.program)) == stream
+
+
+@pytest.mark.parametrize(
+    ("text", "needed", "available"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (463.23G) exceeds available HBM (15.75G). HLO module: jit_train_step.",
+            463.23,
+            15.75,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.81G of 15.75G hbm. Exceeded hbm capacity by "
+            '9.06G.\n  Largest program allocations in hbm:\n\n  1. Size: 4.00G\n     Operator: op_name="jit(step)/dot"\n'
+            "     Shape: bf16[32,64]{1,0}\n  2. Size: 512.00M\n     Shape: f32[8]{0}\n",
+            24.81,
+            15.75,
+        ),
+    ],
+)
+def test_a_refusal_is_read(text, needed, available):
+    found = memory.refused(text)
+    assert found[:2] == (pytest.approx(needed * 2**30), pytest.approx(available * 2**30))
+    if "1. Size" in text:
+        assert found[2] == [("jit(step)/dot", "bf16[32,64]", 4 * 2**30), ("", "f32[8]", 2**29)]
+
+
+def test_other_errors_are_no_refusal():
+    assert memory.refused("INTERNAL: something else") is None
+
+
+def test_the_traced_count_is_that_of_the_gradient_and_the_optimiser():
+    """Muon multiplies matrices too: they count."""
+    arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny"]
+    adamw = program.traced_flops(program.ready(parse(arguments)))
+    muon = program.traced_flops(program.ready(parse([*arguments, "--config.optimizer.kind=muon"])))
+    assert muon > adamw > count_flops(lambda x: x @ x, shape(8, 8))

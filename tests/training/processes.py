@@ -1,0 +1,76 @@
+"""Starts one command as several processes of this machine, as launch scripts do on several."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+HEARTBEAT = 6  # seconds after which the runtime takes a process for lost
+
+
+def free_port() -> int:
+    with socket.socket() as chosen:
+        chosen.bind(("localhost", 0))
+        return chosen.getsockname()[1]
+
+
+def slurm(count: int, index: int) -> dict[str, str]:
+    """What srun tells each of `count` tasks on one machine."""
+    own = {"STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": index, "LOCALID": index, "JOB_ID": 4711}
+    return {f"SLURM_{name}": str(value) for name, value in own.items()}
+
+
+class Processes:
+    """`count` processes of `python -m module arguments`, joined by flags, or `by` the variables that srun sets; all of
+    them are killed at the end of a `with`."""
+
+    def __init__(self, count: int, module: str, *arguments: str, by: str = "flags"):
+        port, command = free_port(), [sys.executable, "-m", module, *arguments]
+        env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_COORDINATOR_PORT": str(port)}
+        if count > 1:
+            command.append(f"--heartbeat={HEARTBEAT}")
+        if count > 1 and by == "flags":
+            command += [f"--coordinator=localhost:{port}", f"--processes={count}"]
+        self.all = [
+            subprocess.Popen(
+                command + ([f"--process={index}"] if count > 1 and by == "flags" else []),
+                cwd=ROOT,
+                env=env | (slurm(count, index) if by == "slurm" else {}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(count)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.all:
+            process.kill()
+
+    def __getitem__(self, index: int) -> subprocess.Popen:
+        return self.all[index]
+
+    def until(self, condition) -> None:
+        """Waits for `condition()` while all of them run."""
+        end = time.time() + 120
+        while not condition():
+            for process in self.all:
+                assert process.poll() is None, process.communicate()[1][-3000:]
+            assert time.time() < end
+            time.sleep(0.01)
+
+    def finish(self, timeout: float = 240) -> list[tuple[int, str, str]]:
+        """(exit code, standard output, standard error) of each, once all have ended."""
+        said = [process.communicate(timeout=timeout) for process in self.all]
+        return [(process.returncode, *texts) for process, texts in zip(self.all, said, strict=True)]
+
+    def succeed(self) -> list[tuple[int, str, str]]:
+        ended = self.finish()
+        assert [code for code, _, _ in ended] == [0] * len(ended), [err[-1500:] for _, _, err in ended]
+        return ended

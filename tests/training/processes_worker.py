@@ -1,0 +1,83 @@
+"""Run as several processes by test_processes.py: prints JSON of what this one sees of batches, hosts' times and errors."""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch import command, config_io, distributed
+from xfresearch.config import MeshConfig
+from xfresearch.errors import Stopped, UserError
+
+MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 2}, {"data": 2, "context": 2}, {"tensor": 2, "context": 2})
+STEPS = (0, 7)
+
+
+def digest(batch: dict) -> str:
+    return hashlib.sha256(b"".join(batch[name].tobytes() for name in sorted(batch))).hexdigest()
+
+
+def seen(config) -> dict:
+    """By mesh: the rows that this process reads, and digests of the whole batches that the mesh then holds."""
+    from jax.experimental.multihost_utils import process_allgather
+
+    from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+    from xfresearch.training.placing import place, rows_of
+    from xfresearch.training.sharding import batch_sharding, make_mesh
+
+    batches, heldout, found = Batches(config), prepare(config, "validation"), {}
+    shape = (config.batch_size, config.sequence_length)
+    for sizes in MESHES:
+        at = batch_sharding(make_mesh(replace(config, mesh=MeshConfig(**{"data": 1} | sizes))))
+        rows = rows_of(at, shape)
+        own = [batches.batch(step, rows) for step in STEPS]
+        own += evaluation_batches(heldout, config.batch_size, 2 * config.batch_size - 3, rows)
+        whole = [process_allgather(place(at, shape, rows, batch), tiled=True) for batch in own]
+        read = [len(batch["tokens"]) for batch in own]
+        found[json.dumps(sizes)] = {"rows": rows.tolist(), "read": read, "digests": [digest(b) for b in whole]}
+    return found
+
+
+def spread(config) -> dict:
+    """Hosts' times where each process took a second per update longer than the one before it, and process 1 three more."""
+    import jax
+
+    from xfresearch.training.sharding import make_mesh
+    from xfresearch.training.watching import HostTimes
+
+    times, index = HostTimes(make_mesh(replace(config, mesh=MeshConfig()))), jax.process_index()
+    times.count(dispatch_seconds=1.0, wait_seconds=float(index))
+    times.count(dispatch_seconds=1.0 + 6 * (index == 1), wait_seconds=2.0 * index)
+    return times.spread(times.gather())
+
+
+def errors() -> list[str]:
+    """What a process hears of errors that only the first one meets."""
+
+    def fail(error):
+        raise error
+
+    heard = []
+    for error in (UserError("too wide: " + "é" * 3000), Stopped("disk full"), KeyError("lost")):
+        try:
+            distributed.first_does(lambda error=error: fail(error), "trying")
+        except Exception as caught:
+            heard.append(f"{type(caught).__name__}: {str(caught)[:60]}")
+    return [*heard, str(distributed.first_does(lambda: "done", "working"))]
+
+
+def main(arguments: list[str]) -> None:
+    parser = command.Parser()
+    parser.add_argument("--config")
+    distributed.add_flags(parser)
+    options, overrides = parser.parse_known_args(arguments)
+    config = config_io.parse(["--config", options.config, *overrides])
+    with distributed.joined(options):
+        result = {"seen": seen(config), "spread": spread(config), "errors": errors()}
+        print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,267 @@
+"""Many processes are one run: the same batches and losses as a single one, through kills, notices and other process counts.
+
+All of it through the command line, on this machine's CPU, where processes speak through Gloo.
+"""
+
+import json
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests.tolerances import TOLERANCE
+from tests.training.processes import HEARTBEAT, ROOT, Processes
+from tests.training.processes_worker import MESHES, STEPS, digest
+from xfresearch import config_io
+from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.training import checkpoint
+
+LAST = 12
+TWO = "--config.mesh.fsdp=2"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def flags(cache, *overrides: str, steps: int = LAST) -> list[str]:
+    keys = {
+        "steps": steps,
+        "batch_size": 8,
+        "checkpoint.every": 4,
+        "checkpoint.keep": 3,
+        "evaluation.every": 6,
+        "evaluation.sequences": 11,
+        "evaluation.final_sequences": 11,
+        "log.tensorboard": False,
+        "model.dropout": 0.1,
+        "model.vocab_size": 258,
+        "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
+        "data.cache_dir": cache,
+    }
+    return ["--config=configs/gpt2.py:tiny", *(f"--config.{key}={value}" for key, value in keys.items()), *overrides]
+
+
+def train(count: int, workdir, cache, *overrides: str, steps: int = LAST, by: str = "flags") -> Processes:
+    return Processes(count, "xfresearch.train", f"--workdir={workdir}", *flags(cache, *overrides, steps=steps), by=by)
+
+
+def curve(workdir) -> list[dict]:
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+
+
+def rows_written(workdir) -> int:
+    path = workdir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def losses(workdir, after: int = 0) -> dict:
+    return {(row["step"], row["kind"]): row["loss"] for row in curve(workdir) if row["step"] > after}
+
+
+def fingerprints(workdir, step: int = LAST) -> dict:
+    return json.loads((checkpoint.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+
+
+def copied_back_to(step: int, source, target):
+    """A copy of a run as if it had been killed after the checkpoint of `step`."""
+    shutil.copytree(source, target)
+    for later in checkpoint.steps(target):
+        if later > step:
+            shutil.rmtree(checkpoint.directory(target) / str(later))
+    return target
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory, cache):
+    workdir = tmp_path_factory.mktemp("single")
+    train(1, workdir, cache, "--config.log.profile_start=5", "--config.log.profile_steps=2").succeed()
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Four processes, parameters and heads cut across them, that find the cache cold; and what they said."""
+    workdir, cold = tmp_path_factory.mktemp("four"), tmp_path_factory.mktemp("cold")
+    ended = train(4, workdir, cold, "--config.mesh.fsdp=2", "--config.mesh.tensor=2").succeed()
+    assert list((cold / "compiled").glob("jit_train_step*")), "compiled programs are kept"
+    return workdir, ended
+
+
+def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
+    ended = Processes(4, "tests.training.processes_worker", *flags(cache)).succeed()
+    found = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
+    config = config_io.parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
+    batches = [Batches(config).batch(step) for step in STEPS]
+    batches += evaluation_batches(prepare(config, "validation"), config.batch_size, 2 * config.batch_size - 3)
+    expected = [digest(batch) for batch in batches]
+    rows = {
+        name: [process["seen"][name]["rows"] for process in found] for name in (json.dumps(mesh) for mesh in MESHES)
+    }
+    halves, whole = [[0, 1, 2, 3], [4, 5, 6, 7]], list(range(8))
+    assert rows['{"data": -1}'] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert rows['{"fsdp": 2, "tensor": 2}'] == rows['{"data": 2, "context": 2}'] == [halves[0]] * 2 + [halves[1]] * 2
+    assert rows['{"tensor": 2, "context": 2}'] == [whole] * 4
+    for process in found:
+        for seen in process["seen"].values():
+            assert seen["digests"] == expected
+            assert set(seen["read"]) == {len(seen["rows"])}
+    assert [process["spread"] for process in found] == [{"min": 1, "median": 3.5, "max": 5, "slowest_process": 1}] * 4
+    assert found[0]["errors"] == ["UserError: too wide: " + "é" * 50, "Stopped: disk full", "KeyError: 'lost'", "done"]
+    failed = "Stopped: process 0 failed (trying): KeyError: 'lost'"
+    assert [process["errors"][2] for process in found[1:]] == [failed] * 3
+    assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
+
+
+def test_the_profile_window_is_written(single):
+    assert len(list((single / "profile").rglob("*.xplane.pb"))) == 1
+
+
+def test_four_processes_learn_as_one_and_only_the_first_speaks(single, four):
+    workdir, ended = four
+    assert losses(workdir) == pytest.approx(losses(single), rel=TOLERANCE["float32"])
+    assert "report" in ended[0][1] and (workdir / "report.html").exists()
+    for _, out, err in ended[1:]:
+        assert not out and not err
+    assert all(line.startswith("[process 0] ") for line in ended[0][2].splitlines())
+    assert not (workdir / "errors").exists()
+
+
+def test_a_checkpoint_of_four_goes_on_in_one(single, four, cache, tmp_path):
+    workdir = copied_back_to(4, four[0], tmp_path / "run")
+    train(1, workdir, cache).succeed()  # every array read has the fingerprint that four processes wrote
+    assert losses(workdir, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, single, cache):
+    """Two processes that go on from a single one's checkpoint."""
+    workdir = copied_back_to(4, single, tmp_path_factory.mktemp("two") / "run")
+    train(2, workdir, cache, TWO).succeed()
+    return workdir
+
+
+def test_a_checkpoint_of_one_goes_on_in_two(single, two):
+    assert losses(two, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
+
+
+def test_two_processes_evaluate_as_one(two, tmp_path):
+    from xfresearch import evaluate
+
+    flags = [f"--workdir={two}", "--limit=13", "--batch-size=3"]
+    ended = Processes(2, "xfresearch.evaluate", *flags, f"--json={tmp_path}/two.json").succeed()
+    assert "bits/byte" in ended[0][1] and not ended[1][1] + ended[1][2]
+    evaluate.main([*flags, f"--json={tmp_path}/one.json"])
+    figures = [json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json")]
+    one, both = [{k: v for k, v in f.items() if k != "tokens_per_second"} for f in figures]
+    assert both.pop("loss") == pytest.approx(one.pop("loss"), rel=TOLERANCE["float32"])
+    assert {k: v for k, v in both.items() if isinstance(v, int | str)} == {
+        k: v for k, v in one.items() if isinstance(v, int | str)
+    }
+
+
+def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, when, number=signal.SIGTERM, **kwargs):
+    """The step at which a run ends that is told to by a signal to one of its processes."""
+    with train(count, workdir, cache, *overrides, **kwargs) as processes:
+        processes.until(when)
+        processes[index].send_signal(number)
+        ended = processes.succeed()
+    step = checkpoint.steps(workdir)[-1]
+    assert f"[process 0] SIGTERM: saved step {step}; the same command goes on from there" in ended[0][2]
+    assert not (workdir / "errors").exists()
+    return step
+
+
+def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwargs) -> None:
+    """One of the processes of a run dies when there are some more `rows`; the others say so and end in time."""
+    before = rows_written(workdir)
+    with train(count, workdir, cache, *overrides, **kwargs) as processes:
+        processes.until(lambda: rows_written(workdir) >= before + rows)
+        processes[index].kill()
+        began = time.time()
+        ended = processes.finish()
+        took = time.time() - began
+    assert took < HEARTBEAT + 15
+    saved = checkpoint.steps(workdir)[-1]
+    for number, (code, _, err) in enumerate(ended):
+        last = err.splitlines()[-1]
+        assert code != 0
+        assert (workdir / "errors" / f"process-{number}.log").exists()
+        if number == index:
+            assert last.startswith(f"[process {index}] stopped: process {index} of {count} was killed or crashed")
+        else:
+            gone = f"[process {number}] stopped: process {index} of {count} is gone; the same command goes on from "
+            assert last.startswith(f"{gone}step {saved} "), err[-3000:]
+
+
+def test_two_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(single, two, cache, tmp_path):
+    workdir = copied_back_to(4, single, tmp_path / "run")
+    begun = (workdir / "run.json").stat().st_mtime
+    early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # while the step is being compiled
+    assert 4 < stopped_by_a_notice(1, 2, workdir, cache, TWO, **early) < LAST
+    killed(1, 2, workdir, cache, TWO, rows=2)
+    ended = train(2, workdir, cache, TWO, f"--json={tmp_path}/results.json").succeed()
+    assert fingerprints(workdir) == fingerprints(two)
+    assert curve(workdir) == curve(two)
+    assert_all_time_is_accounted_for(workdir, json.loads((tmp_path / "results.json").read_text()))
+    assert "goodput" in ended[0][1] and "4 starts" in ended[0][1]
+
+
+def assert_all_time_is_accounted_for(workdir, results: dict) -> None:
+    """From the first start on: the steps of the killed processes, the time between processes and everything measured."""
+    first = json.loads((workdir / "run.json").read_text())["starts"][0]["seconds"]
+    last_row = (workdir / "metrics.jsonl").stat().st_mtime
+    assert last_row - first - 2 < results["wall_seconds"] < time.time() - first
+    assert results["time"]["lost"] > 0 and results["time"]["down"] > 0 and results["starts"] == 4
+    assert results["goodput"] == results["time"]["step"] and sum(results["time"].values()) == pytest.approx(1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("index", range(4))
+def test_a_notice_to_any_of_four_stops_all_at_one_step(cache, tmp_path, index, number):
+    middle = {"when": lambda: rows_written(tmp_path) >= 5}
+    step = stopped_by_a_notice(index, 4, tmp_path, cache, **middle, number=number, steps=400)
+    assert [row["step"] for row in curve(tmp_path) if row["kind"] == "train"] == list(range(1, step + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("index", range(4))
+def test_any_of_four_killed_ends_all(cache, tmp_path, index):
+    killed(index, 4, tmp_path, cache, rows=9, steps=400)
+
+
+def test_mistakes_are_one_line_in_every_process(single, cache):
+    """A directory of another run is process 0's to see, and everyone's end; the launcher is one that JAX detects."""
+    with train(2, single, cache, "--config.optimizer.learning_rate=0.5", by="slurm") as processes:
+        began = time.time()
+        ended = processes.finish()
+    for number, (code, _, err) in enumerate(ended):
+        assert code == 2, err
+        assert err.splitlines()[-1].startswith(f"[process {number}] error: --workdir={single} holds a run of another")
+    assert time.time() - began < 60
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("--processes=2 --process=0", "--coordinator is missing"),
+        ("--coordinator=here:1", "--processes is missing"),
+        ("--coordinator=here --processes=2 --process=0", "--coordinator=here is not allowed: it must be HOST:PORT"),
+        ("--coordinator=here:1 --processes=2 --process=2", "--process=2 is not allowed: it must be from 0 to 1"),
+        ("--coordinator=here:1 --processes=0 --process=0", "--processes=0 is not allowed"),
+        ("--coordinator=here:1 --processes=2 --process=0 --distributed=off", "--distributed=off is not allowed"),
+        ("--heartbeat=1", "--heartbeat=1 is not allowed"),
+    ],
+)
+def test_flags_in_part_are_refused_by_name(given, words):
+    from xfresearch import command, distributed
+    from xfresearch.errors import UserError
+
+    parser = command.Parser()
+    distributed.add_flags(parser)
+    with pytest.raises(UserError, match=words):
+        distributed.check(parser.parse_args(given.split()))

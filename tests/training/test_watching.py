@@ -1,0 +1,75 @@
+"""Profiles by config and on request, and where the time between the starts of a run goes."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xfresearch.config import LogConfig
+from xfresearch.training import watching
+from xfresearch.training.watching import Profile
+from xfresearch.training.workdir import time_gone
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """What is traced, and whether its end waited for the device: [(directory, results that were ready)]."""
+    seen = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda place: seen.append(str(place)))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("end"))
+    return seen
+
+
+def steps(profile: Profile, first: int, last: int, traces: list) -> list:
+    """`traces` with the numbers of the updates in between."""
+    for step in range(first, last + 1):
+        profile.before(step)
+        traces.append(step)
+        profile.after(step, jnp.ones(()))
+    return traces
+
+
+def test_a_window_covers_the_updates_that_the_config_names(tmp_path, traces):
+    profile = Profile(tmp_path, LogConfig(profile_start=3, profile_steps=2))
+    assert steps(profile, 1, 6, traces) == [1, 2, f"{tmp_path}/profile", 3, 4, "end", 5, 6]
+
+
+def test_a_request_opens_one_window(tmp_path, traces, monkeypatch):
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0)
+    (tmp_path / "profile.request").touch()  # of an earlier process: not for this one
+    profile = Profile(tmp_path, LogConfig(profile_steps=1))
+    steps(profile, 1, 2, traces)
+    later = (tmp_path / "profile.request").stat().st_mtime + 5
+    os.utime(tmp_path / "profile.request", (later, later))
+    assert steps(profile, 3, 5, traces) == [1, 2, f"{tmp_path}/profile", 3, "end", 4, 5]
+
+
+def test_a_run_that_ends_inside_the_window_closes_it(tmp_path, traces):
+    profile = Profile(tmp_path, LogConfig(profile_start=2, profile_steps=9))
+    steps(profile, 1, 3, traces)
+    profile.close()
+    profile.close()
+    assert traces == [1, f"{tmp_path}/profile", 2, 3, "end"]
+
+
+def start(seconds: float, gap: float = 0.0, finished: bool = False) -> dict:
+    return {"seconds": seconds, "gap": gap, "finished_before": finished}
+
+
+@pytest.mark.parametrize(
+    "starts, until, lost, down",
+    [
+        ([start(100.0)], 100.0, 0, 0),
+        # Saved at 150, lived until 170, started again at 200: 20 s of work are lost, 30 s were down.
+        ([start(100.0), start(200.0, gap=30.0)], 150.0, 20, 30),
+        # Twice killed before it could save again: at 170 and at 250.
+        ([start(100.0), start(200.0, gap=30.0), start(260.0, gap=10.0)], 150.0, 70, 40),
+        # Restarts before the checkpoint are counted in it already.
+        ([start(100.0), start(200.0, gap=30.0), start(260.0, gap=10.0)], 240.0, 10, 10),
+        # It had finished at 170 and rested for a day.
+        ([start(100.0), start(86570.0, gap=86400.0, finished=True)], 160.0, 10, 0),
+    ],
+)
+def test_time_between_starts_is_lost_work_or_down(starts, until, lost, down):
+    assert time_gone(starts, until) == {"lost": lost, "down": down}

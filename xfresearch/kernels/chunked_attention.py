@@ -1,0 +1,114 @@
+"""Attention with an online softmax over chunks of keys, in plain JAX: memory linear in the length, on every platform.
+
+Milakov & Gimelshein 2018, alg. 3; Rabe & Staats 2021. With a backward pass of its own: logits are computed again.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.kernels.merged_attention import Part, folded, merged
+from xfresearch.kernels.on_mesh import on_mesh, pad, padded
+from xfresearch.kernels.sight import EVERYTHING, Sight, softmax_dtype, visible
+
+CHUNK = 512  # keys at once; not tuned
+
+
+def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None):
+    """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
+
+    def local(_, q, k, v, memory, segments):
+        cut = mesh is not None and mesh.shape["context"] > 1
+        offset = jax.lax.axis_index("context") * q.shape[1] if cut else 0
+        parts, keys_values, constants = [chunked_part(sight)], [(k, v)], [(segments, offset)]
+        if memory is not None:
+            for of_all, own in zip((parts, keys_values, constants), memory_part(q, memory), strict=True):
+                of_all.append(own)
+        return merged(tuple(parts), q, tuple(keys_values), tuple(constants))
+
+    return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGV, memory, segments, keys="S")
+
+
+def chunked_part(sight: Sight) -> Part:
+    """A part of a merged softmax; its constants are (segments or None, the first query's position, keys being from 0)."""
+
+    def forward(q_BLHK, k, v, constants):
+        (B, L, H, K), (G, V) = q_BLHK.shape, v.shape[2:]
+        q, wide = q_BLHK.reshape(B, L, G, H // G, K), softmax_dtype(q_BLHK)
+        lowest = jnp.finfo(wide).min
+
+        def step(carry, chunk):
+            o, top, total = carry
+            k, v = chunk[:2]
+            logits, mask = _logits(q, k), _mask(constants, sight, L, chunk)
+            new = jnp.maximum(top, jnp.where(mask, logits, lowest).max(-1))
+            p, shrink = jnp.where(mask, jnp.exp(logits - new[..., None]), 0), jnp.exp(top - new)
+            added = jnp.einsum("BGRLS,BSGV->BGRLV", p.astype(v.dtype), v, preferred_element_type=wide)
+            return (o * shrink[..., None] + added, new, total * shrink + p.sum(-1)), None
+
+        start = (B, G, H // G, L)
+        carry = jnp.zeros((*start, V), wide), jnp.full(start, lowest), jnp.zeros(start, wide)
+        (o, top, total), _ = jax.lax.scan(step, carry, _chunks(k, v, constants))
+        some = jnp.where(total > 0, total, 1)
+        lse = jnp.where(total > 0, top + jnp.log(some), lowest)
+        o_BLHV = (o / some[..., None]).transpose(0, 3, 1, 2, 4).reshape(B, L, H, V)
+        return o_BLHV, lse.reshape(B, H, L)
+
+    def backward(q_BLHK, k, v, constants, o_BLHV, lse_BHL, do_BLHV):
+        (B, L, H, _), G, S = q_BLHK.shape, v.shape[2], k.shape[1]
+        q, do = (x.reshape(B, L, G, H // G, -1) for x in (q_BLHK, do_BLHV))
+        wide = softmax_dtype(q)
+        lse = lse_BHL.reshape(B, G, H // G, L, 1)
+        delta = (do_BLHV.astype(wide) * o_BLHV).sum(-1).reshape(B, L, G, H // G).transpose(0, 2, 3, 1)[..., None]
+
+        def step(dq, chunk):
+            k, v = chunk[:2]
+            mask = _mask(constants, sight, L, chunk)
+            p = jnp.exp(jnp.where(mask, _logits(q, k) - lse, -jnp.inf))
+            dp = jnp.einsum("BLGRV,BSGV->BGRLS", do, v, preferred_element_type=wide)
+            ds = (p * (dp - delta)).astype(q.dtype)
+            dq += jnp.einsum("BGRLS,BSGK->BLGRK", ds, k, preferred_element_type=wide)
+            dk = jnp.einsum("BGRLS,BLGRK->BSGK", ds, q, preferred_element_type=wide)
+            dv = jnp.einsum("BGRLS,BLGRV->BSGV", p.astype(q.dtype), do, preferred_element_type=wide)
+            return dq, (dk, dv)
+
+        dq, gradients = jax.lax.scan(step, jnp.zeros(q.shape, wide), _chunks(k, v, constants))
+        dk, dv = (x.swapaxes(0, 1).reshape(B, -1, *x.shape[3:])[:, :S] for x in gradients)
+        return dq.reshape(q_BLHK.shape), dk, dv
+
+    return Part(forward, backward)
+
+
+def memory_part(q_BLHK, memory):
+    """Attention to the slots alone: the part, its keys and values, its constants."""
+    return folded(chunked_part(EVERYTHING)), tuple(m[None] for m in memory), (None, 0)
+
+
+def ring_parts(q_BLHK, sight: Sight, steps: int):
+    """Attention to the keys of t devices before, for each step t: the parts, and their constants without segments."""
+    return (chunked_part(sight),) * steps, tuple(t * q_BLHK.shape[1] for t in range(steps))
+
+
+def _logits(q_BLGRK, k_BSGK):
+    return jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=softmax_dtype(q_BLGRK))
+
+
+def _chunks(k_BSGK, v_BSGV, constants) -> tuple:
+    """Chunks of keys, values, positions (-1 for padding) and segments, along a new first axis."""
+    B, S = k_BSGK.shape[:2]
+    size = min(CHUNK, S)
+    length, (segments, _) = padded(S, size), constants
+
+    def split(x, fill=0):
+        return pad(x, length, fill).reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+
+    ids = None if segments is None else split(segments[1])
+    return split(k_BSGK), split(v_BSGV), split(jnp.arange(S)[None], -1)[:, 0], ids
+
+
+def _mask(constants, sight: Sight, L: int, chunk):
+    """Who sees whom: [B or 1, 1, 1, L or 1, S]."""
+    (segments, offset), (_, _, position_S, ids_BS) = constants, chunk
+    both = None if segments is None else (segments[0], ids_BS)
+    seen = visible(offset + jnp.arange(L)[:, None] - position_S, sight, both)
+    inside = (position_S >= 0)[None, None]
+    return (inside if seen is None else seen & inside)[:, None, None]

@@ -1,0 +1,58 @@
+"""Attention on NVIDIA GPUs by cuDNN's fused kernels.
+
+Its causal mask is top-left: query l sees keys 0 to l of whatever it is given, so that memory slots among its keys would be
+hidden from the first queries, silently. Slots are therefore a second call, without a mask, merged with that of the tokens.
+"""
+
+from inspect import signature
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.kernels.merged_attention import Part, folded, merged
+from xfresearch.kernels.on_mesh import on_mesh
+from xfresearch.kernels.sight import EVERYTHING, Sight
+
+
+def cudnn(q_BLHK, k_BSGK, v_BSGK, memory, segments, sight: Sight, mesh=None):
+    """o_BLHK of tokens at the same positions, from 0; q comes scaled. It has no segments."""
+    assert segments is None and not sight.nearest
+    if memory is None:
+        window = (sight.window - 1, 0) if sight.window else None
+        settings = {"scale": 1.0, "is_causal": sight.causal, "local_window_size": window, "implementation": "cudnn"}
+        return jax.nn.dot_product_attention(q_BLHK, k_BSGK, v_BSGK, **settings)  # a partitioner of its own cuts it
+
+    def local(_, q, k, v, memory, segments):
+        slots = tuple(m[None] for m in memory)
+        return merged((cudnn_part(sight), folded(cudnn_part(EVERYTHING))), q, ((k, v), slots), (None, None))
+
+    return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGK, memory, None, keys="S")
+
+
+def cudnn_part(sight: Sight) -> Part:
+    """A part of a merged softmax, without constants; q comes scaled."""
+    # Private: the public functions return lse in the dtype of q, and take no lse to differentiate with.
+    from jax._src.cudnn import fused_attention_stablehlo as sdpa
+
+    settings = {
+        "scale": 1.0,
+        "seed": 0,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),  # no bias, no gradient of one
+        "mask_type": sdpa.MaskType.CAUSAL if sight.causal else sdpa.MaskType.NO_MASK,
+        "layout": sdpa.AttentionLayout.BTNH.value,
+        "sliding_window_length": sight.window or None,
+    }
+    if "score_mod" in signature(sdpa._dot_product_attention_fwd_impl).parameters:  # from jax 0.12 on
+        settings |= {"score_mod": None, "score_mod_args": ()}
+
+    def inputs(q_BLHK, k, v):
+        return (q_BLHK, k, v, *[jnp.zeros(0, q_BLHK.dtype)] * 7)  # no bias, lengths, offsets and pages
+
+    def forward(q_BLHK, k, v, constants):
+        return sdpa._dot_product_attention_fwd_impl(*inputs(q_BLHK, k, v), **settings, is_training=True)
+
+    def backward(q_BLHK, k, v, constants, o_BLHV, lse_BHL, do_BLHV):
+        return sdpa._dot_product_attention_bwd_impl(*inputs(q_BLHK, k, v), lse_BHL, o_BLHV, do_BLHV, **settings)
+
+    return Part(forward, backward)

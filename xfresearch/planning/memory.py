@@ -1,0 +1,122 @@
+"""Bytes per device: what the state takes by its shardings, and what the compiled program takes beside it."""
+
+import re
+
+import jax
+
+from xfresearch.models.axes import path_name
+from xfresearch.planning.hlo import Computation, Program
+
+GIB = 2**30
+RENAMES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # the same numbers again
+SAME_EVERYWHERE = {"parameter", "constant", "broadcast", "bitcast"}
+
+
+def shard_bytes(leaf) -> int:
+    """Bytes of one device's part of an abstract array with a sharding."""
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype).size * leaf.dtype.itemsize
+
+
+def state_bytes(state) -> dict[str, int]:
+    """Bytes per device of parameters and of what the optimiser keeps (averaged parameters with it)."""
+    parts = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in state.items()}
+    return {"parameters": parts.pop("params"), "optimiser": sum(parts.values())}
+
+
+def largest_of_state(state, count: int) -> list[tuple[str, str, int]]:
+    """(name, whole shape, bytes per device) of the largest arrays of the training state."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    rows = [(path_name(path), f"{leaf.dtype}{list(leaf.shape)}", shard_bytes(leaf)) for path, leaf in flat]
+    return sorted(rows, key=lambda row: -row[2])[:count]
+
+
+def kept_activations(program: Program) -> list[tuple[str, str, float]]:
+    """(what made it, shape, bytes per device) of what loops of the forward pass stack up for the backward one.
+
+    It is what a loop of the forward pass carries that is nothing but room before the loop.
+    """
+    found = []
+    for name in program.runs():
+        computation = program.computations[name]
+        for loop in computation.instructions.values():
+            if loop.opcode != "while" or "transpose(" in loop.op_name or "jvp" not in loop.op_name:
+                continue
+            start = computation.instructions[loop.operands[0]]
+            turns = program.turns(loop)
+            for operand, array in zip(start.operands, loop.outputs, strict=False):
+                if _room(program, computation, operand) and array.shape[:1] == (turns,) and len(array.shape) > 1:
+                    found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
+    return sorted(found, key=lambda row: -row[2])
+
+
+def _room(program: Program, computation: Computation, name: str) -> bool:
+    """Whether an array holds nothing yet: one number everywhere, or whatever was there."""
+    made = computation.instructions.get(name)
+    if made is None:
+        return False
+    if made.opcode == "fusion":
+        return {inner.opcode for inner in program.fused(made).instructions.values()} <= SAME_EVERYWHERE
+    if made.opcode in ("copy", "bitcast"):
+        return _room(program, computation, made.operands[0])
+    return made.opcode == "broadcast" or '"AllocateBuffer"' in made.text
+
+
+# Compiled for a TPU, a program that is too large is refused with one of two texts.
+NEEDS = re.compile(r"temporaries \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
+USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+ALLOCATION = re.compile(r"Size: ([\d.]+)([KMGT])(.*?)(?=\n\s*\d+\. Size|\Z)", re.S)
+SCALE = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+
+
+def refused(text: str) -> tuple[float, float, list[tuple[str, str, float]]] | None:
+    """(needed, available, largest allocations) in bytes where the compiler refused a program for its size, or None."""
+    found = NEEDS.search(text) or USED.search(text)
+    if "RESOURCE_EXHAUSTED" not in text or not found:
+        return None
+    needed, available = (float(found[i]) * SCALE[found[i + 1]] for i in (1, 3))
+    largest = []
+    for size, unit, rest in ALLOCATION.findall(text):
+        source, shape = re.search(r'op_name="([^"]*)"', rest), re.search(r"Shape: (\S+?)\{", rest)
+        largest.append((source[1] if source else "", shape[1] if shape else "", float(size) * SCALE[unit]))
+    return needed, available, largest
+
+
+def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, str, float]]:
+    """(operation, whole shape, bytes per device) of what the first scan over layers stacks up in a traced step.
+
+    For a step that the compiler refuses, or that there is no compiler for. The shares are those of the batch's axes, and
+    along `tensor` of everything but the residual stream.
+    """
+    scan = _first_scan(jaxpr, repeats)
+    if scan is None:
+        return []
+    inner, carry = scan.params["jaxpr"].jaxpr, scan.params["num_carry"]
+    width = max(inner.outvars[:carry], key=lambda v: v.aval.size).aval.shape[-1]
+    made = {out: equation for equation in inner.eqns for out in equation.outvars}
+    found, seen = [], set()
+    for inside, outside in zip(inner.outvars[carry:], scan.outvars[carry:], strict=True):
+        aval = outside.aval
+        while inside in made and made[inside].primitive.name in RENAMES:
+            inside = made[inside].invars[0]
+        if inside in seen:  # the compiler keeps it once
+            continue
+        seen.add(inside)
+        parts = mesh["data"] * mesh["fsdp"] * mesh["expert"] * mesh["context"]
+        parts *= mesh["tensor"] if aval.shape[-1] != width else 1
+        name = made[inside].primitive.name if inside in made else "input"
+        found.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
+    return sorted(found, key=lambda row: -row[2])
+
+
+def _first_scan(jaxpr, length: int):
+    from jax.extend import core
+
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan" and equation.params["length"] == length:
+            return equation
+        for inner in core.jaxprs_in_params(equation.params):
+            found = _first_scan(getattr(inner, "jaxpr", inner), length)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,136 @@
+"""python -m xfresearch.planning.named --json docs/scale.json
+
+Compiles the named plans of docs/scale.md, one after the other, each in a process of its own, and writes every result as it
+comes. What the file already has is not compiled again, unless asked for. Needs libtpu (make libtpu), and hours on two cores.
+"""
+
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from xfresearch.command import Parser, run, write_json
+
+ROOT = Path(__file__).parents[2]
+BF16 = "--config.model.dtype=bfloat16"
+FULL = "--config.training.remat=full"
+LIMIT = 3 * 3600  # seconds of one plan
+
+
+@dataclass(frozen=True)
+class Named:
+    group: str
+    config: str
+    topology: str
+    overrides: tuple[str, ...] = ()  # () where the mesh is to be chosen by formula
+    published: float = 0  # model-FLOPs utilisation that MaxText reports for this shape and machine
+    wanted: float = 0  # utilisation that the not overlapped estimate is to reach
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.config, self.topology, *self.overrides))
+
+
+def overrides(batch: int, mesh: str, *more: str) -> tuple[str, ...]:
+    return (f"--mesh={mesh}", f"--config.batch_size={batch}", BF16, *more)
+
+
+# MaxText's figures: its docs (tiering, configs of v5p and v6e), causal attention counted in half.
+LARGE = (
+    Named("large", "configs/llama.py:70b", "v5p:8x8x8", overrides(1024, "fsdp=512", FULL), 0.654, 0.5),
+    Named("large", "configs/llama.py:70b", "v6e:16x16", overrides(512, "fsdp=256", FULL), 0.503, 0.5),
+    Named("large", "configs/mixtral_8x7b.py", "v5p:4x4x8", overrides(1024, "fsdp=16,expert=8", FULL), 0.526, 0.4),
+    Named("large", "configs/mixtral_8x7b.py", "v6e:16x16", overrides(1024, "fsdp=32,expert=8", FULL), 0.352, 0.4),
+)
+WEAK = tuple(
+    Named("weak scaling", "configs/llama.py", topology, overrides(4 * chips, f"fsdp={chips}", FULL))
+    for topology, chips in (("v5p:2x2x4", 16), ("v5p:4x4x4", 64), ("v5p:4x8x8", 256), ("v5p:8x8x8", 512))
+)
+DEPTH = tuple(
+    Named("depth", "configs/llama.py", "v5p:2x2x4", overrides(64, "fsdp=16", FULL, f"--config.model.depth={depth}"))
+    for depth in (16, 64)
+)
+TOPOLOGIES = ("v5e:4x4", "v5p:4x4x4", "v6e:8x8")
+
+
+def every_config() -> tuple[Named, ...]:
+    """Every named config on three machines."""
+    files = sorted(
+        path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "variants")
+    )
+    return tuple(Named("every config", f"configs/{path.name}", topology) for path in files for topology in TOPOLOGIES)
+
+
+def named() -> tuple[Named, ...]:
+    return (*LARGE, *DEPTH, *WEAK, *every_config())
+
+
+def chosen(plan: Named) -> tuple[str, ...]:
+    """Overrides with the mesh and recomputation that are best by formula, at the config's batch or the next larger one."""
+    from xfresearch.config_io import parse
+    from xfresearch.errors import UserError
+    from xfresearch.planning import plans, program, search, topologies
+
+    topologies.set_environment()
+    topology = topologies.parse(plan.topology)
+    config = program.ready(parse(["--config", str(ROOT / plan.config), BF16]))
+    devices, best = topologies.tpu_devices(topology), None
+    for candidate in search.candidates(config, topology, batches=(1,)):
+        try:
+            found = plans.formula_plan(candidate, topology, 1e12, devices)
+        except UserError:
+            continue
+        if found["memory"]["fits"] and (best is None or found["utilisation"][0] > best["utilisation"][0]):
+            best = found
+    if best is None:
+        raise UserError(f"{plan.name}: nothing fits by formula")
+    mesh = ",".join(f"{axis}={size}" for axis, size in best["mesh"].items())
+    remat = f"--config.training.remat={best['remat']}"
+    return overrides(best["batch"]["sequences"], mesh, remat)
+
+
+def compile_one(plan: Named) -> dict:
+    """The plan by the command line, in a process of its own; {"error": ...} where that ends otherwise."""
+    options = plan.overrides or chosen(plan)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        command = [
+            sys.executable,
+            "-m",
+            "xfresearch.plan",
+            "--config",
+            str(ROOT / plan.config),
+            "--topology",
+            plan.topology,
+        ]
+        done = subprocess.run([*command, *options, "--json", str(file)], capture_output=True, text=True, timeout=LIMIT)
+        found = json.loads(file.read_text()) if file.exists() else {"error": done.stderr.strip()[-300:]}
+    return found | {"config": plan.config, "overrides": list(options)}
+
+
+def main(arguments: list[str]) -> None:
+    parser = Parser(prog="python -m xfresearch.planning.named", description=__doc__)
+    parser.add_argument("--json", metavar="FILE", required=True, help="where results are kept, and looked for first")
+    parser.add_argument("--only", metavar="WORD", default="", help="plans whose group or name has the word")
+    parser.add_argument("--again", action="store_true", help="compile also what the file has")
+    options = parser.parse_args(arguments)
+    from tqdm import tqdm
+
+    from xfresearch.hardware import git_commit, versions
+
+    file = Path(options.json)
+    rows = json.loads(file.read_text())["rows"] if file.exists() else {}
+    asked = [plan for plan in named() if options.only in f"{plan.group} {plan.name}"]
+    waiting = [plan for plan in asked if options.again or plan.name not in rows]
+    for plan in tqdm(waiting, desc="plans", unit="plan", file=sys.stderr, disable=None):
+        found = compile_one(plan)
+        about = {"date": datetime.date.today().isoformat(), "commit": git_commit(), "versions": versions()}
+        rows[plan.name] = {"group": plan.group, "published": plan.published, "wanted": plan.wanted, **about, **found}
+        write_json(str(file), {"rows": rows})
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,260 @@
+"""A plan: what one training step of a config costs on a machine, as a plain dict (docs/plan.md says what each part is)."""
+
+from dataclasses import replace
+from math import prod
+
+from xfresearch.config import Config
+from xfresearch.planning import memory, program
+from xfresearch.planning.collectives import collectives
+from xfresearch.planning.links import places
+from xfresearch.planning.roofline import Roofline, roofline, time_collectives
+from xfresearch.planning.topologies import Topology, tpu_devices
+from xfresearch.planning.work import unknown_kernels, work
+
+LARGEST = 6  # arrays that are named where a plan does not fit
+
+
+def compiled_plan(config: Config, topology: Topology, tokens: float, devices, text_file: str = "") -> dict:
+    """The plan of a config, its step compiled for the topology's devices. UserError where the two do not go together."""
+    from xfresearch.training.sharding import make_mesh
+
+    config = program.ready(config)
+    mesh = make_mesh(config, devices)
+    state, traced = program.trace(config, mesh)
+    compiled = program.compile_step(traced, text_file)
+    sizes = dict(mesh.shape)
+    plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
+    if isinstance(compiled, program.Refused):
+        return plan | {"memory": _refused(config, sizes, state, traced, compiled)}
+    works = work(compiled.program, routed_tokens(config, sizes))
+    found = collectives(compiled.program, sizes, config.mesh.between, topology.slices)
+    timed = time_collectives(found, topology, places(topology, mesh.devices.flat))
+    plan["memory"] = _memory(topology, state, compiled)
+    plan["flops"] = _flops(config, works, topology)
+    plan["unknown_kernels"] = unknown_kernels(compiled.program)
+    plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_turns()
+    plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
+    plan["collectives"] = _table(timed)
+    return plan | estimate(plan, roofline(topology.chip, works, timed), topology, tokens)
+
+
+def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
+    """Tokens that come to a device's experts in a microbatch, each as often as it has experts, if they come to all alike."""
+    top_k = max(
+        (b.feed_forward.moe.top_k for b in config.model.blocks.values() if b.feed_forward.kind == "moe"), default=0
+    )
+    cuts = prod(mesh[axis] for axis in ("data", "fsdp", "expert", "context")) * config.training.accumulate
+    return config.batch_size * config.sequence_length * top_k / cuts
+
+
+def head(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:
+    """What is known of a plan before anything is compiled."""
+    from xfresearch.models.costs import costs
+
+    counted = costs(config.model, config.sequence_length)
+    longer = costs(config.model, 2 * config.sequence_length)
+    attention = longer.flops_per_token - counted.flops_per_token  # what grows with the length
+    return {
+        "method": method,
+        "topology": topology and describe(topology),
+        "mesh": mesh,
+        "parameters": counted.parameters,
+        "active_parameters": counted.active_parameters,
+        "model_flops": 3 * counted.flops_per_token * config.batch_size * config.sequence_length,
+        "half_attention": 1 - attention / counted.flops_per_token / 2,  # of the FLOPs, as others count them
+        "batch": {
+            "sequences": config.batch_size,
+            "sequence_length": config.sequence_length,
+            "tokens": config.batch_size * config.sequence_length,
+            "accumulate": config.training.accumulate,
+        },
+        "remat": config.training.remat,
+        "dtype": config.model.dtype,
+    }
+
+
+def describe(topology: Topology) -> dict:
+    chip = topology.chip
+    return {
+        "name": topology.name,
+        "chips": topology.chips,
+        "devices": topology.devices,
+        "peak_flops": chip.peak,
+        "memory": chip.memory,
+        "memory_bandwidth": chip.memory_bandwidth,
+        "link_bandwidth": chip.link,
+        "network_bandwidth": chip.network,
+    }
+
+
+def _memory(topology: Topology, state, compiled: program.Compiled) -> dict:
+    parts = memory.state_bytes(state)
+    kept = memory.kept_activations(compiled.program)
+    activations = min(sum(size for _, _, size in kept), compiled.temporary)
+    parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
+    parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
+    parts["program"] = compiled.code
+    total, available = sum(parts.values()), topology.chip.memory
+    return {"fits": True, "total": total, "available": available, "parts": parts}
+
+
+def _refused(config: Config, mesh: dict, state, traced, refused: program.Refused) -> dict:
+    parts = memory.state_bytes(state)
+    repeats = config.model.depth // len(config.model.pattern)
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
+    return {
+        "fits": False,
+        "total": refused.needed,
+        "available": refused.available,
+        "parts": parts,
+        "largest": {
+            "allocations, the compiler says": refused.largest[:LARGEST],
+            "kept for the backward pass": kept[:LARGEST],
+            "state": memory.largest_of_state(state, LARGEST),
+        },
+        "advice": advice(config, mesh, parts, refused.available),
+    }
+
+
+def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
+    """What to try where a plan does not fit, the cheapest first."""
+    state = parts["parameters"] + parts["optimiser"]
+    rows = config.batch_size // (mesh["data"] * mesh["fsdp"] * mesh["expert"] * config.training.accumulate)
+    found = []
+    if state > 0.4 * available and mesh["data"] > 1:
+        found.append(
+            f"config.mesh.fsdp={mesh['data'] * mesh['fsdp']} in place of data: the state is cut over more devices"
+        )
+    elif state > 0.4 * available:
+        found.append("more devices, or config.mesh.tensor: parameters and optimiser alone take much of the memory")
+    if config.training.remat != "full":
+        found.append("config.training.remat=full: the backward pass computes activations anew")
+    if rows > 1:
+        found.append(
+            f"config.training.accumulate={rows * config.training.accumulate}: {rows} sequences per device become 1"
+        )
+        found.append(f"config.batch_size={config.batch_size // 2}")
+    elif mesh["context"] == 1 and config.sequence_length >= 4096:
+        found.append("config.mesh.context=2: a device holds half of each sequence")
+    if config.model.dtype == "float32":
+        found.append("config.model.dtype=bfloat16: activations take half")
+    return found or ["more devices"]
+
+
+def _flops(config: Config, works, topology: Topology) -> dict:
+    """FLOPs of one step on all devices: the traced program's, and those of the compiled one."""
+    return {
+        "traced": program.traced_flops(config),
+        "compiled": sum(w.runs * w.flops for w in works) * topology.devices,
+    }
+
+
+def _table(timed) -> list[dict]:
+    """Collectives of one kind over the same axes together, the ones that take longest first."""
+    rows = {}
+    for one, inside, between in timed:
+        axes = one.axes if one.whole else ("part of", *one.axes)
+        row = rows.setdefault(
+            (one.kind, axes, one.asynchronous), dict.fromkeys(("count", "bytes", "sent", "seconds"), 0)
+        )
+        row["count"] += one.runs
+        row["bytes"] += one.runs * one.payload
+        row["sent"] += one.runs * one.sent
+        row["seconds"] += one.runs * (inside + between)
+    total = sum(row["seconds"] for row in rows.values()) or 1
+    named = [
+        {"kind": kind, "axes": list(axes), "asynchronous": asynchronous, **row, "share": row["seconds"] / total}
+        for (kind, axes, asynchronous), row in rows.items()
+    ]
+    return sorted(named, key=lambda row: -row["seconds"])
+
+
+def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> dict:
+    """Step time and what follows from it, each as [not overlapped, overlapped]."""
+    times = [line.serial, line.overlapped]
+    per_step = plan["batch"]["tokens"]
+    ideal = plan["model_flops"] / (topology.chip.peak * topology.devices)
+    hours = [tokens / per_step * time / 3600 for time in times]
+    return {
+        "time": {
+            name: getattr(line, name) for name in ("arithmetic", "memory", "links", "network", "instructions", "limit")
+        },
+        "step_seconds": times,
+        "tokens_per_second": [per_step / time for time in times],
+        "utilisation": [ideal / time for time in times],
+        "budget_tokens": tokens,
+        "hours": hours,
+        "chip_hours": [h * topology.chips for h in hours],
+    }
+
+
+def formula_plan(config: Config, topology: Topology, tokens: float, devices=None) -> dict:
+    """The plan of a config by formula. `devices` are the topology's, where it is a TPU's."""
+    from xfresearch.planning.formula import reckon
+    from xfresearch.training.sharding import check_batch, device_mesh, mesh_sizes
+
+    config = program.ready(config)
+    sizes = mesh_sizes(config.mesh, topology.devices)
+    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    found = reckon(config, sizes)
+    mesh = device_mesh(sizes, devices, config.mesh.between).devices.flat if devices else None
+    timed = time_collectives(found.collectives, topology, places(topology, mesh))
+    plan = head(config, topology, sizes, "formula")
+    plan["memory"] = _memory_by_formula(config, sizes, found, topology)
+    plan["flops"] = {"traced": found.flops}
+    plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
+    plan["collectives"] = _table(timed)
+    return plan | estimate(plan, roofline(topology.chip, found.works, timed), topology, tokens)
+
+
+def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) -> dict:
+    total, available = sum(found.memory.values()), topology.chip.memory
+    fits = {"fits": total <= available, "total": total, "available": available, "parts": found.memory}
+    if fits["fits"]:
+        return fits
+    largest = {
+        "kept for the backward pass": found.kept[:LARGEST],
+        "state": memory.largest_of_state(found.state, LARGEST),
+    }
+    return fits | {"largest": largest, "advice": advice(config, mesh, found.memory, available)}
+
+
+def check(config: Config) -> dict:
+    """Shapes and shardings of a config on an abstract mesh: the step is lowered for TPU and GPU, not compiled.
+
+    UserError where the mesh does not go with the model or the batch.
+    """
+    from xfresearch.planning.formula import abstract_mesh
+    from xfresearch.training.sharding import AXES, check_batch, mesh_sizes
+
+    config = program.ready(config)
+    mesh = replace(config.mesh, data=1) if config.mesh.data == -1 else config.mesh
+    sizes = mesh_sizes(mesh, prod(getattr(mesh, axis) for axis in AXES))
+    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    layers = "scan" if config.training.layers == "auto" else config.training.layers
+    state, traced = program.trace(
+        replace(config, training=replace(config.training, layers=layers)), abstract_mesh(sizes)
+    )
+    traced.lower(lowering_platforms=("tpu",))
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth // len(config.model.pattern), sizes)
+    parts = memory.state_bytes(state) | {"kept for the backward pass": sum(size for _, _, size in kept)}
+    return head(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
+
+
+def make_plan(config: Config, topology: Topology, tokens: float, text_file: str = "") -> dict:
+    """The plan by the best means there is: compiled for TPUs and for GPUs that are here, otherwise by formula."""
+    devices = tpu_devices(topology) if topology.tpu else _gpus(topology)
+    if devices:
+        return compiled_plan(config, topology, tokens, devices, text_file)
+    return formula_plan(config, topology, tokens)
+
+
+def _gpus(topology: Topology) -> list:
+    """As many of the machine's GPUs as the topology has, if they are of its kind."""
+    import jax
+
+    try:
+        found = [device for device in jax.devices("gpu") if device.device_kind.startswith(topology.chip.kind)]
+    except RuntimeError:
+        return []
+    return found[: topology.devices] if len(found) >= topology.devices else []

@@ -1,0 +1,166 @@
+"""A plan as text."""
+
+GIB = 2**30
+
+
+def text(plan: dict) -> str:
+    """The tables that the command prints."""
+    parts = [_head(plan), _memory(plan["memory"]) if "memory" in plan else _checked(plan)]
+    if "flops" in plan:
+        parts += [_work(plan), _collectives(plan["collectives"]), _time(plan), _estimate(plan)]
+    return "\n\n".join(parts)
+
+
+def search_text(found: dict) -> str:
+    """The plans that were tried, best first, and the best in full."""
+    parts = [f"{len(found['tried'])} plans fit by formula; the best of them:", _ranked(found["tried"][:8])]
+    if found["compiled"]:
+        parts += ["compiled:", _ranked(found["compiled"])]
+    parts.append(
+        f"the best:\n\n{text(found['best'])}" if found["best"] else "NOTHING FITS: more devices, or a smaller batch"
+    )
+    return "\n\n".join(parts)
+
+
+def _ranked(rows: list[dict]) -> str:
+    cells = [("mesh", "remat", "batch", "memory", "step s", "utilisation, not overlapped", "overlapped")]
+    for row in rows:
+        mesh = ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()) or "one device"
+        times = ("does not fit", "", "")
+        if row["utilisation"]:
+            times = (f"{row['step_seconds'][0]:.3g}", *(percent(u) for u in row["utilisation"]))
+        cells.append((mesh, row["remat"], str(row["batch"]), percent(row["memory"]), *times))
+    return table(cells)
+
+
+def _head(plan: dict) -> str:
+    topology, batch = plan["topology"], plan["batch"]
+    mesh = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "one device"
+    how = {
+        "compiled": f"compiled in {plan.get('compile_seconds', 0):.0f} s",
+        "formula": "formula, not compiled",
+        "checked": "shapes and shardings resolve and the step lowers; not compiled",
+    }[plan["method"]]
+    where = f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, " if topology else ""
+    active = plan["active_parameters"]
+    used = f", {number(active)} of them active" if active != plan["parameters"] else ""
+    return (
+        f"{number(plan['parameters'])} parameters{used}, {plan['dtype']}, remat={plan['remat']}\n"
+        f"{where}mesh {mesh} ({how})\n"
+        f"batch: {batch['sequences']} sequences of {batch['sequence_length']} tokens = {number(batch['tokens'])} tokens"
+        + (f" in {batch['accumulate']} microbatches" if batch["accumulate"] > 1 else "")
+    )
+
+
+def _checked(plan: dict) -> str:
+    rows = [("memory per device", "GiB"), *((name, gib(size)) for name, size in plan["parts"].items())]
+    largest = [("largest arrays of the state", "whole shape", "GiB per device")]
+    largest += [(name, shape, gib(size)) for name, shape, size in plan["largest"]]
+    return f"{table(rows)}\n\n{table(largest)}"
+
+
+def _memory(memory: dict) -> str:
+    rows = [("memory per device", "GiB", "share")]
+    rows += [(name, gib(size), percent(size / memory["available"])) for name, size in memory["parts"].items()]
+    rows += [("in all", gib(memory["total"]), percent(memory["total"] / memory["available"]))]
+    rows += [("available", gib(memory["available"]), "")]
+    lines = [table(rows)]
+    if not memory["fits"]:
+        over = memory["total"] - memory["available"]
+        lines.append(f"DOES NOT FIT: {gib(over)} GiB more than the device has")
+        for title, largest in memory["largest"].items():
+            if largest:
+                rows = [(name, shape, gib(size)) for name, shape, size in largest]
+                lines.append(table([(f"largest arrays: {title}", "whole shape", "GiB per device"), *rows]))
+        lines.append("what to try:\n" + "\n".join(f"  {line}" for line in memory["advice"]))
+    return "\n\n".join(lines)
+
+
+def _work(plan: dict) -> str:
+    model, flops = plan["model_flops"], plan["flops"]
+    rows = [
+        ("FLOPs of a step, all devices", "FLOPs", "of the closed form"),
+        ("closed form, 3 x forward", number(model), ""),
+    ]
+    names = {"traced": "traced, recomputation included", "compiled": "compiled, matrix products"}
+    rows += [(names[name], number(value), f"{value / model:.3f}") for name, value in flops.items()]
+    unknown = plan.get("unknown_kernels")
+    lines = [table(rows)]
+    if unknown:
+        lines.append(f"kernels that do not say what they cost, and count nothing: {', '.join(unknown)}")
+    if plan.get("loops_of_unknown_turns"):
+        lines.append(f"loops that turn as the data say, and count once: {', '.join(plan['loops_of_unknown_turns'])}")
+    return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
+
+
+def _collectives(found: list[dict]) -> str:
+    if not found:
+        return "no collectives"
+    rows = [("collective", "mesh axes", "count", "GB", "GB sent", "ms", "share")]
+    for row in found:
+        kind = row["kind"] + (" (async)" if row["asynchronous"] else "")
+        moved = f"{row['bytes'] / 1e9:.3g}", f"{row['sent'] / 1e9:.3g}"
+        rows.append(
+            (
+                kind,
+                " ".join(row["axes"]),
+                f"{row['count']:.0f}",
+                *moved,
+                f"{row['seconds'] * 1e3:.3g}",
+                percent(row["share"]),
+            )
+        )
+    return table(rows)
+
+
+def _time(plan: dict) -> str:
+    time, (serial, overlapped) = plan["time"], plan["step_seconds"]
+    rows = [("seconds of a step", "alone", "of the step")]
+    for name in ("arithmetic", "memory", "links", "network"):
+        rows.append((name, f"{time[name]:.4g}", percent(time[name] / serial)))
+    rows.append(("overlapped (the slowest)", f"{overlapped:.4g}", percent(overlapped / serial)))
+    rows.append(("not overlapped", f"{serial:.4g}", ""))
+    return table(rows) + f"\n\nthe limit where all overlaps: {time['limit']}"
+
+
+def _estimate(plan: dict) -> str:
+    rows = [("estimate", "not overlapped", "overlapped")]
+    rows.append(("step", *(f"{t:.4g} s" for t in plan["step_seconds"])))
+    rows.append(("tokens per second", *(number(r) for r in plan["tokens_per_second"])))
+    rows.append(("per chip", *(number(r / plan["topology"]["chips"]) for r in plan["tokens_per_second"])))
+    rows.append(("model-FLOPs utilisation", *(percent(u) for u in plan["utilisation"])))
+    budget = number(plan["budget_tokens"])
+    rows.append((f"hours to {budget} tokens", *(f"{h:,.1f}" for h in plan["hours"])))
+    rows.append((f"chip-hours to {budget} tokens", *(f"{h:,.0f}" for h in plan["chip_hours"])))
+    return table(rows)
+
+
+def table(rows: list[tuple]) -> str:
+    """Columns as wide as they need to be, the first two of words to the left where they are no numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = [i == 0 or not any(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(widths))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if left[i] else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def number(value: float) -> str:
+    """1234567 as '1.23 M'."""
+    for power, unit in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(value) >= 10**power:
+            return f"{value / 10**power:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def gib(value: float) -> str:
+    return f"{value / GIB:.2f}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

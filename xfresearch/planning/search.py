@@ -1,0 +1,100 @@
+"""Tries meshes, recomputation and batch sizes: all of them by formula, then the most promising ones compiled."""
+
+import sys
+from dataclasses import replace
+from itertools import product
+
+from xfresearch.config import Config
+from xfresearch.errors import UserError
+from xfresearch.planning import plans, program
+from xfresearch.planning.topologies import Topology, tpu_devices
+
+COMPILED = 4  # plans that fit, compiled before the search ends
+BATCHES = (1, 2, 4)  # times the config's batch, or the smallest that every device has a row of
+LARGEST_TENSOR = 16  # a layer's sums over more devices than this have never paid
+LONG = 8192  # tokens from which on cutting the sequence is tried
+MARGIN = 1.1  # what the formula says may be this much over the memory, since it is rough
+
+
+def search(config: Config, topology: Topology, tokens: float) -> dict:
+    """{"tried", "compiled": rows, best first, "best": its plan or None}. UserError where no mesh goes with the config."""
+    from tqdm import tqdm
+
+    config = program.ready(config)
+    devices = tpu_devices(topology) if topology.tpu else None
+    tried = []
+    options = list(candidates(config, topology))
+    for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
+        try:
+            tried.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
+        except UserError:  # the mesh does not go with the model
+            continue
+    if not tried:
+        raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config and its batch")
+    margin = MARGIN if topology.tpu else 1
+    fitting = [(c, p) for c, p in tried if p["memory"]["total"] <= margin * p["memory"]["available"]]
+    fitting.sort(key=lambda pair: -pair[1]["utilisation"][0])
+    rows = [row(plan) for _, plan in fitting]
+    if not topology.tpu:
+        return {"tried": rows, "compiled": [], "best": fitting[0][1] if fitting else None}
+    compiled = _compile(fitting, topology, tokens, devices)
+    fit = [plan for plan in compiled if plan["memory"]["fits"]]
+    fit.sort(key=lambda plan: -plan["utilisation"][0])
+    refused = [plan for plan in compiled if not plan["memory"]["fits"]]
+    return {"tried": rows, "compiled": [row(plan) for plan in fit + refused], "best": fit[0] if fit else None}
+
+
+def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
+    """The best by formula compiled, until COMPILED of them fit or twice as many have been tried."""
+    from tqdm import tqdm
+
+    found = []
+    with tqdm(total=COMPILED, desc="compiling", unit="plan", file=sys.stderr, disable=None) as bar:
+        for candidate, _ in fitting[: 2 * COMPILED]:
+            plan = plans.compiled_plan(candidate, topology, tokens, devices)
+            found.append(plan)
+            bar.update(plan["memory"]["fits"])
+            if sum(plan["memory"]["fits"] for plan in found) == COMPILED:
+                break
+    return found
+
+
+def candidates(config: Config, topology: Topology, batches=BATCHES):
+    """Configs to try: every mesh of all devices, recomputation and batch that may go together."""
+    for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), batches):
+        rows = sizes["data"] * sizes["fsdp"] * sizes["expert"] * config.training.accumulate
+        smallest = -(-config.batch_size // rows) * rows
+        training, mesh = replace(config.training, remat=remat), replace(config.mesh, **sizes)
+        yield replace(config, batch_size=smallest * times, training=training, mesh=mesh)
+
+
+def meshes(config: Config, devices: int) -> list[dict[str, int]]:
+    """Sizes of the axes, their product the devices."""
+    blocks = config.model.blocks.values()
+    experts = max((b.feed_forward.moe.experts for b in blocks if b.feed_forward.kind == "moe"), default=1)
+    context = [n for n in _divisors(devices) if n == 1 or config.sequence_length // n >= LONG // 2]
+    found = []
+    for tensor, expert, cut in product(_divisors(devices, LARGEST_TENSOR), _divisors(experts), context):
+        if devices % (tensor * expert * cut):
+            continue
+        rest = devices // (tensor * expert * cut)
+        for data in _divisors(rest, config.mesh.data if config.mesh.data > 0 else rest):
+            found.append({"data": data, "fsdp": rest // data, "expert": expert, "tensor": tensor, "context": cut})
+    return found
+
+
+def _divisors(n: int, most: int | None = None) -> list[int]:
+    return [d for d in range(1, min(n, most or n) + 1) if n % d == 0]
+
+
+def row(plan: dict) -> dict:
+    """What a table of plans shows of one."""
+    return {
+        "mesh": {axis: size for axis, size in plan["mesh"].items() if size > 1},
+        "remat": plan["remat"],
+        "batch": plan["batch"]["sequences"],
+        "fits": plan["memory"]["fits"],
+        "memory": plan["memory"]["total"] / plan["memory"]["available"],
+        "step_seconds": plan.get("step_seconds"),
+        "utilisation": plan.get("utilisation"),
+    }

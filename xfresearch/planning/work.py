@@ -1,0 +1,225 @@
+"""What each instruction of a compiled program does: FLOPs of matrix products, and bytes to and from HBM.
+
+An instruction reads its operands from HBM and writes its outputs there, except those that the compiler keeps in the chip's
+own memory. Of what it only slices, it reads the slice; of what it only updates in place, it reads and writes the update.
+Elementwise work is not counted as FLOPs: its time is that of its bytes. A kernel of its own (Pallas) says itself what it
+costs.
+"""
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from xfresearch.planning.collectives import kind_of
+from xfresearch.planning.custom import estimate, kernel_flops
+from xfresearch.planning.hlo import Array, Computation, Instruction, Program
+
+# No work of their own: names for what is there, containers, and the ends of what was counted at its start.
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
+FREE |= {
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "add-dependency",
+    "async-start",
+    "call-start",
+    "async-update",
+    "async-done",
+    "domain",
+}
+SLICES = {"dynamic-slice", "slice", "gather"}
+CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')  # of a dot, of a call of cuBLAS
+WINDOW = re.compile(r"window=\{([^}]*)\}")
+LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu|__cudnn\$fmha\w*)"')
+
+
+@dataclass(frozen=True)
+class Work:
+    name: str
+    source: str
+    runs: float
+    flops: float  # per run and device
+    bytes: float  # to and from HBM, per run and device
+
+
+def work(program: Program, routed: float = 0) -> list[Work]:
+    """The work of every instruction that a step runs and that does any, collectives included (for the memory they use).
+
+    routed: as of `kernel_flops`.
+    """
+    found = []
+    for name, runs in program.runs().items():
+        computation = program.computations[name]
+        for instruction in computation.instructions.values():
+            if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
+                continue
+            flops, moved = _flops(program, computation, instruction, routed), _bytes(program, computation, instruction)
+            if flops or moved:
+                found.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
+    return found
+
+
+def _flops(program: Program, computation: Computation, instruction: Instruction, routed: float) -> float:
+    if instruction.opcode == "fusion":
+        fused = program.fused(instruction)
+        return sum(_flops(program, fused, inner, routed) for inner in fused.instructions.values())
+    if instruction.opcode == "dot":
+        return _dot(computation, instruction)
+    if instruction.opcode == "convolution":
+        return _convolution(computation, instruction)
+    if "__cublas$" in instruction.text:
+        return _dot(computation, instruction)
+    if instruction.opcode == "custom-call" and _KERNEL.search(instruction.text):
+        return kernel_flops(instruction, _operands(computation, instruction), routed) or 0
+    return 0
+
+
+def unknown_kernels(program: Program) -> list[str]:
+    """Names of the kernels whose FLOPs nothing says."""
+    found = set()
+    for name in program.runs():
+        computation = program.computations[name]
+        for one in computation.instructions.values():
+            kernel = one.opcode == "custom-call" and _KERNEL.search(one.text)
+            if kernel and kernel_flops(one, _operands(computation, one), 0) is None:
+                found.add(re.sub(r"[.\d]+$", "", one.name))
+    return sorted(found)
+
+
+def _operands(computation: Computation, instruction: Instruction) -> list[Array]:
+    found = (computation.instructions.get(name) for name in instruction.operands)
+    return [operand.outputs[0] for operand in found if operand and operand.outputs]
+
+
+def _operand(computation: Computation, instruction: Instruction, index: int) -> Array:
+    return computation.instructions[instruction.operands[index]].outputs[0]
+
+
+def _dot(computation: Computation, instruction: Instruction) -> float:
+    left = _operand(computation, instruction, 0)
+    contracted = CONTRACTED.search(instruction.text)
+    sizes = [left.shape[int(i)] for i in re.findall(r"\d+", contracted[1])] if contracted else []
+    return 2 * instruction.outputs[0].size * prod(sizes)
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> float:
+    """2 per multiply-add, those with padding and with the zeros of a dilated input left out. A TPU's matrix products are
+    convolutions, the dimensions of a batch being windows in which only one place is not zero."""
+    left, right = (_operand(computation, instruction, i) for i in (0, 1))
+    a, b, out = LABELS.search(instruction.text).groups()
+    found = WINDOW.search(instruction.text)
+    window = dict(re.findall(r"(\w+)=([\w\-]+)", found[1])) if found else {}
+    places = 1
+    for i in range(len(out) - 2):
+        label = str(i)
+        sizes = left.shape[a.index(label)], right.shape[b.index(label)], instruction.outputs[0].shape[out.index(label)]
+        places *= _valid(*sizes, *(_entry(window, name, i) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")))
+    # the kernel's features of input are those of one group
+    return (
+        2
+        * places
+        * left.shape[a.index("b")]
+        * right.shape[b.index("i")]
+        * right.shape[b.index("o")]
+        / _batches(instruction)
+    )
+
+
+def _batches(instruction: Instruction) -> int:
+    found = re.search(r"batch_group_count=(\d+)", instruction.text)
+    return int(found[1]) if found else 1
+
+
+def _entry(window: dict, name: str, dimension: int) -> int:
+    """An entry of `window={size=1x8 pad=0_0x7_7 ...}` for one dimension; of a pad, the low end."""
+    if name not in window:
+        return 0 if name == "pad" else 1
+    return int(window[name].split("x")[dimension].split("_")[0])
+
+
+def _valid(inputs: int, kernel: int, outputs: int, stride: int, pad: int, base: int, dilation: int) -> int:
+    """Pairs of a place in the output and one in the kernel that meet an input."""
+    reach = (inputs - 1) * base + 1
+    return sum(
+        0 <= at < reach and at % base == 0
+        for o in range(outputs)
+        for at in range(o * stride - pad, o * stride - pad + kernel * dilation, dilation)
+    )
+
+
+def _bytes(program: Program, computation: Computation, instruction: Instruction) -> float:
+    if instruction.opcode == "custom-call":
+        return _custom(computation, instruction)
+    if instruction.opcode == "fusion":
+        return _fusion(program, computation, instruction)
+    if instruction.opcode in ("copy-start", "collective-permute-start", "all-gather-start"):  # (from, to, ...)
+        return sum(_hbm(array) for array in instruction.outputs[:2])
+    if instruction.opcode in SLICES:
+        return 2 * sum(map(_hbm, instruction.outputs))
+    if instruction.opcode == "dynamic-update-slice":
+        return 2 * _hbm(_operand(computation, instruction, 1))
+    return _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
+
+
+def _hbm(array: Array) -> float:
+    return 0 if array.fast else array.bytes
+
+
+def _reads(computation: Computation, instruction: Instruction) -> float:
+    found = (computation.instructions.get(name) for name in instruction.operands)
+    return sum(_hbm(array) for operand in found if operand for array in operand.outputs)
+
+
+def _custom(computation: Computation, instruction: Instruction) -> float:
+    if '"AllocateBuffer"' in instruction.text:
+        return 0
+    stated = estimate(instruction)
+    return stated.get("bytes_accessed") or _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
+
+
+def _fusion(program: Program, computation: Computation, instruction: Instruction) -> float:
+    fused = program.fused(instruction)
+    users: dict[str, list[Instruction]] = {}
+    for inner in fused.instructions.values():
+        for name in inner.operands:
+            users.setdefault(name, []).append(inner)
+    total = 0.0
+    for parameter, operand in zip(fused.parameters(), instruction.operands, strict=True):
+        outer = computation.instructions.get(operand)
+        if outer and not outer.outputs[0].fast:
+            total += _used(parameter.name, users, outer.outputs[0].bytes, fused)
+    return total + sum(_written(fused, name, users) for name in _roots(fused))
+
+
+def _used(name: str, users: dict, whole: float, fused: Computation) -> float:
+    """Bytes of a fusion's operand that it reads: all of them, unless every use takes a slice or only updates it."""
+    total = 0.0
+    for user in users.get(name, ()):
+        if user.opcode == "tuple" or kind_of(user.opcode) or "AsyncCollective" in user.text:
+            continue  # handed through, or what a collective that runs beside the fusion moves
+        if user.opcode in ("bitcast", "reshape", "copy") and not user.root:
+            total += _used(user.name, users, whole, fused)
+        elif user.opcode in SLICES and user.operands[0] == name:
+            total += user.outputs[0].bytes
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+            continue
+        else:
+            return whole
+    return min(total, whole)
+
+
+def _roots(fused: Computation) -> list[str]:
+    root = fused.root
+    return root.operands if root.opcode == "tuple" else [root.name]
+
+
+def _written(fused: Computation, name: str, users: dict) -> float:
+    instruction = fused.instructions[name]
+    if instruction.outputs[0].fast or instruction.opcode == "parameter" or "AsyncCollective" in instruction.text:
+        return 0
+    while instruction.opcode == "bitcast" and instruction.operands[0] in fused.instructions:
+        instruction = fused.instructions[instruction.operands[0]]
+    if instruction.opcode == "dynamic-update-slice":
+        return fused.instructions[instruction.operands[1]].outputs[0].bytes
+    return sum(array.bytes for array in instruction.outputs)
