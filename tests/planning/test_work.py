@@ -122,15 +122,16 @@ ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128]
     assert flops(kernel.replace("mha_fwd", "mha_dkv")) == 2 * flops(kernel)
 
 
-def test_ragged_products_count_the_tokens_that_come():
+@pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])
+def test_ragged_products_count_the_tokens_that_come(name):
     kernel = """
 ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
   %x = f32[1024,32]{1,0:T(8,128)} parameter(0)
   %w = f32[4,32,16]{2,1,0:T(8,128)} parameter(1)
-  ROOT %ragged-dot-none.1 = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"300"}}}
+  ROOT %NAME = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"300"}}}
 }
 """  # noqa: E501
-    program = hlo.parse(kernel)
+    program = hlo.parse(kernel.replace("NAME", name))
     assert sum(w.flops for w in work(program, routed=256)) == 1048576 / 4
     assert sum(w.flops for w in work(program, routed=4096)) == 1048576
 

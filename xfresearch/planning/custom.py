@@ -25,7 +25,7 @@ def kernel_flops(instruction: Instruction, operands: list[Array], routed: float)
     kernel of a ragged product states what it would do with its whole buffer, which has room for more.
     """
     stated = estimate(instruction).get("flops")
-    if stated and instruction.name.startswith("ragged-dot"):
+    if stated and re.search("ragged-dot|gmm", instruction.name):  # gmm, tgmm: those of megablox
         rows = max(array.shape[0] for array in operands if len(array.shape) == 2)
         return stated * min(1, routed / rows)
     if stated:
