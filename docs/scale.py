@@ -12,7 +12,11 @@ PLAN += "| longest collective |\n"
 
 
 def tables(rows: dict[str, dict]) -> str:
-    parts = []
+    from xfresearch.planning.named import named
+
+    asked = [plan.name for plan in named()]
+    done = sum(name in rows for name in asked)
+    parts = [f"{done} of {len(asked)} named plans are compiled; `make plans` compiles the others.\n"]
     for group, title in TITLES.items():
         found = [row for row in rows.values() if row["group"] == group]
         if found:

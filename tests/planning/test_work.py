@@ -128,12 +128,14 @@ def test_ragged_products_count_the_tokens_that_come(name):
 ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
   %x = f32[1024,32]{1,0:T(8,128)} parameter(0)
   %w = f32[4,32,16]{2,1,0:T(8,128)} parameter(1)
-  ROOT %NAME = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"300"}}}
+  ROOT %NAME = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"204800"}}}
 }
 """  # noqa: E501
     program = hlo.parse(kernel.replace("NAME", name))
-    assert sum(w.flops for w in work(program, routed=256)) == 1048576 / 4
-    assert sum(w.flops for w in work(program, routed=4096)) == 1048576
+    rows, weights = 4 * 1024 * (32 + 16), 4 * 4 * 32 * 16
+    assert rows + weights == 204800  # what the kernel says of its whole buffer
+    assert [(w.flops, w.bytes) for w in work(program, routed=256)] == [(1048576 / 4, rows / 4 + weights)]
+    assert [(w.flops, w.bytes) for w in work(program, routed=4096)] == [(1048576, 204800)]
 
 
 def test_what_is_kept_twice_under_two_names_counts_once():

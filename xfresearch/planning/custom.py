@@ -25,16 +25,30 @@ def kernel_flops(instruction: Instruction, operands: list[Array], routed: float)
     kernel of a ragged product states what it would do with its whole buffer, which has room for more.
     """
     stated = estimate(instruction).get("flops")
-    if stated and re.search("ragged-dot|gmm", instruction.name):  # gmm, tgmm: those of megablox
-        rows = max(array.shape[0] for array in operands if len(array.shape) == 2)
-        return stated * min(1, routed / rows)
     if stated:
-        return stated
+        return stated * filled(instruction, operands, routed)
     splash = re.match(r"splash_(?:mha|mqa)_(fwd|dq|dkv)", instruction.name)
     if splash:
         block = BLOCK.search(instruction.text)
         return SPLASH[splash[1]] * _attention(operands, int(block[1]) if block else 0)
     return None
+
+
+def kernel_bytes(instruction: Instruction, operands: list[Array], routed: float) -> float | None:
+    """Bytes that a kernel itself says it moves, or None; of a ragged product's buffer, the rows that come."""
+    stated = estimate(instruction).get("bytes_accessed")
+    if not stated:
+        return None
+    weights = sum(array.bytes for array in operands if len(array.shape) == 3)
+    share = filled(instruction, operands, routed)
+    return stated if share == 1 else (stated - weights) * share + weights
+
+
+def filled(instruction: Instruction, operands: list[Array], routed: float) -> float:
+    """The share of a ragged product's buffer that holds tokens; 1 of other kernels."""
+    if not re.search("ragged-dot|gmm", instruction.name):  # gmm, tgmm: those of megablox
+        return 1
+    return min(1, routed / max((array.shape[0] for array in operands if len(array.shape) == 2), default=routed or 1))
 
 
 def _attention(operands: list[Array], block: int) -> float:

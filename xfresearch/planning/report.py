@@ -159,7 +159,7 @@ def number(value: float) -> str:
 
 
 def gib(value: float) -> str:
-    return f"{value / GIB:.2f}"
+    return f"{value / GIB:.2f}" if value >= 0.01 * GIB or not value else f"{value / GIB:.1g}"
 
 
 def percent(value: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from xfresearch.planning.collectives import kind_of
-from xfresearch.planning.custom import estimate, kernel_flops
+from xfresearch.planning.custom import kernel_bytes, kernel_flops
 from xfresearch.planning.hlo import Array, Computation, Instruction, Program
 
 # No work of their own: names for what is there, containers, and the ends of what was counted at its start.
@@ -28,6 +28,7 @@ FREE |= {
     "domain",
 }
 SLICES = {"dynamic-slice", "slice", "gather"}
+STARTED_SLICES = {f"{name}-start" for name in SLICES}
 CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')  # of a dot, of a call of cuBLAS
 WINDOW = re.compile(r"window=\{([^}]*)\}")
 LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -54,7 +55,10 @@ def work(program: Program, routed: float = 0) -> list[Work]:
         for instruction in computation.instructions.values():
             if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
                 continue
-            flops, moved = _flops(program, computation, instruction, routed), _bytes(program, computation, instruction)
+            flops, moved = (
+                _flops(program, computation, instruction, routed),
+                _bytes(program, computation, instruction, routed),
+            )
             if flops or moved:
                 found.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
     return found
@@ -148,13 +152,15 @@ def _valid(inputs: int, kernel: int, outputs: int, stride: int, pad: int, base: 
     )
 
 
-def _bytes(program: Program, computation: Computation, instruction: Instruction) -> float:
+def _bytes(program: Program, computation: Computation, instruction: Instruction, routed: float) -> float:
     if instruction.opcode == "custom-call":
-        return _custom(computation, instruction)
+        return _custom(computation, instruction, routed)
     if instruction.opcode == "fusion":
         return _fusion(program, computation, instruction)
     if instruction.opcode in ("copy-start", "collective-permute-start", "all-gather-start"):  # (from, to, ...)
         return sum(_hbm(array) for array in instruction.outputs[:2])
+    if instruction.opcode in STARTED_SLICES:  # (from, slice, ...)
+        return instruction.outputs[1].bytes + _hbm(instruction.outputs[1])
     if instruction.opcode in SLICES:
         return 2 * sum(map(_hbm, instruction.outputs))
     if instruction.opcode == "dynamic-update-slice":
@@ -171,11 +177,11 @@ def _reads(computation: Computation, instruction: Instruction) -> float:
     return sum(_hbm(array) for operand in found if operand for array in operand.outputs)
 
 
-def _custom(computation: Computation, instruction: Instruction) -> float:
+def _custom(computation: Computation, instruction: Instruction, routed: float) -> float:
     if '"AllocateBuffer"' in instruction.text:
         return 0
-    stated = estimate(instruction)
-    return stated.get("bytes_accessed") or _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
+    stated = kernel_bytes(instruction, _operands(computation, instruction), routed)
+    return stated or _reads(computation, instruction) + sum(map(_hbm, instruction.outputs))
 
 
 def _fusion(program: Program, computation: Computation, instruction: Instruction) -> float:
