@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.contracts.variants import BASE, LENGTH, VARIANTS, change, forward, tokens_for
+from tests.contracts.variants import BASE, LENGTH, VARIANTS, change, forward, model, tokens_for
 from xfresearch.api import LanguageModel
 from xfresearch.config import Config, DataConfig
 from xfresearch.data.tokenizers import ByteTokenizer
@@ -15,7 +15,7 @@ from xfresearch.errors import UserError
 from xfresearch.evaluation import make_scorer
 from xfresearch.kernels import attention as face
 from xfresearch.models import transformer
-from xfresearch.models.kernel_choices import attention_call, attention_choices
+from xfresearch.models.kernel_choices import attention_call, attention_choices, expert_choices
 from xfresearch.resolving import resolve, resolve_model
 
 KERNEL = "blocks.main.attention.kernel"
@@ -53,6 +53,26 @@ def test_a_kernel_that_cannot_serve_is_named_with_its_key():
         attention_choices(run_of("splash"))
     assert attention_choices(run_of("auto"))["main"].name == "blocked"
     assert attention_choices(run_of("plain"))["main"] == ("plain", "asked for")
+
+
+def test_products_of_experts_are_chosen_by_block():
+    moe = "blocks.main.feed_forward.moe."
+
+    def chosen(**options):
+        options = {
+            "blocks.main.feed_forward.kind": "moe",
+            "vocab_size": 257,
+            **{moe + k: v for k, v in options.items()},
+        }
+        config = resolve(Config(model=model(options), sequence_length=32))
+        return expert_choices(config)["main"].name
+
+    assert chosen() == "blocked" and chosen(kernel="ragged") == "ragged" and chosen(capacity=1.0) == "blocked"
+    with pytest.raises(
+        UserError, match="blocks.main.feed_forward.moe.kernel='megablox' is not allowed here: it is for TPU"
+    ):
+        chosen(kernel="megablox")
+    assert expert_choices(run_of("auto")) == {}
 
 
 def test_a_run_trained_with_a_kernel_of_another_machine_is_read_here(tmp_path):

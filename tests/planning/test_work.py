@@ -122,16 +122,16 @@ ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128]
     assert flops(kernel.replace("mha_fwd", "mha_dkv")) == 2 * flops(kernel)
 
 
-@pytest.mark.parametrize("name", ["ragged-dot-none.1", "gmm.1"])
-def test_grouped_products_count_the_tokens_that_come(name):
+@pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])
+def test_ragged_products_count_the_tokens_that_come(name):
     kernel = """
 ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
   %x = f32[1024,32]{1,0:T(8,128)} parameter(0)
   %w = f32[4,32,16]{2,1,0:T(8,128)} parameter(1)
-  ROOT %ragged-dot-none.1 = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"204800"}}}
+  ROOT %NAME = f32[1024,16]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"1048576","bytes_accessed":"204800"}}}
 }
 """  # noqa: E501
-    program = hlo.parse(kernel.replace("ragged-dot-none.1", name))
+    program = hlo.parse(kernel.replace("NAME", name))
     rows, weights = 4 * 1024 * (32 + 16), 4 * 4 * 32 * 16
     assert rows + weights == 204800  # what the kernel says of its whole buffer
     assert [(w.flops, w.bytes) for w in work(program, routed=256)] == [(1048576 / 4, rows / 4 + weights)]

@@ -22,7 +22,8 @@ mean of s_e over its sum:
     z_loss       mean logsumexp(z)^2, whatever the balance                  (ST-MoE, eq. 5)
 
 Parameters: D E + (E + shared) n D F (+ E for b), n = 3 for gated experts and 2 for plain; active: k experts instead of E.
-FLOPs per token: 2 D E + 2 (k + shared) n D F, C E / L for k under expert choice.      Cache: E counts with a capacity.
+FLOPs per token: 2 D E + 2 (k + shared) n D F, C E / L for k under expert choice, and on a mesh (dispatch.py) with a
+capacity.      Cache: E counts with a capacity.
 """
 
 import jax

@@ -6,7 +6,6 @@ from xfresearch.planning.hlo import Array, Instruction
 
 ESTIMATE = re.compile(r'cost_estimate[\\"]*:\s*\{([^}]*)\}')
 BLOCK = re.compile(r"block_q\W+(\d+)")  # masked blocks are skipped, those on the diagonal are not
-GROUPED = re.compile(r"ragged-dot|t?gmm")  # jax.lax.ragged_dot; megablox and its weights' gradient
 # Products of queries, keys and values' size that each kernel of splash attention computes; the backward ones need the
 # logits again.
 SPLASH = {"fwd": 2, "dq": 3, "dkv": 4}
@@ -23,7 +22,7 @@ def kernel_flops(instruction: Instruction, operands: list[Array], routed: float)
     """FLOPs of one run; None of a kernel that is not known.
 
     routed: tokens that come to a device's experts where they come to all alike, each as often as it has experts. The
-    kernel of a grouped product states what it would do with its whole buffer, which has room for more.
+    kernel of a ragged product states what it would do with its whole buffer, which has room for more.
     """
     stated = estimate(instruction).get("flops")
     if stated:
@@ -36,7 +35,7 @@ def kernel_flops(instruction: Instruction, operands: list[Array], routed: float)
 
 
 def kernel_bytes(instruction: Instruction, operands: list[Array], routed: float) -> float | None:
-    """Bytes that a kernel itself says it moves, or None; of a grouped product's buffer, the rows that come."""
+    """Bytes that a kernel itself says it moves, or None; of a ragged product's buffer, the rows that come."""
     stated = estimate(instruction).get("bytes_accessed")
     if not stated:
         return None
@@ -46,8 +45,8 @@ def kernel_bytes(instruction: Instruction, operands: list[Array], routed: float)
 
 
 def filled(instruction: Instruction, operands: list[Array], routed: float) -> float:
-    """The share of a grouped product's buffer that holds tokens; 1 of other kernels."""
-    if not GROUPED.match(instruction.name):
+    """The share of a ragged product's buffer that holds tokens; 1 of other kernels."""
+    if not re.search("ragged-dot|gmm", instruction.name):  # gmm, tgmm: those of megablox
         return 1
     return min(1, routed / max((array.shape[0] for array in operands if len(array.shape) == 2), default=routed or 1))
 

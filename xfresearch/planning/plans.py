@@ -29,7 +29,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     works = work(compiled.program, routed_tokens(config, sizes))
     found = collectives(compiled.program, sizes, config.mesh.between, topology.slices)
     timed = time_collectives(found, topology, places(topology, mesh.devices.flat))
-    plan["memory"] = _memory(topology, state, compiled)
+    plan["memory"] = _memory(config, topology, sizes, state, compiled)
     plan["flops"] = _flops(config, works, topology)
     plan["unknown_kernels"] = unknown_kernels(compiled.program)
     plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_turns()
@@ -87,7 +87,7 @@ def describe(topology: Topology) -> dict:
     }
 
 
-def _memory(topology: Topology, state, compiled: program.Compiled) -> dict:
+def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: program.Compiled) -> dict:
     parts = memory.state_bytes(state)
     kept = memory.kept_activations(compiled.program)
     activations = min(sum(size for _, _, size in kept), compiled.temporary)
@@ -95,7 +95,11 @@ def _memory(topology: Topology, state, compiled: program.Compiled) -> dict:
     parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
     parts["program"] = compiled.code
     total, available = sum(parts.values()), topology.chip.memory
-    return {"fits": True, "total": total, "available": available, "parts": parts}
+    found = {"fits": topology.tpu or total <= available, "total": total, "available": available, "parts": parts}
+    if found["fits"]:  # for a TPU it would not have compiled
+        return found
+    largest = {"kept for the backward pass": kept[:LARGEST], "state": memory.largest_of_state(state, LARGEST)}
+    return found | {"largest": largest, "advice": advice(config, mesh, parts, available)}
 
 
 def _refused(config: Config, mesh: dict, state, traced, refused: program.Refused) -> dict:

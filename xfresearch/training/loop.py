@@ -27,7 +27,7 @@ from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
 from xfresearch.models.costs import costs
-from xfresearch.models.kernel_choices import attention_choices
+from xfresearch.models.kernel_choices import attention_choices, expert_choices
 from xfresearch.training import checkpoint
 from xfresearch.training.abstract import abstract_state, jit_train_step
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
@@ -111,11 +111,13 @@ class Run:
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
 
     def _say_kernels(self) -> None:
-        """Names what computes each block's attention, and why; UserError where what is asked for cannot."""
-        choices = attention_choices(self.config, self.mesh)
+        """Names what computes each block's attention and experts, and why; UserError where what is asked for cannot."""
+        choices = {"attention": attention_choices, "experts": expert_choices}
+        choices = {what: choose(self.config, self.mesh) for what, choose in choices.items()}
         if distributed.first():
-            for name, choice in choices.items():
-                print(f"attention of block {name}: {choice.name} ({choice.reason})", file=sys.stderr)
+            for what, blocks in choices.items():
+                for name, choice in blocks.items():
+                    print(f"{what} of block {name}: {choice.name} ({choice.reason})", file=sys.stderr)
 
     def _set_aside(self, damaged: list[int]) -> None:
         for bad in damaged:

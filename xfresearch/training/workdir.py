@@ -20,6 +20,7 @@ from xfresearch.training import checkpoint
 
 # Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
 FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows")
+# So are all that end in .kernel.
 FREE += ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 
 
@@ -97,4 +98,4 @@ def _last_sign_of_life(path: epath.Path) -> float:
 
 def _free(line: str) -> bool:
     key = line.split(":")[0].removeprefix("config.")
-    return any(key == name or key.startswith(name + ".") for name in FREE)
+    return key.endswith(".kernel") or any(key == name or key.startswith(name + ".") for name in FREE)
