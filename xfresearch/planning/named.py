@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xfresearch.command import Parser, run, write_json
+from xfresearch.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BF16 = "--config.model.dtype=bfloat16"
@@ -53,7 +54,7 @@ DEPTH = tuple(
     Named("depth", "configs/llama.py", "v5p:2x2x4", overrides(64, "fsdp=16", FULL, f"--config.model.depth={depth}"))
     for depth in (16, 64)
 )
-TOPOLOGIES = ("v5e:4x4", "v5p:4x4x4", "v6e:8x8")
+TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8")
 
 
 def every_config() -> tuple[Named, ...]:
@@ -71,7 +72,6 @@ def named() -> tuple[Named, ...]:
 def chosen(plan: Named) -> tuple[str, ...]:
     """Overrides with the mesh and recomputation that are best by formula, at the config's batch or the next larger one."""
     from xfresearch.config_io import parse
-    from xfresearch.errors import UserError
     from xfresearch.planning import plans, program, search, topologies
 
     topologies.set_environment()
@@ -83,7 +83,8 @@ def chosen(plan: Named) -> tuple[str, ...]:
             found = plans.formula_plan(candidate, topology, 1e12, devices)
         except UserError:
             continue
-        if found["memory"]["fits"] and (best is None or found["utilisation"][0] > best["utilisation"][0]):
+        fits = found["memory"]["total"] <= search.MARGIN * found["memory"]["available"]
+        if fits and (best is None or found["utilisation"][0] > best["utilisation"][0]):
             best = found
     if best is None:
         raise UserError(f"{plan.name}: nothing fits by formula")
@@ -94,7 +95,10 @@ def chosen(plan: Named) -> tuple[str, ...]:
 
 def compile_one(plan: Named) -> dict:
     """The plan by the command line, in a process of its own; {"error": ...} where that ends otherwise."""
-    options = plan.overrides or chosen(plan)
+    try:
+        options = plan.overrides or chosen(plan)
+    except UserError as error:
+        return {"config": plan.config, "overrides": [], "error": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         command = [
