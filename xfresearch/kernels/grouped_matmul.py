@@ -3,11 +3,11 @@
 `ragged` is jax.lax.ragged_dot, the plain form. It multiplies every row by every group's matrix, and throws the rest away:
 on CPU, on GPU (always for a weight's gradient), on TPU with some versions of libtpu.
 
-`megablox` is JAX's Pallas kernel for TPU (Gale et al. 2022): tiles of rows, those that two groups share once for each.
-
+`megablox` (megablox.py) is JAX's Pallas kernel for TPU: tiles of rows, those that two groups share once for each.
 `blocked` (blocked_matmul.py) is for every platform.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from xfresearch.errors import UserError, nearest
 from xfresearch.kernels.attention import Choice
 from xfresearch.kernels.blocked_matmul import blocked
+from xfresearch.kernels.megablox import megablox
 
 BLOCKS = {"cpu": 128, "gpu": 512, "tpu": 512}  # rows of a block: few are computed twice; on a GPU they have to fill it
-ROWS = 128, 512  # of a tile of megablox, least and most
-BYTES = 2048  # of a tile's other dimensions: with ROWS, what MaxText takes on every generation (its base.yml)
 
 
 class Call(NamedTuple):
@@ -63,8 +62,9 @@ def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
     return next(Choice(*choice) for choice in PREFERENCES[call.platform].items() if not REFUSALS[choice[0]](call))
 
 
-def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, whole=True):
-    """y_TF in x's dtype. Rows of x are sorted by group, sizes_E of them for each. `platform` is JAX's own unless given.
+def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):
+    """y_TF in x's dtype. Rows of x are sorted by group, sizes_E of them for each. `platform` is JAX's own unless given,
+    `kind` the device's.
 
     The sizes sum to T, or, not `whole`, to fewer: the rows of y beyond are zeros, those of x's gradient mean nothing.
     """
@@ -72,20 +72,8 @@ def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None
     name = choose_grouped_matmul(Call(platform, str(x_TD.dtype)), implementation).name
     products = {
         "ragged": lambda x_TD, w_EDF, sizes_E: jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32)),
-        "megablox": megablox,
+        "megablox": partial(megablox, kind=kind),
         "blocked": lambda *inputs: blocked(*inputs, BLOCKS[platform]),
     }
     y_TF = products[name](x_TD, w_EDF, sizes_E)
     return y_TF if whole else jnp.where(jnp.arange(len(y_TF))[:, None] < sizes_E.sum(), y_TF, 0)
-
-
-def megablox(x_TD, w_EDF, sizes_E, interpret=False):
-    """y_TF. Rows that belong to no group are whatever lay in memory."""
-    from jax.experimental.pallas.ops.tpu.megablox import gmm
-
-    (T, D), (E, _, F) = x_TD.shape, w_EDF.shape
-    # A tile is computed once for each group in it: with a quarter of a group's rows in it, a quarter more at most.
-    rows = min(max(1 << max(T // (4 * E), 1).bit_length() - 1, ROWS[0]), ROWS[1])
-    inner, outer = (min(size, BYTES // x_TD.dtype.itemsize) for size in (D, F))
-    x_TD = jnp.pad(x_TD, ((0, -T % rows), (0, 0)))
-    return gmm(x_TD, w_EDF, sizes_E.astype(jnp.int32), x_TD.dtype, (rows, inner, outer), interpret=interpret)[:T]

@@ -21,12 +21,12 @@ from xfresearch.kernels.grouped_matmul import grouped_matmul
 from xfresearch.models.axes import axes_of
 from xfresearch.models.context import Context
 from xfresearch.models.exchange import exchange, route
-from xfresearch.models.partition import activation_spec, parameter_spec, platform
+from xfresearch.models.partition import activation_spec, device_kind, parameter_spec, platform
 
 
 def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     """y_BLD: each token through the k experts of its choice, times their gates."""
-    where = platform(ctx.mesh)
+    where, kind = platform(ctx.mesh), device_kind(ctx.mesh)
 
     def local(mesh, kernels, x_BLD, expert_BLk, gates_BLk):
         (B, L, D), k, E = x_BLD.shape, expert_BLk.shape[2], experts.count
@@ -42,7 +42,7 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
             return ctx.tap("coefficients", by_token(h_NF)).reshape(h_NF.shape)[order_N] if ctx.taps else h_NF
 
         def mix(x, sizes_E, whole):
-            product = partial(grouped_matmul, sizes_E=sizes_E, implementation=experts.kernel, platform=where)
+            product = partial(grouped_matmul, sizes_E=sizes_E, implementation=experts.kernel, platform=where, kind=kind)
             return experts(kernels, x, partial(product, whole=whole), tap)
 
         if parts == 1:

@@ -64,3 +64,8 @@ def lay_layer(mesh, layer, stack: str):
 def platform(mesh=None) -> str:
     """'cpu', 'gpu' or 'tpu': that of the mesh's devices, which may be of a machine that is not here; otherwise JAX's own."""
     return mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else jax.default_backend()
+
+
+def device_kind(mesh=None) -> str:
+    """What JAX calls the mesh's devices, e.g. 'TPU v6 lite'; otherwise those that are here."""
+    return mesh.devices.flat[0].device_kind if isinstance(mesh, Mesh) else jax.devices()[0].device_kind

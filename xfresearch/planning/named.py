@@ -44,7 +44,7 @@ LARGE = (
     Named("large", "configs/llama.py:70b", "v5p:8x8x8", overrides(1024, "fsdp=512", FULL), 0.654, 0.5),
     Named("large", "configs/llama.py:70b", "v6e:16x16", overrides(512, "fsdp=256", FULL), 0.503, 0.5),
     Named("large", "configs/mixtral_8x7b.py", "v5p:4x4x8", overrides(1024, "fsdp=128", FULL), 0.526, 0.4),
-    Named("large", "configs/mixtral_8x7b.py", "v6e:16x16", overrides(1024, "fsdp=256", FULL), 0.352, 0.4),
+    Named("large", "configs/mixtral_8x7b.py", "v6e:16x16", overrides(1536, "fsdp=256", FULL), 0.352, 0.4),
 )
 WEAK = tuple(
     Named("weak scaling", "configs/llama.py", topology, overrides(4 * chips, f"fsdp={chips}", FULL))
