@@ -29,8 +29,8 @@ def get_config(size: str = "full"):
     if size in SIZES:
         model.width, model.depth, block.attention.heads, block.feed_forward.hidden = SIZES[size]
         config.sequence_length = 2048
-    if size == "70b":
-        block.attention.kv_heads, block.norm_epsilon, config.sequence_length = 8, 1e-5, 4096
+        if size == "70b":
+            block.attention.kv_heads, block.norm_epsilon, config.sequence_length = 8, 1e-5, 4096
     else:
         block.feed_forward.gated_hidden = "matched"
     return config

@@ -89,7 +89,7 @@ def _refuse_cudnn(call: Call) -> str:
 def _refuse_pallas(call: Call) -> str:
     if call.platform != "gpu":
         return f"it is for GPU, this is {call.platform}"
-    if find_spec("jax.experimental.pallas.ops.gpu.attention") is None:
+    if not _installed("jax.experimental.pallas.ops.gpu.attention"):
         return "this JAX does not have it any more"
     if call.key_size != call.value_size or call.length % 128:
         return "it is for keys and values of one size and lengths that are multiples of 128"
@@ -98,6 +98,13 @@ def _refuse_pallas(call: Call) -> str:
     if call.context > 1:
         return "its causal mask is for a sequence that is not cut over mesh.context"
     return _refuse_fused(call)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it was in
+        return False
 
 
 def _refuse_ring(call: Call) -> str:

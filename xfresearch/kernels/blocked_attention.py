@@ -8,30 +8,22 @@ side by side: hence the blocks, and the parts of the batch.
 """
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.on_mesh import on_mesh
 from xfresearch.kernels.sight import CAUSAL, softmax_dtype, visible
-from xfresearch.models.partition import activation_spec
 
 BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
 
 
 def blocked(q_BLHK, k_BSGK, v_BSGK, memory, segments, mesh=None):
     """o_BLHK of tokens at the same positions, from 0; on a mesh each device has its own whole sequences and heads."""
-    if mesh is None:
-        return _in_parts(q_BLHK, k_BSGK, v_BSGK, memory, segments)
-    spec = partial(activation_spec, mesh)
-    slots = memory and tuple(spec("MGK", m.shape) for m in memory)
-    documents = segments and (spec("BS", q_BLHK.shape[:2]),) * 2
-    own = spec("BSHK", q_BLHK.shape), *(spec("BSGK", x.shape) for x in (k_BSGK, v_BSGK)), slots, documents
-    run = jax.shard_map(_in_parts, mesh=mesh, in_specs=own, out_specs=own[0], check_vma=False)
-    return run(q_BLHK, k_BSGK, v_BSGK, memory, segments)
+    return on_mesh(_in_parts, mesh, q_BLHK, k_BSGK, v_BSGK, memory, segments, keys="S")
 
 
-def _in_parts(q_BLHK, k_BSGK, v_BSGK, memory, segments):
+def _in_parts(_, q_BLHK, k_BSGK, v_BSGK, memory, segments):
     B, L, H, K = q_BLHK.shape
     q_BLGRK, count = q_BLHK.reshape(B, L, -1, H // k_BSGK.shape[2], K), math.gcd(B, PARTS)
 

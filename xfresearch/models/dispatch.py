@@ -53,7 +53,7 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
             y_ND = exchange(mix(x_RD, sizes_E, whole=False), there.back(), k * B * L, where)
         return (by_token(y_ND) * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
 
-    return _on_devices(local, experts, ctx, x_BLD, expert_BLk, gates_BLk)
+    return _on_devices(local, experts, ctx, x_BLD, "BL", expert_BLk, gates_BLk)
 
 
 def by_slot(experts, x_BLD, slot_BLk, gates_BLk, slots: int, ctx: Context):
@@ -71,7 +71,7 @@ def by_slot(experts, x_BLD, slot_BLk, gates_BLk, slots: int, ctx: Context):
         y_BND = jax.vmap(take)(y_BSD, slot_BLk.reshape(B, -1), choice_BS[..., None])
         return (y_BND.reshape(B, L, k, -1) * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
 
-    return _on_devices(local, experts, ctx, x_BLD, slot_BLk, gates_BLk)
+    return _on_devices(local, experts, ctx, x_BLD, "BL", slot_BLk, gates_BLk)
 
 
 def by_expert(experts, x_BLD, at_BEC, gates_BEC, ctx: Context):
@@ -87,7 +87,7 @@ def by_expert(experts, x_BLD, at_BEC, gates_BEC, ctx: Context):
         zeros_LD = jnp.zeros((L, y_BSD.shape[-1]), y_BSD.dtype)
         return jax.vmap(lambda y_SD, at_S: zeros_LD.at[at_S].add(y_SD, mode="drop"))(y_BSD, at_BS)
 
-    return _on_devices(local, experts, ctx, x_BLD, at_BEC, gates_BEC)
+    return _on_devices(local, experts, ctx, x_BLD, "B", at_BEC, gates_BEC)
 
 
 def _through(mesh, experts, kernels, x_BSD, ctx: Context):
@@ -114,10 +114,10 @@ def _through(mesh, experts, kernels, x_BSD, ctx: Context):
     return y_BECD.reshape(B, S, -1)
 
 
-def _on_devices(local, experts, ctx: Context, x_BLD, choice, gates):
+def _on_devices(local, experts, ctx: Context, x_BLD, cut: str, choice, gates):
     """local(mesh, kernels, x_BLD, choice, gates) on each device's tokens and its part of the experts: its part of y_BLD.
 
-    `choice` and `gates` are cut like tokens [B, L, k], or, of all tokens of a sequence [B, E, C], by sequence alone.
+    cut: the first dimensions of `choice` and `gates` that are cut: BL, tokens, or B, those of a whole sequence.
     """
     kernels, mesh = experts.kernels(x_BLD.dtype), ctx.mesh
     if mesh is None or ctx.taps:  # values that are tapped are those of one device
@@ -127,7 +127,7 @@ def _on_devices(local, experts, ctx: Context, x_BLD, choice, gates):
     letters = {name: axes_of(f"/feed_forward/experts/{name}", 3).letters for name in kernels}
     cuts = {name: parameter_spec(mesh, letters[name], w.shape, f"experts/{name}") for name, w in kernels.items()}
     tokens = activation_spec(mesh, "BL", x_BLD.shape[:2])
-    by = tokens if choice.shape[:2] == x_BLD.shape[:2] else PartitionSpec(tokens[0])
+    by = PartitionSpec(*tokens[: len(cut)])
 
     def on_one(kernels, x_BLD, choice, gates):
         if mesh.shape["fsdp"] > 1:

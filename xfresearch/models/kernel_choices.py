@@ -39,6 +39,9 @@ def expert_choices(config: Config, mesh=None) -> dict[str, Choice]:
         if block.feed_forward.kind != "moe":
             continue
         if moe.routing == "expert_choice" or moe.capacity and mesh is not None:
+            if moe.kernel != "auto":
+                key = f"config.model.blocks.{name}.feed_forward.moe.kernel"
+                raise UserError(f"{key}={moe.kernel!r} is not allowed here: experts of as many slots each are batched")
             found[name] = Choice("batched", "each expert has as many slots as any other")
             continue
         try:
