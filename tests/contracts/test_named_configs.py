@@ -48,15 +48,14 @@ def state_of(workdir) -> dict:
 
 
 def _cases() -> list:
-    """Every named config trains every day; those unlike the others are also resumed, and all of them under `long`."""
+    """Every day those unlike the others; under `long` all of them."""
     often = ("gpt2", "mixtral_8x7b", "all_attention_enwik8_small", "lambda_lm", "simplified")
     rest = [name for name in NAMED if name not in often]
-    daily = [(name, True) for name in often] + [(name, False) for name in rest]
-    return daily + [pytest.param(name, True, marks=pytest.mark.long) for name in rest]
+    return [*often, *(pytest.param(name, marks=pytest.mark.long) for name in rest)]
 
 
-@pytest.mark.parametrize("name, resumed", _cases())
-def test_trains_by_its_command_and_resumes_bit_for_bit(name, resumed, tmp_path, cache, capsys):
+@pytest.mark.parametrize("name", _cases())
+def test_trains_by_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
     result = tmp_path / "result.json"
     train.main(
@@ -65,8 +64,6 @@ def test_trains_by_its_command_and_resumes_bit_for_bit(name, resumed, tmp_path, 
     figures = json.loads(result.read_text())
     assert figures["step"] == STEPS and 0 < figures["evaluation"]["bits_per_byte"] < 12
     assert "this model" in capsys.readouterr().out and (tmp_path / "report.html").exists()
-    if not resumed:
-        return
     unbroken = state_of(tmp_path)
     shutil.rmtree(checkpoint.directory(tmp_path) / str(STEPS))
     loop.train(read_json(tmp_path / "config.json"), tmp_path, load_tokenizer(str(tmp_path / "tokenizer")))
