@@ -17,6 +17,7 @@ from xfresearch import last_words
 from xfresearch.errors import Stopped, UserError
 
 SHUTDOWN_SECONDS = 3600  # that a process waits for the first one's report at the end
+FINDING_SECONDS = 10  # that the runtime takes, after the heartbeat, to end a process that has lost another
 WORDS_SECONDS = 3  # that the first process, to which all are connected, outlives a mistake that is everyone's
 # How errors of collectives read when another process is gone (Gloo on CPU, NCCL on GPU, the runtime's own calls).
 LOST = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier")
@@ -196,7 +197,7 @@ def failed(error: Exception) -> str:
     for line in traceback.format_exception(error):
         last_words.whisper(line)
     if LOST.search(str(error)):
-        time.sleep(_job.heartbeat + 10)
+        time.sleep(_job.heartbeat + FINDING_SECONDS)
     return _job.log
 
 
