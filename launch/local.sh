@@ -5,7 +5,8 @@
 # --coordinator, --processes and --process. Without a COMMAND it trains the quickstart.
 #
 #   --port P         where process 0 listens (default: a free port)
-#   --grace SECONDS  how long the others may take to end once one has failed, before they are killed (default: 30)
+#   --grace SECONDS  how long the others may take to end once one has failed, before they are killed (default: 90,
+#                    which outlasts the 60 s of --heartbeat and the 10 s that they then take to say who is gone)
 #   --dry-run        print what would run, one command per line
 #
 # Lines of process I begin with [I]. The exit code is 0 if all processes end with 0, otherwise that of the first that
@@ -17,7 +18,7 @@ set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-declare -A option=([port]='' [grace]=30 [dry-run]=no)
+declare -A option=([port]='' [grace]=90 [dry-run]=no)
 parse "$@"
 ((${#arguments[@]} == 1)) || fail "N is missing or not alone (${arguments[*]}): launch/local.sh N [-- COMMAND...]"
 n=${arguments[0]}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.hardware import describe_machine, git_commit, peak_flops, versions
+from xfresearch.hardware import TPUS, _tpu_attached, describe_machine, git_commit, peak_flops, versions
 
 JAX_KINDS = ["TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x"]
 
@@ -51,6 +51,28 @@ def test_peaks_by_dtype():
     assert peak_flops("TPU v5p", "float32") == peak_flops("TPU v5p", jnp.bfloat16) == 459e12
     assert peak_flops("TPU v5p", np.dtype("float64")) is None
     assert peak_flops("TPU v5p", np.dtype(jnp.bfloat16)) == 459e12
+
+
+@pytest.mark.parametrize(
+    "vendor, device, attached",
+    [
+        ("0x1ae0", "0x006f", True),
+        ("0x1ae0", "0x0042", False),  # gVNIC, the network card of a Compute Engine machine
+        ("0x10de", "0x0063", False),
+    ],
+)
+def test_a_tpu_is_known_from_other_devices_of_google(tmp_path, vendor, device, attached):
+    for place, numbers in {"00:01.0": ("0x8086", "0x7110"), "00:04.0": (vendor, device)}.items():
+        (tmp_path / place).mkdir()
+        for name, number in zip(("vendor", "device"), numbers, strict=True):
+            (tmp_path / place / name).write_text(f"{number}\n")
+    assert _tpu_attached(tmp_path) == attached
+
+
+def test_tpus_are_those_that_jax_looks_for():
+    from jax._src import hardware_utils
+
+    assert set(TPUS) == set(hardware_utils._TPU_PCI_DEVICE_IDS)
 
 
 def test_description_is_complete_and_names_nobody():

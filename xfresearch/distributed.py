@@ -17,6 +17,7 @@ from xfresearch import last_words
 from xfresearch.errors import Stopped, UserError
 
 SHUTDOWN_SECONDS = 3600  # that a process waits for the first one's report at the end
+FINDING_SECONDS = 10  # that the runtime takes, after the heartbeat, to end a process that has lost another
 WORDS_SECONDS = 3  # that the first process, to which all are connected, outlives a mistake that is everyone's
 # How errors of collectives read when another process is gone (Gloo on CPU, NCCL on GPU, the runtime's own calls).
 LOST = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier")
@@ -179,6 +180,18 @@ def _broadcast(words: tuple[str, str], size: int = 4096) -> tuple[str, str]:
     return kind, rest
 
 
+def first_word(text: str, size: int = 512) -> str:
+    """The first `text` that is not empty, in the order of the processes: what any of them says, all hear."""
+    if not several():
+        return text
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    sent = np.frombuffer(text.encode()[:size].ljust(size, b"\0"), np.uint8)
+    heard = [bytes(row).rstrip(b"\0").decode("utf8", "ignore") for row in multihost_utils.process_allgather(sent)]
+    return next((f"{word} (in process {index})" for index, word in enumerate(heard) if word), "")
+
+
 def wait_for_all(name: str) -> None:
     """Returns once every process is here."""
     if several():
@@ -196,7 +209,7 @@ def failed(error: Exception) -> str:
     for line in traceback.format_exception(error):
         last_words.whisper(line)
     if LOST.search(str(error)):
-        time.sleep(_job.heartbeat + 10)
+        time.sleep(_job.heartbeat + FINDING_SECONDS)
     return _job.log
 
 

@@ -38,6 +38,8 @@ PEAK_TFLOPS = (
     ("NVIDIA A10G", 70),
     ("NVIDIA A10", 125),
 )
+# PCI numbers of TPUs v2 to 7x; Google's vendor number alone is also that of the network card of its machines.
+TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "array_record")
 PACKAGES += (
     "tokenizers",
@@ -77,8 +79,12 @@ def start_without_tpu() -> None:
 
 
 def _tpu_attached(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether Google's vendor number stands on the PCI bus, as JAX itself looks for it."""
-    return any(path.read_text().strip() == "0x1ae0" for path in devices.glob("*/vendor"))
+    """Whether a TPU stands on the PCI bus, as JAX itself looks for it (hardware_utils.py, whose import would be slow)."""
+
+    def read(path: Path) -> str:
+        return path.read_text().strip()
+
+    return any(read(path) == "0x1ae0" and read(path.with_name("device")) in TPUS for path in devices.glob("*/vendor"))
 
 
 def describe_machine() -> dict:

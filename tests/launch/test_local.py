@@ -1,5 +1,6 @@
 """launch/local.sh with commands that stand for ours: flags, marks, exit codes, failures, signals."""
 
+import os
 import re
 import shlex
 import signal
@@ -96,6 +97,60 @@ def test_those_that_do_not_end_are_killed_after_the_grace(launcher):
     done = launcher.run("local.sh", "2", "--grace", "1", *command("if mine == '1': sys.exit(3)", "signal.SIG_IGN"))
     assert done.returncode == 3 and time.monotonic() - begin < 20
     assert "process 0 is still there after 1 s: killed" in done.stderr
+
+
+# Two that keep their last words as our commands do; process 1 dies, process 0 hears no SIGTERM.
+KEPT = """
+import os, signal, sys, time
+from xfresearch import last_words
+mine = int(sys.argv[sys.argv.index("--process") + 1])
+last_words.keep(mine, 2, sys.argv[1])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("there", file=sys.stderr, flush=True)
+if mine: time.sleep(1), os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+def test_even_those_that_are_killed_leave_a_line_and_a_log(launcher, tmp_path):
+    done = launcher.run("local.sh", "2", "--grace", "1", "--", "python", "-c", KEPT, str(tmp_path / "run"))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "process 0 is still there after 1 s: killed" in done.stderr
+    for i in range(2):
+        assert f"[{i}] [process {i}] stopped: process {i} of 2 was killed or crashed" in done.stdout
+        assert "there" in (tmp_path / "run" / "errors" / f"process-{i}.log").read_text()
+    # local.sh has read all streams to their ends: the keepers are gone too.
+
+
+def test_the_grace_outlasts_the_time_that_survivors_need_for_their_words():
+    from xfresearch import command, distributed
+
+    parser = command.Parser()
+    distributed.add_flags(parser)
+    grace = re.search(r"\[grace\]=(\d+)", (ROOT / "launch" / "local.sh").read_text())
+    assert int(grace[1]) >= parser.parse_args([]).heartbeat + distributed.FINDING_SECONDS + distributed.WORDS_SECONDS
+
+
+@pytest.mark.long
+def test_a_survivor_says_who_is_gone(launcher, tmp_path):
+    flags = [
+        "--config",
+        "configs/quickstart.py",
+        "--workdir",
+        str(tmp_path / "run"),
+        "--config.steps=5000",
+        "--heartbeat=6",
+    ]
+    own_number = 'echo $$ > "$0/pid-${@: -1}"; exec python -m xfresearch.train "$@"'
+    process = launcher.start("local.sh", "2", "--", "bash", "-c", own_number, str(tmp_path), *flags)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGKILL, out + err
+    assert "[0] [process 0] stopped: process 1 of 2 is gone" in out and "killed" not in err
+    assert (tmp_path / "run" / "errors" / "process-0.log").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import re
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -68,6 +71,36 @@ def errors() -> list[str]:
     return [*heard, str(distributed.first_does(lambda: "done", "working"))]
 
 
+def damaged(place: Path) -> dict[str, str]:
+    """What a process hears of a checkpoint whose copy in process 1 alone is damaged, and of the whole one after it."""
+    import jax
+
+    from xfresearch.training import checkpoint
+
+    at = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("fsdp",)), jax.sharding.PartitionSpec("fsdp"))
+    value = np.arange(64.0, dtype=np.float32)
+    params = {"w": jax.make_array_from_callback(value.shape, at, lambda rows: value[rows])}
+    checkpoint.save_params(place / "whole", 3, params)
+    distributed.wait_for_all("saved")
+    heard = {}
+    for what in ("params", "meta", "whole"):
+        run = place / "whole"
+        if jax.process_index() == 1 and what != "whole":
+            run = shutil.copytree(run, place / what)
+            for path in (run / "checkpoints" / "3" / what).rglob("*"):
+                if path.is_file():
+                    text = path.read_bytes()
+                    path.write_bytes(
+                        re.sub(rb'(params/w": ?)', rb"\g<1>1", text) if what == "meta" else text[: len(text) // 2]
+                    )
+        try:
+            checkpoint.restore_params(run, 3, params)
+            heard[what] = "read"
+        except checkpoint.Corrupt as error:
+            heard[what] = str(error)
+    return heard
+
+
 def main(arguments: list[str]) -> None:
     parser = command.Parser()
     parser.add_argument("--config")
@@ -76,6 +109,7 @@ def main(arguments: list[str]) -> None:
     config = config_io.parse(["--config", options.config, *overrides])
     with distributed.joined(options):
         result = {"seen": seen(config), "spread": spread(config), "errors": errors()}
+        result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")
         print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)
 
 

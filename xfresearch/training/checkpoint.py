@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from xfresearch import distributed
 from xfresearch.config import CheckpointConfig
 from xfresearch.errors import Stopped
 
@@ -134,20 +135,33 @@ def _items(state: dict) -> dict:
 
 
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
-    ocp = _orbax()
-    path = directory(workdir) / str(step)
+    """The items `wanted` of a checkpoint and its meta. Corrupt in all processes where any of them finds it damaged."""
+    found, meta, damage = {}, {}, ""
     try:
-        meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
-        with ocp.StandardCheckpointer() as reader:
-            found = {name: reader.restore(path / name, tree) for name, tree in wanted.items()}
+        found, meta = _read_files(directory(workdir) / str(step), wanted)
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
     except Exception as error:  # what a truncated or altered file raises depends on where it is cut
-        raise Corrupt(step, " ".join(str(error).split())[:200]) from error
+        damage = " ".join(str(error).split())[:200] or type(error).__name__
+    _agree(step, damage)  # before the fingerprints, which take all processes
     actual = fingerprints(found)
-    for name, value in written.items():
-        if actual.get(name) != value:
-            raise Corrupt(step, f"{name} does not have the fingerprint that it was written with")
+    changed = [name for name, value in written.items() if actual.get(name) != value]
+    _agree(step, f"{changed[0]} does not have the fingerprint that it was written with" if changed else "")
     return found, meta
+
+
+def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
+    """Each process reads by itself: one that fails does not leave the others waiting in a barrier of Orbax."""
+    ocp, index = _orbax(), jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
+    meta = ocp.Checkpointer(ocp.JsonCheckpointHandler(), multiprocessing_options=alone).restore(path / "meta")
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
+        return {name: reader.restore(path / name, tree) for name, tree in wanted.items()}, meta
+
+
+def _agree(step: int, damage: str) -> None:
+    damage = distributed.first_word(damage)
+    if damage:
+        raise Corrupt(step, damage)
 
 
 def fingerprints(items: dict) -> dict[str, int]:
