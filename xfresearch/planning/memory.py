@@ -43,7 +43,7 @@ def kept_activations(program: Program) -> list[tuple[str, str, float]]:
             if loop.opcode != "while" or "transpose(" in loop.op_name or "jvp" not in loop.op_name:
                 continue
             start = computation.instructions[loop.operands[0]]
-            turns = program.turns(loop)
+            turns = program.turns(computation, loop)
             for operand, array in zip(start.operands, loop.outputs, strict=False):
                 if _room(program, computation, operand) and array.shape[:1] == (turns,) and len(array.shape) > 1:
                     found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
