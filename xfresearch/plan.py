@@ -15,7 +15,7 @@ examples:
   python -m xfresearch.plan --config configs/llama.py --topology h100:8x4 --mesh fsdp=32
   python -m xfresearch.plan --config configs/llama.py --mesh fsdp=16,tensor=4
 
---mesh alone checks shapes and shardings, and compiles nothing. What each figure is: docs/plan.md."""
+--mesh alone checks shapes and shardings for TPUs, and compiles nothing. What each figure is: docs/plan.md."""
 
 
 def parse(arguments: list[str]):

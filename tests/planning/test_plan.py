@@ -35,6 +35,13 @@ def test_a_mesh_alone_is_checked_on_no_devices(capsys, tmp_path):
     assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
 
 
+def test_a_mesh_alone_is_checked_with_the_kernels_of_a_tpu(capsys, monkeypatch):
+    lowered, trace = [], program.trace
+    monkeypatch.setattr(program, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
+    run(capsys, *TINY, "--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=splash")
+    assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # layers as on a TPU
+
+
 def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
     file = tmp_path / "plan.json"
     out = run(capsys, *TINY, "--topology", "h100:2x2", "--mesh", "fsdp=2", "--tokens", "1e6", "--json", str(file))
@@ -88,6 +95,8 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
         (["--topology", "v5q:4x4"], "did you mean"),
         (["--mesh", "fsdp"], "'fsdp' is not AXIS=N"),
         (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
+        (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 where no --topology"),
+        (["--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=cudnn"], "it is for GPU, this is tpu"),
         (["--mesh", "fsdp=3"], "batch_size=8 is not allowed"),
         (["--mesh", "expert=2"], "config.mesh.expert=2 is not allowed"),
         (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
