@@ -11,6 +11,7 @@ from tests.contracts.variants import ROOT
 from xfresearch.config_io import parse
 from xfresearch.models.counting import count_flops
 from xfresearch.planning import hlo, memory, program
+from xfresearch.planning.formula import abstract_mesh
 from xfresearch.planning.work import work
 
 
@@ -244,6 +245,17 @@ def test_what_the_forward_pass_keeps_is_the_stream_where_all_else_is_computed_an
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
     assert sum(size for _, _, size in kept) == stream
     assert max(size for _, _, size in memory.kept_activations(done.program)) == stream
+
+
+def test_microbatches_as_many_as_layers_are_not_taken_for_them():
+    arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.layers=scan"]
+    arguments += ["--config.training.remat=full", "--config.model.depth=2", "--config.training.accumulate=2"]
+    config = program.ready(parse(arguments))
+    sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
+    _, traced = program.trace(config, abstract_mesh(sizes))
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    rows = config.batch_size // 2
+    assert [shape for _, shape, _ in kept] == [f"float32[2, {rows}, {config.sequence_length}, {config.model.width}]"]
 
 
 @pytest.mark.parametrize(
