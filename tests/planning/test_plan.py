@@ -3,6 +3,7 @@
 import json
 import os
 
+import jax
 import pytest
 
 from tests.contracts.variants import ROOT
@@ -107,6 +108,24 @@ def test_mistakes_are_one_line(arguments, says):
     with pytest.raises(UserError) as error:
         plan.main([*TINY, *arguments])
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["--hlo", "--json"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_compiled(option, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(plan, "run", lambda *_: pytest.fail("it went on"))
+    for path, says in ((tmp_path / "file" / "plan.txt", "cannot be written: "), (tmp_path, "it is a folder")):
+        with pytest.raises(UserError) as error:
+            plan.main([*TINY, "--topology", "h100:2", option, str(path)])
+        assert says in str(error.value) and f"{option}={path}" in str(error.value) and "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_text_of_the_compiled_program_is_kept_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "made" / "step.txt"
+    traced = jax.jit(jax.numpy.sin).trace(jax.ShapeDtypeStruct((4,), jax.numpy.float32))
+    program.compile_step(traced, str(file))
+    assert "ENTRY" in file.read_text() and list(file.parent.iterdir()) == [file]
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch):
