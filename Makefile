@@ -28,6 +28,7 @@ libtpu: $(VENV)/.ready-plan
 
 plans: $(VENV)/.ready-plan
 	$(BIN)/python -m pytest -m long tests/planning
+	$(BIN)/python -m pytest tests/kernels/test_attention_tpu.py tests/kernels/test_grouped_matmul_tpu.py
 	$(BIN)/python -m xfresearch.planning.named --json docs/scale.json
 	$(BIN)/python -m docs.write
 

@@ -16,6 +16,7 @@ def tables(rows: dict[str, dict]) -> str:
 
     asked = [plan.name for plan in named()]
     done = sum(name in rows for name in asked)
+    rows = dict(sorted(rows.items(), key=lambda item: asked.index(item[0]) if item[0] in asked else len(asked)))
     parts = [f"{done} of {len(asked)} named plans are compiled; `make plans` compiles the others.\n"]
     for group, title in TITLES.items():
         found = [row for row in rows.values() if row["group"] == group]

@@ -78,12 +78,37 @@ def _keep_trace() -> str:
     return log.name
 
 
+def check_output(option: str, path: str) -> None:
+    """UserError where a file of that name cannot be written; to be called before long work. Makes its folder."""
+    from etils import epath
+
+    target = epath.Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(target)
+        temporary.write_text("")
+        temporary.unlink()
+    except OSError as error:
+        raise UserError(f"{option}={path} cannot be written: {error.strerror or error}") from None
+    if target.is_dir():
+        raise UserError(f"{option}={path} cannot be written: it is a folder")
+
+
 def write_json(path: str, value) -> None:
     """Writes `value` as JSON under a temporary name, then renames it."""
+    write_text(path, json.dumps(value, indent=2, default=float) + "\n")
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a text under a temporary name, then renames it."""
     from etils import epath
 
     target = epath.Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(value, indent=2, default=float) + "\n")
+    temporary = _temporary(target)
+    temporary.write_text(text)
     temporary.replace(target)
+
+
+def _temporary(target):
+    return target.parent / f".{target.name}.{os.getpid()}.tmp"

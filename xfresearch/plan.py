@@ -15,7 +15,7 @@ examples:
   python -m xfresearch.plan --config configs/llama.py --topology h100:8x4 --mesh fsdp=32
   python -m xfresearch.plan --config configs/llama.py --mesh fsdp=16,tensor=4
 
---mesh alone checks shapes and shardings, and compiles nothing. What each figure is: docs/plan.md."""
+--mesh alone checks shapes and shardings for TPUs, and compiles nothing. What each figure is: docs/plan.md."""
 
 
 def parse(arguments: list[str]):
@@ -53,6 +53,9 @@ def main(arguments: list[str]) -> None:
         raise UserError("--search needs --topology NAME")
     if not options.topology and not options.mesh:
         raise UserError("--topology NAME, --mesh AXIS=N,... or both are needed (see --help)")
+    for option, path in (("--hlo", options.hlo), ("--json", options.json)):
+        if path:  # said now, not after minutes of compiling
+            command.check_output(option, path)
     topology = options.topology and topologies.parse(options.topology, options.slices)
     if not topology or topology.tpu:
         topologies.set_environment()

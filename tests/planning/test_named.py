@@ -6,6 +6,7 @@ import pytest
 
 from docs import scale
 from tests.contracts.variants import ROOT
+from xfresearch.config_io import parse
 from xfresearch.planning import named, topologies
 
 RESULTS = ROOT / "docs" / "scale.json"
@@ -16,6 +17,8 @@ def test_every_config_is_planned_on_three_machines():
     files -= {f"configs/{name}.py" for name in ("__init__", "common", "variants")}
     planned = {plan.config for plan in named.every_config()}
     assert planned == files and len(named.every_config()) == 3 * len(files)
+    for file in files:
+        assert parse(["--config", str(ROOT / file)]).model.dtype == "bfloat16"  # no plan says so itself
     for plan in named.named():
         assert topologies.parse(plan.topology).devices > 0
     assert len({plan.name for plan in named.named()}) == len(named.named())

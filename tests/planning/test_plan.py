@@ -3,6 +3,7 @@
 import json
 import os
 
+import jax
 import pytest
 
 from tests.contracts.variants import ROOT
@@ -33,6 +34,13 @@ def test_a_mesh_alone_is_checked_on_no_devices(capsys, tmp_path):
     norms = 5 * 32  # cut over fsdp alone
     assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
     assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
+
+
+def test_a_mesh_alone_is_checked_with_the_kernels_of_a_tpu(capsys, monkeypatch):
+    lowered, trace = [], program.trace
+    monkeypatch.setattr(program, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
+    run(capsys, *TINY, "--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=splash")
+    assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # layers as on a TPU
 
 
 def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
@@ -88,6 +96,8 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
         (["--topology", "v5q:4x4"], "did you mean"),
         (["--mesh", "fsdp"], "'fsdp' is not AXIS=N"),
         (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
+        (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 where no --topology"),
+        (["--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=cudnn"], "it is for GPU, this is tpu"),
         (["--mesh", "fsdp=3"], "batch_size=8 is not allowed"),
         (["--mesh", "expert=2"], "config.mesh.expert=2 is not allowed"),
         (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
@@ -98,6 +108,24 @@ def test_mistakes_are_one_line(arguments, says):
     with pytest.raises(UserError) as error:
         plan.main([*TINY, *arguments])
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["--hlo", "--json"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_compiled(option, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(plan, "run", lambda *_: pytest.fail("it went on"))
+    for path, says in ((tmp_path / "file" / "plan.txt", "cannot be written: "), (tmp_path, "it is a folder")):
+        with pytest.raises(UserError) as error:
+            plan.main([*TINY, "--topology", "h100:2", option, str(path)])
+        assert says in str(error.value) and f"{option}={path}" in str(error.value) and "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_text_of_the_compiled_program_is_kept_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "made" / "step.txt"
+    traced = jax.jit(jax.numpy.sin).trace(jax.ShapeDtypeStruct((4,), jax.numpy.float32))
+    program.compile_step(traced, str(file))
+    assert "ENTRY" in file.read_text() and list(file.parent.iterdir()) == [file]
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch):

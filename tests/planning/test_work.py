@@ -11,6 +11,7 @@ from tests.contracts.variants import ROOT
 from xfresearch.config_io import parse
 from xfresearch.models.counting import count_flops
 from xfresearch.planning import hlo, memory, program
+from xfresearch.planning.formula import abstract_mesh
 from xfresearch.planning.work import work
 
 
@@ -39,6 +40,67 @@ def test_a_product_in_a_scan_counts_as_often_as_it_turns():
         return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=6)[0]
 
     assert flops(compiled(fn, shape(32, 64), shape(64, 64))) == 6 * 2 * 32 * 64 * 64
+
+
+# A loop as a TPU's compiler writes it: nothing states how often it turns, and copies lie between.
+COUNTED = """
+%condition (c: (f32[64,64], u32[])) -> pred[] {
+  %c = (f32[64,64]{1,0}, u32[]{:T(128)}) parameter(0)
+  %limit = u32[]{:T(128)} constant(LIMIT)
+  %i = u32[]{:T(128)} get-tuple-element(%c), index=1
+  ROOT %less = pred[]{:T(512)} compare(%i, %limit), direction=LT
+}
+
+%body (b: (f32[64,64], u32[])) -> (f32[64,64], u32[]) {
+  %b = (f32[64,64]{1,0}, u32[]{:T(128)}) parameter(0)
+  %x = f32[64,64]{1,0} get-tuple-element(%b), index=0
+  %y = f32[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %j = u32[]{:T(128)} get-tuple-element(%b), index=1
+  %j.2 = u32[]{:T(128)S(6)} copy(%j)
+  %step = u32[]{:T(128)} constant(STEP)
+  %next = u32[]{:T(128)} add(%j.2, %step)
+  ROOT %after = (f32[64,64]{1,0}, u32[]{:T(128)}) tuple(%y, %next)
+}
+
+ENTRY %main (a: f32[64,64], n: u32[]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  %n = u32[]{:T(128)} parameter(1)
+  %zero = u32[]{:T(128)} constant(START)
+  %zero.2 = u32[]{:T(128)} copy(%zero)
+  %start = (f32[64,64]{1,0}, u32[]{:T(128)}) tuple(%a, %zero.2)
+  %while = (f32[64,64]{1,0}, u32[]{:T(128)}) while(%start), condition=%condition, body=%body
+  ROOT %out = f32[64,64]{1,0} get-tuple-element(%while), index=0
+}
+"""
+
+
+def counted(start: int, limit: int, step: int) -> str:
+    return COUNTED.replace("START", str(start)).replace("LIMIT", str(limit)).replace("STEP", str(step))
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "step", "turns"), [(0, 4, 1, 4), (0, 4, 2, 2), (1, 4, 2, 2), (2, 7, 1, 5), (4, 4, 1, 0)]
+)
+def test_a_loop_turns_from_its_start_to_its_limit_by_its_steps(start, limit, step, turns):
+    assert flops(counted(start, limit, step)) == turns * 2 * 64**3
+    assert hlo.parse(counted(start, limit, step)).loops_of_unknown_turns() == []
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ("tuple(%a, %zero.2)", "tuple(%a, %n)"),  # the start is data
+        ("add(%j.2, %step)", "multiply(%j.2, %step)"),
+        ("tuple(%y, %next)", "tuple(%y, %step)"),
+        ("constant(4)", "parameter(1)"),
+        ("direction=LT", "direction=NE"),
+    ],
+)
+def test_a_loop_that_cannot_be_read_is_named_and_counts_once(was, becomes):
+    text = counted(0, 4, 2)
+    assert was in text
+    assert hlo.parse(text.replace(was, becomes)).loops_of_unknown_turns() == ["while"]
+    assert flops(text.replace(was, becomes)) == 2 * 64**3
 
 
 def test_bytes_are_those_of_operands_and_outputs():
@@ -183,6 +245,17 @@ def test_what_the_forward_pass_keeps_is_the_stream_where_all_else_is_computed_an
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
     assert sum(size for _, _, size in kept) == stream
     assert max(size for _, _, size in memory.kept_activations(done.program)) == stream
+
+
+def test_microbatches_as_many_as_layers_are_not_taken_for_them():
+    arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.layers=scan"]
+    arguments += ["--config.training.remat=full", "--config.model.depth=2", "--config.training.accumulate=2"]
+    config = program.ready(parse(arguments))
+    sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
+    _, traced = program.trace(config, abstract_mesh(sizes))
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
+    rows = config.batch_size // 2
+    assert [shape for _, shape, _ in kept] == [f"float32[2, {rows}, {config.sequence_length}, {config.model.width}]"]
 
 
 @pytest.mark.parametrize(

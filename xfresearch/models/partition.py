@@ -63,9 +63,15 @@ def lay_layer(mesh, layer, stack: str):
 
 def platform(mesh=None) -> str:
     """'cpu', 'gpu' or 'tpu': that of the mesh's devices, which may be of a machine that is not here; otherwise JAX's own."""
-    return mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else jax.default_backend()
+    return _device(mesh).platform
 
 
 def device_kind(mesh=None) -> str:
     """What JAX calls the mesh's devices, e.g. 'TPU v6 lite'; otherwise those that are here."""
-    return mesh.devices.flat[0].device_kind if isinstance(mesh, Mesh) else jax.devices()[0].device_kind
+    return _device(mesh).device_kind
+
+
+def _device(mesh):
+    """One of the mesh's devices, or what an abstract mesh says of them; otherwise one that is here."""
+    there = mesh.devices.flat[0] if isinstance(mesh, Mesh) else getattr(mesh, "abstract_device", None)
+    return there or jax.devices()[0]

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from xfresearch.config import Config
 from xfresearch.planning import memory, program
@@ -38,8 +38,10 @@ class Formula:
     flops: float  # of a step on all devices, recomputation included
 
 
-def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -> AbstractMesh:
+    """A mesh of devices that are not here; `device` says what they are, where that decides between implementations."""
+    types = (AxisType.Auto,) * len(sizes)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types, abstract_device=device)
 
 
 def reckon(config: Config, sizes: dict[str, int]) -> Formula:

@@ -1,7 +1,8 @@
 """A compiled program's text (optimised HLO) as computations of instructions, each with how often it runs in one step.
 
 The compiler's own counts take the body of a loop once. Here a body counts as often as its loop turns, which stands in the
-loop's `known_trip_count` (CPU and GPU) or in the constant that its condition compares the counter with (TPU).
+loop's `known_trip_count` (CPU and GPU) or follows from its counter: where it starts, how far it steps, and the constant
+that the condition compares it with (TPU).
 """
 
 import math
@@ -16,6 +17,9 @@ NAME = re.compile(r"%([\w.\-]+)")
 CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'known_trip_count[\\"]*:\s*\{[\\"]*n[\\"]*:[\\"]*(\d+)')
+LOOP = ("condition", "body")
+INTEGER = re.compile(r" constant\((-?\d+)\)")
+ELEMENT = re.compile(r", index=(\d+)")
 ASYNCHRONOUS = {"async-start", "call-start"}  # a TPU's other cores take the second
 CALLS = {"call", "conditional"} | ASYNCHRONOUS
 OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -89,9 +93,9 @@ class Program:
             found[name] = found.get(name, 0) + times
             for instruction in self.computations[name].instructions.values():
                 if instruction.opcode == "while":
-                    turns = times * (self.turns(instruction) or 1)
+                    turns = self.turns(self.computations[name], instruction)
                     for inner in instruction.called:
-                        visit(inner, turns)
+                        visit(inner, times * (1 if turns is None else turns))
                 elif instruction.opcode in CALLS:
                     for inner in instruction.called:
                         visit(inner, times)
@@ -99,19 +103,24 @@ class Program:
         visit(self.entry, 1)
         return found
 
-    def turns(self, loop: Instruction) -> int | None:
-        """How often a loop's body runs; None where that depends on the data."""
+    def turns(self, computation: Computation, loop: Instruction) -> int | None:
+        """How often the body of a computation's loop runs; None where that cannot be read or depends on the data.
+
+        A product that a TPU takes apart to pass its pieces around a ring does two of them a turn: its counter steps by 2.
+        """
         stated = TRIPS.search(loop.text)
         if stated:
             return int(stated[1])
-        condition = self.computations[re.search(r"condition=%?([\w.\-]+)", loop.text)[1]]
-        limits = [
-            int(i.text.split(" constant(")[1].split(")")[0])
-            for i in condition.instructions.values()
-            if i.opcode == "constant" and i.outputs[0].dtype in ("s32", "u32", "s64", "u64")
-        ]
-        counts_up = any("direction=LT" in i.text for i in condition.instructions.values())
-        return limits[0] if len(limits) == 1 and counts_up else None
+        condition, body = (self.computations[re.search(rf"{name}=%?([\w.\-]+)", loop.text)[1]] for name in LOOP)
+        before = computation.instructions[loop.operands[0]]
+        compare = condition.root
+        if "direction=LT" not in compare.text or {before.opcode, body.root.opcode} != {"tuple"}:
+            return None
+        counter, limit = _element(condition, compare.operands[0]), _constant(condition, compare.operands[1])
+        if counter is None or limit is None:
+            return None
+        start, step = _constant(computation, before.operands[counter]), _step(body, counter)
+        return None if start is None or not step else max(0, math.ceil((limit - start) / step))
 
     def beside(self) -> set[str]:
         """Computations that run beside what follows their start."""
@@ -120,12 +129,42 @@ class Program:
 
     def loops_of_unknown_turns(self) -> list[str]:
         """What the loops are for whose bodies count once, because how often they turn depends on the data."""
-        executed = [i for name in self.runs() for i in self.computations[name].instructions.values()]
-        return sorted({i.op_name or i.name for i in executed if i.opcode == "while" and self.turns(i) is None})
+        executed = [(c, i) for c in map(self.computations.get, self.runs()) for i in c.instructions.values()]
+        return sorted({i.op_name or i.name for c, i in executed if i.opcode == "while" and self.turns(c, i) is None})
 
     def fused(self, instruction: Instruction) -> Computation | None:
         """What a fusion computes."""
         return self.computations[instruction.called[0]] if instruction.opcode == "fusion" else None
+
+
+def _origin(computation: Computation, name: str) -> Instruction:
+    """What an instruction copies, or itself."""
+    one = computation.instructions[name]
+    return _origin(computation, one.operands[0]) if one.opcode in ("copy", "bitcast") else one
+
+
+def _constant(computation: Computation, name: str) -> int | None:
+    """The integer that an instruction is a constant of."""
+    found = INTEGER.search(_origin(computation, name).text)
+    return int(found[1]) if found else None
+
+
+def _element(computation: Computation, name: str) -> int | None:
+    """Which element of the computation's one parameter, a tuple, an instruction is."""
+    one = _origin(computation, name)
+    of_parameter = one.opcode == "get-tuple-element" and computation.instructions[one.operands[0]].opcode == "parameter"
+    return int(ELEMENT.search(one.text)[1]) if of_parameter else None
+
+
+def _step(body: Computation, counter: int) -> int | None:
+    """What a loop's body adds to the element that counts."""
+    add = _origin(body, body.root.operands[counter])
+    if add.opcode != "add":
+        return None
+    for one, other in (add.operands, add.operands[::-1]):
+        if _element(body, one) == counter:
+            return _constant(body, other)
+    return None
 
 
 def parse(text: str) -> Program:

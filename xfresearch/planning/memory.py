@@ -43,7 +43,7 @@ def kept_activations(program: Program) -> list[tuple[str, str, float]]:
             if loop.opcode != "while" or "transpose(" in loop.op_name or "jvp" not in loop.op_name:
                 continue
             start = computation.instructions[loop.operands[0]]
-            turns = program.turns(loop)
+            turns = program.turns(computation, loop)
             for operand, array in zip(start.operands, loop.outputs, strict=False):
                 if _room(program, computation, operand) and array.shape[:1] == (turns,) and len(array.shape) > 1:
                     found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
@@ -110,10 +110,12 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
 
 
 def _first_scan(jaxpr, length: int):
+    """The first scan that turns so often and stacks anything up: one over microbatches only sums."""
     from jax.extend import core
 
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan" and equation.params["length"] == length:
+        scan = equation.primitive.name == "scan" and equation.params["length"] == length
+        if scan and len(equation.outvars) > equation.params["num_carry"]:
             return equation
         for inner in core.jaxprs_in_params(equation.params):
             found = _first_scan(getattr(inner, "jaxpr", inner), length)

@@ -16,7 +16,6 @@ from xfresearch.command import Parser, run, write_json
 from xfresearch.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-BF16 = "--config.model.dtype=bfloat16"
 FULL = "--config.training.remat=full"
 LIMIT = 3 * 3600  # seconds of one plan
 
@@ -36,7 +35,7 @@ class Named:
 
 
 def overrides(batch: int, mesh: str, *more: str) -> tuple[str, ...]:
-    return (f"--mesh={mesh}", f"--config.batch_size={batch}", BF16, *more)
+    return (f"--mesh={mesh}", f"--config.batch_size={batch}", *more)
 
 
 # MaxText's figures: its docs (tiering, configs of v5p and v6e), causal attention counted in half.
@@ -76,7 +75,7 @@ def chosen(plan: Named) -> tuple[str, ...]:
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)
-    config = program.ready(parse(["--config", str(ROOT / plan.config), BF16]))
+    config = program.ready(parse(["--config", str(ROOT / plan.config)]))
     devices, best = topologies.tpu_devices(topology), None
     for candidate in search.candidates(config, topology, batches=(1,)):
         try:

@@ -4,7 +4,9 @@ from dataclasses import replace
 from math import prod
 
 from xfresearch.config import Config
+from xfresearch.errors import require
 from xfresearch.planning import memory, program
+from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import places
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
@@ -224,21 +226,23 @@ def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) ->
 
 
 def check(config: Config) -> dict:
-    """Shapes and shardings of a config on an abstract mesh: the step is lowered for TPU and GPU, not compiled.
+    """Shapes and shardings of a config on an abstract mesh of v5p: the step is lowered with a TPU's kernels, not compiled.
 
     UserError where the mesh does not go with the model or the batch.
     """
+    from jax.sharding import AbstractDevice
+
     from xfresearch.planning.formula import abstract_mesh
     from xfresearch.training.sharding import AXES, check_batch, mesh_sizes
 
     config = program.ready(config)
     mesh = replace(config.mesh, data=1) if config.mesh.data == -1 else config.mesh
+    for axis in AXES:
+        require(getattr(mesh, axis) > 0, f"mesh.{axis}", getattr(mesh, axis), "at least 1 where no --topology is named")
     sizes = mesh_sizes(mesh, prod(getattr(mesh, axis) for axis in AXES))
     check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
-    layers = "scan" if config.training.layers == "auto" else config.training.layers
-    state, traced = program.trace(
-        replace(config, training=replace(config.training, layers=layers)), abstract_mesh(sizes)
-    )
+    device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
+    state, traced = program.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth // len(config.model.pattern), sizes)
     parts = memory.state_bytes(state) | {"kept for the backward pass": sum(size for _, _, size in kept)}

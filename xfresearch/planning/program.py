@@ -2,8 +2,8 @@
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from xfresearch.command import write_text
 from xfresearch.config import Config
 from xfresearch.planning import hlo, memory
 
@@ -65,7 +65,7 @@ def compile_step(traced, text_file: str = "") -> Compiled | Refused:
         return Refused(*refused, time.perf_counter() - began)
     sizes, text = compiled.memory_analysis(), compiled.as_text()
     if text_file:
-        Path(text_file).write_text(text)
+        write_text(text_file, text)
     return Compiled(
         program=hlo.parse(text),
         arguments=sizes.argument_size_in_bytes,

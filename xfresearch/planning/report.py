@@ -39,7 +39,7 @@ def _head(plan: dict) -> str:
     how = {
         "compiled": f"compiled in {plan.get('compile_seconds', 0):.0f} s",
         "formula": "formula, not compiled",
-        "checked": "shapes and shardings resolve and the step lowers; not compiled",
+        "checked": "shapes and shardings resolve and the step lowers for TPU; not compiled",
     }[plan["method"]]
     where = f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, " if topology else ""
     active = plan["active_parameters"]
