@@ -123,6 +123,8 @@ def _initialize(options, named: bool) -> bool:
             return False
         raise
     except RuntimeError as error:
+        if not named and "must be called before" in str(error):  # a library user's process, in which JAX runs already
+            return False
         where = options.coordinator or "the coordinator that the launcher names"
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the other processes were not reached at --coordinator={where}: {reason}") from error

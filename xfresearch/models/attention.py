@@ -129,6 +129,8 @@ def _heads(linear: Linear | None, x_BLD, heads: int, size: int, ctx: Context):
     """[B, L, heads, size]: through the matrix, or x itself cut among the heads or whole for all of them."""
     if linear is not None:
         return linear(x_BLD, ctx)
+    # Without this the partitioner of jaxlib 0.10 adds up x's gradient wrongly where data, fsdp and tensor are all cut.
+    x_BLD = ctx.shard(x_BLD, "BLD")
     if x_BLD.shape[-1] == heads * size:
         return x_BLD.reshape(*x_BLD.shape[:2], heads, size)
     return jnp.broadcast_to(x_BLD[:, :, None], (*x_BLD.shape[:2], heads, size))
