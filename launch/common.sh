@@ -103,5 +103,14 @@ require_bucket() {
   [[ $workdir == gs://?* ]] || fail "--workdir='$workdir' is not allowed here: $1, so it must be gs://BUCKET/PATH"
 }
 
+# require_many: the job, where it is a command of ours, can run as many processes.
+require_many() {
+  local module able
+  module=$(job_module)
+  able=$(cd xfresearch && grep -l 'distributed.add_flags' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
+  [[ -z $module || " $able " == *" $module "* ]] ||
+    fail "xfresearch.$module is not allowed here: it runs as one process; those that run as many are $able"
+}
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1 # jobs name files of the checkout
 [[ -n ${VIRTUAL_ENV:-} || ! -x .venv/bin/python ]] || PATH=$PWD/.venv/bin:$PATH

@@ -27,6 +27,7 @@ require port '[0-9]*' "a port number"
 require grace '[0-9]+' "a number of seconds"
 ((${#job[@]})) || job=(python -m xfresearch.train --config configs/quickstart.py --workdir "runs/quickstart-$n")
 check_job
+require_many
 
 free_port() {
   python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,22 @@ def document_run(tmp_path_factory, texts):
 def evaluated(run, *options, tmp_path) -> dict:
     evaluate.main(["--workdir", str(run), "--json", str(tmp_path / "out.json"), *options])
     return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_logs_of_errors_belong_to_the_run_and_not_into_a_checkpoint(run, monkeypatch):
+    kept_in = []
+
+    @contextmanager
+    def joined(options, workdir):
+        kept_in.append(workdir)
+        yield
+
+    monkeypatch.setattr(evaluate.distributed, "joined", joined)
+    monkeypatch.setattr(evaluate, "evaluate", lambda *arguments: None)
+    checkpoint = next((run / "checkpoints").iterdir())
+    for place in (run, checkpoint):
+        evaluate.main(["--workdir", str(place)])
+    assert kept_in == [str(run)] * 2
 
 
 def brute_force(lm, tokens, start, length) -> float:

@@ -4,8 +4,10 @@ Every process runs the same command. The first one (process 0) writes what a run
 keep quiet. Nothing here starts JAX where a single process runs.
 """
 
+import ctypes
 import os
 import re
+import signal
 import subprocess
 import time
 import traceback
@@ -22,6 +24,8 @@ WORDS_SECONDS = 3  # that the first process, to which all are connected, outlive
 # How errors of collectives read when another process is gone (Gloo on CPU, NCCL on GPU, the runtime's own calls).
 LOST = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier")
 
+_HANDLERS = ctypes.pythonapi  # Python's `signal` can neither see nor put back a handler that was set in C
+_jax_handler = None  # the one that JAX sets for SIGTERM, which passes it on to all processes as a notice
 _job = None  # the Job that this process belongs to, where there are several processes
 
 
@@ -128,7 +132,22 @@ def _initialize(options, named: bool) -> bool:
         where = options.coordinator or "the coordinator that the launcher names"
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the other processes were not reached at --coordinator={where}: {reason}") from error
+    _take_notices()
     return True
+
+
+def _take_notices() -> None:
+    """Gives SIGTERM back its usual action: JAX's handler only notes it, which is nothing where nobody asks for notices."""
+    global _jax_handler
+    _HANDLERS.PyOS_getsig.restype = ctypes.c_void_p
+    _jax_handler = _HANDLERS.PyOS_getsig(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def heed_notices(heeded: bool) -> None:
+    """Whether SIGTERM is from now on a notice to all processes, which the training loop asks for, or ends this one."""
+    if several():
+        _HANDLERS.PyOS_setsig(signal.SIGTERM, ctypes.c_void_p(_jax_handler if heeded else None))  # None is SIG_DFL
 
 
 def several() -> bool:

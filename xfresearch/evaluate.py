@@ -35,14 +35,16 @@ COLUMNS = {
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
     distributed.check(options)
-    with distributed.joined(options, options.workdir):
-        evaluate(options)
+    from xfresearch import api
+
+    workdir, _ = api.locate(options.workdir)  # of a checkpoint the run's, where logs of errors belong
+    with distributed.joined(options, str(workdir)):
+        evaluate(options, workdir)
 
 
-def evaluate(options) -> None:
+def evaluate(options, workdir) -> None:
     from xfresearch import api, evaluation
 
-    workdir, _ = api.locate(options.workdir)
     mesh = mesh_of(workdir)
     lm = api.load(options.workdir, options.step, mesh)
     sizes = (options.sequence_length, options.stride, options.limit)

@@ -125,6 +125,10 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("local.sh", "0", "N=0 is not allowed: it must be a number of processes"),
         ("local.sh", "2 --port x", "--port='x' is not allowed"),
         ("local.sh", "2 -- python -m xfresearch.trane", "xfresearch.trane: there is no such command"),
+        *(
+            ("local.sh", f"2 -- python -m xfresearch.{name}", f"xfresearch.{name} is not allowed here: it runs as one")
+            for name in ("generate", "bench", "plan")
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_run(launcher, script, arguments, says):

@@ -23,6 +23,12 @@ def slurm(count: int, index: int) -> dict[str, str]:
     return {f"SLURM_{name}": str(value) for name, value in own.items()}
 
 
+def heeds(number: int, process: subprocess.Popen) -> bool:
+    """Whether the process has a handler of its own for a signal."""
+    caught = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "SigCgt" in line)
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 class Processes:
     """`count` processes of `python -m module arguments`, joined by flags, or `by` the variables that srun sets; all of
     them are killed at the end of a `with`."""

@@ -71,15 +71,33 @@ def errors() -> list[str]:
     return [*heard, str(distributed.first_does(lambda: "done", "working"))]
 
 
+def cut(value: np.ndarray):
+    """`value` cut over the devices of all processes."""
+    import jax
+
+    at = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("fsdp",)), jax.sharding.PartitionSpec("fsdp"))
+    return jax.make_array_from_callback(value.shape, at, lambda rows: value[rows])
+
+
+def trimmed(config) -> int:
+    """The width that spans leave of which the widest, 0.3, lies in the last process."""
+    from xfresearch.models.span import trim
+
+    block = config.model.blocks["main"]
+    attention = replace(block.attention, span="adaptive", span_ramp=4, window=400)
+    model = replace(config.model, blocks={"main": replace(block, attention=attention)}, max_length=400)
+    fractions = cut(np.linspace(0, 0.3, 64, dtype=np.float32))
+    spans = {"blocks": {"main": {"attention": {"span": {"fraction": fractions}}}}}
+    return trim(model, spans).blocks["main"].attention.trimmed
+
+
 def damaged(place: Path) -> dict[str, str]:
     """What a process hears of a checkpoint whose copy in process 1 alone is damaged, and of the whole one after it."""
     import jax
 
     from xfresearch.training import checkpoint
 
-    at = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("fsdp",)), jax.sharding.PartitionSpec("fsdp"))
-    value = np.arange(64.0, dtype=np.float32)
-    params = {"w": jax.make_array_from_callback(value.shape, at, lambda rows: value[rows])}
+    params = {"w": cut(np.arange(64, dtype=np.float32))}
     checkpoint.save_params(place / "whole", 3, params)
     distributed.wait_for_all("saved")
     heard = {}
@@ -109,6 +127,7 @@ def main(arguments: list[str]) -> None:
     config = config_io.parse(["--config", options.config, *overrides])
     with distributed.joined(options):
         result = {"seen": seen(config), "spread": spread(config), "errors": errors()}
+        result["trimmed"] = trimmed(config)
         result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")
         print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)
 

@@ -6,12 +6,14 @@ All of it through the command line, on this machine's CPU, where processes speak
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.tolerances import TOLERANCE
-from tests.training.processes import HEARTBEAT, ROOT, Processes
+from tests.training.processes import HEARTBEAT, ROOT, Processes, free_port, heeds
 from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch import config_io
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
@@ -115,6 +117,7 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     failed = "Stopped: process 0 failed (trying): KeyError: 'lost'"
     assert [process["errors"][2] for process in found[1:]] == [failed] * 3
     assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
+    assert [process["trimmed"] for process in found] == [128] * 4  # 0.3 x 400 + 4 steps, to a multiple of 64
     heard = found[0]["damaged"]
     assert [process["damaged"] for process in found] == [heard] * 4
     assert heard["whole"] == "read" and all(heard[what].endswith("(in process 1)") for what in ("params", "meta"))
@@ -172,7 +175,7 @@ def test_two_processes_evaluate_as_one(two, tmp_path):
 def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, when, number=signal.SIGTERM, **kwargs):
     """The step at which a run ends that is told to by a signal to one of its processes."""
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
-        processes.until(when)
+        processes.until(lambda: when() and heeds(signal.SIGTERM, processes[index]))
         processes[index].send_signal(number)
         ended = processes.succeed()
     step = checkpoint.steps(workdir)[-1]
@@ -206,7 +209,7 @@ def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwar
 def test_two_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(single, two, cache, tmp_path):
     workdir = copied_back_to(4, single, tmp_path / "run")
     begun = (workdir / "run.json").stat().st_mtime
-    early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # while the step is being compiled
+    early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # data are there, the step is compiled now
     assert 4 < stopped_by_a_notice(1, 2, workdir, cache, TWO, **early) < LAST
     killed(1, 2, workdir, cache, TWO, rows=2)
     ended = train(2, workdir, cache, TWO, f"--json={tmp_path}/results.json").succeed()
@@ -249,6 +252,38 @@ def test_mistakes_are_one_line_in_every_process(single, cache):
         assert code == 2, err
         assert err.splitlines()[-1].startswith(f"[process {number}] error: --workdir={single} holds a run of another")
     assert time.time() - began < 60
+
+
+HEED = """
+import os, signal, sys, time
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+from xfresearch import command, distributed
+parser = command.Parser()
+distributed.add_flags(parser)
+with distributed.joined(parser.parse_args(sys.argv[2:])):
+    distributed._job = distributed.Job(0, 1, 6, ".", None)  # one alone, as if it were one of many
+    if sys.argv[1] != "never":
+        distributed.heed_notices(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        asked = 0
+        while not reached_preemption_sync_point(asked):
+            asked += 1
+            time.sleep(0.05)
+        print("noted", flush=True)
+        distributed.heed_notices(False)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("heeded", ["never", "for a time"])
+def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(heeded):
+    one = [f"--coordinator=localhost:{free_port()}", "--processes=1", "--process=0"]
+    done = subprocess.run(
+        [sys.executable, "-c", HEED, heeded, *one], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert done.stdout == ("" if heeded == "never" else "noted\n")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import os
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from xfresearch.config import LogConfig
@@ -14,9 +13,10 @@ from xfresearch.training.workdir import time_gone
 
 @pytest.fixture
 def traces(monkeypatch):
-    """What is traced, and whether its end waited for the device: [(directory, results that were ready)]."""
+    """What is done in its order: the directory of a trace, results that are waited for, the trace's end."""
     seen = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda place: seen.append(str(place)))
+    monkeypatch.setattr(jax, "block_until_ready", lambda results: seen.append(f"results of {results}"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("end"))
     return seen
 
@@ -26,13 +26,13 @@ def steps(profile: Profile, first: int, last: int, traces: list) -> list:
     for step in range(first, last + 1):
         profile.before(step)
         traces.append(step)
-        profile.after(step, jnp.ones(()))
+        profile.after(step, step)
     return traces
 
 
 def test_a_window_covers_the_updates_that_the_config_names(tmp_path, traces):
     profile = Profile(tmp_path, LogConfig(profile_start=3, profile_steps=2))
-    assert steps(profile, 1, 6, traces) == [1, 2, f"{tmp_path}/profile", 3, 4, "end", 5, 6]
+    assert steps(profile, 1, 6, traces) == [1, 2, f"{tmp_path}/profile", 3, 4, "results of 4", "end", 5, 6]
 
 
 def test_a_request_opens_one_window(tmp_path, traces, monkeypatch):
@@ -42,7 +42,7 @@ def test_a_request_opens_one_window(tmp_path, traces, monkeypatch):
     steps(profile, 1, 2, traces)
     later = (tmp_path / "profile.request").stat().st_mtime + 5
     os.utime(tmp_path / "profile.request", (later, later))
-    assert steps(profile, 3, 5, traces) == [1, 2, f"{tmp_path}/profile", 3, "end", 4, 5]
+    assert steps(profile, 3, 5, traces) == [1, 2, f"{tmp_path}/profile", 3, "results of 3", "end", 4, 5]
 
 
 def test_a_run_that_ends_inside_the_window_closes_it(tmp_path, traces):

@@ -4,7 +4,7 @@ Sukhbaatar et al. 2019a, the widest span of a layer, rounded up to a multiple of
 import math
 from dataclasses import replace
 
-import numpy as np
+import jax.numpy as jnp
 
 from xfresearch.config import ModelConfig
 from xfresearch.models.sizes import longest
@@ -24,7 +24,7 @@ def trim(model: ModelConfig, params: dict) -> ModelConfig:
         if a.kind != "softmax" or a.span != "adaptive":
             continue
         stacks = [stack for stack, of in zip(stack_names(model), model.pattern, strict=True) if of == name]
-        widest = max(float(np.max(params["blocks"][stack]["attention"]["span"]["fraction"])) for stack in stacks)
+        widest = max(float(jnp.max(params["blocks"][stack]["attention"]["span"]["fraction"])) for stack in stacks)
         # m(x) > 0 where x < z S + R: that many steps back, the nearest token being 0.
         steps = math.ceil(widest * longest(a, model) + a.span_ramp)
         width = -(-steps // MULTIPLE) * MULTIPLE

@@ -66,6 +66,7 @@ class Run:
         with self.clock.measure("input"):
             self.batches = Batches(config)
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
+        distributed.heed_notices(True)  # one that comes while programs are compiled is not lost
         self.bytes_per_token = _bytes_per_token(self.batches)
         self.byte_lengths = tokenizer.byte_lengths
         self.utilisation_per_rate = _utilisation_per_rate(config)
@@ -220,6 +221,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock)
     if run.start >= config.steps:
+        distributed.heed_notices(False)
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
     step_function = run.compile()
     stopping = PreemptionNotice() if distributed.several() else StopSignal()
@@ -282,7 +284,8 @@ class StopSignal:
 class PreemptionNotice:
     """The same among many processes: a signal to any of them stops all after one and the same update.
 
-    JAX takes SIGTERM and agrees on the step. SIGINT is passed on as a SIGTERM; a second one ends the process at once.
+    JAX takes SIGTERM (distributed.heed_notices) and agrees on the step. SIGINT is passed on as a SIGTERM; a second one
+    ends the process at once.
     """
 
     def __init__(self):
@@ -307,6 +310,8 @@ class PreemptionNotice:
 
     def restore(self) -> None:
         signal.signal(signal.SIGINT, self.before)
+        if not self.received:  # after a notice, each process may still get one of its own
+            distributed.heed_notices(False)
 
 
 def _bytes_per_token(batches: Batches) -> float:
