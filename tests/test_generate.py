@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from tests.tiny_runs import ROOT, make_run
-from xfresearch import api, command, generate
+from xfresearch import api, command, evaluate, generate
+from xfresearch.config_io import read_json
+from xfresearch.data.cache import cache_root
 from xfresearch.errors import UserError
 
 
@@ -23,6 +26,18 @@ def test_prints_prompt_and_text_and_the_rate_apart(run, capsys):
     out, err = capsys.readouterr()
     assert out == "def main(" + api.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
     assert re.fullmatch(r"\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
+
+
+@pytest.mark.parametrize("main, options", [(generate.main, []), (evaluate.main, ["--distributed=off"])])
+def test_compiled_programs_are_kept_in_the_cache_of_the_run(run, monkeypatch, main, options):
+    """Said before the first program is compiled: JAX asks once, then never again."""
+    kept_in = []
+    monkeypatch.setattr(api, "load", lambda *_: kept_in.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
+    before = jax.config.jax_compilation_cache_dir
+    with pytest.raises(ZeroDivisionError):
+        main(["--workdir", str(run), *options])
+    jax.config.update("jax_compilation_cache_dir", before)
+    assert kept_in == [str(cache_root(read_json(run / "config.json").data) / "compiled")]
 
 
 def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys):

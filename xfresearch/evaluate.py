@@ -44,8 +44,12 @@ def main(arguments: list[str]) -> None:
 
 def evaluate(options, workdir) -> None:
     from xfresearch import api, evaluation
+    from xfresearch.config_io import read_json
+    from xfresearch.data.cache import keep_programs
 
-    mesh = mesh_of(workdir)
+    run = read_json(workdir / "config.json")
+    keep_programs(run.data)
+    mesh = mesh_of(run)
     lm = api.load(options.workdir, options.step, mesh)
     sizes = (options.sequence_length, options.stride, options.limit)
     text = evaluation.read_text(lm, workdir, options.data, options.split, *sizes)
@@ -98,18 +102,16 @@ def at_least(low: int):
     return read
 
 
-def mesh_of(workdir):
-    """Where many processes compute: on the run's own mesh if it fits their devices, otherwise each with all parameters,
+def mesh_of(run):
+    """Where many processes compute: on the `run`'s own mesh if it fits their devices, otherwise each with all parameters,
     rows spread over all. None, one device, for a single process."""
     if not distributed.several():
         return None
     import jax
 
     from xfresearch.config import MeshConfig
-    from xfresearch.config_io import read_json
     from xfresearch.training.sharding import device_mesh, mesh_sizes
 
-    run = read_json(workdir / "config.json")
     try:
         sizes = mesh_sizes(run.mesh, jax.device_count())
     except UserError:

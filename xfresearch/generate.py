@@ -23,7 +23,11 @@ def main(arguments: list[str]) -> None:
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
     from xfresearch import api
+    from xfresearch.config_io import read_json
+    from xfresearch.data.cache import keep_programs
 
+    workdir, _ = api.locate(options.workdir, options.step)
+    keep_programs(read_json(workdir / "config.json").data)
     lm = api.load(options.workdir, options.step)
     printer = Printer(prompts)
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}

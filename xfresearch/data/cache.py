@@ -27,6 +27,13 @@ def cache_root(data) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
+def keep_programs(data) -> None:
+    """From now on JAX keeps compiled programs in the cache; to be called before the first one is compiled."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(cache_root(data) / "compiled"))
+
+
 def digest(inputs) -> str:
     """16 hexadecimal digits that stand for `inputs`, anything JSON can write."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]

@@ -22,6 +22,7 @@ from etils import epath
 
 from xfresearch import distributed
 from xfresearch.config import Config
+from xfresearch.data.cache import keep_programs
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
@@ -49,10 +50,8 @@ class Result(NamedTuple):
 
 def setup_jax(config: Config) -> None:
     """Process-wide settings: 64-bit numbers where the config asks for them, and compiled programs kept on disk."""
-    from xfresearch.data.cache import cache_root
-
     jax.config.update("jax_enable_x64", config.model.param_dtype == "float64")
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(config.data) / "compiled"))
+    keep_programs(config.data)
 
 
 class Run:
