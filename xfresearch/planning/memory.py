@@ -91,11 +91,13 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
     scan = _first_scan(jaxpr, repeats)
     if scan is None:
         return []
-    inner, carry = scan.params["jaxpr"].jaxpr, scan.params["num_carry"]
-    width = max(inner.outvars[:carry], key=lambda v: v.aval.size).aval.shape[-1]
+    inner, stacked = scan.params["jaxpr"].jaxpr, _stacked(scan)
+    outsides = {outside for _, outside in stacked}
+    carried = [variable for variable in scan.outvars if variable not in outsides]
+    width = max(carried, key=lambda v: v.aval.size).aval.shape[-1]
     made = {out: equation for equation in inner.eqns for out in equation.outvars}
     found, seen = [], set()
-    for inside, outside in zip(inner.outvars[carry:], scan.outvars[carry:], strict=True):
+    for inside, outside in stacked:
         aval = outside.aval
         while inside in made and made[inside].primitive.name in RENAMES:
             inside = made[inside].invars[0]
@@ -109,13 +111,22 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
     return sorted(found, key=lambda row: -row[2])
 
 
+def _stacked(scan) -> list[tuple]:
+    """(inside, outside) of what a scan stacks up: outside it has one dimension more.
+
+    The equation's own count of what it carries goes by another name from JAX 0.12 on.
+    """
+    pairs = zip(scan.params["jaxpr"].jaxpr.outvars, scan.outvars, strict=True)
+    return [(inside, outside) for inside, outside in pairs if outside.aval.ndim == inside.aval.ndim + 1]
+
+
 def _first_scan(jaxpr, length: int):
     """The first scan that turns so often and stacks anything up: one over microbatches only sums."""
     from jax.extend import core
 
     for equation in jaxpr.eqns:
         scan = equation.primitive.name == "scan" and equation.params["length"] == length
-        if scan and len(equation.outvars) > equation.params["num_carry"]:
+        if scan and _stacked(equation):
             return equation
         for inner in core.jaxprs_in_params(equation.params):
             found = _first_scan(getattr(inner, "jaxpr", inner), length)
