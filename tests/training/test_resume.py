@@ -149,6 +149,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert_same_run(tmp_path / "run", unbroken)
 
 
+@pytest.mark.long  # every day: tests/training/test_processes.py
 def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, unbroken):
     """The sums are taken in another order, so losses agree to rounding; the data agrees exactly (tests/data)."""
     done = run(tmp_path, cache, "--config.mesh.fsdp=2", "--config.steps=20", "--config.checkpoint.every=20", devices=4)

@@ -143,8 +143,13 @@ def test_layer_norms_name_every_parameter_and_layer():
     assert metrics["gradient_norms"].keys() == metrics["update_norms"].keys() == metrics["parameter_norms"].keys()
 
 
-@pytest.mark.parametrize("remat", ["full", "dots"])
-@pytest.mark.parametrize("layers", ["scan", "unroll"])
+@pytest.mark.parametrize(
+    "layers, remat",
+    [
+        *(("scan", "full"), ("unroll", "dots")),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("scan", "dots"), ("unroll", "full"))),
+    ],
+)
 def test_rematerialisation_and_unrolling_change_no_gradient(remat, layers):
     batch = make_batch([8] * 8)
     plain, _ = grads_of(make_config(MOE, layers="scan"), batch)
