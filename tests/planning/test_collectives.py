@@ -121,11 +121,15 @@ TPU = """HloModule jit_step
   %fusion = bf16[16,128]{1,0:T(8,128)(2,1)} fusion(%x.1), kind=kCustom, calls=%all-reduce-scatter.1
   %start = (bf16[16,128]{1,0:T(8,128)(2,1)}, bf16[64,128]{1,0:T(8,128)(2,1)}) all-gather-start(%fusion), replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
   %done = bf16[64,128]{1,0:T(8,128)(2,1)} all-gather-done(%start)
-  ROOT %next = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) tuple(%i, %done)
+  %one = s32[]{:T(128)} constant(1)
+  %more = s32[]{:T(128)} add(%i, %one)
+  ROOT %next = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) tuple(%more, %done)
 }
 
-ENTRY %main (p: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
-  %p = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) parameter(0)
+ENTRY %main (x: bf16[64,128]) -> (s32[], bf16[64,128]) {
+  %x = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %none = s32[]{:T(128)} constant(0)
+  %p = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) tuple(%none, %x)
   ROOT %while.1 = (s32[]{:T(128)}, bf16[64,128]{1,0:T(8,128)(2,1)}) while(%p), condition=%condition, body=%body
 }
 """  # noqa: E501
