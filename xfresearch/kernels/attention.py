@@ -17,19 +17,14 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from xfresearch.errors import UserError, nearest
 from xfresearch.kernels.blocked_attention import blocked
+from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
 from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight
 from xfresearch.models.partition import constrain, platform
 
-__all__ = ["CAUSAL", "Call", "Choice", "Shaping", "Sight", "attention", "choose_attention", "describe"]
-
-
-class Choice(NamedTuple):
-    name: str
-    reason: str
+__all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
 
 
 class Call(NamedTuple):
@@ -144,21 +139,7 @@ PREFERENCES = {
 
 def choose_attention(call: Call, implementation="auto") -> Choice:
     """Which implementation serves `call`, and why. UserError for one asked for by name that cannot serve it."""
-    if implementation not in ("auto", *REFUSALS):
-        allowed = ", ".join(("auto", *REFUSALS)) + nearest(implementation, REFUSALS)
-        raise UserError(f"attention.kernel={implementation!r} is not allowed: it must be one of {allowed}")
-    if implementation != "auto":
-        refusal = REFUSALS[implementation](call)
-        if refusal:
-            raise UserError(f"attention.kernel={implementation!r} is not allowed here: {refusal}")
-        return Choice(implementation, "asked for")
-    refusals = []
-    for name, reason in PREFERENCES.get(call.platform, {}).items():
-        refusal = REFUSALS[name](call)
-        if not refusal:
-            return Choice(name, reason)
-        refusals.append(f"{name}: {refusal}")
-    return Choice("plain", "; ".join(refusals) or f"nothing else for {call.platform}")
+    return choose("attention.kernel", implementation, call, REFUSALS, PREFERENCES.get(call.platform, {}), "plain")
 
 
 def describe(

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.errors import UserError, nearest
-from xfresearch.kernels.attention import Choice
 from xfresearch.kernels.blocked_matmul import blocked
+from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.megablox import megablox
 
 BLOCKS = {"cpu": 128, "gpu": 512, "tpu": 512}  # rows of a block: few are computed twice; on a GPU they have to fill it
@@ -51,15 +50,8 @@ PREFERENCES = {
 
 def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
     """Which implementation serves `call`, and why. UserError for one asked for by name that cannot serve it."""
-    if implementation not in ("auto", *REFUSALS):
-        allowed = ", ".join(("auto", *REFUSALS)) + nearest(implementation, REFUSALS)
-        raise UserError(f"feed_forward.moe.kernel={implementation!r} is not allowed: it must be one of {allowed}")
-    if implementation != "auto":
-        refusal = REFUSALS[implementation](call)
-        if refusal:
-            raise UserError(f"feed_forward.moe.kernel={implementation!r} is not allowed here: {refusal}")
-        return Choice(implementation, "asked for")
-    return next(Choice(*choice) for choice in PREFERENCES[call.platform].items() if not REFUSALS[choice[0]](call))
+    preferred = PREFERENCES[call.platform]
+    return choose("feed_forward.moe.kernel", implementation, call, REFUSALS, preferred, "ragged")
 
 
 def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):

@@ -6,7 +6,8 @@ import jax
 
 from xfresearch.config import BlockConfig, Config, ModelConfig
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import Call, Choice, Sight, choose_attention, describe
+from xfresearch.kernels.attention import Call, Sight, choose_attention, describe
+from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.grouped_matmul import Call as Product
 from xfresearch.kernels.grouped_matmul import choose_grouped_matmul
 from xfresearch.models.partition import platform
