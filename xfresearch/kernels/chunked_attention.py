@@ -19,11 +19,7 @@ def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None):
     def local(_, q, k, v, memory, segments):
         cut = mesh is not None and mesh.shape["context"] > 1
         offset = jax.lax.axis_index("context") * q.shape[1] if cut else 0
-        parts, keys_values, constants = [chunked_part(sight)], [(k, v)], [(segments, offset)]
-        if memory is not None:
-            for of_all, own in zip((parts, keys_values, constants), memory_part(q, memory), strict=True):
-                of_all.append(own)
-        return merged(tuple(parts), q, tuple(keys_values), tuple(constants))
+        return with_memory((chunked_part(sight), (k, v), (segments, offset)), q, memory)
 
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGV, memory, segments, keys="S")
 
@@ -76,6 +72,13 @@ def chunked_part(sight: Sight) -> Part:
         return dq.reshape(q_BLHK.shape), dk, dv
 
     return Part(forward, backward)
+
+
+def with_memory(context: tuple, q_BLHK, memory):
+    """o_BLHV of `context`, a part with its keys and values and its constants, and of the slots where there are some."""
+    found = [context] if memory is None else [context, memory_part(q_BLHK, memory)]
+    parts, keys_values, constants = zip(*found, strict=True)
+    return merged(parts, q_BLHK, keys_values, constants)
 
 
 def memory_part(q_BLHK, memory):

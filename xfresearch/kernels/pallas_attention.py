@@ -9,8 +9,8 @@ import warnings
 
 import jax.numpy as jnp
 
-from xfresearch.kernels.chunked_attention import memory_part
-from xfresearch.kernels.merged_attention import Part, merged
+from xfresearch.kernels.chunked_attention import with_memory
+from xfresearch.kernels.merged_attention import Part
 from xfresearch.kernels.on_mesh import on_mesh
 from xfresearch.kernels.sight import Sight
 
@@ -21,11 +21,7 @@ def pallas(q_BLHK, k_BSGK, v_BSGK, memory, segments, sight: Sight, mesh=None):
     """o_BLHK of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, the same ones."""
 
     def local(_, q, k, v, memory, segments):
-        parts, keys_values, constants = [pallas_part(sight.causal)], [(k, v)], [segments and segments[0]]
-        if memory is not None:
-            for of_all, own in zip((parts, keys_values, constants), memory_part(q, memory), strict=True):
-                of_all.append(own)
-        return merged(tuple(parts), q, tuple(keys_values), tuple(constants))
+        return with_memory((pallas_part(sight.causal), (k, v), segments and segments[0]), q, memory)
 
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGK, memory, segments, keys="S")
 
