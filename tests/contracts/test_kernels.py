@@ -20,11 +20,10 @@ from tests.contracts.variants import (
     random_params,
     tokens_for,
     tree_error,
-    with_kernels,
 )
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels.attention import REFUSALS
-from xfresearch.models.kernel_choices import attention_call
+from xfresearch.models.kernel_choices import attention_call, with_kernels
 from xfresearch.models.variants import ACTIVATIONS
 
 # Kernels that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.

@@ -23,6 +23,7 @@ from xfresearch.config_io import parse
 from xfresearch.models import transformer
 from xfresearch.models.axes import bounds_of, path_name
 from xfresearch.models.context import Context
+from xfresearch.models.kernel_choices import with_kernels
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.resolving import resolve_model
 
@@ -268,14 +269,6 @@ def marked(names=None) -> list:
     """Parameters of a test: all variants, those that are not among `names` (DISTINCT unless given) under `long`."""
     names = DISTINCT if names is None else names
     return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in ALL]
-
-
-def with_kernels(config: ModelConfig, attention: str, moe: str) -> ModelConfig:
-    """`config` with the implementations named."""
-    for name in config.blocks:
-        config = change(config, f"blocks.{name}.attention.kernel", attention)
-        config = change(config, f"blocks.{name}.feed_forward.moe.kernel", moe)
-    return config
 
 
 def plain(config: ModelConfig) -> ModelConfig:

@@ -9,12 +9,13 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for, with_kernels
+from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from xfresearch.kernels import ring_attention, splash_attention
 from xfresearch.kernels.chunked_attention import chunked
 from xfresearch.kernels.sight import Sight
 from xfresearch.kernels.splash_attention import splash
+from xfresearch.models.kernel_choices import with_kernels
 from xfresearch.models.partition import activation_spec
 from xfresearch.training.sharding import param_shardings
 

@@ -73,10 +73,15 @@ def attention_call(model: ModelConfig, block: BlockConfig, length: int, segments
 
 def for_reading(model: ModelConfig) -> ModelConfig:
     """`model` with every kernel left to the machine that reads it: what a run asks for binds its training alone."""
+    return with_kernels(model, "auto", "auto")
 
-    def free(block: BlockConfig) -> BlockConfig:
-        moe = replace(block.feed_forward.moe, kernel="auto")
-        feed_forward = replace(block.feed_forward, moe=moe)
-        return replace(block, attention=replace(block.attention, kernel="auto"), feed_forward=feed_forward)
 
-    return replace(model, blocks={name: free(block) for name, block in model.blocks.items()})
+def with_kernels(model: ModelConfig, attention: str, moe: str) -> ModelConfig:
+    """`model` with these kernels of attention and of experts in every block."""
+
+    def asking(block: BlockConfig) -> BlockConfig:
+        f = block.feed_forward
+        feed_forward = replace(f, moe=replace(f.moe, kernel=moe))
+        return replace(block, attention=replace(block.attention, kernel=attention), feed_forward=feed_forward)
+
+    return replace(model, blocks={name: asking(block) for name, block in model.blocks.items()})

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from xfresearch.command import write_text
 from xfresearch.config import Config
+from xfresearch.models.kernel_choices import with_kernels
 from xfresearch.planning import hlo, memory
 
 
@@ -110,12 +111,4 @@ def _alone(config: Config) -> tuple:
 
 
 def with_plain_kernels(config: Config) -> Config:
-    blocks = {}
-    for name, block in config.model.blocks.items():
-        moe = replace(block.feed_forward.moe, kernel="ragged")
-        blocks[name] = replace(
-            block,
-            attention=replace(block.attention, kernel="plain"),
-            feed_forward=replace(block.feed_forward, moe=moe),
-        )
-    return replace(config, model=replace(config.model, blocks=blocks))
+    return replace(config, model=with_kernels(config.model, "plain", "ragged"))
