@@ -18,6 +18,7 @@ from etils import epath
 from xfresearch.config import Config, ModelConfig
 from xfresearch.config_io import read_json, to_json
 from xfresearch.errors import UserError
+from xfresearch.interop import folder
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.kernel_choices import for_reading
@@ -29,13 +30,18 @@ from xfresearch.training.sharding import param_shardings
 
 
 def load(path, step: int | None = None, mesh=None) -> "LanguageModel":
-    """The model of a run: `path` is the run's directory, or one of its checkpoints ('runs/a/checkpoints/500').
+    """The model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), or a Hugging Face folder.
 
     Its parameters lie on the first device, or cut over a `mesh` (jax.sharding.Mesh), for what can compute with them there.
 
     Without a step, the newest checkpoint; damaged ones are named on standard error and passed over. A run in float64
     switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
     """
+    path = epath.Path(path).expanduser()
+    if folder.is_folder(path):
+        from xfresearch.interop import importing
+
+        return importing.load(path, mesh)
     workdir, step = locate(path, step)
     run = read_json(workdir / "config.json")
     if "float64" in (run.model.dtype, run.model.param_dtype):
@@ -82,22 +88,30 @@ def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) ->
 
 def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:
     """Parameters of a run's checkpoint, on the first device or cut over a `mesh`; checkpoint.Corrupt where it is damaged."""
+    return checkpoint.restore_params(workdir, step, layout_of(model, mesh))
+
+
+def layout_of(model: ModelConfig, mesh=None) -> dict:
+    """Shapes, dtypes and shardings of a model's parameters, on the first device or cut over a `mesh`."""
     shapes = transformer.abstract(model)
     if mesh is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         places = jax.tree.map(lambda _: device, shapes)
     else:
         places = param_shardings(mesh, shapes)
-    abstract = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, places)
-    return checkpoint.restore_params(workdir, step, abstract)
+    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, places)
 
 
 class LanguageModel:
     """Parameters with what gives them meaning: `.config` (ModelConfig), `.params` (nested dict of arrays, layers
-    stacked), `.tokenizer`, `.run` (Config of the run that made them) and `.step`."""
+    stacked), `.tokenizer` (None for a folder without one), `.run` (Config of the run that made them), `.step`, and
+    `.source`, what is known of the Hugging Face folder that it came from."""
 
-    def __init__(self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0):
+    def __init__(
+        self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0, source: dict | None = None
+    ):
         self.config, self.params, self.tokenizer, self.run, self.step = config, params, tokenizer, run, step
+        self.source = source
 
     def __call__(self, tokens_BL, replace: dict[str, Callable] | None = None):
         """Logits [B, L, V] in float32 (float64 for a float64 model) of token ids [B, L].
@@ -179,6 +193,13 @@ class LanguageModel:
         finally:
             if temporary.exists():
                 temporary.rmtree()
+
+    def export_hf(self, path, family: str = "", dtype: str = "") -> None:
+        """Writes a Hugging Face folder, which `transformers` and `load` read (interop/exporting.py says in which family and
+        dtype). UserError where `path` holds something, or no family can express the model, with the reason."""
+        from xfresearch.interop import exporting
+
+        exporting.export(self, epath.Path(path).expanduser(), family, dtype)
 
     def _generate_tokens(self, prompts, max_new_tokens: int | None, sampling, seed: int) -> Iterator[list[list[int]]]:
         if not 0 <= seed < 2**32:

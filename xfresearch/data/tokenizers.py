@@ -258,15 +258,15 @@ def load_tokenizer(path) -> Tokenizer:
         raise UserError(f"{file}: not a tokenizer that can be read: {reason}") from None
 
 
-_FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json")
+FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json")
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 
 
 def _tokenizer_file(directory: epath.Path) -> epath.Path:
-    found = [directory / name for name in _FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
+    found = [directory / name for name in FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
     if not found:
         raise UserError(
-            f"config.data.tokenizer={str(directory)!r}: the directory holds none of {', '.join(_FILES)} or a .model"
+            f"config.data.tokenizer={str(directory)!r}: the directory holds none of {', '.join(FILES)} or a .model"
         )
     return found[0]
 

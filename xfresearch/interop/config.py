@@ -1,0 +1,88 @@
+"""A family's config.json as a config of ours, and back."""
+
+from dataclasses import fields
+
+from xfresearch.config import ModelConfig
+from xfresearch.config_io import from_dict
+from xfresearch.interop.family import Family, Refused
+from xfresearch.interop.rope import read_rope, write_rope
+from xfresearch.resolving import resolve_model
+
+
+def read_model(family: Family, config: dict, **more) -> ModelConfig:
+    """The model that a `config` (config.json) of `family` describes; `more` are fields of ours besides. Refused where it
+    has what our models do not have."""
+    for key, value in family.needs.items():
+        given = config.get(key)
+        if given is not None and given != value:
+            raise Refused(f"config.json: {key}={given!r} is not allowed: {family.name} is read with {value!r} only")
+    if config.get("quantization_config"):
+        raise Refused("config.json: quantization_config is not allowed: only unquantised checkpoints are read")
+    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys} | more
+    if family.rope:
+        changes |= read_rope(family.rope, config, changes)
+    windows = family.windows.read(config) if family.windows else [0]
+    return resolve_model(from_dict(ModelConfig, _tree(changes, windows), "config.model"))
+
+
+def _tree(changes: dict, windows: list[int]) -> dict:
+    """The nested mapping that `from_dict` reads: a block for each window that layers have."""
+    pattern = _period(windows)
+    names = {
+        window: "main" if len(set(pattern)) == 1 else f"window_{window}" if window else "full" for window in pattern
+    }
+    model = {name: value for name, value in changes.items() if not name.startswith("*.")}
+    blocks = {}
+    for window, name in names.items():
+        block = blocks[name] = {}
+        own = {"*.attention.window": window} if window else {}
+        for path, value in ({k: v for k, v in changes.items() if k.startswith("*.")} | own).items():
+            *groups, last = path.removeprefix("*.").split(".")
+            here = block
+            for group in groups:
+                here = here.setdefault(group, {})
+            here[last] = value
+    return model | {"blocks": blocks, "pattern": [names[window] for window in pattern]}
+
+
+def _period(values: list) -> list:
+    """The shortest list whose repetition is `values`."""
+    count = len(values)
+    return next(values[:p] for p in range(1, count + 1) if count % p == 0 and values == values[:p] * (count // p))
+
+
+def write_config(family: Family, model: ModelConfig) -> dict:
+    """The config.json of `model` as one of `family`. Refused where a value of ours has no name there; where the family
+    has no field at all for something, reading it back shows it (matching.py)."""
+    blocks = [model.blocks[name] for name in model.pattern]
+    found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
+    found |= {key.theirs: key.to_config(value_at(model, key.ours)) for key in family.keys}
+    if family.rope:
+        found |= write_rope(family.rope, blocks[0].attention, model.max_length)
+    if family.windows:
+        windows = [block.attention.window for block in blocks] * (model.depth // len(blocks))
+        found |= family.windows.write(windows)
+    return found
+
+
+def value_at(model: ModelConfig, path: str):
+    """The value of a field of `model`; of '*.', its first block's."""
+    here, names = model, path.split(".")
+    if names[0] == "*":
+        here, names = model.blocks[model.pattern[0]], names[1:]
+    for name in names:
+        here = getattr(here, name)
+    return here
+
+
+def paths_of(value, prefix: str = "") -> dict:
+    """{dotted path: value} of every field of a dataclass."""
+    found = {}
+    for spec in fields(value):
+        item = getattr(value, spec.name)
+        found |= (
+            paths_of(item, f"{prefix}{spec.name}.")
+            if hasattr(item, "__dataclass_fields__")
+            else {prefix + spec.name: item}
+        )
+    return found

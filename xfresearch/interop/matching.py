@@ -1,0 +1,90 @@
+"""Whether two models compute the same function of their parameters, and in what they differ if not.
+
+Fields that say how a model is drawn, trained or computed do not matter, nor those of what it does not have.
+"""
+
+import math
+
+from xfresearch.config import BlockConfig, ModelConfig
+from xfresearch.interop.config import paths_of
+from xfresearch.models.layouts import LAYOUTS, norm_kind
+from xfresearch.models.sizes import longest_sequence, rotary_size
+
+# Drawing, training and dtypes.
+MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
+BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm"}
+ATTENTION = {
+    "kernel",
+    "dropout",
+    "trimmed",
+    "span_ramp",
+    "span_loss",
+    "t5_buckets",
+    "t5_distance",
+    "memory_heads",
+    "rank",
+}
+FEED_FORWARD = {"hidden_factor", "gated_hidden"}
+MOE = {"kernel", "jitter", "balance_loss", "z_loss", "bias_speed", "balance"}
+
+
+def differences(model: ModelConfig, other: ModelConfig) -> list[str]:
+    """Lines 'layers.0.attention.memory_slots=16 (here 0)' for what `model` has otherwise than `other`."""
+    ours, theirs = meaning(model), meaning(other)
+    lines = []
+    for path in [*ours, *(path for path in theirs if path not in ours)]:
+        a, b = ours.get(path, "absent"), theirs.get(path, "absent")
+        if not _equal(a, b):
+            lines.append(f"{path}={a!r} (there {b!r})")
+    return lines
+
+
+def _equal(a, b) -> bool:
+    both = isinstance(a, float) and isinstance(b, float)
+    return math.isclose(a, b, rel_tol=1e-9) if both else a == b
+
+
+def meaning(model: ModelConfig) -> dict:
+    """{path: value} of every field that the model's function depends on, layer by layer."""
+    plain = {name: value for name, value in vars(model).items() if name not in MODEL}
+    if longest_sequence(model):
+        plain |= {name: value for name, value in vars(model).items() if name in ("max_length", "position_offset")}
+    for layer in range(model.depth):
+        block = model.blocks[model.pattern[layer % len(model.pattern)]]
+        plain |= {f"layers.{layer}.{path}": value for path, value in _block(block, model).items()}
+    return plain
+
+
+def _block(block: BlockConfig, model: ModelConfig) -> dict:
+    found = {name: value for name, value in paths_of(block).items() if "." not in name and name not in BLOCK}
+    for sublayer in LAYOUTS[block.layout].sublayers:
+        for place in sublayer.norms:
+            found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
+    return found | _attention(block.attention) | _feed_forward(block.feed_forward)
+
+
+def _attention(a) -> dict:
+    found = {f"attention.{name}": value for name, value in paths_of(a).items() if name.split(".")[0] not in ATTENTION}
+    scale = a.scale or a.head_size**-0.5
+    unused = set() if a.position == "rope" else {"rope"}
+    unused |= set() if a.kind == "lambda" else {"lambdas"}
+    found = {path: value for path, value in found.items() if path.split(".")[1] not in unused} | {
+        "attention.scale": scale
+    }
+    if a.position == "rope":
+        found.pop("attention.rope.fraction")
+        found["attention.rope.size"] = rotary_size(a.head_size, a.rope.fraction)
+        keep = {"none": (), "linear": ("factor",)}.get(a.rope.scaling)
+        scaling = {"factor", "low_frequency", "high_frequency", "original_length", "attention_factor"}
+        for name in scaling - set(scaling if keep is None else keep):
+            found.pop(f"attention.rope.{name}", None)
+    return found
+
+
+def _feed_forward(f) -> dict:
+    found = {
+        f"feed_forward.{name}": value for name, value in paths_of(f).items() if name.split(".")[0] not in FEED_FORWARD
+    }
+    unused = {f"feed_forward.moe.{name}" for name in (MOE if f.kind == "moe" else vars(f.moe))}
+    found = {path: value for path, value in found.items() if path not in unused}
+    return found | ({"feed_forward.moe.bias": f.moe.balance == "bias"} if f.kind == "moe" else {})

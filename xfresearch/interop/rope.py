@@ -1,0 +1,68 @@
+"""RoPE in config.json: `rope_theta` and `rope_scaling` as models on the Hub have them, or `rope_parameters`, which newer
+releases of the library write."""
+
+from xfresearch.config import AttentionConfig
+from xfresearch.interop.family import Refused, Rope
+from xfresearch.models.sizes import rotary_size
+
+PATH = "*.attention.rope."
+# Their names of the fields of each way of scaling.
+SCALINGS = {
+    "default": ("none", {}),
+    "linear": ("linear", {"factor": "factor"}),
+    "llama3": ("llama3", {"factor": "factor", "low_frequency": "low_freq_factor", "high_frequency": "high_freq_factor",
+                          "original_length": "original_max_position_embeddings"}),
+    "yarn": ("yarn", {"factor": "factor", "low_frequency": "beta_slow", "high_frequency": "beta_fast",
+                      "original_length": "original_max_position_embeddings",
+                      "attention_factor": "attention_factor"}),
+}  # fmt: skip
+DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 0.0}
+
+
+def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
+    """Our fields of RoPE. `changes` has the sizes of heads. Refused for a scaling that we do not have."""
+    given = config.get("rope_parameters") or (config.get("rope_scaling") or {})
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in SCALINGS:
+        raise Refused(f"config.json: rope_type={kind!r} is not allowed: it must be one of {', '.join(SCALINGS)}")
+    name, keys = SCALINGS[kind]
+    theta = given.get("rope_theta", config.get(rope.theta)) or rope.theta_default
+    found = {
+        PATH + "theta": float(theta),
+        PATH + "scaling": name,
+        PATH + "fraction": _fraction(rope, given | config, changes),
+    }
+    original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    for ours, theirs in keys.items():
+        value = given.get(theirs, DEFAULTS.get(theirs, original if ours == "original_length" else None))
+        if value is None and theirs not in DEFAULTS:
+            raise Refused(f"config.json: rope_scaling has no {theirs}, which rope_type={kind!r} needs")
+        found[PATH + ours] = value if ours == "original_length" else float(value or 0.0)
+    for unknown in sorted(given.keys() & {"mscale", "mscale_all_dim", "short_factor", "long_factor"}):
+        raise Refused(f"config.json: {unknown} of rope_scaling is not allowed: our yarn has no such factor")
+    return found
+
+
+def _fraction(rope: Rope, config: dict, changes: dict) -> float:
+    """The share of a head's dimensions that is turned."""
+    if rope.size:
+        heads, width = changes["*.attention.heads"], changes["width"]
+        head = changes.get("*.attention.head_size") or width // heads
+        return (config.get(rope.size) or head) / head
+    return float(config.get(rope.fraction, rope.default)) if rope.fraction else 1.0
+
+
+def write_rope(rope: Rope, attention: AttentionConfig, length: int) -> dict:
+    """The keys of config.json, as the Hub's models have them."""
+    ours = attention.rope
+    theirs, keys = next((kind, keys) for kind, (name, keys) in SCALINGS.items() if name == ours.scaling)
+    found = {rope.theta: ours.theta}
+    values = {name: getattr(ours, field) for field, name in keys.items() if name != "attention_factor"}
+    if getattr(ours, "attention_factor", 0.0) and ours.scaling == "yarn":
+        values["attention_factor"] = ours.attention_factor
+    found["rope_scaling"] = None if theirs == "default" else {"rope_type": theirs, **values}
+    if rope.size:
+        found[rope.size] = rotary_size(attention.head_size, ours.fraction)
+    if rope.fraction:
+        found[rope.fraction] = ours.fraction
+    return found
