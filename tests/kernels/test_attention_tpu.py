@@ -1,20 +1,15 @@
 """Attention with its gradients, compiled for TPUs without one: no array of queries by keys, under a mesh and remat too.
 
-Needs libtpu (`pip install libtpu`), in a process of its own: a library of devices cannot be loaded beside another's.
+Needs libtpu (`make libtpu`).
 """
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
 
 import pytest
 
-from tests.contracts.variants import ROOT
-from tests.kernels.test_grouped_matmul_tpu import TOPOLOGY
+from tests.kernels.on_tpu import compiled_by, mesh_of
 
 BATCH, LENGTH, HEADS = 4, 8192, 8
 REMAT = {"none": None, "full": "nothing_saveable", "dots": "dots_with_no_batch_dims_saveable"}
@@ -30,16 +25,12 @@ def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
     """Of the program of one device: bytes of temporary memory, calls of kernels, arrays with two long dimensions."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
-    from jax.experimental import topologies
-    from jax.sharding import AxisType, Mesh, NamedSharding
+    from jax.sharding import NamedSharding
 
     from xfresearch.kernels.attention import Sight, attention
     from xfresearch.models.partition import activation_spec
 
-    axes = ("data", "fsdp", "expert", "tensor", "context")
-    devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name=chips).devices)
-    mesh = Mesh(devices.reshape([sizes.get(axis, 1) for axis in axes]), axes, axis_types=(AxisType.Auto,) * 5)
+    mesh = mesh_of(chips, **sizes)
 
     def array(letters, *shape, dtype="bfloat16"):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, activation_spec(mesh, letters, shape)))
@@ -66,12 +57,7 @@ def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
 
 @pytest.fixture(scope="module")
 def programs() -> dict[str, dict]:
-    if find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: nothing here compiles for a TPU")
-    command = [sys.executable, "-m", "tests.kernels.test_attention_tpu"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | TOPOLOGY, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return compiled_by("tests.kernels.test_attention_tpu")
 
 
 @pytest.mark.parametrize("name", CASES)

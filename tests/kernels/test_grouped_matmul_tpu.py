@@ -1,37 +1,17 @@
 """A dropless layer of experts, compiled for a TPU without one: it computes the chosen experts and nothing else.
 
-Needs libtpu (`pip install libtpu`), in a process of its own: a library of devices cannot be loaded beside another's.
+Needs libtpu (`make libtpu`).
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-TOPOLOGY = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
+from tests.kernels.on_tpu import compiled_by, mesh_of
+
 CHIP = "v5e:2x2"
 BATCH, LENGTH, WIDTH, HIDDEN, EXPERTS, TOP_K = 4, 512, 512, 512, 8, 2
-
-
-def mesh_of(devices, **sizes):
-    import numpy as np
-    from jax.sharding import AxisType, Mesh
-
-    axes = ("data", "fsdp", "expert", "tensor", "context")
-    shape = [sizes.get(axis, 1) for axis in axes]
-    return Mesh(np.array(devices).reshape(shape), axes, axis_types=(AxisType.Auto,) * 5)
 
 
 def compiled() -> dict[str, float]:
@@ -40,7 +20,6 @@ def compiled() -> dict[str, float]:
     import jax
     import jax.numpy as jnp
     from flax import nnx
-    from jax.experimental import topologies
     from jax.sharding import NamedSharding, PartitionSpec
 
     from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
@@ -65,9 +44,8 @@ def compiled() -> dict[str, float]:
         inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), inputs)
         return jax.jit(function, static_argnums=2).lower(*inputs, mesh).compile()
 
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=CHIP).devices
-    one, both = mesh_of(devices[:1]), jax.grad(loss, (0, 1), allow_int=True)
-    cut = program(both, mesh_of(devices, expert=4)).as_text()
+    one, both = mesh_of(CHIP, 1), jax.grad(loss, (0, 1), allow_int=True)
+    cut = program(both, mesh_of(CHIP, expert=4)).as_text()
     return {
         "costs": MixtureOfExperts.costs(model, block, LENGTH).flops_per_token * BATCH * LENGTH,
         "forward": program(lambda *inputs: forward(*inputs)[0], one).cost_analysis()["flops"],
@@ -79,12 +57,7 @@ def compiled() -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def program() -> dict[str, float]:
-    if find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: nothing here compiles for a TPU")
-    command = [sys.executable, "-m", "tests.kernels.test_grouped_matmul_tpu"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | TOPOLOGY, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return compiled_by("tests.kernels.test_grouped_matmul_tpu")
 
 
 def test_forward_costs_the_active_experts_and_the_router(program):
