@@ -20,7 +20,7 @@ from xfresearch.errors import require
 from xfresearch.kernels.grouped_matmul import grouped_matmul
 from xfresearch.models.axes import axes_of
 from xfresearch.models.context import Context
-from xfresearch.models.exchange import exchange, route
+from xfresearch.models.exchange import exchange, has_ragged, route
 from xfresearch.models.partition import activation_spec, device_kind, parameter_spec, platform
 
 
@@ -49,8 +49,9 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
             y_ND = mix(x_ND, sizes_E, whole=True)
         else:
             there, sizes_E = route(sizes_E, "expert", parts)
-            x_RD = exchange(x_ND, there, min(k * parts, E) * B * L, where)
-            y_ND = exchange(mix(x_RD, sizes_E, whole=False), there.back(), k * B * L, where)
+            ragged = has_ragged(where, kind, ctx.mesh.size)
+            x_RD = exchange(x_ND, there, min(k * parts, E) * B * L, ragged)
+            y_ND = exchange(mix(x_RD, sizes_E, whole=False), there.back(), k * B * L, ragged)
         return (by_token(y_ND) * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
 
     return _on_devices(local, experts, ctx, x_BLD, "BL", expert_BLk, gates_BLk)
