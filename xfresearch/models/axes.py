@@ -9,6 +9,7 @@ CUTS says which mesh axes cut a dimension. Activations have the same letters, an
 every device needs (keys and values).
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -25,6 +26,12 @@ class Axes:
 
 
 BATCH = ("data", "fsdp", "expert")  # the axes that cut the batch by row
+
+
+def row_parts(sizes) -> int:
+    """Into how many parts a mesh of these sizes cuts the rows of a batch."""
+    return math.prod(sizes[axis] for axis in BATCH)
+
 
 # letter: (axes that cut it in a parameter, axes that cut it in an activation)
 CUTS = {

@@ -21,11 +21,12 @@ import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from xfresearch.config import Config
+from xfresearch.models.axes import BATCH, row_parts
 from xfresearch.planning import memory, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 
-TOKENS = ("data", "fsdp", "expert", "context")  # the axes that cut tokens
+TOKENS = (*BATCH, "context")  # the axes that cut tokens
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
         others = tuple(axis for axis in TOKENS if axis not in axes)
         share = sum(w.gathered / (sizes["fsdp"] if "fsdp" in axes else 1) for w in weights if frozenset(w.axes) == axes)
         add("all-reduce", others, parts, share, "gradients")
-    rows = config.batch_size / (parts * sizes["data"] * sizes["fsdp"] * sizes["expert"])
+    rows = config.batch_size / (parts * row_parts(sizes))
     tokens = rows * config.sequence_length / sizes["context"]
     width = 2 if model.dtype == "bfloat16" else 4
     stream = tokens * model.width * width

@@ -4,10 +4,10 @@ import re
 
 import jax
 
-from xfresearch.models.axes import path_name
+from xfresearch.models.axes import path_name, row_parts
+from xfresearch.planning.chips import GIB
 from xfresearch.planning.hlo import Computation, Program
 
-GIB = 2**30
 RENAMES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # the same numbers again
 SAME_EVERYWHERE = {"parameter", "constant", "broadcast", "bitcast"}
 
@@ -104,7 +104,7 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
         if inside in seen:  # the compiler keeps it once
             continue
         seen.add(inside)
-        parts = mesh["data"] * mesh["fsdp"] * mesh["expert"] * mesh["context"]
+        parts = row_parts(mesh) * mesh["context"]
         parts *= mesh["tensor"] if aval.shape[-1] != width else 1
         name = made[inside].primitive.name if inside in made else "input"
         found.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))

@@ -5,6 +5,7 @@ from math import prod
 
 from xfresearch.config import Config
 from xfresearch.errors import require
+from xfresearch.models.axes import row_parts
 from xfresearch.planning import memory, program
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
@@ -45,7 +46,7 @@ def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
     top_k = max(
         (b.feed_forward.moe.top_k for b in config.model.blocks.values() if b.feed_forward.kind == "moe"), default=0
     )
-    cuts = prod(mesh[axis] for axis in ("data", "fsdp", "expert", "context")) * config.training.accumulate
+    cuts = row_parts(mesh) * mesh["context"] * config.training.accumulate
     return config.batch_size * config.sequence_length * top_k / cuts
 
 
@@ -125,7 +126,7 @@ def _refused(config: Config, mesh: dict, state, traced, refused: program.Refused
 def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
     """What to try where a plan does not fit, the cheapest first."""
     state = parts["parameters"] + parts["optimiser"]
-    rows = config.batch_size // (mesh["data"] * mesh["fsdp"] * mesh["expert"] * config.training.accumulate)
+    rows = config.batch_size // (row_parts(mesh) * config.training.accumulate)
     found = []
     if state > 0.4 * available and mesh["data"] > 1:
         found.append(

@@ -1,6 +1,6 @@
 """A plan as text."""
 
-GIB = 2**30
+from xfresearch.planning.chips import GIB
 
 
 def text(plan: dict) -> str:

@@ -6,6 +6,7 @@ from itertools import product
 
 from xfresearch.config import Config
 from xfresearch.errors import UserError
+from xfresearch.models.axes import row_parts
 from xfresearch.planning import plans, program
 from xfresearch.planning.topologies import Topology, tpu_devices
 
@@ -62,7 +63,7 @@ def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[
 def candidates(config: Config, topology: Topology, batches=BATCHES):
     """Configs to try: every mesh of all devices, recomputation and batch that may go together."""
     for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), batches):
-        rows = sizes["data"] * sizes["fsdp"] * sizes["expert"] * config.training.accumulate
+        rows = row_parts(sizes) * config.training.accumulate
         smallest = -(-config.batch_size // rows) * rows
         training, mesh = replace(config.training, remat=remat), replace(config.mesh, **sizes)
         yield replace(config, batch_size=smallest * times, training=training, mesh=mesh)

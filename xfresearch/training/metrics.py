@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -10,7 +9,9 @@ from contextlib import contextmanager
 
 from etils import epath
 
+from xfresearch.command import write_text
 from xfresearch.errors import UserError
+from xfresearch.training.workdir import in_bucket
 
 # Where time goes: what a process measures, and what restarts took (`workdir.time_gone`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
@@ -30,9 +31,7 @@ class MetricsLog:
     def __init__(self, directory, resume_step: int, tensorboard: bool):
         path = epath.Path(directory) / "metrics.jsonl"
         rows = [row for row in read_metrics(path) if row["step"] <= resume_step] if path.exists() else []
-        fresh = path.with_name(f".metrics.{os.getpid()}.tmp")
-        fresh.write_text("".join(_line(row) for row in rows))
-        fresh.replace(path)
+        write_text(path, "".join(_line(row) for row in rows))
         self._path, self._lines, self._written = path, [_line(row) for row in rows], time.monotonic()
         self._file = None if in_bucket(path) else path.open("a")
         self._events = None
@@ -68,10 +67,6 @@ class MetricsLog:
             self._file.close()
         if self._events:
             self._events.close()
-
-
-def in_bucket(path) -> bool:
-    return "://" in str(path)
 
 
 def read_metrics(path) -> list[dict]:

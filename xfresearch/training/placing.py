@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from xfresearch.errors import require
+from xfresearch.models.axes import row_parts
 from xfresearch.training.sharding import batch_sharding
 
 
@@ -38,7 +39,7 @@ def on(mesh: Mesh | None, batch_size: int, length: int) -> tuple[int, Callable]:
     """The next larger batch size that `mesh` can cut, and what lays such batches, read whole, over it."""
     if mesh is None:
         return batch_size, lambda batch: batch
-    cut = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["expert"]
+    cut = row_parts(mesh.shape)
     require(length % mesh.shape["context"] == 0, "sequence_length", length, "a multiple of mesh.context")
     batch_size = -(-batch_size // cut) * cut
     return batch_size, lambda batch: place(batch_sharding(mesh), (batch_size, length), range(batch_size), batch)

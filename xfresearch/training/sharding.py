@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config import Config, MeshConfig
 from xfresearch.errors import UserError, require
-from xfresearch.models.axes import BATCH, axes_of, path_name
+from xfresearch.models.axes import BATCH, axes_of, path_name, row_parts
 from xfresearch.models.partition import parameter_spec
 
 AXES = ("data", "fsdp", "expert", "tensor", "context")
@@ -40,7 +40,7 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> dict[str, int]:
 
 def check_batch(sizes: dict[str, int], batch_size: int, sequence_length: int, accumulate: int) -> None:
     """UserError where a microbatch's rows or positions cannot be cut over the mesh."""
-    rows, context = sizes["data"] * sizes["fsdp"] * sizes["expert"], sizes["context"]
+    rows, context = row_parts(sizes), sizes["context"]
     needs = f"a multiple of training.accumulate * mesh data * fsdp * expert = {rows * accumulate}"
     require(batch_size % (rows * accumulate) == 0, "batch_size", batch_size, needs)
     require(sequence_length % context == 0, "sequence_length", sequence_length, f"a multiple of mesh.context={context}")

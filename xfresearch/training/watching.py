@@ -10,6 +10,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config import LogConfig
+from xfresearch.training.workdir import in_bucket
 
 LOOK_SECONDS = 10  # between two looks for a request: a bucket is slow to ask
 SPREAD_STEPS = 20  # updates at least between two gatherings of the hosts' times
@@ -31,7 +32,7 @@ class Profile:
         """Update number `step` is about to be handed to the devices."""
         if self._last is None and (step == self.config.profile_start or self._asked()):
             self._last = step + self.config.profile_steps - 1
-            remote = "://" in str(self.directory)
+            remote = in_bucket(self.directory)
             self._written_to = tempfile.mkdtemp() if remote else str(self.directory)
             jax.profiler.start_trace(self._written_to)
 

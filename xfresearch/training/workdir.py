@@ -24,6 +24,11 @@ FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.
 FREE += ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 
 
+def in_bucket(path) -> bool:
+    """Whether `path` is an address (gs://...), whose files cannot be locked or appended to."""
+    return "://" in str(path)
+
+
 @contextmanager
 def claimed(workdir):
     """Holds a run's directory for this process; UserError while another one trains in it (local directories only)."""
@@ -32,7 +37,7 @@ def claimed(workdir):
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir={workdir}: cannot be created: {error.strerror or error}") from error
-    if "://" in str(workdir):
+    if in_bucket(workdir):
         yield path
         return
     import fcntl
