@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import change, model
-from tests.models import reference
+from tests.models import reference_attention as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config import RopeConfig
 from xfresearch.config_io import parse
