@@ -87,6 +87,7 @@ class AttentionConfig:
     t5_distance: int = option(128, "distance from which all share the last bucket, for position = 't5'", low=4)
     qk_norm: NormKind = option("none", "norm of each head's queries and keys")
     bias: bool = option(False, "biases on the projections that are learned")
+    output_bias: bool = option(True, "under bias, W_O has one too")
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)
     memory_slots: int = option(0, "persistent key-value slots M, in one softmax with the context", low=0)
     memory_heads: Literal["each", "shared"] = option("each", "slots of each key-value head's own, or one set for all")

@@ -41,6 +41,7 @@ NEEDS = {
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
+    ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
     ("attention.rope.fraction", "*"): {"attention.position": "rope"},
