@@ -154,6 +154,7 @@ class BlockConfig:
     norm: NormKind = option("layer", "norm of every site of the block")
     norms: NormSites = option(NormSites(), "norm of single sites, where they differ")
     norm_gain: bool = option(True, "norms have a trained gain")
+    norm_offset: float = option(0.0, "added to every trained gain, which starts at 1 less (Gemma: 1)", low=0.0)
     norm_bias: bool = option(False, "norms have a trained bias")
     norm_bare: tuple[str, ...] = option((), "sites whose norm has neither gain nor bias (attention_in, ...)")
     norm_epsilon: float = option(1e-5, "added to the mean square", low=0.0)

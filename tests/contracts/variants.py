@@ -62,6 +62,7 @@ NEEDS = {
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
     "blocks.main.norm_epsilon": [0.1],
+    "blocks.main.norm_offset": [1.0],
     "blocks.main.attention.kv_heads": [1, 2],
     "blocks.main.attention.head_size": [6],
     "blocks.main.attention.rank": [6],

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from tests.models.reference_attention import ATTENTIONS
-from tests.models.reference_norms import NORMS, softmax
+from tests.models.reference_norms import NORMS, norm_of, softmax
 
 # Positions at the embedding. Vaswani et al. 2017, sec. 3.5.
 
@@ -218,7 +218,7 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
     def norm(site):
         name, place = site.rsplit("_", 1)
         kind = getattr(config.norms, site) or config.norm
-        return lambda x: NORMS[kind](p.get(f"{name}_norm_{place}", {}), x, config.norm_epsilon)
+        return lambda x: norm_of(kind, p.get(f"{name}_norm_{place}", {}), x, config)
 
     norms = {site: norm(site) for site in vars(config.norms)}
     gain = p.get("feed_forward_gain", 1.0)
@@ -230,14 +230,14 @@ def model(config, params, tokens, positions=None, segments=None):
     """Logits [L, V] of one sequence of token ids, and its auxiliary losses summed over layers."""
     positions = np.arange(len(tokens)) if positions is None else positions
     segments = np.ones(len(tokens)) if segments is None else segments
-    epsilon, losses = config.blocks[config.pattern[0]].norm_epsilon, {}
+    first, losses = config.blocks[config.pattern[0]], {}
     factor = {"none": 1, "sqrt_width": math.sqrt(config.width), "learned": params.get("embedding_scale")}
     x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
     if config.position == "learned":
         x_LD = x_LD + params["position"]["table"][positions]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
-    total = x_LD = NORMS[config.embedding_norm](params.get("embedding_norm", {}), x_LD, epsilon)
+    total = x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
     for layer in range(config.depth):
         repeat, place = divmod(layer, len(config.pattern))
         name = config.pattern[place]
@@ -246,7 +246,7 @@ def model(config, params, tokens, positions=None, segments=None):
         x_LD, written, more = block(p, x_LD, config.blocks[name], positions, segments, config, params.get("shared", {}))
         total = total + written
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
-    final = lambda x: NORMS[config.final_norm](params.get("final_norm", {}), x, epsilon)  # noqa: E731
+    final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
     # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all that was written.
     dual = any(b.layout == "resi_dual" for b in config.blocks.values())
     x_LD = x_LD + final(total) if dual else final(x_LD)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tests.models.reference_norms import NORMS, softmax
+from tests.models.reference_norms import norm_of, softmax
 
 # Positions. Su et al. 2021, eq. 34 as complex numbers, dimension i paired with i + K/2.
 
@@ -80,7 +80,8 @@ def head_of(part, kind, x_LD, head, size):
     return x_LD @ part["kernel"][:, head] + (part["bias"][head] if "bias" in part else 0)
 
 
-def attention(p, x_LD, config, positions, segments, shared, longest, epsilon):
+def attention(p, x_LD, block, positions, segments, shared, longest):
+    config = block.attention
     L, H, G, reach = len(x_LD), config.heads, config.kv_heads, config.window or 10**9
     nearest, o = int(not config.sees_itself), []
     allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
@@ -92,7 +93,7 @@ def attention(p, x_LD, config, positions, segments, shared, longest, epsilon):
         k = raw = head_of(p.get("key"), config.key, x_LD, g, config.head_size)
         v = raw if config.value == "key" else head_of(p.get("value"), config.value, x_LD, g, config.head_size)
         if config.qk_norm != "none":
-            q, k = (NORMS[config.qk_norm](p.get(f"{n}_norm", {}), x, epsilon) for n, x in (("query", q), ("key", k)))
+            q, k = (norm_of(config.qk_norm, p.get(f"{n}_norm", {}), x, block) for n, x in (("query", q), ("key", k)))
         if config.position == "rope":
             q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
         bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
@@ -120,7 +121,7 @@ def lambda_layer(p, x_LD, block, positions, segments, shared, longest):
     def project(name, i):
         y = x_LD @ p[name]["kernel"][:, i]
         scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)
-        return NORMS[block.attention.lambdas.norm](p.get(scaling, {}), y, block.norm_epsilon) if scaling else y
+        return norm_of(block.attention.lambdas.norm, p.get(scaling, {}), y, block) if scaling else y
 
     parts = {
         "query": block.attention.heads,
@@ -144,7 +145,4 @@ def mix_by_lambdas(q, k, v, distances, segments):
     return np.array(y)
 
 
-ATTENTIONS = {
-    "softmax": lambda p, x, block, *places: attention(p, x, block.attention, *places, block.norm_epsilon),
-    "lambda": lambda_layer,
-}
+ATTENTIONS = {"softmax": attention, "lambda": lambda_layer}

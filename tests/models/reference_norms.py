@@ -34,6 +34,13 @@ KINDS = {
     "none": lambda p, x, epsilon: x,
 }
 NORMS = {
-    kind: lambda p, x, epsilon, norm=norm: norm(p, x, epsilon) * p.get("gain", 1) + p.get("bias", 0)
+    kind: lambda p, x, epsilon, offset=0, norm=norm: (
+        norm(p, x, epsilon) * (p["gain"] + offset if "gain" in p else 1) + p.get("bias", 0)
+    )
     for kind, norm in KINDS.items()
 }
+
+
+def norm_of(kind, p, x, block):
+    """x normed as `block` says; p is the norm's own parameters."""
+    return NORMS[kind](p, x, block.norm_epsilon, block.norm_offset)
