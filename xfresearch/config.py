@@ -179,6 +179,7 @@ class ModelConfig:
     pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated to fill the depth")
     blocks: dict[str, BlockConfig] = option({"main": BlockConfig()}, "the blocks that the pattern names")
     position: Literal["none", "learned", "sinusoidal"] = option("none", "positions added to the embedding")
+    position_offset: int = option(0, "row of the learned positions that position 0 reads (OPT: 2)", low=0)
     embedding_norm: NormKind = option("none", "norm after the embedding")
     embedding_scale: Literal["none", "sqrt_width", "learned"] = option(
         "none", "factor of the embedding, before positions are added; learned starts at sqrt(width)"

@@ -234,7 +234,7 @@ def model(config, params, tokens, positions=None, segments=None):
     factor = {"none": 1, "sqrt_width": math.sqrt(config.width), "learned": params.get("embedding_scale")}
     x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
     if config.position == "learned":
-        x_LD = x_LD + params["position"]["table"][positions]
+        x_LD = x_LD + params["position"]["table"][positions + config.position_offset]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
     total = x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)

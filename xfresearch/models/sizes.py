@@ -54,6 +54,11 @@ def rotary_size(size: int, fraction: float) -> int:
     return int(size * fraction + 1e-6)
 
 
+def position_rows(model) -> int:
+    """Rows of the table of learned positions, 0 where there is none; the first `position_offset` are never read."""
+    return model.max_length + model.position_offset if model.position == "learned" else 0
+
+
 def longest_sequence(model) -> int:
     """Tokens that the model's tables of positions reach, 0 where it has none: learned ones, or a relative key without a
     window."""
