@@ -144,6 +144,12 @@ def _peri_norm(x, a, f, n, b, N):
     return x + y + z, y + z
 
 
+def _output_norm(x, a, f, n, b, N):
+    y = n["attention_out"](a(x))
+    z = n["feed_forward_out"](f(x + y))
+    return x + y + z, y + z
+
+
 def _no_norm_between(x, a, f, n, b, N):
     y = a(n["attention_in"](x))
     z = f(x + y)
@@ -185,6 +191,7 @@ LAYOUTS = {
     "post_norm": _post_norm,
     "peri_norm": _peri_norm,
     "sandwich_norm": _peri_norm,
+    "output_norm": _output_norm,
     "parallel": _parallel,
     "parallel_two_norms": _parallel_two_norms,
     "no_norm_between": _no_norm_between,
