@@ -44,13 +44,18 @@ class NormSites:
 class RopeConfig:
     theta: float = option(10_000.0, "base of the frequencies", low=1.0)
     fraction: float = option(1.0, "share of each head's dimensions that is rotated, the first ones", low=0.0, high=1.0)
-    scaling: Literal["none", "linear", "llama3"] = option("none", "how frequencies are stretched for a longer context")
+    scaling: Literal["none", "linear", "llama3", "yarn"] = option(
+        "none", "how frequencies are stretched for a longer context"
+    )
     factor: float = option(8.0, "by how much", low=1.0)
     low_frequency: float = option(
-        1.0, "llama3: turns in the original length below which a frequency is stretched", low=0.0
+        1.0, "llama3, yarn: turns in the original length below which a frequency is stretched", low=0.0
     )
-    high_frequency: float = option(4.0, "llama3: turns above which it is kept", low=0.0)
-    original_length: int = option(8192, "llama3: context that the model was trained with first", low=1)
+    high_frequency: float = option(4.0, "llama3, yarn: turns above which it is kept (YaRN's authors: 32)", low=0.0)
+    original_length: int = option(8192, "llama3, yarn: context that the model was trained with first", low=1)
+    attention_factor: float = option(
+        0.0, "yarn: factor of what is rotated, queries and keys alike; 0 is 0.1 ln(factor) + 1", low=0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,23 @@ class AttentionConfig:
     rope: RopeConfig = option(RopeConfig(), "rotary frequencies, for position = 'rope'")
     t5_buckets: int = option(32, "buckets of distances, for position = 't5'", low=4)
     t5_distance: int = option(128, "distance from which all share the last bucket, for position = 't5'", low=4)
-    qk_norm: NormKind = option("none", "norm of each head's queries and keys")
+    qk_norm: NormKind = option("none", "norm of queries and keys")
+    qk_norm_over: Literal["head", "heads"] = option(
+        "head", "what it is over: each head by itself, or all heads of a token together"
+    )
+    clip: float = option(
+        0.0,
+        "queries, keys and values are clipped to [-clip, clip], after norms and before RoPE (OLMo); 0 is not",
+        low=0.0,
+    )
     bias: bool = option(False, "biases on the projections that are learned")
+    output_bias: bool = option(True, "under bias, W_O has one too")
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)
+    softcap: float = option(
+        0.0,
+        "c in c tanh(products / c) of queries and keys, before biases and the mask (Gemma 2: 50); 0 is none",
+        low=0.0,
+    )
     memory_slots: int = option(0, "persistent key-value slots M, in one softmax with the context", low=0)
     memory_heads: Literal["each", "shared"] = option("each", "slots of each key-value head's own, or one set for all")
     sees_itself: bool = option(True, "a token attends to itself, and not only to those before it")
@@ -153,6 +172,7 @@ class BlockConfig:
     norm: NormKind = option("layer", "norm of every site of the block")
     norms: NormSites = option(NormSites(), "norm of single sites, where they differ")
     norm_gain: bool = option(True, "norms have a trained gain")
+    norm_offset: float = option(0.0, "added to every trained gain, which starts at 1 less (Gemma: 1)", low=0.0)
     norm_bias: bool = option(False, "norms have a trained bias")
     norm_bare: tuple[str, ...] = option((), "sites whose norm has neither gain nor bias (attention_in, ...)")
     norm_epsilon: float = option(1e-5, "added to the mean square", low=0.0)
@@ -177,12 +197,17 @@ class ModelConfig:
     pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated to fill the depth")
     blocks: dict[str, BlockConfig] = option({"main": BlockConfig()}, "the blocks that the pattern names")
     position: Literal["none", "learned", "sinusoidal"] = option("none", "positions added to the embedding")
+    position_offset: int = option(0, "row of the learned positions that position 0 reads (OPT: 2)", low=0)
     embedding_norm: NormKind = option("none", "norm after the embedding")
     embedding_scale: Literal["none", "sqrt_width", "learned"] = option(
         "none", "factor of the embedding, before positions are added; learned starts at sqrt(width)"
     )
     final_norm: NormKind = option("layer", "norm before the head")
     tie_embeddings: bool = option(True, "the head is the embedding's transpose")
+    head_bias: bool = option(False, "the head has a bias")
+    logit_softcap: float = option(
+        0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 is none", low=0.0
+    )
     causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(

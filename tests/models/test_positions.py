@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import change, model
-from tests.models import reference
+from tests.contracts.variants import change, forward, model, random_params, tokens_for
+from tests.models import reference_attention as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config import RopeConfig
 from xfresearch.config_io import parse
 from xfresearch.errors import UserError
 from xfresearch.models.positions import alibi_slopes, rope_frequencies, rotate, t5_bucket
+from xfresearch.models.sizes import longest_sequence
 
 LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")
+YARN = RopeConfig(scaling="yarn", factor=4.0, high_frequency=32.0)
 
 
 def values(*shape, dtype="float64", seed=0):
@@ -32,6 +34,9 @@ def values(*shape, dtype="float64", seed=0):
         RopeConfig(scaling="linear", factor=3.0),
         replace(LLAMA, original_length=64),
         replace(LLAMA, original_length=64, low_frequency=0.5, high_frequency=9.0, factor=32.0),
+        replace(YARN, original_length=64),
+        replace(YARN, original_length=2048, high_frequency=4.0, attention_factor=1.3, fraction=0.5),
+        replace(YARN, original_length=2, theta=100.0),  # both ends are dimension 0
     ],
     ids=str,
 )
@@ -70,6 +75,17 @@ def test_llama3_keeps_fast_turns_and_stretches_slow_ones():
     assert between.any() and np.all((found < plain)[between] & (found > plain / 8)[between])
 
 
+def test_yarn_keeps_fast_turns_and_stretches_slow_ones_evenly_between():
+    plain, found = rope_frequencies(RopeConfig(), 128), rope_frequencies(YARN, 128)
+    kept = (found / plain - 1 / 4) / (1 - 1 / 4)
+    turns = YARN.original_length * plain / (2 * math.pi)
+    np.testing.assert_allclose(kept[turns > 40], 1)
+    np.testing.assert_allclose(kept[turns < 0.9], 0, atol=1e-12)
+    between = (kept > 1e-9) & (kept < 1 - 1e-9)
+    assert between.sum() > 10
+    np.testing.assert_allclose(np.diff(kept[between]), np.diff(kept[between])[0], rtol=1e-6)
+
+
 def test_alibi_slopes_are_the_papers():
     np.testing.assert_allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))  # sec. 3: 1/2, 1/4, ... 1/2^8 for 8 heads
     np.testing.assert_allclose(alibi_slopes(16)[:3], [2**-0.5, 2**-1, 2**-1.5])
@@ -91,6 +107,9 @@ def test_t5_buckets(buckets, farthest):
         ({"query": "merged", "qk_norm": "rms"}, "'none' under query='merged'"),
         ({"position": "rope", "rope.fraction": 0.4}, "leaves an even number"),
         ({"position": "rope", "rope.high_frequency": 0.5}, "above rope.low_frequency=1.0"),
+        ({"position": "rope", "rope.scaling": "yarn", "rope.low_frequency": 0.0}, "above 0 under rope.scaling='yarn'"),
+        ({"position": "rope", "rope.scaling": "yarn", "rope.theta": 1.0}, "above 1 under rope.scaling='yarn'"),
+        ({"position": "rope", "rope.attention_factor": 1.2}, "0 unless rope.scaling='yarn'"),
         ({"position": "t5", "t5_distance": 16}, "above t5_buckets / 2 = 16"),
     ],
 )
@@ -105,6 +124,19 @@ def test_a_sequence_beyond_the_relative_key_is_refused():
     with pytest.raises(UserError, match="sequence_length=64 is not allowed: it must be at most model.max_length=16"):
         parse(run)
     parse([*run, "--config.model.blocks.main.attention.window=16"])  # further back is not seen
+
+
+def test_an_offset_moves_rows_and_leaves_the_length():
+    """OPT's table has 2 rows more than it has positions, and position 0 reads row 2."""
+    config = model({"position": "learned", "position_offset": 2, "max_length": 8})
+    assert longest_sequence(config) == 8
+    plain, params, tokens_BL = replace(config, position_offset=0), random_params(config), tokens_for(config)
+    moved = params | {"position": {"table": params["position"]["table"][2:]}}
+    assert moved["position"]["table"].shape == (8, config.width)
+    found, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0 unless model.position="):
+        model({"position_offset": 2})
 
 
 def test_shared_tables_ask_for_equal_blocks():
