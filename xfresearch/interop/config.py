@@ -6,6 +6,7 @@ from xfresearch.config import ModelConfig
 from xfresearch.config_io import from_dict
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.rope import read_rope, write_rope
+from xfresearch.models.sizes import logit_scale
 from xfresearch.resolving import resolve_model
 
 
@@ -66,8 +67,10 @@ def write_config(family: Family, model: ModelConfig) -> dict:
 
 
 def value_at(model: ModelConfig, path: str):
-    """The value of a field of `model`; of '*.', its first block's."""
+    """The value of a field of `model`; of '*.', its first block's, and a scale of attention as it is computed with."""
     here, names = model, path.split(".")
+    if path == "*.attention.scale":
+        return logit_scale(model.blocks[model.pattern[0]].attention, model.width)
     if names[0] == "*":
         here, names = model.blocks[model.pattern[0]], names[1:]
     for name in names:

@@ -26,8 +26,8 @@ class Refused(UserError):
 class Key:
     """A key of config.json and the field of ours that it sets: 'width', or '*.norm' for a field of every block.
 
-    `default` is what the library takes where the key is missing or null; `values` translates names, theirs first;
-    `read` and `write` translate numbers.
+    `default` is what the library takes where the key is missing, and where it is null unless `null` says otherwise;
+    `values` translates names, theirs first; `read` and `write` translate numbers.
     """
 
     theirs: str
@@ -36,11 +36,13 @@ class Key:
     values: dict | None = None
     read: Callable = lambda value: value
     write: Callable = lambda value: value
+    null: object = None
 
     def from_config(self, config: dict):
         """The value of our field. Refused where the key is missing, or its value has no translation."""
-        value = config.get(self.theirs)
-        value = self.default if value is None else value
+        value = config.get(self.theirs, self.default)
+        if value is None:
+            value = self.default if self.null is None else self.null
         if value is REQUIRED:
             raise Refused(f"config.json: {self.theirs} is missing")
         if self.values is None:
@@ -135,7 +137,7 @@ class Family:
     name: str  # model_type in config.json
     architecture: str  # the class of `transformers` that reads it
     fixed: dict[str, object]  # our fields that all its models share
-    keys: tuple[Key, ...]
+    keys: tuple[Key, ...]  # a later one stands in for an earlier one of the same field
     rows: tuple[Row, ...]
     rope: Rope | None = None
     windows: Windows | None = None
