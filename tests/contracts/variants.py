@@ -36,11 +36,13 @@ MAIN = BlockConfig(
 )
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
 
-# What a choice cannot do without, added to its variant.
+# What a choice cannot do without, added to its variant: fields of the model, or else of its block.
 NEEDS = {
+    ("position_offset", "*"): {"position": "learned"},
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
+    ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
     ("attention.rope.fraction", "*"): {"attention.position": "rope"},
@@ -60,7 +62,9 @@ NEEDS = {
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
+    "position_offset": [2],
     "blocks.main.norm_epsilon": [0.1],
+    "blocks.main.norm_offset": [1.0],
     "blocks.main.attention.kv_heads": [1, 2],
     "blocks.main.attention.head_size": [6],
     "blocks.main.attention.rank": [6],
@@ -169,7 +173,7 @@ def _needs(path: str, value) -> dict:
     groups = {"feed_forward.moe.": {"feed_forward.kind": "moe"}, "attention.lambdas.": {"attention.kind": "lambda"}}
     needs = next((change for group, change in groups.items() if short.startswith(group)), {})
     needs = needs | NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
-    return {f"blocks.main.{name}": v for name, v in needs.items()}
+    return {name if hasattr(BASE, name) else f"blocks.main.{name}": v for name, v in needs.items()}
 
 
 def _single() -> dict:

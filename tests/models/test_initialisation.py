@@ -125,7 +125,7 @@ def test_parameters_are_a_nested_dict_of_arrays_that_the_axes_table_describes(na
         assert all(isinstance(key.key, str) for key in path)
         assert leaf.dtype == config.param_dtype
     axes = tree_axes(params)
-    sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length}
+    sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length + config.position_offset}
     sizes["N"] = config.depth // len(config.pattern)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         letters = axes

@@ -41,8 +41,8 @@ class Attention(nnx.Module):
         self.config, self.dtype, self.sizes = a, model.dtype, sizes
         self.sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
         self.scale = a.scale or (a.head_size if a.query == "merged" else sizes.qk) ** -0.5
-        linears = {name: Linear(model, *shape, a.bias, rngs, scale=_init_scale(model, block, name))
-                   for name, shape in matrices(block, D).items()}  # fmt: skip
+        linears = {name: Linear(model, *matrix, rngs, scale=_init_scale(model, block, name))
+                   for name, matrix in matrices(block, D).items()}  # fmt: skip
         self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))
         has_norms = a.qk_norm != "none"
         self.query_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
@@ -106,7 +106,7 @@ class Attention(nnx.Module):
     @staticmethod
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
         a, sizes = block.attention, head_sizes(block.attention, model.width)
-        total = sum((c.linear(*shape, a.bias) for shape in matrices(block, model.width).values()), c.Costs())
+        total = sum((c.linear(*matrix) for matrix in matrices(block, model.width).values()), c.Costs())
         total += Norm.costs(sizes.qk, a.qk_norm, block) * 2
         total += c.weights(a.memory_slots * slot_heads(a) * (sizes.qk + sizes.v))
         total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))

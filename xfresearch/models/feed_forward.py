@@ -54,8 +54,8 @@ def input_width(model: ModelConfig, block: BlockConfig) -> int:
 
 
 def hidden_norm_block(block: BlockConfig) -> BlockConfig:
-    """What SoLU's LayerNorm has, whatever the block's norms have: a gain and a bias."""
-    return replace(block, norm_gain=True, norm_bias=True)
+    """What SoLU's LayerNorm has, whatever the block's norms have: a gain, as it is, and a bias."""
+    return replace(block, norm_gain=True, norm_offset=0.0, norm_bias=True)
 
 
 class FeedForward(nnx.Module):

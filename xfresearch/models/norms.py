@@ -8,7 +8,7 @@ project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not 
 dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
 none:     x
 
-and then, as the block says, times a gain and plus a bias, D numbers each. No matrix products.
+and then, as the block says, times a gain (plus norm_offset) and plus a bias, D numbers each. No matrix products.
 """
 
 import jax
@@ -47,10 +47,10 @@ class Norm(nnx.Module):
     """A norm over the last dimension, D or `width`, with the gain and bias that the block asks for."""
 
     def __init__(self, model: ModelConfig, kind: str, block: BlockConfig, width: int | None = None):
-        self.kind, self.epsilon, self.cast = kind, block.norm_epsilon, block.norm_cast
+        self.kind, self.epsilon, self.cast, self.offset = kind, block.norm_epsilon, block.norm_cast, block.norm_offset
         gain, bias, alpha = _trained(kind, block)
         width = width or model.width
-        self.gain = nnx.Param(jnp.ones(width, model.param_dtype)) if gain else None
+        self.gain = nnx.Param(jnp.full(width, 1 - self.offset, model.param_dtype)) if gain else None
         self.bias = nnx.Param(jnp.zeros(width, model.param_dtype)) if bias else None
         self.alpha = nnx.Param(jnp.full((), block.norm_alpha, model.param_dtype)) if alpha else None
 
@@ -63,7 +63,7 @@ class Norm(nnx.Module):
         if self.cast == "before_gain":
             y_BLD = y_BLD.astype(x_BLD.dtype)
         if self.gain is not None:
-            y_BLD = y_BLD * self.gain[...].astype(y_BLD.dtype)
+            y_BLD = y_BLD * (self.offset + self.gain[...]).astype(y_BLD.dtype)
         if self.bias is not None:
             y_BLD = y_BLD + self.bias[...].astype(y_BLD.dtype)
         return y_BLD.astype(x_BLD.dtype)

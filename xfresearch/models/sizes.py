@@ -23,12 +23,13 @@ def head_sizes(a, width: int) -> HeadSizes:
 
 
 def matrices(block, width: int) -> dict[str, tuple]:
-    """(inputs, outputs) of each of attention's matrices that is learned."""
+    """(inputs, outputs, whether it has a bias) of each of attention's matrices that is learned."""
     a, s = block.attention, head_sizes(block.attention, width)
-    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
-    found |= {"key": ((width,), (s.key_heads, s.qk))} if a.key == "learned" else {}
-    found |= {"value": ((width,), (s.value_heads, s.v))} if a.value == "learned" else {}
-    return found | ({"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {})
+    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk), a.bias)}
+    found |= {"key": ((width,), (s.key_heads, s.qk), a.bias)} if a.key == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v), a.bias)} if a.value == "learned" else {}
+    output = ((a.heads, s.v), (width,), a.bias and a.output_bias)
+    return found | ({"output": output} if a.output == "learned" else {})
 
 
 def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
@@ -51,6 +52,11 @@ def longest(a, model) -> int:
 def rotary_size(size: int, fraction: float) -> int:
     """Dimensions of a head of `size` that RoPE turns."""
     return int(size * fraction + 1e-6)
+
+
+def position_rows(model) -> int:
+    """Rows of the table of learned positions, 0 where there is none; the first `position_offset` are never read."""
+    return model.max_length + model.position_offset if model.position == "learned" else 0
 
 
 def longest_sequence(model) -> int:

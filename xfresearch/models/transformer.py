@@ -21,6 +21,7 @@ from xfresearch.models.linear import draw, kernel_std
 from xfresearch.models.norms import Norm
 from xfresearch.models.partition import lay_layer
 from xfresearch.models.positions import SharedPositions, sinusoidal
+from xfresearch.models.sizes import position_rows
 
 REMAT = {
     "none": lambda f: f,
@@ -48,7 +49,7 @@ class Transformer(nnx.Module):
         first = model.blocks[model.pattern[0]]
         self.config = model
         self.embed = Table(model, model.vocab_size, rngs)
-        self.position = Table(model, model.max_length, rngs) if model.position == "learned" else None
+        self.position = Table(model, position_rows(model), rngs) if model.position == "learned" else None
         self.shared = SharedPositions(model, rngs)
         learned_scale = jnp.full((), model.width**0.5, model.param_dtype)
         self.embedding_scale = nnx.Param(learned_scale) if model.embedding_scale == "learned" else None
@@ -87,7 +88,8 @@ class Transformer(nnx.Module):
         if self.embedding_scale is not None:
             x_BLD *= self.embedding_scale[...].astype(model.dtype)
         if model.position == "learned":
-            x_BLD += lookup(self.position.table[...].astype(model.dtype), "LD", ctx.positions_BL, ctx.mesh)
+            rows_BL = ctx.positions_BL + model.position_offset
+            x_BLD += lookup(self.position.table[...].astype(model.dtype), "LD", rows_BL, ctx.mesh)
         if model.position == "sinusoidal":
             x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
