@@ -1,0 +1,91 @@
+"""Configs of `transformers`, drawn at random, one function per family: odd sizes, and every option that the family has.
+
+A family takes its choices from a `Draw`. Draws 0 to ROUNDS - 1 are strata of the same choices, so that together they pick
+each option of up to ROUNDS at every choice that all of them make; any other number is a draw of its own.
+"""
+
+import numpy as np
+
+ROUNDS = 4
+LENGTH = 23  # tokens of a test's sequences: windows are shorter, tables of positions longer
+ROOM = 40  # rows of a table of positions
+
+
+class Draw:
+    def __init__(self, number: int):
+        self.number, self.made, self.rng = number, 0, np.random.default_rng(number)
+
+    def pick(self, *options):
+        """One of `options`."""
+        share, self.made = self.rng.random(), self.made + 1
+        if self.number < ROUNDS:
+            share = (np.random.default_rng(self.made).permutation(ROUNDS)[self.number] + share) / ROUNDS
+        return options[int(share * len(options))]
+
+    def size(self, low: int, high: int) -> int:
+        """An odd number."""
+        return int(self.rng.integers(low // 2, (high + 1) // 2)) * 2 + 1
+
+
+def heads(draw: Draw, grouped: bool = True) -> dict:
+    """Heads, key-value heads and the width: a size of head that is even, as RoPE asks, and no power of two."""
+    kv_heads, group = draw.pick(1, 2, 3), draw.pick(1, 2, 3)
+    count, size = kv_heads * group, draw.pick(6, 10, 14)
+    found = {"num_attention_heads": count, "hidden_size": count * size}
+    return found | ({"num_key_value_heads": kv_heads} if grouped else {})
+
+
+def common(draw: Draw) -> dict:
+    """What every family has, under the names that `transformers` gives them. No token ends a text."""
+    return {
+        "vocab_size": draw.size(51, 99),
+        "num_hidden_layers": draw.pick(1, 2, 3),
+        "max_position_embeddings": ROOM,
+        "tie_word_embeddings": draw.pick(True, False),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def rope(draw: Draw, **more) -> dict:
+    """RoPE as it is, or stretched in each of the ways that read a context longer than the original one."""
+    theta, factor = float(draw.size(501, 9001)), draw.pick(1.7, 4.0, 8.0)
+    ways = {
+        "default": {},
+        "linear": {"factor": factor},
+        "llama3": {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                   "original_max_position_embeddings": 16},
+    }  # fmt: skip
+    kind = draw.pick(*ways)
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **ways[kind], **more}}
+
+
+def llama_like(draw: Draw) -> dict:
+    """What families with Llama's names share."""
+    hidden, epsilon = draw.size(31, 75), draw.pick(1e-6, 1e-5, 1e-3)
+    return {**common(draw), **heads(draw), **rope(draw), "intermediate_size": hidden, "rms_norm_eps": epsilon}
+
+
+def head_dim(draw: Draw) -> dict:
+    """A size of head that need not be width / heads."""
+    return {"head_dim": draw.pick(None, 4, 8)}
+
+
+def llama(draw: Draw):
+    from transformers import LlamaConfig
+
+    biases = {"attention_bias": draw.pick(True, False), "mlp_bias": draw.pick(True, False)}
+    return LlamaConfig(**llama_like(draw), **biases, **head_dim(draw), hidden_act=draw.pick("silu", "gelu", "relu"))
+
+
+def gpt2(draw: Draw):
+    from transformers import GPT2Config
+
+    hidden, epsilon = draw.pick(None, draw.size(31, 75)), draw.pick(1e-5, 1e-3)
+    activation = draw.pick("gelu_new", "gelu", "relu", "silu")
+    sizes = {**common(draw), **heads(draw, grouped=False)}
+    return GPT2Config(**sizes, n_inner=hidden, layer_norm_epsilon=epsilon, activation_function=activation)
+
+
+DRAWS = {"gpt2": gpt2, "llama": llama}
