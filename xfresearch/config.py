@@ -186,6 +186,10 @@ class ModelConfig:
     )
     final_norm: NormKind = option("layer", "norm before the head")
     tie_embeddings: bool = option(True, "the head is the embedding's transpose")
+    head_bias: bool = option(False, "the head has a bias")
+    logit_softcap: float = option(
+        0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 is none", low=0.0
+    )
     causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(

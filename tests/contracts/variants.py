@@ -62,6 +62,7 @@ NEEDS = {
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
+    "logit_softcap": [2.0],
     "position_offset": [2],
     "blocks.main.norm_epsilon": [0.1],
     "blocks.main.norm_offset": [1.0],

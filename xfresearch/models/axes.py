@@ -41,6 +41,7 @@ CUTS |= {letter: ((), ()) for letter in "NKMRUS"}  # never cut
 
 TABLE = [
     (r"(embed|head)/table", Axes("VD")),
+    (r"head_bias/bias", Axes("V")),
     (r"position/table", Axes("LD")),
     (r"embedding_scale|(.*/)?\w+/alpha|.*/(attention|feed_forward)_gain", Axes("")),
     (r"shared/relative_key", Axes("RK")),
