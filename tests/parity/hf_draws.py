@@ -112,4 +112,27 @@ def opt(draw: Draw):
     return OPTConfig(**sizes, **choices, activation_function=draw.pick("relu", "gelu"))
 
 
-DRAWS = {"gpt2": gpt2, "gpt_neox": gpt_neox, "llama": llama, "opt": opt}
+def gptj(draw: Draw):
+    from transformers import GPTJConfig
+
+    sizes = {**common(draw), **heads(draw, grouped=False), "n_inner": draw.pick(None, draw.size(31, 75))}
+    turned = round(partly(draw, sizes) * sizes["hidden_size"] / sizes["num_attention_heads"])
+    return GPTJConfig(**sizes, rotary_dim=turned, activation_function=draw.pick("gelu_new", "gelu"))
+
+
+def phi(draw: Draw):
+    from transformers import PhiConfig
+
+    sizes = {**common(draw), **heads(draw), "intermediate_size": draw.size(31, 75)}
+    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
+    return PhiConfig(**sizes, **turned, qk_layernorm=draw.pick(True, False), hidden_act=draw.pick("gelu_new", "relu"))
+
+
+DRAWS = {
+    "gpt2": gpt2,
+    "gptj": gptj,
+    "gpt_neox": gpt_neox,
+    "llama": llama,
+    "opt": opt,
+    "phi": phi,
+}
