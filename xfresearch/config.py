@@ -85,7 +85,10 @@ class AttentionConfig:
     rope: RopeConfig = option(RopeConfig(), "rotary frequencies, for position = 'rope'")
     t5_buckets: int = option(32, "buckets of distances, for position = 't5'", low=4)
     t5_distance: int = option(128, "distance from which all share the last bucket, for position = 't5'", low=4)
-    qk_norm: NormKind = option("none", "norm of each head's queries and keys")
+    qk_norm: NormKind = option("none", "norm of queries and keys")
+    qk_norm_over: Literal["head", "heads"] = option(
+        "head", "what it is over: each head by itself, or all heads of a token together"
+    )
     bias: bool = option(False, "biases on the projections that are learned")
     output_bias: bool = option(True, "under bias, W_O has one too")
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)
@@ -186,6 +189,10 @@ class ModelConfig:
     )
     final_norm: NormKind = option("layer", "norm before the head")
     tie_embeddings: bool = option(True, "the head is the embedding's transpose")
+    head_bias: bool = option(False, "the head has a bias")
+    logit_softcap: float = option(
+        0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 is none", low=0.0
+    )
     causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(

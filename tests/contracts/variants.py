@@ -42,6 +42,7 @@ NEEDS = {
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
+    ("attention.qk_norm_over", "heads"): {"attention.qk_norm": "rms", "attention.kv_heads": 2},
     ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
@@ -62,6 +63,7 @@ NEEDS = {
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
+    "logit_softcap": [2.0],
     "position_offset": [2],
     "blocks.main.norm_epsilon": [0.1],
     "blocks.main.norm_offset": [1.0],
@@ -255,7 +257,7 @@ def _distinct() -> list[str]:
     seen, names = set(), []
     for name, config in ALL.items():
         leaves = jax.tree_util.tree_leaves_with_path(transformer.abstract(config)["blocks"])
-        paths = {re.sub(r"^blocks/[^/]+/", "", path_name(path)) for path, _ in leaves}
+        paths = {(re.sub(r"^blocks/[^/]+/", "", path_name(path)), leaf.ndim) for path, leaf in leaves}
         new = {(path, b.layout) for b in config.blocks.values() for path in paths}
         for a in (block.attention for block in config.blocks.values()):
             new |= {(a.kind, a.position, a.shaping), (a.query, a.key, a.value, a.output), a.kv_heads, bool(a.window)}

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from tests.models.reference_attention import ATTENTIONS
-from tests.models.reference_norms import NORMS, norm_of, softmax
+from tests.models.reference_norms import NORMS, norm_of, softcap, softmax
 
 # Positions at the embedding. Vaswani et al. 2017, sec. 3.5.
 
@@ -257,7 +257,9 @@ def model(config, params, tokens, positions=None, segments=None):
     # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all that was written.
     dual = any(b.layout == "resi_dual" for b in config.blocks.values())
     x_LD = x_LD + final(total) if dual else final(x_LD)
-    return x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T, losses
+    logits_LV = x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
+    logits_LV += params.get("head_bias", {}).get("bias", 0)
+    return softcap(logits_LV, config.logit_softcap), losses
 
 
 def pick(tree, index):

@@ -1,4 +1,4 @@
-"""The norms of the NumPy reference, and the softmax that all of it shares: float64, written from the papers' equations."""
+"""The norms of the NumPy reference, and what all of it does to logits: float64, written from the papers' equations."""
 
 import numpy as np
 
@@ -6,6 +6,11 @@ import numpy as np
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
+
+
+def softcap(x, cap):
+    """Gemma 2 2024, sec. 2."""
+    return cap * np.tanh(x / cap) if cap else x
 
 
 # Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4; Brody et al. 2023, eq. 3 (projection onto what is

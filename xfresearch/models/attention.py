@@ -31,7 +31,7 @@ from xfresearch.models.linear import Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
 from xfresearch.models.norms import Norm
 from xfresearch.models.positions import rotate
-from xfresearch.models.sizes import cache_shapes, head_sizes, logit_scale, matrices, slot_heads
+from xfresearch.models.sizes import cache_shapes, head_sizes, logit_scale, matrices, qk_norm_shapes, slot_heads
 from xfresearch.models.slots import Memory, ShapingGains
 
 
@@ -44,9 +44,8 @@ class Attention(nnx.Module):
         linears = {name: Linear(model, *matrix, rngs, scale=_init_scale(model, block, name))
                    for name, matrix in matrices(block, D).items()}  # fmt: skip
         self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))
-        has_norms = a.qk_norm != "none"
-        self.query_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
-        self.key_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
+        norms = {name: Norm(model, a.qk_norm, block, shape) for name, shape in qk_norm_shapes(a, D).items()}
+        self.query_norm, self.key_norm = norms.get("query"), norms.get("key")
         self.memory = Memory(model, block, rngs) if a.memory_slots else None
         self.span = AdaptiveSpan(model, a) if a.span == "adaptive" else None
         self.shaping = ShapingGains(model, block) if a.shaping != "none" else None
@@ -107,7 +106,8 @@ class Attention(nnx.Module):
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
         a, sizes = block.attention, head_sizes(block.attention, model.width)
         total = sum((c.linear(*matrix) for matrix in matrices(block, model.width).values()), c.Costs())
-        total += Norm.costs(sizes.qk, a.qk_norm, block) * 2
+        for shape in qk_norm_shapes(a, model.width).values():
+            total += Norm.costs(math.prod(shape), a.qk_norm, block)
         total += c.weights(a.memory_slots * slot_heads(a) * (sizes.qk + sizes.v))
         total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
         mixing = 2 * a.heads * (sizes.qk + sizes.v) * (length + a.memory_slots) + relative_flops(model, block, length)

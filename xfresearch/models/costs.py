@@ -59,7 +59,7 @@ def costs(config, sequence_length: int | None = None) -> Costs:
     require(model.vocab_size > 0, "model.vocab_size", model.vocab_size, "known, at least 1, to count a model")
     require(length > 0, "model.max_length", length, "known, at least 1, to count a model (or give sequence_length)")
     V, D, first = model.vocab_size, model.width, model.blocks[model.pattern[0]]
-    total = weights(V * D if model.tie_embeddings else 2 * V * D)
+    total = weights(V * D if model.tie_embeddings else 2 * V * D) + weights(V * model.head_bias)
     total += Costs(flops_per_token=2 * V * D, sequence_length=length)
     total += weights(position_rows(model) * D) + SharedPositions.costs(model)
     total += weights(int(model.embedding_scale == "learned"))
