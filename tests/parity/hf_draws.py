@@ -79,15 +79,6 @@ def llama(draw: Draw):
     return LlamaConfig(**llama_like(draw), **biases, **head_dim(draw), hidden_act=draw.pick("silu", "gelu", "relu"))
 
 
-def gpt2(draw: Draw):
-    from transformers import GPT2Config
-
-    hidden, epsilon = draw.pick(None, draw.size(31, 75)), draw.pick(1e-5, 1e-3)
-    activation = draw.pick("gelu_new", "gelu", "relu", "silu")
-    sizes = {**common(draw), **heads(draw, grouped=False)}
-    return GPT2Config(**sizes, n_inner=hidden, layer_norm_epsilon=epsilon, activation_function=activation)
-
-
 def mistral(draw: Draw):
     from transformers import MistralConfig
 
@@ -178,9 +169,8 @@ def gemma2(draw: Draw):
     return Gemma2Config(**sizes, **logits, sliding_window=draw.pick(4, 9), layer_types=types)
 
 
-DRAWS = {
-    "gpt2": gpt2,
-    "llama": llama,
+# Those of Llama's names besides Llama.
+LLAMA_LIKE = {
     "mistral": mistral,
     "mixtral": mixtral,
     "qwen2": qwen2,
@@ -191,3 +181,39 @@ DRAWS = {
     "gemma": gemma,
     "gemma2": gemma2,
 }
+
+
+def gpt2(draw: Draw):
+    from transformers import GPT2Config
+
+    hidden, epsilon = draw.pick(None, draw.size(31, 75)), draw.pick(1e-5, 1e-3)
+    activation = draw.pick("gelu_new", "gelu", "relu", "silu")
+    sizes = {**common(draw), **heads(draw, grouped=False)}
+    return GPT2Config(**sizes, n_inner=hidden, layer_norm_epsilon=epsilon, activation_function=activation)
+
+
+def gpt_neox(draw: Draw):
+    from transformers import GPTNeoXConfig
+
+    choices = {"attention_bias": draw.pick(True, False), "use_parallel_residual": draw.pick(True, False)}
+    sizes = {**common(draw), **heads(draw, grouped=False), "intermediate_size": draw.size(31, 75)}
+    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
+    return GPTNeoXConfig(**sizes, **choices, **turned, hidden_act=draw.pick("gelu", "gelu_new", "relu"))
+
+
+def partly(draw: Draw, sizes: dict) -> float:
+    """The share of a head that RoPE turns: an even number of dimensions, or all."""
+    size = sizes["hidden_size"] // sizes["num_attention_heads"]
+    return draw.pick(2, 4, size) / size
+
+
+def opt(draw: Draw):
+    from transformers import OPTConfig
+
+    sizes = {**common(draw), **heads(draw, grouped=False), "ffn_dim": draw.size(31, 75)}
+    switches = ("enable_bias", "layer_norm_elementwise_affine", "do_layer_norm_before", "_remove_final_layer_norm")
+    choices = {name: draw.pick(True, False) for name in switches}
+    return OPTConfig(**sizes, **choices, activation_function=draw.pick("relu", "gelu"))
+
+
+DRAWS = {"gpt2": gpt2, "gpt_neox": gpt_neox, "llama": llama, "opt": opt, **LLAMA_LIKE}

@@ -13,13 +13,14 @@ from xfresearch.resolving import resolve_model
 def read_model(family: Family, config: dict, **more) -> ModelConfig:
     """The model that a `config` (config.json) of `family` describes; `more` are fields of ours besides. Refused where it
     has what our models do not have."""
-    for key, value in family.needs.items():
+    for key, value in (family.needs | {key: config.get(other) for key, other in family.same.items()}).items():
         given = config.get(key)
         if given is not None and given != value:
             raise Refused(f"config.json: {key}={given!r} is not allowed: {family.name} is read with {value!r} only")
     if config.get("quantization_config"):
         raise Refused("config.json: quantization_config is not allowed: only unquantised checkpoints are read")
-    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys} | more
+    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
+    changes |= family.derived(config) | more
     if family.rope:
         changes |= read_rope(family.rope, config, changes)
     windows = family.windows.read(config) if family.windows else [0]
@@ -58,6 +59,7 @@ def write_config(family: Family, model: ModelConfig) -> dict:
     blocks = [model.blocks[name] for name in model.pattern]
     found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
     found |= {key.theirs: key.to_config(value_at(model, key.ours)) for key in family.keys}
+    found |= {key: found[other] for key, other in family.same.items()}
     if family.rope:
         found |= write_rope(family.rope, blocks[0].attention, model.max_length)
     if family.windows:

@@ -4,7 +4,10 @@ from xfresearch.errors import nearest
 from xfresearch.interop.family import Family, Refused
 from xfresearch.models.variants import load
 
-NAMES = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo", "olmo2", "olmoe", "gemma", "gemma2")
+NAMES = (
+    *("gpt2", "gpt_neox", "opt"),
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo", "olmo2", "olmoe", "gemma", "gemma2"),
+)
 FAMILIES = {name: f"xfresearch.interop.{name}:FAMILY" for name in NAMES}
 
 

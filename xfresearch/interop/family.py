@@ -117,8 +117,9 @@ class Rope(NamedTuple):
 
     fraction: str = ""  # e.g. 'partial_rotary_factor'
     size: str = ""  # e.g. 'rotary_dim'
-    default: float = 1.0  # share where neither is given
-    theta: str = "rope_theta"
+    default: float = 1.0  # share where its key is missing
+    size_default: int = 0  # dimensions where their key is missing; 0 is all
+    theta: str = "rope_theta"  # '' where it has no key: theta is the default, and nothing is stretched
     theta_default: float = 10_000.0
 
 
@@ -139,6 +140,8 @@ class Family:
     rope: Rope | None = None
     windows: Windows | None = None
     needs: dict[str, object] = field(default_factory=dict)  # keys of config.json that may have this value only
+    same: dict[str, str] = field(default_factory=dict)  # keys that may have the value of another key only
+    derived: Callable[[dict], dict] = lambda config: {}  # fields of ours that more than one key decides
     ignored: tuple[str, ...] = ()  # patterns of tensors that are no parameters (tables that the library computes)
     prefix: str = ""  # of most names, which some folders leave out
 
