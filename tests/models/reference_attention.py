@@ -87,7 +87,8 @@ def queries_keys_values(p, x_LD, block):
         found[name] = [head_of(p.get(name), kind, x_LD, head, a.head_size) for head in range(count)]
     values = found["key"] if a.value == "key" else found["value"]
     queries, keys = (norm_heads(p.get(f"{name}_norm", {}), found[name], block) for name in ("query", "key"))
-    return queries, keys, values
+    bound = a.clip or np.inf  # after the norms, as in OLMoE's code
+    return ([np.clip(x, -bound, bound) for x in heads] for heads in (queries, keys, values))
 
 
 def norm_heads(p, heads, block):

@@ -9,6 +9,8 @@ Without a matrix (`models/sizes.py` has the sizes): `identity` gives head h the 
 every head all of x; value = 'key' is v = x W_K. query = 'merged' is one trained matrix per head in place of the pair,
 logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and B_h of size D x rank.
 
+`clip` bounds queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
+
 Mk and Mv are M persistent keys and values without position (models/slots.py). Shaped attention has aI + bA - cC in place
 of the weights A.
 
@@ -58,6 +60,7 @@ class Attention(nnx.Module):
         k_BLGK = self._place(raw_BLGK, self.key_norm, ctx)
         tied = a.value == "key"
         v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v, ctx)
+        v_BLGV = self._clip(v_BLGV)
         q_BLHK, k_BLGK, v_BLGV = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK), ctx.tap("value", v_BLGV)
         q_BLHK, k_BLGK, v_BLGV = ctx.shard(q_BLHK, "BLHK"), ctx.shard(k_BLGK, "BLGK"), ctx.shard(v_BLGV, "BLGK")
         k_segments, memory = ctx.segments_BL, self.slots(x_BLD.dtype) if cache is None else cache.get("memory")
@@ -87,9 +90,12 @@ class Attention(nnx.Module):
         return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
 
     def _place(self, x_BLHK, norm, ctx: Context):
-        x_BLHK = x_BLHK if norm is None else norm(x_BLHK)
+        x_BLHK = self._clip(x_BLHK if norm is None else norm(x_BLHK))
         rotates = self.config.position == "rope"
         return rotate(x_BLHK, ctx.positions_BL, self.config.rope) if rotates else x_BLHK
+
+    def _clip(self, x):
+        return jnp.clip(x, -self.config.clip, self.config.clip) if self.config.clip else x
 
     def slots(self, dtype):
         """Keys [M, G, K] and values [M, G, V] of the persistent memory as attention reads them, or None."""
