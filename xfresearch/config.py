@@ -85,7 +85,15 @@ class AttentionConfig:
     rope: RopeConfig = option(RopeConfig(), "rotary frequencies, for position = 'rope'")
     t5_buckets: int = option(32, "buckets of distances, for position = 't5'", low=4)
     t5_distance: int = option(128, "distance from which all share the last bucket, for position = 't5'", low=4)
-    qk_norm: NormKind = option("none", "norm of each head's queries and keys")
+    qk_norm: NormKind = option("none", "norm of queries and keys")
+    qk_norm_over: Literal["head", "heads"] = option(
+        "head", "what it is over: each head by itself, or all heads of a token together"
+    )
+    clip: float = option(
+        0.0,
+        "queries, keys and values are clipped to [-clip, clip], after norms and before RoPE (OLMo); 0 is not",
+        low=0.0,
+    )
     bias: bool = option(False, "biases on the projections that are learned")
     output_bias: bool = option(True, "under bias, W_O has one too")
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)

@@ -42,6 +42,8 @@ NEEDS = {
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
+    ("attention.qk_norm_over", "heads"): {"attention.qk_norm": "rms", "attention.kv_heads": 2},
+    ("attention.clip", "*"): {"attention.qk_norm": "rms", "attention.position": "rope"},
     ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
@@ -71,6 +73,7 @@ NUMBERS = {
     "blocks.main.attention.rank": [6],
     "blocks.main.attention.scale": [0.2],
     "blocks.main.attention.window": [3],
+    "blocks.main.attention.clip": [0.8],
     "blocks.main.attention.memory_slots": [32],
     "blocks.main.attention.rope.fraction": [0.5],
     "blocks.main.feed_forward.hidden_factor": [1.5],
@@ -256,7 +259,7 @@ def _distinct() -> list[str]:
     seen, names = set(), []
     for name, config in ALL.items():
         leaves = jax.tree_util.tree_leaves_with_path(transformer.abstract(config)["blocks"])
-        paths = {re.sub(r"^blocks/[^/]+/", "", path_name(path)) for path, _ in leaves}
+        paths = {(re.sub(r"^blocks/[^/]+/", "", path_name(path)), leaf.ndim) for path, leaf in leaves}
         new = {(path, b.layout) for b in config.blocks.values() for path in paths}
         for a in (block.attention for block in config.blocks.values()):
             new |= {(a.kind, a.position, a.shaping), (a.query, a.key, a.value, a.output), a.kv_heads, bool(a.window)}

@@ -80,6 +80,26 @@ def head_of(part, kind, x_LD, head, size):
     return x_LD @ part["kernel"][:, head] + (part["bias"][head] if "bias" in part else 0)
 
 
+def queries_keys_values(p, x_LD, block):
+    """Lists of [L, K]: a query for each head, a key and a value for each key-value head, before positions come in."""
+    a, found = block.attention, {}
+    for name, kind, count in (("query", a.query, a.heads), ("key", a.key, a.kv_heads), ("value", a.value, a.kv_heads)):
+        found[name] = [head_of(p.get(name), kind, x_LD, head, a.head_size) for head in range(count)]
+    values = found["key"] if a.value == "key" else found["value"]
+    queries, keys = (norm_heads(p.get(f"{name}_norm", {}), found[name], block) for name in ("query", "key"))
+    bound = a.clip or np.inf  # after the norms, as in OLMoE's code
+    return ([np.clip(x, -bound, bound) for x in heads] for heads in (queries, keys, values))
+
+
+def norm_heads(p, heads, block):
+    """Each head normed by itself (Henry et al. 2020), or all of a token's as one vector (OLMo et al. 2024)."""
+    kind = block.attention.qk_norm
+    if block.attention.qk_norm_over == "head":
+        return [norm_of(kind, p, x, block) for x in heads]
+    flat = {name: np.ravel(value) for name, value in p.items()}
+    return np.split(norm_of(kind, flat, np.concatenate(heads, -1), block), len(heads), -1)
+
+
 def attention(p, x_LD, block, positions, segments, shared, longest):
     config = block.attention
     L, H, G, reach = len(x_LD), config.heads, config.kv_heads, config.window or 10**9
@@ -87,13 +107,10 @@ def attention(p, x_LD, block, positions, segments, shared, longest):
     allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
                         for t in range(L)])  # fmt: skip
     slots = p.get("memory")
+    queries, keys, values = queries_keys_values(p, x_LD, block)
     for h in range(H):
         g = h // (H // G)
-        q = head_of(p.get("query"), config.query, x_LD, h, config.head_size)
-        k = raw = head_of(p.get("key"), config.key, x_LD, g, config.head_size)
-        v = raw if config.value == "key" else head_of(p.get("value"), config.value, x_LD, g, config.head_size)
-        if config.qk_norm != "none":
-            q, k = (norm_of(config.qk_norm, p.get(f"{n}_norm", {}), x, block) for n, x in (("query", q), ("key", k)))
+        q, k, v = queries[h], keys[g], values[g]
         if config.position == "rope":
             q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
         bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]

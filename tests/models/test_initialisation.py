@@ -139,6 +139,11 @@ def test_every_rule_of_the_axes_table_is_used():
     import re
 
     trees = (jax.tree_util.tree_leaves_with_path(transformer.abstract(config)) for config in ALL.values())
-    paths = {path_name(path) for leaves in trees for path, _ in leaves}
-    unused = [pattern for pattern, _ in TABLE if not any(re.fullmatch(pattern, path) for path in paths)]
+    leaves = {(path_name(path), leaf.ndim) for leaves in trees for path, leaf in leaves}
+    ranks = {(path, ndim - path.startswith("blocks/")) for path, ndim in leaves}
+
+    def names(pattern, axes, path, rank):
+        return re.fullmatch(pattern, path) and len(axes.letters) == rank
+
+    unused = [pattern for pattern, axes in TABLE if not any(names(pattern, axes, *each) for each in ranks)]
     assert not unused

@@ -79,6 +79,96 @@ def llama(draw: Draw):
     return LlamaConfig(**llama_like(draw), **biases, **head_dim(draw), hidden_act=draw.pick("silu", "gelu", "relu"))
 
 
+def mistral(draw: Draw):
+    from transformers import MistralConfig
+
+    return MistralConfig(**llama_like(draw), **head_dim(draw), sliding_window=draw.pick(None, 5, 11))
+
+
+def mixtral(draw: Draw):
+    from transformers import MixtralConfig
+
+    sizes = {**llama_like(draw), **head_dim(draw), **experts(draw, "num_local_experts")}
+    return MixtralConfig(**sizes, sliding_window=draw.pick(None, 5, 11))
+
+
+def experts(draw: Draw, count: str) -> dict:
+    return {count: draw.pick(3, 4, 5), "num_experts_per_tok": draw.pick(1, 2, 3)}
+
+
+def qwen2(draw: Draw):
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**upper_windows(draw, llama_like(draw)))
+
+
+def qwen3(draw: Draw):
+    from transformers import Qwen3Config
+
+    more = {"head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    return Qwen3Config(**upper_windows(draw, llama_like(draw)), **more)
+
+
+def upper_windows(draw: Draw, sizes: dict) -> dict:
+    """`sizes` with a sliding window in no layer, the upper ones or any."""
+    used, first = draw.pick(True, False, True), draw.pick(0, 1, 2)
+    types = layer_types(draw, sizes["num_hidden_layers"]) if used else None
+    window = {"sliding_window": draw.pick(4, 9), "use_sliding_window": used, "max_window_layers": first}
+    return {**sizes, **window, "layer_types": types}
+
+
+def layer_types(draw: Draw, layers: int) -> list[str] | None:
+    """One for each layer, in any order, or the family's own."""
+    any_order = [draw.pick("full_attention", "sliding_attention") for _ in range(layers)]
+    return draw.pick(None, any_order)
+
+
+def olmo(draw: Draw):
+    from transformers import OlmoConfig
+
+    sizes = llama_like(draw)
+    del sizes["rms_norm_eps"]
+    return OlmoConfig(**sizes, **clipped(draw))
+
+
+def olmo2(draw: Draw):
+    from transformers import Olmo2Config
+
+    return Olmo2Config(**llama_like(draw), attention_bias=draw.pick(True, False))
+
+
+def olmoe(draw: Draw):
+    from transformers import OlmoeConfig
+
+    sizes = {**llama_like(draw), **clipped(draw), **experts(draw, "num_experts")}
+    return OlmoeConfig(**sizes, norm_topk_prob=draw.pick(True, False))
+
+
+def clipped(draw: Draw) -> dict:
+    """Where queries, keys and values are clipped, and biases of theirs."""
+    return {"clip_qkv": draw.pick(None, 0.8), "attention_bias": draw.pick(True, False)}
+
+
+def gemma(draw: Draw):
+    from transformers import GemmaConfig
+
+    more = {"head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    return GemmaConfig(**llama_like(draw), **more, hidden_act=draw.pick("gelu", "gelu_pytorch_tanh"))
+
+
+def gemma2(draw: Draw):
+    from transformers import Gemma2Config
+
+    sizes = {**llama_like(draw), "head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    logits = {
+        "query_pre_attn_scalar": draw.pick(3, 17),
+        "attn_logit_softcapping": draw.pick(None, 0.9, 2.0),
+        "final_logit_softcapping": draw.pick(None, 1.1, 3.0),
+    }
+    types = layer_types(draw, sizes["num_hidden_layers"])
+    return Gemma2Config(**sizes, **logits, sliding_window=draw.pick(4, 9), layer_types=types)
+
+
 def gpt2(draw: Draw):
     from transformers import GPT2Config
 
@@ -129,10 +219,9 @@ def phi(draw: Draw):
 
 
 DRAWS = {
-    "gpt2": gpt2,
-    "gptj": gptj,
-    "gpt_neox": gpt_neox,
-    "llama": llama,
-    "opt": opt,
-    "phi": phi,
+    draw.__name__: draw
+    for draw in (
+        *(gpt2, gptj, gpt_neox, opt, phi),
+        *(llama, mistral, mixtral, qwen2, qwen3, olmo, olmo2, olmoe, gemma, gemma2),
+    )
 }

@@ -59,9 +59,10 @@ def random_like(name: str, parameter):
 
 
 def read(folder: Path, dtype: str):
-    """The model in a folder, with attention as the plain sum that it is. To be called, and the model too, in
-    `precision(dtype)`."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="eager").eval()
+    """The model in a folder, with attention and experts as the plain sums that they are. To be called, and the model too,
+    in `precision(dtype)`."""
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **plain).eval()
 
 
 def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:

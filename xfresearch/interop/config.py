@@ -54,8 +54,8 @@ def _period(values: list) -> list:
 
 
 def write_config(family: Family, model: ModelConfig) -> dict:
-    """The config.json of `model` as one of `family`. Refused where a value of ours has no name there; where the family
-    has no field at all for something, reading it back shows it (matching.py)."""
+    """The config.json of `model` as one of `family`. What the family has no field or no name for is not in it: reading it
+    back shows that (matching.py)."""
     blocks = [model.blocks[name] for name in model.pattern]
     found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
     found |= {key.theirs: key.to_config(value_at(model, key.ours)) for key in family.keys}

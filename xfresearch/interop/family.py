@@ -54,13 +54,10 @@ class Key:
         return self.values[value]
 
     def to_config(self, value):
-        """The value of their key. Refused where our value has no translation."""
+        """The value of their key; None where ours has no translation, so that it is another one once read again."""
         if self.values is None:
             return self.write(value)
-        theirs = [name for name, ours in self.values.items() if ours == value]
-        if not theirs:
-            raise Refused(f"{self.ours}={value!r}, where it must be one of {_list(set(self.values.values()))}")
-        return theirs[0]
+        return next((theirs for theirs, ours in self.values.items() if ours == value), None)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and sliding windows in the upper layers, if any."""
+"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and maybe sliding windows above."""
 
 from dataclasses import replace
 

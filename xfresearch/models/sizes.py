@@ -32,6 +32,13 @@ def matrices(block, width: int) -> dict[str, tuple]:
     return found | ({"output": output} if a.output == "learned" else {})
 
 
+def qk_norm_shapes(a, width: int) -> dict[str, tuple]:
+    """The dimensions that the norms of queries and of keys are over, none where there are no such norms."""
+    s = head_sizes(a, width)
+    heads = {"query": a.heads, "key": s.key_heads} if a.qk_norm != "none" else {}
+    return {name: (s.qk,) if a.qk_norm_over == "head" else (count, s.qk) for name, count in heads.items()}
+
+
 def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
     """Shapes of what attention caches of a token. Values tied to keys are kept once where nothing sets the two apart."""
     once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
