@@ -169,20 +169,6 @@ def gemma2(draw: Draw):
     return Gemma2Config(**sizes, **logits, sliding_window=draw.pick(4, 9), layer_types=types)
 
 
-# Those of Llama's names besides Llama.
-LLAMA_LIKE = {
-    "mistral": mistral,
-    "mixtral": mixtral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "olmo": olmo,
-    "olmo2": olmo2,
-    "olmoe": olmoe,
-    "gemma": gemma,
-    "gemma2": gemma2,
-}
-
-
 def gpt2(draw: Draw):
     from transformers import GPT2Config
 
@@ -216,4 +202,26 @@ def opt(draw: Draw):
     return OPTConfig(**sizes, **choices, activation_function=draw.pick("relu", "gelu"))
 
 
-DRAWS = {"gpt2": gpt2, "gpt_neox": gpt_neox, "llama": llama, "opt": opt, **LLAMA_LIKE}
+def gptj(draw: Draw):
+    from transformers import GPTJConfig
+
+    sizes = {**common(draw), **heads(draw, grouped=False), "n_inner": draw.pick(None, draw.size(31, 75))}
+    turned = round(partly(draw, sizes) * sizes["hidden_size"] / sizes["num_attention_heads"])
+    return GPTJConfig(**sizes, rotary_dim=turned, activation_function=draw.pick("gelu_new", "gelu"))
+
+
+def phi(draw: Draw):
+    from transformers import PhiConfig
+
+    sizes = {**common(draw), **heads(draw), "intermediate_size": draw.size(31, 75)}
+    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
+    return PhiConfig(**sizes, **turned, qk_layernorm=draw.pick(True, False), hidden_act=draw.pick("gelu_new", "relu"))
+
+
+DRAWS = {
+    draw.__name__: draw
+    for draw in (
+        *(gpt2, gptj, gpt_neox, opt, phi),
+        *(llama, mistral, mixtral, qwen2, qwen3, olmo, olmo2, olmoe, gemma, gemma2),
+    )
+}

@@ -5,7 +5,7 @@ from xfresearch.interop.family import Family, Refused
 from xfresearch.models.variants import load
 
 NAMES = (
-    *("gpt2", "gpt_neox", "opt"),
+    *("gpt2", "gptj", "gpt_neox", "opt", "phi"),
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo", "olmo2", "olmoe", "gemma", "gemma2"),
 )
 FAMILIES = {name: f"xfresearch.interop.{name}:FAMILY" for name in NAMES}

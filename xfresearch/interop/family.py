@@ -107,9 +107,9 @@ def linear(theirs: str, ours: str, dims: str) -> tuple[Row, Row]:
     return row(f"{theirs}.weight", dims, f"{ours}/kernel"), row(f"{theirs}.bias", dims.split()[0], f"{ours}/bias")
 
 
-def norm(theirs: str, ours: str) -> tuple[Row, Row]:
-    """The gain and bias of a norm over the width."""
-    return row(f"{theirs}.weight", "D", f"{ours}/gain"), row(f"{theirs}.bias", "D", f"{ours}/bias")
+def norm(theirs: str, ours: str, dims: str = "D") -> tuple[Row, Row]:
+    """The gain and bias of a norm."""
+    return row(f"{theirs}.weight", dims, f"{ours}/gain"), row(f"{theirs}.bias", dims, f"{ours}/bias")
 
 
 class Rope(NamedTuple):

@@ -45,5 +45,4 @@ FAMILY = Family(
     ),
     rope=Rope(fraction="rotary_pct", default=0.25, theta="rotary_emb_base"),
     ignored=(r".*\.attention\.(masked_)?bias", r".*\.rotary_emb\.inv_freq"),
-    prefix="gpt_neox.",
 )
