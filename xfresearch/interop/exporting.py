@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from xfresearch.interop.places import Place, places
 from xfresearch.models.axes import path_name
 
 SHARD_BYTES = 5 * 10**9
-PARAMETER = {"float32": "float32", "float64": "float64"}
+UNREADABLE = "config.json"
 
 
 def export(lm, folder: Path, family_name: str = "", dtype: str = "", shard_bytes: int = SHARD_BYTES) -> Family:
@@ -71,22 +72,30 @@ def choose(model: ModelConfig, name: str = "", source: dict | None = None) -> Fa
         lacks[kind.name] = missing(kind, model)
         if not lacks[kind.name]:
             return kind
-    nearest = min(lacks, key=lambda kind: len(lacks[kind]))
-    more = f" and in {len(lacks[nearest]) - 1} more" if lacks[nearest][1:] else ""
-    which = (
-        f"{name} cannot express this model: it"
-        if name
-        else f"no family can express this model: the nearest, {nearest},"
-    )
-    raise Refused(f"{which} differs in {lacks[nearest][0]}{more}")
+    raise Refused(_reason(name, lacks))
 
 
-def missing(kind: Family, model: ModelConfig) -> list[str]:
-    """What `kind` cannot express of `model`: what is different once its config.json has been written and read again."""
+def missing(kind: Family, model: ModelConfig) -> dict[str, str]:
+    """What `kind` cannot express of `model`, by field: what is different once its config.json has been written and read
+    again; under UNREADABLE why that could not be read."""
     try:
         return differences(model, read_model(kind, write_config(kind, model)))
     except UserError as error:
-        return [str(error)]
+        return {UNREADABLE: str(error)}
+
+
+def _reason(name: str, lacks: dict[str, dict[str, str]]) -> str:
+    """Why a model has no family, or not the one named: what the nearest of them lacks, what most of them lack first."""
+    nearest = min(lacks, key=lambda kind: (UNREADABLE in lacks[kind], len(lacks[kind])))
+    lacking = Counter(path for paths in lacks.values() for path in paths)
+    first, *others = sorted(lacks[nearest], key=lambda path: -lacking[path])
+    it = (
+        f"{name} cannot express this model: it"
+        if name
+        else f"no family can express this model: {nearest}, the nearest,"
+    )
+    more = f" and in {', '.join(others)}" if others else ""
+    return f"{it} differs in {lacks[nearest][first]}{more}"
 
 
 def outgoing(kind: Family, model: ModelConfig, params: dict, dtype: str, dtypes: dict, bare: bool) -> list:
