@@ -89,3 +89,17 @@ def router_logits(folder: Path, tokens_BL, dtype: str) -> list[np.ndarray]:
     with torch.no_grad(), precision(dtype):
         out = read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False, output_router_logits=True)
     return [layer.numpy().reshape(*tokens_BL.shape, -1) for layer in out.router_logits]
+
+
+def write_gradients(folder: Path, tokens_BL, dtype: str, out: Path) -> float:
+    """The mean cross-entropy of each token given those before it. Its gradients are written to the folder `out` as if they
+    were the weights of such a model, so that they are read as these are."""
+    with precision(dtype):
+        model = read(folder, dtype)
+        logits_BLV = model(torch.from_numpy(tokens_BL[:, :-1]), use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits_BLV.flatten(0, 1), torch.from_numpy(tokens_BL[:, 1:]).flatten())
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.data = parameter.grad
+        model.save_pretrained(out)
+        return loss.item()
