@@ -80,7 +80,8 @@ def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:
         "attention_mask": torch.ones_like(prompts),
     }
     with torch.no_grad(), precision(dtype):
-        return read(folder, dtype).generate(prompts, **settings)[:, tokens_BL.shape[1] :].numpy()
+        texts = read(folder, dtype).generate(prompts, **settings).numpy()
+    return np.ascontiguousarray(texts[:, tokens_BL.shape[1] :])  # safetensors writes a view's whole memory
 
 
 def router_logits(folder: Path, tokens_BL, dtype: str) -> list[np.ndarray]:

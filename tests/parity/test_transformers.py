@@ -24,7 +24,9 @@ from tests.parity.weights import (
     matrix,
     paired,
 )
-from xfresearch.models.positions import t5_bucket
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.config import RopeConfig
+from xfresearch.models.positions import attention_factor, rope_frequencies, t5_bucket
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -132,6 +134,7 @@ THEIR_SCALED = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_fr
 THEIRS = {"vocab_size": 64, "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS,
           "intermediate_size": HIDDEN, "max_position_embeddings": LENGTH, "bos_token_id": None, "eos_token_id": None,
           "tie_word_embeddings": False, "attn_implementation": "eager"}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 UNSCALED = {"rope_type": "default", "rope_theta": 1e4}
 LLAMAS = {"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5, "rope_parameters": UNSCALED}
 GROUPED, ONE_KEY = {**LLAMAS, "num_key_value_heads": 2}, {**LLAMAS, "num_key_value_heads": 1}
@@ -150,6 +153,12 @@ CASES = {
         {**LLAMA, "attention.rope.scaling": "linear", "attention.rope.factor": 4.0, "attention.rope.theta": 500.0},
         "LlamaConfig",
         {**LLAMAS, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+        llama,
+    ),
+    "Llama, YaRN": (
+        {**LLAMA, **SCALED, "attention.rope.scaling": "yarn", "attention.rope.high_frequency": 32.0},
+        "LlamaConfig",
+        {**LLAMAS, "rope_parameters": {**YARN, "original_max_position_embeddings": 128}},
         llama,
     ),
     "Mistral, window": (
@@ -214,6 +223,28 @@ def test_logits_are_theirs_in_float32(name, parity):
 
 def test_logits_are_theirs_in_float64(parity, x64):
     check("GPT-2", "float64", parity)
+
+
+MORE = {"beta_fast": 40.0, "beta_slow": 2.0, "attention_factor": 0.9}
+
+
+@pytest.mark.parametrize("size, original, more", [(64, 4096, {}), (8, 128, {}), (6, 3, {}), (128, 32768, MORE)])
+def test_frequencies_of_yarn_are_theirs(size, original, more):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    ours = RopeConfig(
+        scaling="yarn",
+        factor=4.0,
+        original_length=original,
+        low_frequency=more.get("beta_slow", 1.0),
+        high_frequency=more.get("beta_fast", 32.0),
+        attention_factor=more.get("attention_factor", 0.0),
+    )
+    parameters = {**YARN, **more, "original_max_position_embeddings": original}
+    theirs = transformers.LlamaConfig(head_dim=size, rope_parameters=parameters, max_position_embeddings=4 * original)
+    frequencies, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    assert relative_error(rope_frequencies(ours, size), frequencies.numpy()) < TOLERANCE["float32"]
+    assert attention_factor(ours) == pytest.approx(factor, rel=1e-12)
 
 
 def test_t5_buckets_are_theirs_at_its_own_sizes():
