@@ -55,7 +55,7 @@ def random_like(name: str, parameter):
         return 1.5 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
     if name.endswith("bias"):
         return 0.3 * torch.randn_like(parameter)
-    return 0.5 + torch.rand_like(parameter)
+    return parameter.data + torch.rand_like(parameter) - 0.5
 
 
 def read(folder: Path, dtype: str):
