@@ -175,7 +175,7 @@ def choices() -> dict:
     return found | NUMBERS | FEW | TUPLES
 
 
-def _needs(path: str, value) -> dict:
+def needed(path: str, value) -> dict:
     short = path.removeprefix("blocks.main.")
     groups = {"feed_forward.moe.": {"feed_forward.kind": "moe"}, "attention.lambdas.": {"attention.kind": "lambda"}}
     needs = next((change for group, change in groups.items() if short.startswith(group)), {})
@@ -188,7 +188,7 @@ def _single() -> dict:
     found = {"base": {}}
     for path, values in choices().items():
         for value in values:
-            found[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **_needs(path, value)}
+            found[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **needed(path, value)}
     return found
 
 
@@ -209,7 +209,7 @@ def _sites() -> dict:
             found[f"sites-{name}"] = {
                 **{"blocks.main.layout": name, "blocks.main.norm": "rms"},
                 **{f"blocks.main.norms.{site}": kind for site, kind in kinds.items()},
-                **_needs("blocks.main.layout", name),
+                **needed("blocks.main.layout", name),
             }
     return found
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -15,12 +16,11 @@ from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.families import all_families, family
 from xfresearch.interop.family import Family, Refused
-from xfresearch.interop.matching import differences
+from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.places import Place, places
 from xfresearch.models.axes import path_name
 
 SHARD_BYTES = 5 * 10**9
-PARAMETER = {"float32": "float32", "float64": "float64"}
 
 
 def export(lm, folder: Path, family_name: str = "", dtype: str = "", shard_bytes: int = SHARD_BYTES) -> Family:
@@ -66,26 +66,33 @@ def choose(model: ModelConfig, name: str = "", source: dict | None = None) -> Fa
         kinds = [family(name)]
     else:
         kinds = sorted(all_families(), key=lambda kind: kind.name != own)
-    lacks = {kind.name: missing(kind, model) for kind in kinds}
+    lacks, broken = {}, {}
     for kind in kinds:
+        try:
+            lacks[kind.name] = missing(kind, model)
+        except UserError as error:
+            broken[kind.name] = error
+            continue
         if not lacks[kind.name]:
             return kind
+    subject = f"{name} cannot express this model" if name else "no family can express this model"
+    raise Refused(f"{subject}: {_reason(lacks) if lacks else next(iter(broken.values()))}")
+
+
+def missing(kind: Family, model: ModelConfig) -> list[Difference]:
+    """What `kind` cannot express of `model`: what is different once its config.json has been written and read again.
+    UserError where sizes leave nothing to be read."""
+    return differences(model, read_model(kind, write_config(kind, model)))
+
+
+def _reason(lacks: dict[str, list[Difference]]) -> str:
+    """In what a model differs from the nearest family, first in what it differs from most of them."""
     nearest = min(lacks, key=lambda kind: len(lacks[kind]))
-    more = f" and in {len(lacks[nearest]) - 1} more" if lacks[nearest][1:] else ""
-    which = (
-        f"{name} cannot express this model: it"
-        if name
-        else f"no family can express this model: the nearest, {nearest},"
-    )
-    raise Refused(f"{which} differs in {lacks[nearest][0]}{more}")
-
-
-def missing(kind: Family, model: ModelConfig) -> list[str]:
-    """What `kind` cannot express of `model`: what is different once its config.json has been written and read again."""
-    try:
-        return differences(model, read_model(kind, write_config(kind, model)))
-    except UserError as error:
-        return [str(error)]
+    told = {kind: [lack for lack in found if not lack.follows] for kind, found in lacks.items()}
+    lacking = Counter(lack.field for found in told.values() for lack in found)
+    first, *others = sorted(told[nearest], key=lambda lack: -lacking[lack.field])
+    more = f" and in {', '.join(lack.field for lack in others)}" if others else ""
+    return f"it differs from {nearest} in {first}{more}"
 
 
 def outgoing(kind: Family, model: ModelConfig, params: dict, dtype: str, dtypes: dict, bare: bool) -> list:

@@ -4,39 +4,59 @@ Fields that say how a model is drawn, trained or computed do not matter, nor tho
 """
 
 import math
+from typing import NamedTuple
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.interop.config import paths_of
 from xfresearch.models.layouts import LAYOUTS, norm_kind
-from xfresearch.models.sizes import longest_sequence, rotary_size
+from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
 
-# Drawing, training and dtypes.
+ABSENT = "absent"
+# Drawing, training and rounding.
 MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
-BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm"}
-ATTENTION = {
-    "kernel",
-    "dropout",
-    "trimmed",
-    "span_ramp",
-    "span_loss",
-    "t5_buckets",
-    "t5_distance",
-    "memory_heads",
-    "rank",
-}
+BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm", "norm_cast"}
+ATTENTION = {"kernel", "dropout", "trimmed", "span_loss"}
 FEED_FORWARD = {"hidden_factor", "gated_hidden"}
 MOE = {"kernel", "jitter", "balance_loss", "z_loss", "bias_speed", "balance"}
 
+# What some attention has nothing of, and which attention reads it.
+READ_BY = {
+    "rope": lambda a: a.position == "rope",
+    "t5_buckets": lambda a: a.position == "t5",
+    "t5_distance": lambda a: a.position == "t5",
+    "lambdas": lambda a: a.kind == "lambda",
+    "memory_heads": lambda a: a.memory_slots,
+    "span_ramp": lambda a: a.span == "adaptive",
+    "qk_norm_over": lambda a: a.qk_norm != "none",
+    "output_bias": lambda a: a.bias,
+}
 
-def differences(model: ModelConfig, other: ModelConfig) -> list[str]:
-    """Lines 'layers.0.attention.memory_slots=16 (here 0)' for what `model` has otherwise than `other`."""
+
+class Difference(NamedTuple):
+    field: str  # 'attention.memory_slots'
+    path: str  # 'layers.0.attention.memory_slots', the first layer where it differs
+    ours: object
+    theirs: object
+
+    @property
+    def follows(self) -> bool:
+        """One of the two models has no such field, since they differ in another."""
+        return ABSENT in (self.ours, self.theirs)
+
+    def __str__(self) -> str:
+        return f"{self.path}={self.ours!r} (there {self.theirs!r})"
+
+
+def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
+    """What `model` has otherwise than `other`, each field once."""
     ours, theirs = meaning(model), meaning(other)
-    lines = []
-    for path in [*ours, *(path for path in theirs if path not in ours)]:
-        a, b = ours.get(path, "absent"), theirs.get(path, "absent")
+    found = {}
+    for path in ours | theirs:
+        a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
         if not _equal(a, b):
-            lines.append(f"{path}={a!r} (there {b!r})")
-    return lines
+            field = path.split(".", 2)[-1] if path.startswith("layers.") else path
+            found.setdefault(field, Difference(field, path, a, b))
+    return list(found.values())
 
 
 def _equal(a, b) -> bool:
@@ -57,20 +77,19 @@ def meaning(model: ModelConfig) -> dict:
 
 def _block(block: BlockConfig, model: ModelConfig) -> dict:
     found = {name: value for name, value in paths_of(block).items() if "." not in name and name not in BLOCK}
+    found["layout"] = next(name for name, layout in LAYOUTS.items() if layout == LAYOUTS[block.layout])
     for sublayer in LAYOUTS[block.layout].sublayers:
         for place in sublayer.norms:
             found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
-    return found | _attention(block.attention) | _feed_forward(block.feed_forward)
+    if not block.norm_gain:
+        del found["norm_offset"]
+    return found | _attention(block.attention, model.width) | _feed_forward(block.feed_forward)
 
 
-def _attention(a) -> dict:
-    found = {f"attention.{name}": value for name, value in paths_of(a).items() if name.split(".")[0] not in ATTENTION}
-    scale = a.scale or a.head_size**-0.5
-    unused = set() if a.position == "rope" else {"rope"}
-    unused |= set() if a.kind == "lambda" else {"lambdas"}
-    found = {path: value for path, value in found.items() if path.split(".")[1] not in unused} | {
-        "attention.scale": scale
-    }
+def _attention(a, width: int) -> dict:
+    unread = ATTENTION | {name for name, reads in READ_BY.items() if not reads(a)}
+    found = {f"attention.{path}": value for path, value in paths_of(a).items() if path.split(".")[0] not in unread}
+    found["attention.scale"] = logit_scale(a, width)
     if a.position == "rope":
         found.pop("attention.rope.fraction")
         found["attention.rope.size"] = rotary_size(a.head_size, a.rope.fraction)

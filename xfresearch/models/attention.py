@@ -35,7 +35,7 @@ from xfresearch.models.linear import Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
 from xfresearch.models.norms import Norm
 from xfresearch.models.positions import rotate
-from xfresearch.models.sizes import cache_shapes, head_sizes, matrices, qk_norm_shapes, slot_heads
+from xfresearch.models.sizes import cache_shapes, head_sizes, logit_scale, matrices, qk_norm_shapes, slot_heads
 from xfresearch.models.slots import Memory, ShapingGains
 
 
@@ -44,7 +44,7 @@ class Attention(nnx.Module):
         a, D, sizes = block.attention, model.width, head_sizes(block.attention, model.width)
         self.config, self.dtype, self.sizes = a, model.dtype, sizes
         self.sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
-        self.scale = a.scale or (a.head_size if a.query == "merged" else sizes.qk) ** -0.5
+        self.scale = logit_scale(a, D)
         linears = {name: Linear(model, *matrix, rngs, scale=_init_scale(model, block, name))
                    for name, matrix in matrices(block, D).items()}  # fmt: skip
         self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))

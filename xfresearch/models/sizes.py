@@ -46,6 +46,11 @@ def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
     return {"key": (sizes.key_heads, sizes.qk)} | value
 
 
+def logit_scale(a, width: int) -> float:
+    """Factor of the attention logits."""
+    return a.scale or (a.head_size if a.query == "merged" else head_sizes(a, width).qk) ** -0.5
+
+
 def slot_heads(a) -> int:
     """Key-value heads that have persistent slots of their own; 1 where all share one set."""
     return a.kv_heads if a.memory_heads == "each" else 1

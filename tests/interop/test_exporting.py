@@ -1,0 +1,131 @@
+"""Which models have a family, and which field stands in the way of those that have none."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import xfresearch as xf
+from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
+from xfresearch.api import LanguageModel
+from xfresearch.config import Config, ModelConfig
+from xfresearch.errors import UserError
+from xfresearch.interop.exporting import choose
+from xfresearch.interop.family import Refused
+from xfresearch.interop.matching import differences
+
+# Of every named config at its tiny size, the family that it is exported as, or the first reason why it is not.
+FATE = {
+    "all_attention": "layers.0.layout='all_attention'",
+    "all_attention_enwik8_large": "layers.0.layout='all_attention'",
+    "all_attention_enwik8_small": "layers.0.layout='all_attention'",
+    "brody_majority": "layers.0.norm_bare=('attention_in',)",
+    "dyt": "embedding_scale='learned'",
+    "gpt2": "gpt2",
+    "gptj": "head_bias=False",
+    "lambda_lm": "layers.0.attention.kind='lambda'",
+    "llama": "llama",
+    "merged_query": "layers.0.attention.query='merged'",
+    "mixtral_8x7b": "mixtral",
+    "moe": "mixtral",
+    "no_query": "layers.0.attention.query='identity'",
+    "normless": "layers.0.layout='skipless_parallel'",
+    "palm": "layers.0.layout='parallel'",
+    "quickstart": "llama",
+    "simplified": "layers.0.layout='skipless_parallel'",
+    "single_head_deep": "layers.0.attention.head_size=8",
+    "solu": "layers.0.feed_forward.kind='solu'",
+    "vanilla_2017": "position='sinusoidal'",
+    "variants": "layers.0.norm_gain=True",
+}
+EXPORTED = [name for name, fate in FATE.items() if "=" not in fate]
+
+
+def test_every_named_config_has_its_fate():
+    assert set(FATE) == set(NAMED)
+
+
+def refusal(config: ModelConfig, family: str = "") -> str:
+    with pytest.raises(Refused) as error:
+        choose(config, family)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", FATE)
+def test_a_named_config_is_exported_or_refused(name):
+    if name in EXPORTED:
+        assert choose(NAMED[name]).name == FATE[name]
+    else:
+        assert f" in {FATE[name]} (" in refusal(NAMED[name])
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_one_is_the_same_model_again(name, tmp_path):
+    config = NAMED[name]
+    lm = LanguageModel(config, random_params(config), None, Config(model=config))
+    lm.export_hf(tmp_path / "out")
+    again, tokens_BL = xf.load(tmp_path / "out"), tokens_for(config)
+    assert jax.tree.structure(again.params) == jax.tree.structure(lm.params)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, lm.params)))
+    np.testing.assert_array_equal(again(tokens_BL), lm(tokens_BL))
+
+
+LLAMA, GPT_2, MIXTRAL = NAMED["llama"], NAMED["gpt2"], NAMED["mixtral_8x7b"]
+BLOCK = "blocks.main."
+# One step away from a model that has a family, and what of it no family has.
+REFUSED = {
+    "memory slots": (LLAMA, {"attention.memory_slots": 16}, "attention.memory_slots=16"),
+    "all-attention": (LLAMA, {"attention.memory_slots": 16, "layout": "all_attention"}, "layout='all_attention'"),
+    "no W_Q": (LLAMA, {"attention.query": "identity"}, "attention.query='identity'"),
+    "values are keys": (LLAMA, {"attention.value": "key"}, "attention.value='key'"),
+    "no W_O": (GPT_2, {"attention.output": "identity"}, "attention.output='identity'"),
+    "SoLU": (GPT_2, {"feed_forward.kind": "solu"}, "feed_forward.kind='solu'"),
+    "DyT": (LLAMA, {"norm": "dyt"}, "norms.attention_in='dyt'"),
+    "projection": (GPT_2, {"norms.feed_forward_in": "project"}, "norms.feed_forward_in='project'"),
+    "post-norm Llama": (LLAMA, {"layout": "post_norm"}, "layout='post_norm'"),
+    "parallel Llama": (LLAMA, {"layout": "parallel"}, "layout='parallel'"),
+    "T5's positions": (LLAMA, {"attention.position": "t5"}, "attention.position='t5'"),
+    "ALiBi": (GPT_2, {"attention.position": "alibi"}, "attention.position='alibi'"),
+    "skip-init": (GPT_2, {"attention.shaping": "skip_init"}, "attention.shaping='skip_init'"),
+    "adaptive span": (GPT_2, {"attention.span": "adaptive"}, "attention.span='adaptive'"),
+    "shared expert": (MIXTRAL, {"feed_forward.moe.shared": 1}, "feed_forward.moe.shared=1"),
+    "capacity": (MIXTRAL, {"feed_forward.moe.capacity": 2.0}, "feed_forward.moe.capacity=2.0"),
+    "sigmoid scores": (MIXTRAL, {"feed_forward.moe.scores": "sigmoid"}, "feed_forward.moe.scores='sigmoid'"),
+    "a bias of the balance": (MIXTRAL, {"feed_forward.moe.balance": "bias"}, "feed_forward.moe.bias=True"),
+}
+
+
+@pytest.mark.parametrize("base, changes, reason", [pytest.param(*case, id=name) for name, case in REFUSED.items()])
+def test_a_variant_is_refused_with_its_reason(base, changes, reason):
+    choose(base)
+    message = refusal(model({BLOCK + path: value for path, value in changes.items()}, base))
+    assert f" in layers.0.{reason} (" in message and "\n" not in message
+
+
+def test_a_layer_of_its_own_is_named():
+    odd = replace(LLAMA.blocks["main"], feed_forward=replace(LLAMA.blocks["main"].feed_forward, kind="geglu"))
+    mixed = replace(LLAMA, blocks={"main": LLAMA.blocks["main"], "odd": odd}, pattern=("main", "odd"))
+    assert "layers.1.feed_forward.kind='geglu' (there 'swiglu')" in refusal(mixed)
+
+
+def test_a_family_asked_for_says_what_it_lacks():
+    assert refusal(MIXTRAL, "llama").startswith(
+        "llama cannot express this model: it differs from llama in layers.0.feed_forward."
+    )
+    assert choose(LLAMA, "mistral").name == "mistral"
+    with pytest.raises(UserError, match="model_type='lama' is not allowed.*did you mean 'llama'"):
+        choose(LLAMA, "lama")
+
+
+def test_the_dtype_of_the_computation_does_not_matter():
+    assert choose(replace(LLAMA, dtype="bfloat16")).name == "llama"
+
+
+@pytest.mark.parametrize("path, value", [(path, value) for path, values in choices().items() for value in values])
+def test_every_choice_that_changes_a_model_is_a_difference(path, value):
+    more = needed(path, value)
+    changed, same = model({path: value, **more}), model(more)
+    kept = (path, value) == (BLOCK + "feed_forward.moe.balance", "none")  # says how a model is trained
+    assert bool(differences(changed, same)) == (not kept)
+    assert not differences(changed, changed)
