@@ -17,7 +17,7 @@ from etils import epath
 
 from xfresearch.config import Config, ModelConfig
 from xfresearch.config_io import read_json, to_json
-from xfresearch.errors import UserError, require
+from xfresearch.errors import UserError, require, require_new
 from xfresearch.interop import folder
 from xfresearch.interop.source import Source
 from xfresearch.interop.source import load as load_source
@@ -79,7 +79,7 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
             raise UserError(f"step={step} is not allowed with {path}: a Hugging Face folder has no steps")
         return path, None
     if not (path / "config.json").exists():
-        what = "holds no model" if path.exists() else "does not exist"
+        what = "is not a run's directory" if path.exists() else "does not exist"
         raise UserError(
             f"{path} {what}: a path may be a run's directory (it holds config.json and checkpoints/), one of its "
             "steps (runs/a/checkpoints/500) or a Hugging Face folder (config.json and safetensors)"
@@ -213,8 +213,7 @@ class LanguageModel:
         Hugging Face folder that the model came from. It appears whole or not at all. UserError where `path` already holds
         something."""
         target = epath.Path(path).expanduser()
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UserError(f"{target} already exists: save to a new directory")
+        require_new(target, "save")
         temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
         try:
             temporary.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from xfresearch.config import ModelConfig
-from xfresearch.errors import UserError
+from xfresearch.errors import UserError, require_new
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
+from xfresearch.interop.copying import Bounds, bounds_of, copy, within
 from xfresearch.interop.families import all_families, family
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.matching import differences
@@ -29,10 +30,11 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
     have the `dtype` given, the one they were imported in, or that of the parameters.
     UserError where the folder holds something already, Refused where no family can express the model.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists: export to a new directory")
+    require_new(folder, "export")
     if dtype and dtype not in DTYPES.values():
         raise UserError(f"dtype={dtype!r} is not allowed: it must be one of {', '.join(DTYPES.values())}")
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(lm.params)):
+        raise UserError("a model whose parameters are cut over several processes is not exported: load it in one")
     source = lm.source or Source({}, lm.config.param_dtype, {}, False, "", {})
     kind = choose(lm.config, family_name, source.config.get("model_type", ""))
     dtype, dtypes = dtype or source.dtype, {} if dtype else source.dtypes
@@ -113,7 +115,23 @@ def gather(place: Place, leaves: dict, dtype: str) -> np.ndarray:
     try:
         with np.errstate(over="raise"):
             for part, view, order in place.views(tensor):
-                view[..., order] = np.asarray(leaves[part.path][part.index])
+                for bounds, piece in pieces(leaves[part.path]).items():
+                    if held := within(bounds, part.index):
+                        at, cut = held
+                        _put(view, cut, order, np.asarray(piece[at]))
     except FloatingPointError:
         raise UserError(f"tensor {place.name} has values beyond what {dtype} holds") from None
     return tensor
+
+
+def pieces(leaf: jax.Array) -> dict[Bounds, jax.Array]:
+    """What devices hold of an array, copies left out."""
+    return {bounds_of(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
+
+
+def _put(view: np.ndarray, cut: tuple, order: np.ndarray | slice, values: np.ndarray) -> None:
+    """Writes `values` to the `cut` of `view`, whose last dimension is taken in `order`."""
+    if isinstance(order, slice):
+        copy(view[cut], values)
+    else:
+        view[*cut[:-1], order[cut[-1]]] = values

@@ -15,6 +15,7 @@ from xfresearch.config import Config, ModelConfig
 from xfresearch.errors import UserError, nearest
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model
+from xfresearch.interop.copying import bounds_of, copy, within
 from xfresearch.interop.families import family
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.places import Place, is_ignored, places
@@ -124,28 +125,23 @@ class Shards:
     def __init__(self, leaf: jax.ShapeDtypeStruct):
         self.leaf = leaf
         indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        self.buffers = {_bounds(index, leaf.shape): None for index in indices}
+        self.buffers = {bounds_of(index, leaf.shape): None for index in indices}
         for bounds in self.buffers:
             self.buffers[bounds] = _aligned([stop - start for start, stop in bounds], leaf.dtype)
 
     def write(self, index: tuple[int, ...], values: np.ndarray, order) -> None:
         """Writes `values`, what stands at `index` in the first dimensions, its last dimension taken in `order`."""
+        values = values if isinstance(order, slice) else values[..., order]
         for bounds, buffer in self.buffers.items():
-            own, rest = bounds[: len(index)], bounds[len(index) :]
-            if all(start <= i < stop for i, (start, stop) in zip(index, own, strict=True)):
-                at = tuple(i - start for i, (start, _) in zip(index, own, strict=True))
-                cut = tuple(slice(start, stop) for start, stop in rest)
-                buffer[at] = (values if isinstance(order, slice) else values[..., order])[cut]
+            if held := within(bounds, index):
+                at, cut = held
+                copy(buffer[*at, ...], values[cut])
 
     def array(self) -> jax.Array:
         leaf = self.leaf
         return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: self.buffers[_bounds(index, leaf.shape)]
+            leaf.shape, leaf.sharding, lambda index: self.buffers[bounds_of(index, leaf.shape)]
         )
-
-
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True))
 
 
 def _aligned(shape: list[int], dtype) -> np.ndarray:
