@@ -91,6 +91,7 @@ def bench_cross_entropy(a, draw):
 
     from xfresearch.errors import UserError
     from xfresearch.kernels.cross_entropy import linear_cross_entropy
+    from xfresearch.kernels.head import Head
 
     labels_T, weights_T = jnp.arange(a.tokens) % a.vocab, jnp.ones(a.tokens)
 
@@ -100,7 +101,7 @@ def bench_cross_entropy(a, draw):
         return (jax.nn.logsumexp(logits_TV, -1) - jnp.take_along_axis(logits_TV, labels_T[:, None], 1)[:, 0]).sum()
 
     def tiled(rows):
-        return lambda x_TD, table_VD: linear_cross_entropy(x_TD, table_VD, labels_T, weights_T, rows=rows)[0]
+        return lambda x_TD, table_VD: linear_cross_entropy(x_TD, Head(table_VD), labels_T, weights_T, rows=rows)[0]
 
     try:
         rows = [int(word) for word in a.rows.split(",")]

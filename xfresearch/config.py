@@ -85,8 +85,17 @@ class AttentionConfig:
     rope: RopeConfig = option(RopeConfig(), "rotary frequencies, for position = 'rope'")
     t5_buckets: int = option(32, "buckets of distances, for position = 't5'", low=4)
     t5_distance: int = option(128, "distance from which all share the last bucket, for position = 't5'", low=4)
-    qk_norm: NormKind = option("none", "norm of each head's queries and keys")
+    qk_norm: NormKind = option("none", "norm of queries and keys")
+    qk_norm_over: Literal["head", "heads"] = option(
+        "head", "what it is over: each head by itself, or all heads of a token together"
+    )
+    clip: float = option(
+        0.0,
+        "queries, keys and values are clipped to [-clip, clip], after norms and before RoPE (OLMo); 0 is not",
+        low=0.0,
+    )
     bias: bool = option(False, "biases on the projections that are learned")
+    output_bias: bool = option(True, "under bias, W_O has one too")
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)
     memory_slots: int = option(0, "persistent key-value slots M, in one softmax with the context", low=0)
     memory_heads: Literal["each", "shared"] = option("each", "slots of each key-value head's own, or one set for all")
@@ -153,6 +162,7 @@ class BlockConfig:
     norm: NormKind = option("layer", "norm of every site of the block")
     norms: NormSites = option(NormSites(), "norm of single sites, where they differ")
     norm_gain: bool = option(True, "norms have a trained gain")
+    norm_offset: float = option(0.0, "added to every trained gain, which starts at 1 less (Gemma: 1)", low=0.0)
     norm_bias: bool = option(False, "norms have a trained bias")
     norm_bare: tuple[str, ...] = option((), "sites whose norm has neither gain nor bias (attention_in, ...)")
     norm_epsilon: float = option(1e-5, "added to the mean square", low=0.0)
@@ -177,12 +187,17 @@ class ModelConfig:
     pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated to fill the depth")
     blocks: dict[str, BlockConfig] = option({"main": BlockConfig()}, "the blocks that the pattern names")
     position: Literal["none", "learned", "sinusoidal"] = option("none", "positions added to the embedding")
+    position_offset: int = option(0, "row of the learned positions that position 0 reads (OPT: 2)", low=0)
     embedding_norm: NormKind = option("none", "norm after the embedding")
     embedding_scale: Literal["none", "sqrt_width", "learned"] = option(
         "none", "factor of the embedding, before positions are added; learned starts at sqrt(width)"
     )
     final_norm: NormKind = option("layer", "norm before the head")
     tie_embeddings: bool = option(True, "the head is the embedding's transpose")
+    head_bias: bool = option(False, "the head has a bias")
+    logit_softcap: float = option(
+        0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 is none", low=0.0
+    )
     causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(

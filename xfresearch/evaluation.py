@@ -41,7 +41,7 @@ def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh
     def scorer(params, batch):
         lm = transformer.bind(model, params)
         out = lm(batch["tokens"], Context(batch["positions"], batch["segments"], mesh=mesh), layers=layers)
-        nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.head_table_VD(), batch["targets"], rows, mesh)
+        nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.logit_head(), batch["targets"], rows, mesh)
         scored_BL = batch["weights"] > 0
         return [jnp.where(scored_BL, x_BL, 0) for x_BL in (nll_BL, correct_BL)]
 

@@ -63,6 +63,8 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         model.param_dtype,
         "float64 where model.dtype is float64",
     )
+    learned, offset = "0 unless model.position='learned'", model.position_offset
+    require(not offset or model.position == "learned", "model.position_offset", offset, learned)
     model = replace(model, blocks=blocks)
     _check_shared_positions(model)
     for name, block in blocks.items():

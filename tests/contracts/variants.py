@@ -36,11 +36,15 @@ MAIN = BlockConfig(
 )
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
 
-# What a choice cannot do without, added to its variant.
+# What a choice cannot do without, added to its variant: fields of the model, or else of its block.
 NEEDS = {
+    ("position_offset", "*"): {"position": "learned"},
     ("layout", "all_attention"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
+    ("attention.qk_norm_over", "heads"): {"attention.qk_norm": "rms", "attention.kv_heads": 2},
+    ("attention.clip", "*"): {"attention.qk_norm": "rms", "attention.position": "rope"},
+    ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
     ("attention.rope.fraction", "*"): {"attention.position": "rope"},
@@ -60,12 +64,16 @@ NEEDS = {
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
+    "logit_softcap": [2.0],
+    "position_offset": [2],
     "blocks.main.norm_epsilon": [0.1],
+    "blocks.main.norm_offset": [1.0],
     "blocks.main.attention.kv_heads": [1, 2],
     "blocks.main.attention.head_size": [6],
     "blocks.main.attention.rank": [6],
     "blocks.main.attention.scale": [0.2],
     "blocks.main.attention.window": [3],
+    "blocks.main.attention.clip": [0.8],
     "blocks.main.attention.memory_slots": [32],
     "blocks.main.attention.rope.fraction": [0.5],
     "blocks.main.feed_forward.hidden_factor": [1.5],
@@ -169,7 +177,7 @@ def _needs(path: str, value) -> dict:
     groups = {"feed_forward.moe.": {"feed_forward.kind": "moe"}, "attention.lambdas.": {"attention.kind": "lambda"}}
     needs = next((change for group, change in groups.items() if short.startswith(group)), {})
     needs = needs | NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
-    return {f"blocks.main.{name}": v for name, v in needs.items()}
+    return {name if hasattr(BASE, name) else f"blocks.main.{name}": v for name, v in needs.items()}
 
 
 def _single() -> dict:
@@ -251,7 +259,7 @@ def _distinct() -> list[str]:
     seen, names = set(), []
     for name, config in ALL.items():
         leaves = jax.tree_util.tree_leaves_with_path(transformer.abstract(config)["blocks"])
-        paths = {re.sub(r"^blocks/[^/]+/", "", path_name(path)) for path, _ in leaves}
+        paths = {(re.sub(r"^blocks/[^/]+/", "", path_name(path)), leaf.ndim) for path, leaf in leaves}
         new = {(path, b.layout) for b in config.blocks.values() for path in paths}
         for a in (block.attention for block in config.blocks.values()):
             new |= {(a.kind, a.position, a.shaping), (a.query, a.key, a.value, a.output), a.kv_heads, bool(a.window)}

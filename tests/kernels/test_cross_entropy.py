@@ -13,29 +13,41 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
+from xfresearch.kernels.head import Head
 
 
-def reference(x, table, labels, weights, z_loss):
-    logits = x @ table.T
+def reference(x, head, labels, weights, z_loss):
+    logits = logits_in_numpy(x, head)
     lse = np.log(np.exp(logits).sum(1))
     nll = (weights * (lse - logits[np.arange(len(labels)), labels])).sum()
     return nll + z_loss * (weights * lse**2).sum(), nll
 
 
-def naive(x, table, labels, weights, z_loss):
-    logits = jnp.einsum("TD,VD->TV", x, table, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+def logits_in_numpy(x, head):
+    x, table = (np.asarray(a, np.float64) for a in (x, head.table_VD))
+    logits = x @ table.T + (0 if head.bias_V is None else np.asarray(head.bias_V))
+    return head.softcap * np.tanh(logits / head.softcap) if head.softcap else logits
+
+
+def naive(x, head, labels, weights, z_loss):
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    logits = jnp.einsum("TD,VD->TV", x, head.table_VD, preferred_element_type=wide)
+    logits = logits if head.bias_V is None else logits + head.bias_V
+    logits = head.softcap * jnp.tanh(logits / head.softcap) if head.softcap else logits
     lse = jax.nn.logsumexp(logits, -1)
     nll = lse - jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
     return (weights * (nll + z_loss * lse**2)).sum()
 
 
-def draw(T=13, D=5, V=11, seed=0, dtype="float64"):
+def draw(T=13, D=5, V=11, seed=0, dtype="float64", bias=False, softcap=0.0):
+    """x, a head, labels and weights."""
     rng = np.random.default_rng(seed)
     x, table, labels = rng.normal(size=(T, D)), rng.normal(size=(V, D)), rng.integers(0, V, T)
     weights = rng.integers(0, 3, T) / 2
+    bias_V = jnp.asarray(rng.normal(size=V), "float64" if dtype == "float64" else "float32") if bias else None
     return (
         jnp.asarray(x, dtype),
-        jnp.asarray(table, dtype),
+        Head(jnp.asarray(table, dtype), bias_V, softcap),
         jnp.asarray(labels, jnp.int32),
         jnp.asarray(weights, "float32"),
     )
@@ -54,59 +66,59 @@ def x64():
     st.integers(1, 12),
     st.integers(1, 25),
     st.sampled_from([0.0, 0.3]),
+    st.booleans(),
+    st.sampled_from([0.0, 1.5]),
     st.integers(0, 99),
 )
-def test_values_and_gradients(T, D, V, rows, z_loss, seed):
+def test_values_and_gradients(T, D, V, rows, z_loss, bias, softcap, seed):
     with jax.enable_x64(True):
-        x, table, labels, weights = draw(T, D, V, seed)
+        x, head, labels, weights = draw(T, D, V, seed, bias=bias, softcap=softcap)
         weights = weights.astype("float64")
 
-        def tiled(x, table, weights):
-            return linear_cross_entropy(x, table, labels, weights, z_loss=z_loss, rows=rows)
+        def tiled(x, head, weights):
+            return linear_cross_entropy(x, head, labels, weights, z_loss=z_loss, rows=rows)
 
-        def whole(x, table, weights):
-            return naive(x, table, labels, weights, z_loss)
+        def whole(x, head, weights):
+            return naive(x, head, labels, weights, z_loss)
 
         for actual, expected in zip(
-            jax.jit(tiled)(x, table, weights), reference(x, table, labels, weights, z_loss), strict=True
+            jax.jit(tiled)(x, head, weights), reference(x, head, labels, weights, z_loss), strict=True
         ):
             assert abs(actual - expected) <= TOLERANCE["float64"] * max(1, abs(expected))
-        actual = jax.jit(jax.grad(lambda *a: 3 * tiled(*a)[0], (0, 1, 2)))(x, table, weights)
-        expected = jax.grad(lambda *a: 3 * whole(*a), (0, 1, 2))(x, table, weights)
-        for a, e in zip(actual, expected, strict=True):
+        actual = jax.jit(jax.grad(lambda *a: 3 * tiled(*a)[0], (0, 1, 2)))(x, head, weights)
+        expected = jax.grad(lambda *a: 3 * whole(*a), (0, 1, 2))(x, head, weights)
+        for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             assert np.max(np.abs(a - e)) <= TOLERANCE["float64"] * max(1, np.max(np.abs(e)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lower_precision(dtype, x64):
-    x, table, labels, weights = draw(64, 16, 50, dtype=dtype)
-    total, nll = linear_cross_entropy(x, table, labels, weights, z_loss=0.1, rows=16)
+    x, head, labels, weights = draw(64, 16, 50, dtype=dtype, bias=True, softcap=4.0)
+    total, nll = linear_cross_entropy(x, head, labels, weights, z_loss=0.1, rows=16)
     assert total.dtype == nll.dtype == jnp.float32
-    expected = reference(*(np.asarray(a, np.float64) for a in (x, table)), labels, np.asarray(weights), 0.1)
+    expected = reference(x, head, labels, np.asarray(weights), 0.1)
     assert relative_error(total, expected[0]) < TOLERANCE[dtype]
     assert relative_error(nll, expected[1]) < TOLERANCE[dtype]
-    actual = jax.grad(lambda x, t: linear_cross_entropy(x, t, labels, weights, z_loss=0.1, rows=16)[0], (0, 1))(
-        x, table
-    )
-    wide = jax.grad(lambda x, t: naive(x, t, labels, weights, 0.1), (0, 1))(
-        x.astype("float64"), table.astype("float64")
-    )
-    for a, e, like in zip(actual, wide, (x, table), strict=True):
+    actual = jax.grad(lambda x, h: linear_cross_entropy(x, h, labels, weights, z_loss=0.1, rows=16)[0], (0, 1))(x, head)
+    wide = jax.tree.map(lambda a: a.astype("float64"), (x, head))
+    expected = jax.grad(lambda x, h: naive(x, h, labels, weights, 0.1), (0, 1))(*wide)
+    for a, e, like in zip(*map(jax.tree.leaves, (actual, expected, (x, head))), strict=True):
         assert a.dtype == like.dtype
         assert relative_error(a.astype("float64"), e) < TOLERANCE[dtype]
 
 
 def test_nll_alone_has_no_gradient(x64):
-    x, table, labels, weights = draw()
-    gradient = jax.grad(lambda x: linear_cross_entropy(x, table, labels, weights)[1])(x)
+    x, head, labels, weights = draw()
+    gradient = jax.grad(lambda x: linear_cross_entropy(x, head, labels, weights)[1])(x)
     assert not gradient.any()
 
 
-def test_token_nll(x64):
-    x, table, labels, weights = draw(T=13)
-    labels = labels.at[:5].set(jnp.argmax(x @ table.T, -1)[:5].astype(labels.dtype))
-    nll_T, correct_T = token_nll(x, table, labels, rows=4)
-    logits = np.asarray(x @ table.T)
+@pytest.mark.parametrize("settings", [{}, {"bias": True, "softcap": 1.5}], ids=str)
+def test_token_nll(settings, x64):
+    x, head, labels, weights = draw(T=13, **settings)
+    logits = logits_in_numpy(x, head)
+    labels = labels.at[:5].set(logits.argmax(-1)[:5].astype(labels.dtype))
+    nll_T, correct_T = token_nll(x, head, labels, rows=4)
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), labels]
     assert relative_error(nll_T, expected) < TOLERANCE["float64"]
     assert correct_T.dtype == bool
@@ -121,46 +133,64 @@ def temporary_bytes(function, *arguments) -> int:
 def test_memory():
     """Far less than the logits [T, V] in float32; the naive form holds them, so that this test can fail."""
     T, D, V, rows = 4096, 32, 4096, 256
-    x, table, labels, weights = draw(T, D, V, dtype="float32")
+    x, head, labels, weights = draw(T, D, V, dtype="float32", bias=True, softcap=30.0)
     limit = T * V * 4 // 4
 
-    def tiled(x, table):
-        return linear_cross_entropy(x, table, labels, weights, rows=rows)[0]
+    def tiled(x, head):
+        return linear_cross_entropy(x, head, labels, weights, rows=rows)[0]
 
-    def whole(x, table):
-        return naive(x, table, labels, weights, 0.0)
+    def whole(x, head):
+        return naive(x, head, labels, weights, 0.0)
 
     for transform in (lambda f: f, lambda f: jax.value_and_grad(f, (0, 1))):
-        assert temporary_bytes(transform(tiled), x, table) < limit
-        assert temporary_bytes(transform(whole), x, table) > limit
-    assert temporary_bytes(lambda x, table: token_nll(x, table, labels, rows), x, table) < limit
+        assert temporary_bytes(transform(tiled), x, head) < limit
+        assert temporary_bytes(transform(whole), x, head) > limit
+    assert temporary_bytes(lambda x, head: token_nll(x, head, labels, rows), x, head) < limit
 
 
 def test_three_products():
     """The forward pass with gradients holds three matrix products, and the backward pass none."""
-    x, table, labels, weights = draw(dtype="float32")
-    step = jax.grad(lambda x, table: linear_cross_entropy(x, table, labels, weights, rows=4)[0], (0, 1))
-    assert str(jax.make_jaxpr(step)(x, table)).count("dot_general[") == 3
+    x, head, labels, weights = draw(dtype="float32")
+    step = jax.grad(lambda x, head: linear_cross_entropy(x, head, labels, weights, rows=4)[0], (0, 1))
+    assert str(jax.make_jaxpr(step)(x, head)).count("dot_general[") == 3
 
 
 SHARDED = """
 import jax, numpy as np, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from xfresearch.kernels.cross_entropy import linear_cross_entropy
+from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
+from xfresearch.kernels.head import Head
 rng = np.random.default_rng(0)
 T, D, V = 64, 8, 24
 x, table = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((T, D), (V, D)))
 labels, weights = jnp.asarray(rng.integers(0, V, T)), jnp.asarray(rng.integers(0, 2, T), jnp.float32)
-step = jax.value_and_grad(lambda *a: linear_cross_entropy(*a, z_loss=0.1, rows=16)[0], (0, 1))
-expected = step(x, table, labels, weights)
+def loss(x, head, labels, weights, mesh=None):
+    return linear_cross_entropy(x, head, labels, weights, z_loss=0.1, rows=16, mesh=mesh)[0]
+
+def check(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        a, e = np.asarray(a), np.asarray(e)
+        assert a.shape == e.shape and np.max(np.abs(a - e)) < 1e-5 * np.max(np.abs(e))
+
+step = jax.value_and_grad(loss, (0, 1))
+expected = step(x, Head(table), labels, weights)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
-arguments = put(x, P("data")), put(table, P()), put(labels, P("data")), put(weights, P("data"))
+arguments = put(x, P("data")), Head(put(table, P())), put(labels, P("data")), put(weights, P("data"))
 compiled = jax.jit(step).lower(*arguments).compile()
-actual = compiled(*arguments)
-for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
-    assert np.max(np.abs(np.asarray(a) - np.asarray(e))) < 1e-5 * np.max(np.abs(np.asarray(e)))
+check(compiled(*arguments), expected)
 assert len(jax.devices()) == 4 and "all-reduce" in compiled.as_text() and "all-gather" not in compiled.as_text()
+
+# A bias and a softcap, the vocabulary cut over `tensor` and the table's width over `fsdp`.
+head = Head(table, jnp.asarray(rng.normal(size=V), jnp.float32), 2.0)
+mesh = Mesh(np.array(jax.devices()).reshape(1, 2, 1, 2, 1), ("data", "fsdp", "expert", "tensor", "context"))
+kept = Head(NamedSharding(mesh, P("tensor", "fsdp")), NamedSharding(mesh, P("tensor")), 2.0)
+rows = [a.reshape(4, 16, *a.shape[1:]) for a in (x, labels, weights)]
+x, labels, weights = (put(a, P("fsdp")) for a in rows)
+found = jax.jit(lambda *a: step(*a, mesh=mesh))(x, jax.device_put(head, kept), labels, weights)
+check(found, step(rows[0], head, *rows[1:]))
+nll = jax.jit(lambda *a: token_nll(*a, rows=16, mesh=mesh))(x, jax.device_put(head, kept), labels)
+check(nll[0], token_nll(rows[0], head, rows[1])[0])
 print("equal")
 """
 

@@ -125,7 +125,7 @@ def test_parameters_are_a_nested_dict_of_arrays_that_the_axes_table_describes(na
         assert all(isinstance(key.key, str) for key in path)
         assert leaf.dtype == config.param_dtype
     axes = tree_axes(params)
-    sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length}
+    sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length + config.position_offset}
     sizes["N"] = config.depth // len(config.pattern)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         letters = axes
@@ -139,6 +139,11 @@ def test_every_rule_of_the_axes_table_is_used():
     import re
 
     trees = (jax.tree_util.tree_leaves_with_path(transformer.abstract(config)) for config in ALL.values())
-    paths = {path_name(path) for leaves in trees for path, _ in leaves}
-    unused = [pattern for pattern, _ in TABLE if not any(re.fullmatch(pattern, path) for path in paths)]
+    leaves = {(path_name(path), leaf.ndim) for leaves in trees for path, leaf in leaves}
+    ranks = {(path, ndim - path.startswith("blocks/")) for path, ndim in leaves}
+
+    def names(pattern, axes, path, rank):
+        return re.fullmatch(pattern, path) and len(axes.letters) == rank
+
+    unused = [pattern for pattern, axes in TABLE if not any(names(pattern, axes, *each) for each in ranks)]
     assert not unused

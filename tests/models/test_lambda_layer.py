@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 from tests.contracts.variants import forward, in_float64, model, random_params, tree_error
-from tests.models import reference
+from tests.models import reference_attention as reference
 from tests.models.test_decoding import check_cached_logits
 from tests.models.test_errors import one_line
 from tests.tolerances import TOLERANCE, relative_error

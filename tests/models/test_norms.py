@@ -1,5 +1,6 @@
 """LayerNorm taken apart: each half differs from it in exactly one thing (Brody et al. 2023)."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,6 +56,20 @@ def test_an_arm_differs_from_layer_norm_in_the_norm_alone(kind):
     np.testing.assert_allclose(
         norms.layer(x, 0.0), {"scale": norms.scale, "project": norms.project}[kind](x, 0.0), atol=1e-5
     )
+
+
+def test_an_offset_changes_where_gains_start_and_nothing_else():
+    """Gemma's gains start at 0; SoLU's own norm is left as it is."""
+    from xfresearch.models import transformer
+
+    changes = {"embedding_norm": "rms", "blocks.main.attention.qk_norm": "rms", "blocks.main.feed_forward.kind": "solu"}
+    plain, moved = model(changes), model(changes | {"blocks.main.norm_offset": 1.0})
+    params, found = (transformer.init(config, jax.random.key(0)) for config in (plain, moved))
+    for where in (found["embedding_norm"], found["final_norm"], found["blocks"]["main"]["attention"]["key_norm"]):
+        assert not where["gain"].any()
+    assert (found["blocks"]["main"]["feed_forward"]["hidden_norm"]["gain"] == 1).all()
+    tokens_BL = tokens_for(plain)
+    np.testing.assert_array_equal(forward(moved, found, tokens_BL)[0], forward(plain, params, tokens_BL)[0])
 
 
 def test_gain_bias_and_alpha_are_there_as_asked():

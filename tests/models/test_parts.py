@@ -7,6 +7,7 @@ import pytest
 
 from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
 from tests.models import reference
+from tests.models.reference_norms import layer_norm
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import norms, positions
 from xfresearch.models.variants import ACTIVATIONS, NORMS, load
@@ -37,7 +38,7 @@ def test_norms(kind, dtype, epsilon, x64):
 def test_layer_norm_takes_the_mean_out_before_it_squares():
     """E[x^2] - E[x]^2 would lose three digits."""
     x = values(4, 64, dtype="float32") + 30
-    assert relative_error(norms.layer(x, 1e-5), reference.layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
+    assert relative_error(norms.layer(x, 1e-5), layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

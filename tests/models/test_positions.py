@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import change, model
-from tests.models import reference
+from tests.contracts.variants import change, forward, model, random_params, tokens_for
+from tests.models import reference_attention as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config import RopeConfig
 from xfresearch.config_io import parse
 from xfresearch.errors import UserError
 from xfresearch.models.positions import alibi_slopes, rope_frequencies, rotate, t5_bucket
+from xfresearch.models.sizes import longest_sequence
 
 LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")
 
@@ -105,6 +106,19 @@ def test_a_sequence_beyond_the_relative_key_is_refused():
     with pytest.raises(UserError, match="sequence_length=64 is not allowed: it must be at most model.max_length=16"):
         parse(run)
     parse([*run, "--config.model.blocks.main.attention.window=16"])  # further back is not seen
+
+
+def test_an_offset_moves_rows_and_leaves_the_length():
+    """OPT's table has 2 rows more than it has positions, and position 0 reads row 2."""
+    config = model({"position": "learned", "position_offset": 2, "max_length": 8})
+    assert longest_sequence(config) == 8
+    plain, params, tokens_BL = replace(config, position_offset=0), random_params(config), tokens_for(config)
+    moved = params | {"position": {"table": params["position"]["table"][2:]}}
+    assert moved["position"]["table"].shape == (8, config.width)
+    found, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0 unless model.position="):
+        model({"position_offset": 2})
 
 
 def test_shared_tables_ask_for_equal_blocks():

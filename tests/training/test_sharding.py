@@ -55,8 +55,10 @@ def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():
 
 
 def test_a_parameter_without_a_rule_is_an_error():
-    with pytest.raises(ValueError, match="blocks/main/surprise: 0 rules"):
+    with pytest.raises(ValueError, match="blocks/main/surprise of 2 dimensions: 0 rules"):
         axes_of("blocks/main/surprise", 2)
+    with pytest.raises(ValueError, match="embed/table of 3 dimensions: 0 rules"):
+        axes_of("embed/table", 3)
 
 
 def test_two_dimensions_on_one_axis_are_an_error(monkeypatch):

@@ -6,19 +6,21 @@ from xfresearch.config import ModelConfig
 from xfresearch.config_io import from_dict
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.rope import read_rope, write_rope
+from xfresearch.models.sizes import logit_scale
 from xfresearch.resolving import resolve_model
 
 
 def read_model(family: Family, config: dict, **more) -> ModelConfig:
     """The model that a `config` (config.json) of `family` describes; `more` are fields of ours besides. Refused where it
     has what our models do not have."""
-    for key, value in family.needs.items():
+    for key, value in (family.needs | {key: config.get(other) for key, other in family.same.items()}).items():
         given = config.get(key)
         if given is not None and given != value:
             raise Refused(f"config.json: {key}={given!r} is not allowed: {family.name} is read with {value!r} only")
     if config.get("quantization_config"):
         raise Refused("config.json: quantization_config is not allowed: only unquantised checkpoints are read")
-    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys} | more
+    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
+    changes |= family.derived(config) | more
     if family.rope:
         changes |= read_rope(family.rope, config, changes)
     windows = family.windows.read(config) if family.windows else [0]
@@ -52,11 +54,12 @@ def _period(values: list) -> list:
 
 
 def write_config(family: Family, model: ModelConfig) -> dict:
-    """The config.json of `model` as one of `family`. Refused where a value of ours has no name there; where the family
-    has no field at all for something, reading it back shows it (matching.py)."""
+    """The config.json of `model` as one of `family`. What the family has no field or no name for is not in it: reading it
+    back shows that (matching.py)."""
     blocks = [model.blocks[name] for name in model.pattern]
     found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
     found |= {key.theirs: key.to_config(value_at(model, key.ours)) for key in family.keys}
+    found |= {key: found[other] for key, other in family.same.items()}
     if family.rope:
         found |= write_rope(family.rope, blocks[0].attention, model.max_length)
     if family.windows:
@@ -66,8 +69,10 @@ def write_config(family: Family, model: ModelConfig) -> dict:
 
 
 def value_at(model: ModelConfig, path: str):
-    """The value of a field of `model`; of '*.', its first block's."""
+    """The value of a field of `model`; of '*.', its first block's, and a scale of attention as it is computed with."""
     here, names = model, path.split(".")
+    if path == "*.attention.scale":
+        return logit_scale(model.blocks[model.pattern[0]].attention, model.width)
     if names[0] == "*":
         here, names = model.blocks[model.pattern[0]], names[1:]
     for name in names:

@@ -76,8 +76,9 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
         kinds = [family(name)]
     else:
         kinds = sorted(all_families(), key=lambda kind: kind.name != own)
-    lacks = {kind.name: missing(kind, model) for kind in kinds}
+    lacks = {}
     for kind in kinds:
+        lacks[kind.name] = missing(kind, model)
         if not lacks[kind.name]:
             return kind
     nearest = min(lacks, key=lambda kind: len(lacks[kind]))

@@ -4,7 +4,11 @@ from xfresearch.errors import nearest
 from xfresearch.interop.family import Family, Refused
 from xfresearch.models.variants import load
 
-FAMILIES = {name: f"xfresearch.interop.{name}:FAMILY" for name in ("gpt2", "llama")}
+NAMES = (
+    *("gpt2", "gptj", "gpt_neox", "opt", "phi"),
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo", "olmo2", "olmoe", "gemma", "gemma2"),
+)
+FAMILIES = {name: f"xfresearch.interop.{name}:FAMILY" for name in NAMES}
 
 
 def family(name: str) -> Family:

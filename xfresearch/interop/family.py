@@ -26,8 +26,8 @@ class Refused(UserError):
 class Key:
     """A key of config.json and the field of ours that it sets: 'width', or '*.norm' for a field of every block.
 
-    `default` is what the library takes where the key is missing or null; `values` translates names, theirs first;
-    `read` and `write` translate numbers.
+    `default` is what the library takes where the key is missing, and where it is null unless `null` says otherwise;
+    `values` translates names, theirs first; `read` and `write` translate numbers.
     """
 
     theirs: str
@@ -36,11 +36,13 @@ class Key:
     values: dict | None = None
     read: Callable = lambda value: value
     write: Callable = lambda value: value
+    null: object = None
 
     def from_config(self, config: dict):
         """The value of our field. Refused where the key is missing, or its value has no translation."""
-        value = config.get(self.theirs)
-        value = self.default if value is None else value
+        value = config.get(self.theirs, self.default)
+        if value is None:
+            value = self.default if self.null is None else self.null
         if value is REQUIRED:
             raise Refused(f"config.json: {self.theirs} is missing")
         if self.values is None:
@@ -52,13 +54,10 @@ class Key:
         return self.values[value]
 
     def to_config(self, value):
-        """The value of their key. Refused where our value has no translation."""
+        """The value of their key; None where ours has no translation, so that it is another one once read again."""
         if self.values is None:
             return self.write(value)
-        theirs = [name for name, ours in self.values.items() if ours == value]
-        if not theirs:
-            raise Refused(f"{self.ours}={value!r}, where it must be one of {_list(set(self.values.values()))}")
-        return theirs[0]
+        return next((theirs for theirs, ours in self.values.items() if ours == value), None)
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,9 @@ def linear(theirs: str, ours: str, dims: str) -> tuple[Row, Row]:
     return row(f"{theirs}.weight", dims, f"{ours}/kernel"), row(f"{theirs}.bias", dims.split()[0], f"{ours}/bias")
 
 
-def norm(theirs: str, ours: str) -> tuple[Row, Row]:
-    """The gain and bias of a norm over the width."""
-    return row(f"{theirs}.weight", "D", f"{ours}/gain"), row(f"{theirs}.bias", "D", f"{ours}/bias")
+def norm(theirs: str, ours: str, dims: str = "D") -> tuple[Row, Row]:
+    """The gain and bias of a norm."""
+    return row(f"{theirs}.weight", dims, f"{ours}/gain"), row(f"{theirs}.bias", dims, f"{ours}/bias")
 
 
 class Rope(NamedTuple):
@@ -118,8 +117,9 @@ class Rope(NamedTuple):
 
     fraction: str = ""  # e.g. 'partial_rotary_factor'
     size: str = ""  # e.g. 'rotary_dim'
-    default: float = 1.0  # share where neither is given
-    theta: str = "rope_theta"
+    default: float = 1.0  # share where its key is missing
+    size_default: int = 0  # dimensions where their key is missing; 0 is all
+    theta: str = "rope_theta"  # '' where it has no key: theta is the default, and nothing is stretched
     theta_default: float = 10_000.0
 
 
@@ -135,11 +135,13 @@ class Family:
     name: str  # model_type in config.json
     architecture: str  # the class of `transformers` that reads it
     fixed: dict[str, object]  # our fields that all its models share
-    keys: tuple[Key, ...]
+    keys: tuple[Key, ...]  # a later one stands in for an earlier one of the same field
     rows: tuple[Row, ...]
     rope: Rope | None = None
     windows: Windows | None = None
     needs: dict[str, object] = field(default_factory=dict)  # keys of config.json that may have this value only
+    same: dict[str, str] = field(default_factory=dict)  # keys that may have the value of another key only
+    derived: Callable[[dict], dict] = lambda config: {}  # fields of ours that more than one key decides
     ignored: tuple[str, ...] = ()  # patterns of tensors that are no parameters (tables that the library computes)
     prefix: str = ""  # of most names, which some folders leave out
 

@@ -29,14 +29,16 @@ MOE = {"kernel", "jitter", "balance_loss", "z_loss", "bias_speed", "balance"}
 
 
 def differences(model: ModelConfig, other: ModelConfig) -> list[str]:
-    """Lines 'layers.0.attention.memory_slots=16 (here 0)' for what `model` has otherwise than `other`."""
+    """A line 'layers.0.attention.memory_slots=16 (there 0)' for each field that `model` has otherwise than `other`, of the
+    first layer that has it so."""
     ours, theirs = meaning(model), meaning(other)
-    lines = []
+    lines = {}
     for path in [*ours, *(path for path in theirs if path not in ours)]:
         a, b = ours.get(path, "absent"), theirs.get(path, "absent")
         if not _equal(a, b):
-            lines.append(f"{path}={a!r} (there {b!r})")
-    return lines
+            field = path.split(".", 2)[-1] if path.startswith("layers.") else path
+            lines.setdefault(field, f"{path}={a!r} (there {b!r})")
+    return list(lines.values())
 
 
 def _equal(a, b) -> bool:

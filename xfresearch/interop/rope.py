@@ -48,19 +48,23 @@ def _fraction(rope: Rope, config: dict, changes: dict) -> float:
     if rope.size:
         heads, width = changes["*.attention.heads"], changes["width"]
         head = changes.get("*.attention.head_size") or width // heads
-        return (config.get(rope.size) or head) / head
-    return float(config.get(rope.fraction, rope.default)) if rope.fraction else 1.0
+        return (config.get(rope.size) or rope.size_default or head) / head
+    if not rope.fraction:
+        return 1.0
+    # In `rope_parameters` every family's share has the same name.
+    return float(config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
 
 
 def write_rope(rope: Rope, attention: AttentionConfig, length: int) -> dict:
     """The keys of config.json, as the Hub's models have them."""
     ours = attention.rope
     theirs, keys = next((kind, keys) for kind, (name, keys) in SCALINGS.items() if name == ours.scaling)
-    found = {rope.theta: ours.theta}
+    found = {rope.theta: ours.theta} if rope.theta else {}
     values = {name: getattr(ours, field) for field, name in keys.items() if name != "attention_factor"}
     if getattr(ours, "attention_factor", 0.0) and ours.scaling == "yarn":
         values["attention_factor"] = ours.attention_factor
-    found["rope_scaling"] = None if theirs == "default" else {"rope_type": theirs, **values}
+    if rope.theta:
+        found["rope_scaling"] = None if theirs == "default" else {"rope_type": theirs, **values}
     if rope.size:
         found[rope.size] = rotary_size(attention.head_size, ours.fraction)
     if rope.fraction:

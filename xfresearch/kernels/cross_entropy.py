@@ -1,6 +1,6 @@
-"""Cross-entropy of a linear head, without ever holding the logits of all tokens.
+"""Cross-entropy of a head (kernels/head.py), without ever holding the logits of all tokens.
 
-    logits_t = table x_t        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
+    logits_t = head(x_t)        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
     lse_t = log sum_v exp(logits_t[v])
 
 Tokens are taken in tiles. Differentiated, the forward pass computes the gradients too, from the logits that it has: three
@@ -17,115 +17,116 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from xfresearch.kernels.head import Head
 from xfresearch.models.axes import BATCH
 from xfresearch.models.partition import activation_spec, parameter_spec
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that cut tokens
 
 
-def linear_cross_entropy(x_BLD, table_VD, labels_BL, weights_BL, *, z_loss=0.0, rows=1024, mesh=None):
+def linear_cross_entropy(x_BLD, head: Head, labels_BL, weights_BL, *, z_loss=0.0, rows=1024, mesh=None):
     """(total, nll_sum): nll + z, and nll alone, not differentiated. Scalars, float32 (float64 for float64 inputs).
 
-    Logits of at most `rows` tokens of each device exist at once. The gradient is that of `total`, for x, the table and the
+    Logits of at most `rows` tokens of each device exist at once. The gradient is that of `total`, for x, the head and the
     weights.
     """
-    total, nll = _sums(x_BLD, table_VD, labels_BL, weights_BL.astype(_wide(x_BLD)), float(z_loss), rows, mesh)
+    total, nll = _sums(x_BLD, head, labels_BL, weights_BL.astype(_wide(x_BLD)), float(z_loss), rows, mesh)
     return total, jax.lax.stop_gradient(nll)
 
 
-def token_nll(x_BLD, table_VD, labels_BL, rows=1024, mesh=None):
+def token_nll(x_BLD, head: Head, labels_BL, rows=1024, mesh=None):
     """(nll_BL, correct_BL): of each token, and whether the label is the likeliest one (the first, among equals)."""
 
-    def local(part: Vocabulary, x_TD, table_VD, labels_T):
+    def local(part: Vocabulary, x_TD, head, labels_T):
         def tile(_, inputs):
             x, labels = inputs
-            logits = _logits(x, table_VD)
+            logits = head.logits(x)
             return None, (part.lse(logits)[0] - part.at_label(logits, labels), part.argmax(logits) == labels)
 
         _, outputs = jax.lax.scan(tile, None, tuple(_tiles(a, rows) for a in (x_TD, labels_T)))
         return tuple(_untile(a, x_TD.shape[0]) for a in outputs)
 
-    return _on_devices(local, mesh, "TT", x_BLD, table_VD, labels_BL)
+    return _on_devices(local, mesh, "TT", x_BLD, head, labels_BL)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _sums(x_BLD, table_VD, labels_BL, weights_BL, z_loss, rows, mesh):
-    def local(part: Vocabulary, x_TD, table_VD, labels_T, weights_T):
+def _sums(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
+    def local(part: Vocabulary, x_TD, head, labels_T, weights_T):
         def tile(sums, inputs):
             x, labels, weights = inputs
-            logits = _logits(x, table_VD)
+            logits = head.logits(x)
             total, nll = part.token_losses(logits, part.lse(logits)[0], labels, z_loss)
             return (sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()), None
 
         zero = jnp.zeros((), weights_T.dtype)
         return jax.lax.scan(tile, (zero, zero), tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T)))[0]
 
-    return _on_devices(local, mesh, "11", x_BLD, table_VD, labels_BL, weights_BL)
+    return _on_devices(local, mesh, "11", x_BLD, head, labels_BL, weights_BL)
 
 
-def _sums_forward(x_BLD, table_VD, labels_BL, weights_BL, z_loss, rows, mesh):
-    def local(part: Vocabulary, x_TD, table_VD, labels_T, weights_T):
+def _sums_forward(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
+    def local(part: Vocabulary, x_TD, head, labels_T, weights_T):
         def tile(carry, inputs):
-            sums, dtable_VD = carry
+            sums, dhead = carry
             x, labels, weights = inputs
-            logits = _logits(x, table_VD)
+            logits = head.logits(x)
             lse, p = part.lse(logits)
             total, nll = part.token_losses(logits, lse, labels, z_loss)
             at_label = jnp.where(part.is_label(logits, labels), weights[:, None], 0)
-            dlogits = ((weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label).astype(x.dtype)
-            dx = jnp.einsum("TV,VD->TD", dlogits, table_VD, preferred_element_type=lse.dtype)
-            dtable_VD += jnp.einsum("TV,TD->VD", dlogits, x, preferred_element_type=lse.dtype)
+            dlogits = (weights * (1 + 2 * z_loss * lse))[:, None] * p - at_label
+            dx, more = head.gradients(x, logits, dlogits)
             sums = sums[0] + (weights * total).sum(), sums[1] + (weights * nll).sum()
-            return (sums, dtable_VD), (part.sum(dx).astype(x.dtype), total)
+            return (sums, jax.tree.map(jnp.add, dhead, more)), (part.sum(dx).astype(x.dtype), total)
 
         zero = jnp.zeros((), weights_T.dtype)
-        start = (zero, zero), jnp.zeros(table_VD.shape, weights_T.dtype)
+        start = (zero, zero), jax.tree.map(lambda a: jnp.zeros(a.shape, weights_T.dtype), head)
         inputs = tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T))
-        (sums, dtable_VD), outputs = jax.lax.scan(tile, start, inputs)
+        (sums, dhead), outputs = jax.lax.scan(tile, start, inputs)
         dx_TD, dweights_T = (_untile(a, x_TD.shape[0]) for a in outputs)
-        return *sums, dx_TD, dtable_VD, dweights_T
+        return *sums, dx_TD, dhead, dweights_T
 
-    total, nll, dx_BLD, dtable_VD, dweights_BL = _on_devices(
-        local, mesh, "11TVT", x_BLD, table_VD, labels_BL, weights_BL
-    )
-    return (total, nll), (dx_BLD, dtable_VD.astype(table_VD.dtype), dweights_BL)
+    total, nll, dx_BLD, dhead, dweights_BL = _on_devices(local, mesh, "11THT", x_BLD, head, labels_BL, weights_BL)
+    dhead = jax.tree.map(lambda d, a: d.astype(a.dtype), dhead, head)
+    return (total, nll), (dx_BLD, dhead, dweights_BL)
 
 
 def _sums_backward(z_loss, rows, mesh, gradients, cotangents):
     g = cotangents[0]  # that of nll alone is 0: it left through stop_gradient
-    dx_BLD, dtable_VD, dweights_BL = ((g * a).astype(a.dtype) for a in gradients)
-    return dx_BLD, dtable_VD, None, dweights_BL
+    dx_BLD, dhead, dweights_BL = jax.tree.map(lambda a: (g * a).astype(a.dtype), gradients)
+    return dx_BLD, dhead, None, dweights_BL
 
 
 _sums.defvjp(_sums_forward, _sums_backward)
 
 
-def _on_devices(local, mesh, outputs: str, x_BLD, table_VD, *rest_BL):
-    """local(part, x_TD, table_VD, *rest_T) on each device's tokens and part of the vocabulary.
+def _on_devices(local, mesh, outputs: str, x_BLD, head, *rest_BL):
+    """local(part, x_TD, head, *rest_T) on each device's tokens and part of the vocabulary.
 
-    `outputs` has a letter for each output: T is one row for each token, back in the batch's shape; 1 is a sum over tokens; V
-    is one too, shaped like the table and cut like it where it is kept.
+    `outputs` has a letter for each output: T is one row for each token, back in the batch's shape; 1 is a sum over tokens; H
+    is one too, of the head's arrays, each cut as it is where it is kept.
     """
 
-    def flat(table_VD, x_BLD, *rest_BL):
+    def flat(head, x_BLD, *rest_BL):
         part = Vocabulary(cut=mesh is not None and mesh.shape["tensor"] > 1)
-        found = local(part, x_BLD.reshape(-1, x_BLD.shape[-1]), table_VD, *(a.reshape(-1) for a in rest_BL))
-        return tuple(finish(a, kind, x_BLD.shape[:-1]) for a, kind in zip(found, outputs, strict=True))
+        found = local(part, x_BLD.reshape(-1, x_BLD.shape[-1]), head, *(a.reshape(-1) for a in rest_BL))
+        finishing = (partial(finish, kind, x_BLD.shape[:-1]) for kind in outputs)
+        return tuple(jax.tree.map(end, a) for end, a in zip(finishing, found, strict=True))
 
-    def finish(a, kind: str, rows: tuple):
+    def finish(kind: str, rows: tuple, a):
         if kind == "T":
             return a.reshape(*rows, *a.shape[1:])
         if mesh is None:
             return a
-        if kind == "V":
+        scattered = kind == "H" and a.ndim == 2  # the table: fsdp cuts its width, of which a bias has none
+        if scattered:
             a = jax.lax.psum_scatter(a, "fsdp", scatter_dimension=1, tiled=True)
-        return jax.lax.psum(a, [axis for axis in TOKEN_AXES if (kind, axis) != ("V", "fsdp")])
+        return jax.lax.psum(a, [axis for axis in TOKEN_AXES if (scattered, axis) != (True, "fsdp")])
 
     if mesh is None:
-        return flat(table_VD, x_BLD, *rest_BL)
-    tokens = activation_spec(mesh, "BL", x_BLD.shape[:2])
-    vocabulary = activation_spec(mesh, "VD", table_VD.shape)
-    places = {"T": tokens, "1": PartitionSpec(), "V": parameter_spec(mesh, "VD", table_VD.shape, "of the head")}
+        return flat(head, x_BLD, *rest_BL)
+    tokens, vocabulary = activation_spec(mesh, "BL", x_BLD.shape[:2]), _cut_head(partial(activation_spec, mesh), head)
+    kept = _cut_head(partial(parameter_spec, mesh, name="of the head"), head)
+    places = {"T": tokens, "1": PartitionSpec(), "H": kept}
     run = jax.shard_map(
         flat,
         mesh=mesh,
@@ -133,7 +134,13 @@ def _on_devices(local, mesh, outputs: str, x_BLD, table_VD, *rest_BL):
         out_specs=tuple(places[kind] for kind in outputs),
         check_vma=False,  # sums over `tensor` are the same on all of it, which the check cannot see in a scan
     )
-    return run(table_VD, x_BLD, *rest_BL)
+    return run(head, x_BLD, *rest_BL)
+
+
+def _cut_head(spec, head: Head) -> Head:
+    """How the head's arrays are cut, as `spec` says of letters and shapes."""
+    bias = None if head.bias_V is None else spec("V", head.bias_V.shape)
+    return Head(spec("VD", head.table_VD.shape), bias, head.softcap)
 
 
 class Vocabulary:
@@ -181,10 +188,6 @@ class Vocabulary:
 
 def _wide(x):
     return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def _logits(x_TD, table_VD):
-    return jnp.einsum("TD,VD->TV", x_TD, table_VD, preferred_element_type=_wide(x_TD))
 
 
 def _tiles(a_T, rows: int):

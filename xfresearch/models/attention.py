@@ -9,6 +9,8 @@ Without a matrix (`models/sizes.py` has the sizes): `identity` gives head h the 
 every head all of x; value = 'key' is v = x W_K. query = 'merged' is one trained matrix per head in place of the pair,
 logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and B_h of size D x rank.
 
+`clip` bounds queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
+
 Mk and Mv are M persistent keys and values without position (models/slots.py). Shaped attention has aI + bA - cC in place
 of the weights A.
 
@@ -31,7 +33,7 @@ from xfresearch.models.linear import Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
 from xfresearch.models.norms import Norm
 from xfresearch.models.positions import rotate
-from xfresearch.models.sizes import cache_shapes, head_sizes, matrices, slot_heads
+from xfresearch.models.sizes import cache_shapes, head_sizes, logit_scale, matrices, qk_norm_shapes, slot_heads
 from xfresearch.models.slots import Memory, ShapingGains
 
 
@@ -40,13 +42,12 @@ class Attention(nnx.Module):
         a, D, sizes = block.attention, model.width, head_sizes(block.attention, model.width)
         self.config, self.dtype, self.sizes = a, model.dtype, sizes
         self.sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
-        self.scale = a.scale or (a.head_size if a.query == "merged" else sizes.qk) ** -0.5
-        linears = {name: Linear(model, *shape, a.bias, rngs, scale=_init_scale(model, block, name))
-                   for name, shape in matrices(block, D).items()}  # fmt: skip
+        self.scale = logit_scale(a, D)
+        linears = {name: Linear(model, *matrix, rngs, scale=_init_scale(model, block, name))
+                   for name, matrix in matrices(block, D).items()}  # fmt: skip
         self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))
-        has_norms = a.qk_norm != "none"
-        self.query_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
-        self.key_norm = Norm(model, a.qk_norm, block, sizes.qk) if has_norms else None
+        norms = {name: Norm(model, a.qk_norm, block, shape) for name, shape in qk_norm_shapes(a, D).items()}
+        self.query_norm, self.key_norm = norms.get("query"), norms.get("key")
         self.memory = Memory(model, block, rngs) if a.memory_slots else None
         self.span = AdaptiveSpan(model, a) if a.span == "adaptive" else None
         self.shaping = ShapingGains(model, block) if a.shaping != "none" else None
@@ -59,6 +60,7 @@ class Attention(nnx.Module):
         k_BLGK = self._place(raw_BLGK, self.key_norm, ctx)
         tied = a.value == "key"
         v_BLGV = raw_BLGK if tied else _heads(self.value, x_BLD, self.sizes.value_heads, self.sizes.v, ctx)
+        v_BLGV = self._clip(v_BLGV)
         q_BLHK, k_BLGK, v_BLGV = ctx.tap("query", q_BLHK), ctx.tap("key", k_BLGK), ctx.tap("value", v_BLGV)
         q_BLHK, k_BLGK, v_BLGV = ctx.shard(q_BLHK, "BLHK"), ctx.shard(k_BLGK, "BLGK"), ctx.shard(v_BLGV, "BLGK")
         k_segments, memory = ctx.segments_BL, self.slots(x_BLD.dtype) if cache is None else cache.get("memory")
@@ -88,9 +90,12 @@ class Attention(nnx.Module):
         return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
 
     def _place(self, x_BLHK, norm, ctx: Context):
-        x_BLHK = x_BLHK if norm is None else norm(x_BLHK)
+        x_BLHK = self._clip(x_BLHK if norm is None else norm(x_BLHK))
         rotates = self.config.position == "rope"
         return rotate(x_BLHK, ctx.positions_BL, self.config.rope) if rotates else x_BLHK
+
+    def _clip(self, x):
+        return jnp.clip(x, -self.config.clip, self.config.clip) if self.config.clip else x
 
     def slots(self, dtype):
         """Keys [M, G, K] and values [M, G, V] of the persistent memory as attention reads them, or None."""
@@ -106,8 +111,9 @@ class Attention(nnx.Module):
     @staticmethod
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> c.Costs:
         a, sizes = block.attention, head_sizes(block.attention, model.width)
-        total = sum((c.linear(*shape, a.bias) for shape in matrices(block, model.width).values()), c.Costs())
-        total += Norm.costs(sizes.qk, a.qk_norm, block) * 2
+        total = sum((c.linear(*matrix) for matrix in matrices(block, model.width).values()), c.Costs())
+        for shape in qk_norm_shapes(a, model.width).values():
+            total += Norm.costs(math.prod(shape), a.qk_norm, block)
         total += c.weights(a.memory_slots * slot_heads(a) * (sizes.qk + sizes.v))
         total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
         mixing = 2 * a.heads * (sizes.qk + sizes.v) * (length + a.memory_slots) + relative_flops(model, block, length)

@@ -41,12 +41,15 @@ CUTS |= {letter: ((), ()) for letter in "NKMRUS"}  # never cut
 
 TABLE = [
     (r"(embed|head)/table", Axes("VD")),
+    (r"head_bias/bias", Axes("V")),
     (r"position/table", Axes("LD")),
     (r"embedding_scale|(.*/)?\w+/alpha|.*/(attention|feed_forward)_gain", Axes("")),
     (r"shared/relative_key", Axes("RK")),
     (r"shared/relative_bias", Axes("RH")),
     (r"(embedding_norm|final_norm|.*/(attention|feed_forward)_norm_(in|out|post))/(gain|bias)", Axes("D")),
     (r".*/attention/(query|key)_norm/(gain|bias)", Axes("K")),
+    (r".*/attention/query_norm/(gain|bias)", Axes("HK")),
+    (r".*/attention/key_norm/(gain|bias)", Axes("GK")),
     (r".*/feed_forward/hidden_norm/(gain|bias)", Axes("F")),
     (r".*/attention/query/kernel", Axes("DHK", "D", "HK")),
     (r".*/attention/(key|value)/kernel", Axes("DGK", "D", "GK")),
@@ -81,17 +84,14 @@ def path_name(path) -> str:
 def axes_of(path: str, ndim: int) -> Axes:
     """The axes of the parameter at `path`, with N in front where it is stacked.
 
-    Raises ValueError for a parameter that no rule names, that two rules name, or whose rank differs from its rule's.
+    Raises ValueError for a parameter that no rule of its rank names, or that two name.
     """
-    found = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
+    stack = "N" if path.startswith("blocks/") else ""
+    found = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path) and len(stack + axes.letters) == ndim]
     if len(found) != 1:
-        raise ValueError(f"parameter {path}: {len(found)} rules of models/axes.py match it, it must be one")
-    axes = found[0]
-    if path.startswith("blocks/"):
-        axes = Axes("N" + axes.letters, axes.inputs, axes.outputs)
-    if len(axes.letters) != ndim:
-        raise ValueError(f"parameter {path} has {ndim} dimensions, its rule in models/axes.py says {axes.letters}")
-    return axes
+        what = f"parameter {path} of {ndim} dimensions"
+        raise ValueError(f"{what}: {len(found)} rules of models/axes.py match it, it must be one")
+    return Axes(stack + found[0].letters, found[0].inputs, found[0].outputs)
 
 
 def bounds_of(path: str) -> tuple[float, float] | None:

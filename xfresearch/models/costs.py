@@ -52,17 +52,17 @@ def costs(config, sequence_length: int | None = None) -> Costs:
     from xfresearch.models.block import Block
     from xfresearch.models.norms import Norm
     from xfresearch.models.positions import SharedPositions
+    from xfresearch.models.sizes import position_rows
 
     model: ModelConfig = model_from(config)
     length = sequence_length or model.max_length
     require(model.vocab_size > 0, "model.vocab_size", model.vocab_size, "known, at least 1, to count a model")
     require(length > 0, "model.max_length", length, "known, at least 1, to count a model (or give sequence_length)")
     V, D, first = model.vocab_size, model.width, model.blocks[model.pattern[0]]
-    total = weights(V * D if model.tie_embeddings else 2 * V * D)
+    total = weights(V * D if model.tie_embeddings else 2 * V * D) + weights(V * model.head_bias)
     total += Costs(flops_per_token=2 * V * D, sequence_length=length)
-    if model.position == "learned":
-        total += weights(model.max_length * D)
-    total += SharedPositions.costs(model) + weights(int(model.embedding_scale == "learned"))
+    total += weights(position_rows(model) * D) + SharedPositions.costs(model)
+    total += weights(int(model.embedding_scale == "learned"))
     total += Norm.costs(D, model.embedding_norm, first) + Norm.costs(D, model.final_norm, first)
     for name in model.pattern:
         total += Block.costs(model, model.blocks[name], length) * (model.depth // len(model.pattern))

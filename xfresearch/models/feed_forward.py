@@ -54,8 +54,8 @@ def input_width(model: ModelConfig, block: BlockConfig) -> int:
 
 
 def hidden_norm_block(block: BlockConfig) -> BlockConfig:
-    """What SoLU's LayerNorm has, whatever the block's norms have: a gain and a bias."""
-    return replace(block, norm_gain=True, norm_bias=True)
+    """What SoLU's LayerNorm has, whatever the block's norms have: a gain, as it is, and a bias."""
+    return replace(block, norm_gain=True, norm_offset=0.0, norm_bias=True)
 
 
 class FeedForward(nnx.Module):
@@ -65,7 +65,7 @@ class FeedForward(nnx.Module):
         self.activation = load(activation.function)
         self.up = Linear(model, (D,), (f.hidden,), f.bias, rngs, scale=scale)
         self.gate = Linear(model, (D,), (f.hidden,), f.bias, rngs, scale=scale) if activation.gated else None
-        self.hidden_norm = Norm(model, "layer", hidden_norm_block(block), f.hidden) if activation.norm else None
+        self.hidden_norm = Norm(model, "layer", hidden_norm_block(block), (f.hidden,)) if activation.norm else None
         self.down = Linear(model, (f.hidden,), (model.width,), f.bias, rngs, scale=output_scale(model, block))
 
     def __call__(self, x_BLD, ctx: Context, cache=None):

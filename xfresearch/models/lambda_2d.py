@@ -88,7 +88,7 @@ class ChannelNorm(nnx.Module):
             dtypes = {"dtype": jnp.dtype(model.dtype), "param_dtype": jnp.dtype(model.param_dtype)}
             self.norm = nnx.BatchNorm(channels[0] * channels[1], rngs=rngs, **dtypes)
         else:
-            self.norm = Norm(model, kind, BlockConfig(), width=channels[1])
+            self.norm = Norm(model, kind, BlockConfig(), channels[1:])
 
     def __call__(self, x):
         if isinstance(self.norm, nnx.BatchNorm):

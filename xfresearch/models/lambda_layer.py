@@ -38,8 +38,8 @@ class LambdaLayer(nnx.Module):
         self.lambda_value = Linear(model, (D,), (U, V), False, rngs)
         # A kernel of R U inputs for each value, contracted with a query of size K.
         self.distances = nnx.Param(draw(rngs.params(), (R, U, K), kernel_std(model, R * U * K), model))
-        self.query_scaling = Norm(model, a.lambdas.norm, block, width=K)
-        self.value_scaling = Norm(model, a.lambdas.norm, block, width=V)
+        self.query_scaling = Norm(model, a.lambdas.norm, block, (K,))
+        self.value_scaling = Norm(model, a.lambdas.norm, block, (V,))
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the state after the last token (None without a cache), and no auxiliary losses."""

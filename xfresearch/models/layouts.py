@@ -44,6 +44,8 @@ LAYOUTS = {
     "post_norm": Layout(_both("post")),
     # x + norm(f(norm(x))); Kim et al. 2025, who also norm the embedding and the last x (embedding_norm, final_norm)
     "peri_norm": Layout(_both("in", "out")),
+    # x + norm(f(x)); OLMo et al. 2024 (OLMo 2)
+    "output_norm": Layout(_both("out")),
     # x + a(n) + f(n), n = norm(x); GPT-J, PaLM
     "parallel": Layout((_ATTENTION, Sublayer("feed_forward", reads="before"))),
     # x + a(norm(x)) + f(norm'(x)), a norm each; GPT-NeoX

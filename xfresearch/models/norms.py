@@ -8,7 +8,7 @@ project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not 
 dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
 none:     x
 
-and then, as the block says, times a gain and plus a bias, D numbers each. No matrix products.
+and then, as the block says, times a gain (plus norm_offset) and plus a bias, D numbers each. No matrix products.
 """
 
 import jax
@@ -44,14 +44,15 @@ def none(x, epsilon: float):
 
 
 class Norm(nnx.Module):
-    """A norm over the last dimension, D or `width`, with the gain and bias that the block asks for."""
+    """A norm over the last dimensions, D or those of `shape`, with the gain and bias that the block asks for."""
 
-    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig, width: int | None = None):
-        self.kind, self.epsilon, self.cast = kind, block.norm_epsilon, block.norm_cast
+    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig, shape: tuple[int, ...] = ()):
+        self.kind, self.epsilon, self.cast, self.offset = kind, block.norm_epsilon, block.norm_cast, block.norm_offset
         gain, bias, alpha = _trained(kind, block)
-        width = width or model.width
-        self.gain = nnx.Param(jnp.ones(width, model.param_dtype)) if gain else None
-        self.bias = nnx.Param(jnp.zeros(width, model.param_dtype)) if bias else None
+        shape = shape or (model.width,)
+        self.axes = len(shape)
+        self.gain = nnx.Param(jnp.full(shape, 1 - self.offset, model.param_dtype)) if gain else None
+        self.bias = nnx.Param(jnp.zeros(shape, model.param_dtype)) if bias else None
         self.alpha = nnx.Param(jnp.full((), block.norm_alpha, model.param_dtype)) if alpha else None
 
     def __call__(self, x_BLD):
@@ -59,11 +60,12 @@ class Norm(nnx.Module):
         y_BLD = x_BLD.astype(wide)
         if self.alpha is not None:
             y_BLD = y_BLD * self.alpha[...].astype(wide)
-        y_BLD = load(NORMS[self.kind])(y_BLD, self.epsilon)
+        y_BLD = load(NORMS[self.kind])(y_BLD.reshape(*x_BLD.shape[: -self.axes], -1), self.epsilon)
+        y_BLD = y_BLD.reshape(x_BLD.shape)
         if self.cast == "before_gain":
             y_BLD = y_BLD.astype(x_BLD.dtype)
         if self.gain is not None:
-            y_BLD = y_BLD * self.gain[...].astype(y_BLD.dtype)
+            y_BLD = y_BLD * (self.offset + self.gain[...]).astype(y_BLD.dtype)
         if self.bias is not None:
             y_BLD = y_BLD + self.bias[...].astype(y_BLD.dtype)
         return y_BLD.astype(x_BLD.dtype)

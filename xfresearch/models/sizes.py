@@ -23,12 +23,20 @@ def head_sizes(a, width: int) -> HeadSizes:
 
 
 def matrices(block, width: int) -> dict[str, tuple]:
-    """(inputs, outputs) of each of attention's matrices that is learned."""
+    """(inputs, outputs, whether it has a bias) of each of attention's matrices that is learned."""
     a, s = block.attention, head_sizes(block.attention, width)
-    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
-    found |= {"key": ((width,), (s.key_heads, s.qk))} if a.key == "learned" else {}
-    found |= {"value": ((width,), (s.value_heads, s.v))} if a.value == "learned" else {}
-    return found | ({"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {})
+    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk), a.bias)}
+    found |= {"key": ((width,), (s.key_heads, s.qk), a.bias)} if a.key == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v), a.bias)} if a.value == "learned" else {}
+    output = ((a.heads, s.v), (width,), a.bias and a.output_bias)
+    return found | ({"output": output} if a.output == "learned" else {})
+
+
+def qk_norm_shapes(a, width: int) -> dict[str, tuple]:
+    """The dimensions that the norms of queries and of keys are over, none where there are no such norms."""
+    s = head_sizes(a, width)
+    heads = {"query": a.heads, "key": s.key_heads} if a.qk_norm != "none" else {}
+    return {name: (s.qk,) if a.qk_norm_over == "head" else (count, s.qk) for name, count in heads.items()}
 
 
 def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
@@ -36,6 +44,11 @@ def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
     once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
     value = {} if once else {"value": (sizes.value_heads, sizes.v)}
     return {"key": (sizes.key_heads, sizes.qk)} | value
+
+
+def logit_scale(a, width: int) -> float:
+    """Factor of the attention logits."""
+    return a.scale or (a.head_size if a.query == "merged" else head_sizes(a, width).qk) ** -0.5
 
 
 def slot_heads(a) -> int:
@@ -51,6 +64,11 @@ def longest(a, model) -> int:
 def rotary_size(size: int, fraction: float) -> int:
     """Dimensions of a head of `size` that RoPE turns."""
     return int(size * fraction + 1e-6)
+
+
+def position_rows(model) -> int:
+    """Rows of the table of learned positions, 0 where there is none; the first `position_offset` are never read."""
+    return model.max_length + model.position_offset if model.position == "learned" else 0
 
 
 def longest_sequence(model) -> int:

@@ -13,6 +13,7 @@ from flax import nnx
 
 from xfresearch.config import ModelConfig
 from xfresearch.errors import require
+from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
@@ -21,6 +22,7 @@ from xfresearch.models.linear import draw, kernel_std
 from xfresearch.models.norms import Norm
 from xfresearch.models.partition import lay_layer
 from xfresearch.models.positions import SharedPositions, sinusoidal
+from xfresearch.models.sizes import position_rows
 
 REMAT = {
     "none": lambda f: f,
@@ -43,18 +45,26 @@ class Table(nnx.Module):
         self.table = nnx.Param(draw(rngs.params(), (rows, model.width), kernel_std(model, model.width), model))
 
 
+class Bias(nnx.Module):
+    """One number for each of `rows` ids."""
+
+    def __init__(self, model: ModelConfig, rows: int):
+        self.bias = nnx.Param(jnp.zeros(rows, model.param_dtype))
+
+
 class Transformer(nnx.Module):
     def __init__(self, model: ModelConfig, rngs):
         first = model.blocks[model.pattern[0]]
         self.config = model
         self.embed = Table(model, model.vocab_size, rngs)
-        self.position = Table(model, model.max_length, rngs) if model.position == "learned" else None
+        self.position = Table(model, position_rows(model), rngs) if model.position == "learned" else None
         self.shared = SharedPositions(model, rngs)
         learned_scale = jnp.full((), model.width**0.5, model.param_dtype)
         self.embedding_scale = nnx.Param(learned_scale) if model.embedding_scale == "learned" else None
         self.embedding_norm = Norm(model, model.embedding_norm, first)
         self.final_norm = Norm(model, model.final_norm, first)
         self.head = None if model.tie_embeddings else Table(model, model.vocab_size, rngs)
+        self.head_bias = Bias(model, model.vocab_size) if model.head_bias else None
         repeats = model.depth // len(model.pattern)
         stacks = {}
         for stack, name in zip(stack_names(model), model.pattern, strict=True):
@@ -87,7 +97,8 @@ class Transformer(nnx.Module):
         if self.embedding_scale is not None:
             x_BLD *= self.embedding_scale[...].astype(model.dtype)
         if model.position == "learned":
-            x_BLD += lookup(self.position.table[...].astype(model.dtype), "LD", ctx.positions_BL, ctx.mesh)
+            rows_BL = ctx.positions_BL + model.position_offset
+            x_BLD += lookup(self.position.table[...].astype(model.dtype), "LD", rows_BL, ctx.mesh)
         if model.position == "sinusoidal":
             x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
@@ -131,14 +142,14 @@ class Transformer(nnx.Module):
         """The stacks in the pattern's order: a merged nnx.Dict has its keys sorted."""
         return {name: self.blocks[name] for name in stack_names(self.config)}
 
-    def head_table_VD(self):
-        """The table whose rows the final hidden states are multiplied with, in the dtype of the computation."""
-        return (self.head or self.embed).table[...].astype(self.config.dtype)
+    def logit_head(self) -> Head:
+        """What makes logits of the final hidden states."""
+        table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
+        return Head(table_VD, self.head_bias and self.head_bias.bias[...], self.config.logit_softcap)
 
     def logits(self, hidden_BLD):
         """Logits [B, L, V], float32 or wider."""
-        wide = jnp.promote_types(self.config.dtype, jnp.float32)
-        return jnp.einsum("bld,vd->blv", hidden_BLD, self.head_table_VD(), preferred_element_type=wide)
+        return self.logit_head().logits(hidden_BLD)
 
     def init_caches(self, batch: int, length: int) -> dict:
         """Empty caches for decoding up to `length` tokens of `batch` sequences, layers stacked like parameters."""

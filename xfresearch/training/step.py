@@ -47,7 +47,7 @@ def make_loss(config: Config, mesh=None) -> Callable:
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD,
-            model.head_table_VD(),
+            model.logit_head(),
             batch["targets"],
             batch["weights"],
             z_loss=training.z_loss,

@@ -1,0 +1,165 @@
+"""What mixes positions in the NumPy reference: attention and lambda layers, with the positions inside them.
+
+Float64, written from the papers' equations and not from our code; `p` is one layer's parameters, sequences stand one by one.
+"""
+
+import math
+
+import numpy as np
+
+from tests.models.reference_norms import norm_of, softmax
+
+# Positions. Su et al. 2021, eq. 34 as complex numbers, dimension i paired with i + K/2.
+
+
+def rope(x_LK, positions, config):
+    """The first `fraction` of the dimensions. Llama 3.1's stretching as in the model's published code, by wavelength."""
+    size = round(x_LK.shape[-1] * config.fraction)
+    half, frequencies = size // 2, []
+    for i in range(size // 2):
+        frequency = config.theta ** (-2.0 * i / size)
+        wavelength = 2 * math.pi / frequency
+        if config.scaling == "linear":
+            frequency /= config.factor
+        if config.scaling == "llama3" and wavelength > config.original_length / config.high_frequency:
+            smooth = config.original_length / wavelength - config.low_frequency
+            smooth = max(smooth / (config.high_frequency - config.low_frequency), 0)
+            frequency = (1 - smooth) * frequency / config.factor + smooth * frequency
+        frequencies.append(frequency)
+    z = (x_LK[:, :half] + 1j * x_LK[:, half:size]) * np.exp(1j * np.outer(positions, frequencies))
+    return np.concatenate([z.real, z.imag, x_LK[:, size:]], -1)
+
+
+# What is added to logits, head h, t - s = d. Press et al. 2022, sec. 3; Raffel et al. 2020, sec. 2.1; the relative key of
+# Sukhbaatar et al. 2019, one for all heads; the mask of an adaptive span (2019a, eq. 2) as its logarithm.
+
+
+def alibi(h, heads):
+    if heads & (heads - 1) == 0:
+        return 2 ** (-8 * (h + 1) / heads)
+    power = 2 ** int(math.log2(heads))
+    return alibi(h, power) if h < power else alibi(2 * (h - power), 2 * power)
+
+
+def t5_bucket(d, buckets, farthest):
+    exact = buckets // 2
+    if d < exact:
+        return max(d, 0)
+    return min(exact + int(math.log(d / exact) / math.log(farthest / exact) * (buckets - exact)), buckets - 1)
+
+
+def logit_bias(p, shared, config, longest, q, h, t, s):
+    d, bias = t - s, 0.0
+    x = d - (not config.sees_itself)  # steps back from the nearest token seen
+    if config.position == "alibi":
+        bias -= alibi(h, config.heads) * d
+    if config.position == "t5":
+        bias += shared["relative_bias"][t5_bucket(d, config.t5_buckets, config.t5_distance), h]
+    if config.position == "relative_key":
+        bias += q @ shared["relative_key"][x] * scale(config, len(q))
+    if config.span == "adaptive":
+        m = min(max((p["span"]["fraction"][h] * longest - x) / config.span_ramp + 1, 0), 1)
+        bias += math.log(m) if m > 0 else -np.inf
+    return bias
+
+
+# Attention. Vaswani et al. 2017, eq. 1; query head h reads key-value head h // (H / G) (Ainslie et al. 2023). An absent
+# matrix is the identity, on a head's slice of x or on all of it; merged: logits x_t W_h x_s. Persistent memory as in the
+# code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax, unrotated. Shaped attention:
+# He & Hofmann 2023, eq. 5, aI + bA - cC.
+
+
+def scale(config, size):
+    return config.scale or 1 / math.sqrt(config.head_size if config.query == "merged" else size)
+
+
+def head_of(part, kind, x_LD, head, size):
+    if part is None:
+        return x_LD if kind == "identity_whole" else x_LD[:, head * size : (head + 1) * size]
+    head = head if part["kernel"].shape[1] > 1 else 0
+    return x_LD @ part["kernel"][:, head] + (part["bias"][head] if "bias" in part else 0)
+
+
+def queries_keys_values(p, x_LD, block):
+    """Lists of [L, K]: a query for each head, a key and a value for each key-value head, before positions come in."""
+    a, found = block.attention, {}
+    for name, kind, count in (("query", a.query, a.heads), ("key", a.key, a.kv_heads), ("value", a.value, a.kv_heads)):
+        found[name] = [head_of(p.get(name), kind, x_LD, head, a.head_size) for head in range(count)]
+    values = found["key"] if a.value == "key" else found["value"]
+    queries, keys = (norm_heads(p.get(f"{name}_norm", {}), found[name], block) for name in ("query", "key"))
+    bound = a.clip or np.inf  # after the norms, as in OLMoE's code
+    return ([np.clip(x, -bound, bound) for x in heads] for heads in (queries, keys, values))
+
+
+def norm_heads(p, heads, block):
+    """Each head normed by itself (Henry et al. 2020), or all of a token's as one vector (OLMo et al. 2024)."""
+    kind = block.attention.qk_norm
+    if block.attention.qk_norm_over == "head":
+        return [norm_of(kind, p, x, block) for x in heads]
+    flat = {name: np.ravel(value) for name, value in p.items()}
+    return np.split(norm_of(kind, flat, np.concatenate(heads, -1), block), len(heads), -1)
+
+
+def attention(p, x_LD, block, positions, segments, shared, longest):
+    config = block.attention
+    L, H, G, reach = len(x_LD), config.heads, config.kv_heads, config.window or 10**9
+    nearest, o = int(not config.sees_itself), []
+    allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
+                        for t in range(L)])  # fmt: skip
+    slots = p.get("memory")
+    queries, keys, values = queries_keys_values(p, x_LD, block)
+    for h in range(H):
+        g = h // (H // G)
+        q, k, v = queries[h], keys[g], values[g]
+        if config.position == "rope":
+            q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
+        bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
+                         for t in range(L)])  # fmt: skip
+        scores = np.where(allowed, q @ k.T * scale(config, q.shape[1]) + bias, -np.inf)
+        if slots:
+            key, value = (x[:, g if x.shape[1] > 1 else 0] for x in (slots["key"], slots["value"]))
+            scores = np.concatenate([scores, q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])], -1)
+            v = np.concatenate([v, math.sqrt(len(value)) * value])
+        w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
+        if config.shaping != "none":
+            a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
+            w = a * np.eye(L) + b * w - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
+        o.append(w @ v)
+    if "output" not in p:
+        return np.concatenate(o, -1)
+    return sum(o[h] @ p["output"]["kernel"][h] for h in range(H)) + p["output"].get("bias", 0)
+
+
+# Lambda layer. Bello 2021, sec. 3.1-3.2 (eq. of the multi-query lambda layer, intra-depth in app. C), its context cut to
+# the tokens up to n and its embeddings to the distances that there are; norms of queries and values token by token.
+
+
+def lambda_layer(p, x_LD, block, positions, segments, shared, longest):
+    def project(name, i):
+        y = x_LD @ p[name]["kernel"][:, i]
+        scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)
+        return norm_of(block.attention.lambdas.norm, p.get(scaling, {}), y, block) if scaling else y
+
+    parts = {
+        "query": block.attention.heads,
+        "lambda_key": len(p["distances"][0]),
+        "lambda_value": len(p["distances"][0]),
+    }
+    return mix_by_lambdas(
+        *([project(name, i) for i in range(n)] for name, n in parts.items()), p["distances"], segments
+    )
+
+
+def mix_by_lambdas(q, k, v, distances, segments):
+    """y [L, H V] from lists of queries [L, K] by head, of keys [L, K] and values [L, V] by depth, and [R, U, K]."""
+    L, depths, y = len(q[0]), range(len(k)), []
+    for n in range(L):
+        seen = [m for m in range(n + 1) if segments[m] == segments[n]]
+        content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in depths)
+        near = [m for m in seen if n - m < len(distances)]
+        position = sum(np.outer(distances[n - m, u], v[u][m]) for u in depths for m in near)
+        y.append(np.concatenate([(content + position).T @ head[n] for head in q]))
+    return np.array(y)
+
+
+ATTENTIONS = {"softmax": attention, "lambda": lambda_layer}

@@ -1,0 +1,51 @@
+"""The norms of the NumPy reference, and what all of it does to logits: float64, written from the papers' equations."""
+
+import numpy as np
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def softcap(x, cap):
+    """Gemma 2 2024, sec. 2."""
+    return cap * np.tanh(x / cap) if cap else x
+
+
+# Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4; Brody et al. 2023, eq. 3 (projection onto what is
+# orthogonal to ones, then length sqrt(d)); Zhu et al. 2025, eq. 1. An absent gain is 1, an absent bias 0.
+
+
+def layer_norm(p, x, epsilon):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
+
+
+def rms_norm(p, x, epsilon):
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) / x.shape[-1] + epsilon)
+
+
+def project(p, x, epsilon):
+    d = x.shape[-1]
+    return x @ (np.eye(d) - np.ones((d, d)) / d)
+
+
+KINDS = {
+    "layer": layer_norm,
+    "rms": rms_norm,
+    "scale": rms_norm,
+    "project": project,
+    "dyt": lambda p, x, epsilon: np.tanh(p["alpha"] * x),
+    "none": lambda p, x, epsilon: x,
+}
+NORMS = {
+    kind: lambda p, x, epsilon, offset=0, norm=norm: (
+        norm(p, x, epsilon) * (p["gain"] + offset if "gain" in p else 1) + p.get("bias", 0)
+    )
+    for kind, norm in KINDS.items()
+}
+
+
+def norm_of(kind, p, x, block):
+    """x normed as `block` says; p is the norm's own parameters."""
+    return NORMS[kind](p, x, block.norm_epsilon, block.norm_offset)

@@ -1,0 +1,227 @@
+"""Configs of `transformers`, drawn at random, one function per family: odd sizes, and every option that the family has.
+
+A family takes its choices from a `Draw`. Draws 0 to ROUNDS - 1 are strata of the same choices, so that together they pick
+each option of up to ROUNDS at every choice that all of them make; any other number is a draw of its own.
+"""
+
+import numpy as np
+
+ROUNDS = 4
+LENGTH = 23  # tokens of a test's sequences: windows are shorter, tables of positions longer
+ROOM = 40  # rows of a table of positions
+
+
+class Draw:
+    def __init__(self, number: int):
+        self.number, self.made, self.rng = number, 0, np.random.default_rng(number)
+
+    def pick(self, *options):
+        """One of `options`."""
+        share, self.made = self.rng.random(), self.made + 1
+        if self.number < ROUNDS:
+            share = (np.random.default_rng(self.made).permutation(ROUNDS)[self.number] + share) / ROUNDS
+        return options[int(share * len(options))]
+
+    def size(self, low: int, high: int) -> int:
+        """An odd number."""
+        return int(self.rng.integers(low // 2, (high + 1) // 2)) * 2 + 1
+
+
+def heads(draw: Draw, grouped: bool = True) -> dict:
+    """Heads, key-value heads and the width: a size of head that is even, as RoPE asks, and no power of two."""
+    kv_heads, group = draw.pick(1, 2, 3), draw.pick(1, 2, 3)
+    count, size = kv_heads * group, draw.pick(6, 10, 14)
+    found = {"num_attention_heads": count, "hidden_size": count * size}
+    return found | ({"num_key_value_heads": kv_heads} if grouped else {})
+
+
+def common(draw: Draw) -> dict:
+    """What every family has, under the names that `transformers` gives them. No token ends a text."""
+    return {
+        "vocab_size": draw.size(51, 99),
+        "num_hidden_layers": draw.pick(1, 2, 3),
+        "max_position_embeddings": ROOM,
+        "tie_word_embeddings": draw.pick(True, False),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def rope(draw: Draw, **more) -> dict:
+    """RoPE as it is, or stretched in each of the ways that read a context longer than the original one."""
+    theta, factor = float(draw.size(501, 9001)), draw.pick(1.7, 4.0, 8.0)
+    ways = {
+        "default": {},
+        "linear": {"factor": factor},
+        "llama3": {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                   "original_max_position_embeddings": 16},
+    }  # fmt: skip
+    kind = draw.pick(*ways)
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **ways[kind], **more}}
+
+
+def llama_like(draw: Draw) -> dict:
+    """What families with Llama's names share."""
+    hidden, epsilon = draw.size(31, 75), draw.pick(1e-6, 1e-5, 1e-3)
+    return {**common(draw), **heads(draw), **rope(draw), "intermediate_size": hidden, "rms_norm_eps": epsilon}
+
+
+def head_dim(draw: Draw) -> dict:
+    """A size of head that need not be width / heads."""
+    return {"head_dim": draw.pick(None, 4, 8)}
+
+
+def llama(draw: Draw):
+    from transformers import LlamaConfig
+
+    biases = {"attention_bias": draw.pick(True, False), "mlp_bias": draw.pick(True, False)}
+    return LlamaConfig(**llama_like(draw), **biases, **head_dim(draw), hidden_act=draw.pick("silu", "gelu", "relu"))
+
+
+def mistral(draw: Draw):
+    from transformers import MistralConfig
+
+    return MistralConfig(**llama_like(draw), **head_dim(draw), sliding_window=draw.pick(None, 5, 11))
+
+
+def mixtral(draw: Draw):
+    from transformers import MixtralConfig
+
+    sizes = {**llama_like(draw), **head_dim(draw), **experts(draw, "num_local_experts")}
+    return MixtralConfig(**sizes, sliding_window=draw.pick(None, 5, 11))
+
+
+def experts(draw: Draw, count: str) -> dict:
+    return {count: draw.pick(3, 4, 5), "num_experts_per_tok": draw.pick(1, 2, 3)}
+
+
+def qwen2(draw: Draw):
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**upper_windows(draw, llama_like(draw)))
+
+
+def qwen3(draw: Draw):
+    from transformers import Qwen3Config
+
+    more = {"head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    return Qwen3Config(**upper_windows(draw, llama_like(draw)), **more)
+
+
+def upper_windows(draw: Draw, sizes: dict) -> dict:
+    """`sizes` with a sliding window in no layer, the upper ones or any."""
+    used, first = draw.pick(True, False, True), draw.pick(0, 1, 2)
+    types = layer_types(draw, sizes["num_hidden_layers"]) if used else None
+    window = {"sliding_window": draw.pick(4, 9), "use_sliding_window": used, "max_window_layers": first}
+    return {**sizes, **window, "layer_types": types}
+
+
+def layer_types(draw: Draw, layers: int) -> list[str] | None:
+    """One for each layer, in any order, or the family's own."""
+    any_order = [draw.pick("full_attention", "sliding_attention") for _ in range(layers)]
+    return draw.pick(None, any_order)
+
+
+def olmo(draw: Draw):
+    from transformers import OlmoConfig
+
+    sizes = llama_like(draw)
+    del sizes["rms_norm_eps"]
+    return OlmoConfig(**sizes, **clipped(draw))
+
+
+def olmo2(draw: Draw):
+    from transformers import Olmo2Config
+
+    return Olmo2Config(**llama_like(draw), attention_bias=draw.pick(True, False))
+
+
+def olmoe(draw: Draw):
+    from transformers import OlmoeConfig
+
+    sizes = {**llama_like(draw), **clipped(draw), **experts(draw, "num_experts")}
+    return OlmoeConfig(**sizes, norm_topk_prob=draw.pick(True, False))
+
+
+def clipped(draw: Draw) -> dict:
+    """Where queries, keys and values are clipped, and biases of theirs."""
+    return {"clip_qkv": draw.pick(None, 0.8), "attention_bias": draw.pick(True, False)}
+
+
+def gemma(draw: Draw):
+    from transformers import GemmaConfig
+
+    more = {"head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    return GemmaConfig(**llama_like(draw), **more, hidden_act=draw.pick("gelu", "gelu_pytorch_tanh"))
+
+
+def gemma2(draw: Draw):
+    from transformers import Gemma2Config
+
+    sizes = {**llama_like(draw), "head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    logits = {
+        "query_pre_attn_scalar": draw.pick(3, 17),
+        "attn_logit_softcapping": draw.pick(None, 0.9, 2.0),
+        "final_logit_softcapping": draw.pick(None, 1.1, 3.0),
+    }
+    types = layer_types(draw, sizes["num_hidden_layers"])
+    return Gemma2Config(**sizes, **logits, sliding_window=draw.pick(4, 9), layer_types=types)
+
+
+def gpt2(draw: Draw):
+    from transformers import GPT2Config
+
+    hidden, epsilon = draw.pick(None, draw.size(31, 75)), draw.pick(1e-5, 1e-3)
+    activation = draw.pick("gelu_new", "gelu", "relu", "silu")
+    sizes = {**common(draw), **heads(draw, grouped=False)}
+    return GPT2Config(**sizes, n_inner=hidden, layer_norm_epsilon=epsilon, activation_function=activation)
+
+
+def gpt_neox(draw: Draw):
+    from transformers import GPTNeoXConfig
+
+    choices = {"attention_bias": draw.pick(True, False), "use_parallel_residual": draw.pick(True, False)}
+    sizes = {**common(draw), **heads(draw, grouped=False), "intermediate_size": draw.size(31, 75)}
+    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
+    return GPTNeoXConfig(**sizes, **choices, **turned, hidden_act=draw.pick("gelu", "gelu_new", "relu"))
+
+
+def partly(draw: Draw, sizes: dict) -> float:
+    """The share of a head that RoPE turns: an even number of dimensions, or all."""
+    size = sizes["hidden_size"] // sizes["num_attention_heads"]
+    return draw.pick(2, 4, size) / size
+
+
+def opt(draw: Draw):
+    from transformers import OPTConfig
+
+    sizes = {**common(draw), **heads(draw, grouped=False), "ffn_dim": draw.size(31, 75)}
+    switches = ("enable_bias", "layer_norm_elementwise_affine", "do_layer_norm_before", "_remove_final_layer_norm")
+    choices = {name: draw.pick(True, False) for name in switches}
+    return OPTConfig(**sizes, **choices, activation_function=draw.pick("relu", "gelu"))
+
+
+def gptj(draw: Draw):
+    from transformers import GPTJConfig
+
+    sizes = {**common(draw), **heads(draw, grouped=False), "n_inner": draw.pick(None, draw.size(31, 75))}
+    turned = round(partly(draw, sizes) * sizes["hidden_size"] / sizes["num_attention_heads"])
+    return GPTJConfig(**sizes, rotary_dim=turned, activation_function=draw.pick("gelu_new", "gelu"))
+
+
+def phi(draw: Draw):
+    from transformers import PhiConfig
+
+    sizes = {**common(draw), **heads(draw), "intermediate_size": draw.size(31, 75)}
+    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
+    return PhiConfig(**sizes, **turned, qk_layernorm=draw.pick(True, False), hidden_act=draw.pick("gelu_new", "relu"))
+
+
+DRAWS = {
+    draw.__name__: draw
+    for draw in (
+        *(gpt2, gptj, gpt_neox, opt, phi),
+        *(llama, mistral, mixtral, qwen2, qwen3, olmo, olmo2, olmoe, gemma, gemma2),
+    )
+}

@@ -1,0 +1,90 @@
+"""The side of `transformers` in tests of Hugging Face folders: random models, and what they say."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+class InFloat64(TorchFunctionMode):
+    """Computes in float64 what `transformers` asks PyTorch to compute in float32 whatever the model's dtype is: RMSNorm,
+    RoPE's angles, softmaxes, the router. Every call of a PyTorch function passes here: an argument that is the dtype float32
+    becomes float64, Tensor.float() becomes Tensor.double(), and what has no dtype is float64."""
+
+    def __enter__(self):
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.set_default_dtype(self.before)
+        return super().__exit__(*error)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        kwargs = {name: wider(value) for name, value in (kwargs or {}).items()}
+        return func(*map(wider, args), **kwargs)
+
+
+def wider(value):
+    return torch.float64 if value is torch.float32 else value
+
+
+def precision(dtype: str):
+    return InFloat64() if dtype == "float64" else nullcontext()
+
+
+def write_random(config, folder: Path, seed: int, dtype: str = "float32", **saving) -> None:
+    """A model of `config` with random weights, as `transformers` saves it. Gains and biases are random too, and matrices
+    keep the size of what they read, so that logits are of order 1 and every part of the model counts."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        for name, parameter in model.named_parameters():
+            parameter.data = random_like(name, parameter)
+    model.to(DTYPES[dtype]).save_pretrained(folder, **saving)
+
+
+def random_like(name: str, parameter):
+    if parameter.ndim > 1:
+        return 1.5 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    if name.endswith("bias"):
+        return 0.3 * torch.randn_like(parameter)
+    return 0.5 + torch.rand_like(parameter)
+
+
+def read(folder: Path, dtype: str):
+    """The model in a folder, with attention and experts as the plain sums that they are. To be called, and the model too,
+    in `precision(dtype)`."""
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **plain).eval()
+
+
+def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:
+    with torch.no_grad(), precision(dtype):
+        return read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False).logits.numpy()
+
+
+def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:
+    """The `count` likeliest tokens after each prompt, one by one."""
+    prompts = torch.from_numpy(tokens_BL)
+    settings = {
+        "max_new_tokens": count,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(prompts),
+    }
+    with torch.no_grad(), precision(dtype):
+        return read(folder, dtype).generate(prompts, **settings)[:, tokens_BL.shape[1] :].numpy()
+
+
+def router_logits(folder: Path, tokens_BL, dtype: str) -> list[np.ndarray]:
+    """Of each sparse layer, [B, L, E]."""
+    with torch.no_grad(), precision(dtype):
+        out = read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False, output_router_logits=True)
+    return [layer.numpy().reshape(*tokens_BL.shape, -1) for layer in out.router_logits]

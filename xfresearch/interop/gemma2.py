@@ -1,0 +1,44 @@
+"""Gemma 2 (Gemma Team 2024b): Gemma with norms before and after each sublayer, a sliding window in every other layer, and
+two soft caps."""
+
+from dataclasses import replace
+
+from xfresearch.interop import gemma, llama
+from xfresearch.interop.family import Key, norm
+from xfresearch.interop.windows import by_layer
+
+
+def every_other(config: dict) -> list[str]:
+    """The types of layers of a config.json without `layer_types`."""
+    return ["full_attention" if i % 2 else "sliding_attention" for i in range(config["num_hidden_layers"])]
+
+
+def softcap(theirs: str, ours: str, default: float) -> Key:
+    """A cap of logits; null is none."""
+    return Key(theirs, ours, default, null=0.0, write=lambda cap: cap or None)
+
+
+FAMILY = replace(
+    gemma.FAMILY,
+    name="gemma2",
+    architecture="Gemma2ForCausalLM",
+    fixed=gemma.FAMILY.fixed | {"*.layout": "peri_norm"},
+    keys=(
+        *(key for key in gemma.FAMILY.keys if key.theirs != "hidden_act"),
+        Key("hidden_activation", "*.feed_forward.kind", "gelu_pytorch_tanh", llama.GATED),
+        Key("query_pre_attn_scalar", "*.attention.scale", 256, read=lambda n: n**-0.5, write=lambda x: round(x**-2)),
+        softcap("attn_logit_softcapping", "*.attention.softcap", 50.0),
+        softcap("final_logit_softcapping", "logit_softcap", 30.0),
+    ),
+    rows=(
+        *llama.EMBEDDING,
+        *norm("model.layers.{layer}.input_layernorm", "attention_norm_in"),
+        *norm("model.layers.{layer}.post_attention_layernorm", "attention_norm_out"),
+        *norm("model.layers.{layer}.pre_feedforward_layernorm", "feed_forward_norm_in"),
+        *norm("model.layers.{layer}.post_feedforward_layernorm", "feed_forward_norm_out"),
+        *llama.ATTENTION,
+        *llama.FEED_FORWARD,
+    ),
+    windows=by_layer(every_other, default=4096),
+    needs={"use_bidirectional_attention": False},
+)

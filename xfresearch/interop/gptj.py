@@ -1,0 +1,50 @@
+"""GPT-J (Wang & Komatsuzaki 2021): attention and feed-forward side by side behind one LayerNorm, no biases in attention, one
+on the logits, and RoPE that turns neighbouring dimensions of a head."""
+
+from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
+from xfresearch.interop.gpt2 import PLAIN
+
+LAYER = "transformer.h.{layer}"
+
+FAMILY = Family(
+    name="gptj",
+    architecture="GPTJForCausalLM",
+    fixed={
+        "final_norm": "layer",
+        "head_bias": True,
+        "*.layout": "parallel",
+        "*.norm": "layer",
+        "*.norm_bias": True,
+        "*.attention.position": "rope",
+        "*.feed_forward.bias": True,
+    },
+    keys=(
+        Key("vocab_size", "vocab_size", 50400),
+        Key("n_positions", "max_length", 2048),
+        Key("n_embd", "width", 4096),
+        Key("n_layer", "depth", 28),
+        Key("tie_word_embeddings", "tie_embeddings", False),
+        Key("n_head", "*.attention.heads", 16),
+        Key("n_inner", "*.feed_forward.hidden", 0),
+        Key("activation_function", "*.feed_forward.kind", "gelu_new", PLAIN),
+        Key("layer_norm_epsilon", "*.norm_epsilon", 1e-5),
+        Key("embd_pdrop", "dropout", 0.0),
+        Key("resid_pdrop", "*.dropout", 0.0),
+        Key("attn_pdrop", "*.attention.dropout", 0.0),
+    ),
+    rows=(
+        row("transformer.wte.weight", "V D", "embed/table"),
+        row("lm_head.weight", "V D", "head/table"),
+        row("lm_head.bias", "V", "head_bias/bias"),
+        *norm("transformer.ln_f", "final_norm"),
+        *norm(f"{LAYER}.ln_1", "attention_norm_in"),
+        row(f"{LAYER}.attn.q_proj.weight", "HK D", "attention/query/kernel", paired=True),
+        row(f"{LAYER}.attn.k_proj.weight", "HK D", "attention/key/kernel", paired=True),
+        row(f"{LAYER}.attn.v_proj.weight", "HK D", "attention/value/kernel"),
+        row(f"{LAYER}.attn.out_proj.weight", "D HK", "attention/output/kernel"),
+        *linear(f"{LAYER}.mlp.fc_in", "feed_forward/up", "F D"),
+        *linear(f"{LAYER}.mlp.fc_out", "feed_forward/down", "D F"),
+    ),
+    rope=Rope(size="rotary_dim", size_default=64, theta=""),
+    ignored=(r".*\.attn\.(masked_)?bias", r".*\.attn\.embed_positions"),
+)

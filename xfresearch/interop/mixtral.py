@@ -1,0 +1,35 @@
+"""Mixtral (Jiang et al. 2024): Mistral with sparse experts, of which a token's share a softmax over the ones chosen."""
+
+from dataclasses import replace
+
+from xfresearch.interop import llama
+from xfresearch.interop.family import Key, Rope, row
+from xfresearch.interop.windows import everywhere
+
+EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
+
+FAMILY = replace(
+    llama.FAMILY,
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    fixed=llama.FIXED | {"*.feed_forward.kind": "moe"},
+    keys=(
+        *llama.KEYS,
+        Key("max_position_embeddings", "max_length", 131072),
+        Key("rms_norm_eps", "*.norm_epsilon", 1e-5),
+        Key("hidden_act", "*.feed_forward.moe.expert", "silu", llama.GATED),
+        Key("num_local_experts", "*.feed_forward.moe.experts", 8),
+        Key("num_experts_per_tok", "*.feed_forward.moe.top_k", 2),
+    ),
+    rows=(
+        *llama.EMBEDDING,
+        *llama.NORMS,
+        *llama.ATTENTION,
+        row("model.layers.{layer}.block_sparse_moe.gate.weight", "E D", "feed_forward/router/kernel"),
+        row(f"{EXPERT}.w1.weight", "F D", "feed_forward/experts/gate"),
+        row(f"{EXPERT}.w2.weight", "D F", "feed_forward/experts/down"),
+        row(f"{EXPERT}.w3.weight", "F D", "feed_forward/experts/up"),
+    ),
+    rope=Rope(theta_default=1e6),
+    windows=everywhere(),
+)

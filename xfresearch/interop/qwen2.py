@@ -1,0 +1,27 @@
+"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and maybe sliding windows above."""
+
+from dataclasses import replace
+
+from xfresearch.interop import llama
+from xfresearch.interop.family import Key
+from xfresearch.interop.windows import by_layer
+
+
+def upper_layers(config: dict) -> list[str]:
+    """The types of layers of a config.json without `layer_types`."""
+    first = config.get("max_window_layers", 28)
+    return ["full_attention" if i < first else "sliding_attention" for i in range(config["num_hidden_layers"])]
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fixed=llama.FIXED | {"*.attention.bias": True, "*.attention.output_bias": False},
+    keys=(
+        *llama.KEYS,
+        Key("max_position_embeddings", "max_length", 32768),
+        Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
+    ),
+    windows=by_layer(upper_layers, default=4096, switched=True),
+)
