@@ -100,7 +100,9 @@ def check(folder: Path, kind: Family, model: ModelConfig, expected: dict[str, Pl
     missing = [name for name in expected if name not in stored]
     if missing:
         more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-        raise UserError(f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored)}")
+        raise UserError(
+            f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
+        )
     tied = {row.theirs for row in kind.rows if row.ours == ("head/table",)} if model.tie_embeddings else set()
     extra = [name for name in stored if name not in expected and name not in tied and not is_ignored(kind, name)]
     if extra:
