@@ -47,7 +47,7 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
         config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         _write_others(temporary, lm.tokenizer, source)
-        temporary.replace(folder)
+        temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return kind
