@@ -97,6 +97,11 @@ class AttentionConfig:
     bias: bool = option(False, "biases on the projections that are learned")
     output_bias: bool = option(True, "under bias, W_O has one too")
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)
+    softcap: float = option(
+        0.0,
+        "c in c tanh(products / c) of queries and keys, before biases and the mask (Gemma 2: 50); 0 is none",
+        low=0.0,
+    )
     memory_slots: int = option(0, "persistent key-value slots M, in one softmax with the context", low=0)
     memory_heads: Literal["each", "shared"] = option("each", "slots of each key-value head's own, or one set for all")
     sees_itself: bool = option(True, "a token attends to itself, and not only to those before it")

@@ -229,7 +229,10 @@ def test_choice_on_tpu():
     (q, k, v, memory), _ = draw(L=128, dtype="float32")
     name = lambda *a, **named: choose_attention(call(*a, platform="tpu", **named)).name  # noqa: E731
     ids = jnp.zeros((2, 128))
-    for usual in ({}, {"segments": (ids, ids)}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}):
+    for usual in (
+        *({}, {"segments": (ids, ids)}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}),
+        {"altered": "softcap"},
+    ):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "splash"
     assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, sight=Sight(nearest=1)) == "splash"
     assert name(q, k, v, sight=Sight(nearest=1)) == "plain"  # the first query sees nothing
@@ -256,6 +259,8 @@ def test_choice_on_gpu():
         ("splash", "it has no biases", {"platform": "tpu", "altered": "biases"}),
         ("splash", "it has no float64", {"platform": "tpu"}),
         ("blocked", "without dropout", {"altered": "dropout"}),
+        ("blocked", "without softcap", {"altered": "softcap"}),
+        ("splash", "it has no float64", {"platform": "tpu", "altered": "softcap"}),
         ("blocked", "full causal attention", {"sight": Sight(window=3)}),
         ("cudnn", "it is for GPU, this is tpu", {"platform": "tpu"}),
         ("cudnn", "it has no float64", {"platform": "gpu"}),
@@ -263,6 +268,7 @@ def test_choice_on_gpu():
         ("pallas", "lengths that are multiples of 128", {"platform": "gpu", "L": 100}),
         ("ring", "a sequence cut over mesh.context, which is 1", {}),
         ("chunked", "it has no shaping", {"altered": "shaping"}),
+        ("chunked", "it has no softcap", {"altered": "softcap"}),
         ("banded", "a causal window below half of the sequence", {"sight": Sight(window=70)}),
     ],
 )

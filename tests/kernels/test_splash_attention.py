@@ -20,14 +20,17 @@ def interpreted(monkeypatch):
 
 # Lengths and slots that are no multiples of 128; grouped heads, values of another size than keys.
 CASES = {
-    "memory": ({"L": 150, "M": 5, "V": 8}, Sight()),
-    "documents and memory": ({"L": 128, "M": 130, "segments": True}, Sight()),
-    "documents and a window": ({"L": 140, "segments": True}, Sight(window=30)),
-    "memory and a window without itself": ({"L": 150, "M": 5, "G": 1}, Sight(nearest=1, window=30)),
-    "not causal": ({"L": 150, "M": 5, "B": 1}, Sight(causal=False)),
+    "memory": ({"L": 150, "M": 5, "V": 8}, Sight(), 0.0),
+    "memory under a softcap": ({"L": 150, "M": 5, "V": 8}, Sight(), 1.5),
+    "documents and memory": ({"L": 128, "M": 130, "segments": True}, Sight(), 0.0),
+    "documents and memory under a softcap": ({"L": 128, "M": 130, "segments": True}, Sight(), 1.5),
+    "documents and a window": ({"L": 140, "segments": True}, Sight(window=30), 0.0),
+    "memory and a window without itself": ({"L": 150, "M": 5, "G": 1}, Sight(nearest=1, window=30), 0.0),
+    "not causal": ({"L": 150, "M": 5, "B": 1}, Sight(causal=False), 0.0),
 }
 
 
+# Documents and memory under a softcap are in the next test.
 DAILY = ("documents and memory", "memory and a window without itself")
 
 
@@ -35,23 +38,29 @@ DAILY = ("documents and memory", "memory and a window without itself")
     "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.long) for name in CASES]
 )
 def test_splash_is_plain(name):
-    drawn, sight = CASES[name]
+    drawn, sight, softcap = CASES[name]
     arrays, segments = draw(**drawn)
 
     def fast(arrays):
         q, k, v, memory = arrays
-        return splash(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight)
+        return splash(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight, softcap=softcap)
 
-    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
+    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight, softcap=softcap), arrays)
     assert error(value_and_gradients(fast, arrays), expected) < TOLERANCE["float32"]
 
 
 def test_attention_passes_everything_on(monkeypatch):
-    """Scale, segments, memory shared by all heads, window: through the face, as on a TPU, and under remat."""
+    """Scale, softcap, segments, memory shared by all heads, window: through the face, as on a TPU, and under remat."""
     monkeypatch.setattr(face, "platform", lambda mesh=None: "tpu")
     (q, k, v, _), segments = draw(L=140, segments=True)
     memory = tuple(x[0, :6, :1] for x in (k, v))
-    named = {"q_segments_BL": segments[0], "k_segments_BS": segments[1], "scale": 0.4, "sight": Sight(window=50)}
+    named = {
+        "q_segments_BL": segments[0],
+        "k_segments_BS": segments[1],
+        "scale": 0.4,
+        "sight": Sight(window=50),
+        "softcap": 1.5,
+    }
 
     @jax.checkpoint
     def fast(arrays):
@@ -59,7 +68,9 @@ def test_attention_passes_everything_on(monkeypatch):
         return attention(q, k, v, memory=memory, **named)
 
     assert "splash" in str(jax.make_jaxpr(fast)((q, k, v, memory)))
-    expected = value_and_gradients(lambda a: plain(a, segments, Sight(window=50), scale=0.4), (q, k, v, memory))
+    expected = value_and_gradients(
+        lambda a: plain(a, segments, Sight(window=50), scale=0.4, softcap=1.5), (q, k, v, memory)
+    )
     assert error(value_and_gradients(fast, (q, k, v, memory)), expected) < TOLERANCE["float32"]
 
 

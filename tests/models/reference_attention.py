@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tests.models.reference_norms import norm_of, softmax
+from tests.models.reference_norms import norm_of, softcap, softmax
 
 # Positions. Su et al. 2021, eq. 34 as complex numbers, dimension i paired with i + K/2.
 
@@ -115,10 +115,11 @@ def attention(p, x_LD, block, positions, segments, shared, longest):
             q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
         bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
                          for t in range(L)])  # fmt: skip
-        scores = np.where(allowed, q @ k.T * scale(config, q.shape[1]) + bias, -np.inf)
+        scores = np.where(allowed, softcap(q @ k.T * scale(config, q.shape[1]), config.softcap) + bias, -np.inf)
         if slots:
             key, value = (x[:, g if x.shape[1] > 1 else 0] for x in (slots["key"], slots["value"]))
-            scores = np.concatenate([scores, q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])], -1)
+            to_slots = q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])
+            scores = np.concatenate([scores, softcap(to_slots, config.softcap)], -1)
             v = np.concatenate([v, math.sqrt(len(value)) * value])
         w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
         if config.shaping != "none":

@@ -8,7 +8,7 @@ import math
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.interop.config import paths_of
 from xfresearch.models.layouts import LAYOUTS, norm_kind
-from xfresearch.models.sizes import longest_sequence, rotary_size
+from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
 
 # Drawing, training and dtypes.
 MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
@@ -59,20 +59,24 @@ def meaning(model: ModelConfig) -> dict:
 
 def _block(block: BlockConfig, model: ModelConfig) -> dict:
     found = {name: value for name, value in paths_of(block).items() if "." not in name and name not in BLOCK}
+    found["layout"] = next(name for name, layout in LAYOUTS.items() if layout == LAYOUTS[block.layout])
     for sublayer in LAYOUTS[block.layout].sublayers:
         for place in sublayer.norms:
             found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
-    return found | _attention(block.attention) | _feed_forward(block.feed_forward)
+    unused = set() if block.norm_gain else {"norm_offset", "norm_cast"}
+    unused |= set() if model.dtype == "bfloat16" else {"norm_cast"}  # wider dtypes are cast to nothing narrower
+    found = {name: value for name, value in found.items() if name not in unused}
+    return found | _attention(block.attention, model.width) | _feed_forward(block.feed_forward)
 
 
-def _attention(a) -> dict:
+def _attention(a, width: int) -> dict:
     found = {f"attention.{name}": value for name, value in paths_of(a).items() if name.split(".")[0] not in ATTENTION}
-    scale = a.scale or a.head_size**-0.5
     unused = set() if a.position == "rope" else {"rope"}
     unused |= set() if a.kind == "lambda" else {"lambdas"}
-    found = {path: value for path, value in found.items() if path.split(".")[1] not in unused} | {
-        "attention.scale": scale
-    }
+    unused |= set() if a.qk_norm != "none" else {"qk_norm_over"}
+    unused |= set() if a.bias else {"output_bias"}
+    found = {path: value for path, value in found.items() if path.split(".")[1] not in unused}
+    found["attention.scale"] = logit_scale(a, width)
     if a.position == "rope":
         found.pop("attention.rope.fraction")
         found["attention.rope.size"] = rotary_size(a.head_size, a.rope.fraction)

@@ -1,6 +1,6 @@
 """Softmax attention over a context and persistent memory slots, with one joint softmax (Sukhbaatar et al. 2019, eq. 9).
 
-    w = softmax([scale q Mk^T, scale q k^T + bias])        o = w [Mv; v]
+    w = softmax([cap(scale q Mk^T), cap(scale q k^T) + bias])        o = w [Mv; v]        cap(x) = c tanh(x / c), or x
 
 Memory slots have no position and no batch dimension; every query sees all of them. A query at absolute position p sees
 the keys of its own segment at distances d = p - s from `nearest` (0, or 1 where it does not see itself) on, `window` of
@@ -25,6 +25,9 @@ from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight
 from xfresearch.models.partition import constrain, platform
 
 __all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
+
+
+SOFTCAP = "softcap"
 
 
 class Call(NamedTuple):
@@ -64,6 +67,7 @@ def _refuse_blocked(call: Call) -> str:
 def _refuse_splash(call: Call) -> str:
     if call.platform != "tpu":
         return f"it is for TPU, this is {call.platform}"
+    call = call._replace(altered="") if call.altered == SOFTCAP else call  # the one thing that it does have
     return _refuse_fused(call) or ("it has no float64" if call.dtype == "float64" else "")
 
 
@@ -142,6 +146,11 @@ def choose_attention(call: Call, implementation="auto") -> Choice:
     return choose("attention.kernel", implementation, call, REFUSALS, PREFERENCES.get(call.platform, {}), "plain")
 
 
+def alteration(**asked) -> str:
+    """What `Call.altered` says of a call that asks for these: the first that it does, a softcap after all others."""
+    return next((name for name, value in asked.items() if value), "")
+
+
 def describe(
     q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, sight=CAUSAL, altered="", mesh=None
 ) -> Call:
@@ -184,6 +193,7 @@ def attention(
     q_offset=0,
     sight=CAUSAL,
     scale=None,
+    softcap=0.0,
     bias: Callable | None = None,
     shaping: Shaping | None = None,
     dropout_rate=0.0,
@@ -198,6 +208,7 @@ def attention(
     segments: integers; a query sees the keys of equal ones only (and the memory always). Both or neither.
     q_offset: position of the first query, keys being at 0 to S - 1; a number or a traced scalar.
     scale: factor of the logits, 1/sqrt(K) unless given.
+    softcap: c of the logits' cap, memory's included, before a bias is added; 0 is none.
     bias(q_BLHK, distance_LS): what is added to the logits of the context, [1 or B, H, L, S]; -inf hides a key.
     dropout_rate: of the weights, memory's included, after they are normalised.
     tap(name, value): is given the weights [B, H, L, S] and those of the memory [B, H, L, M], as `weights` and
@@ -206,19 +217,20 @@ def attention(
     mesh: what the arrays lie on, laid out as models/axes.py says for their letters.
     """
     segments = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
-    altered = "taps" if tap else "biases" if bias else "shaping" if shaping else "dropout" if dropout_rate else ""
+    altered = alteration(taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap)
     call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, sight, altered, mesh)
     name = choose_attention(call, implementation).name
     (L, K), S = (q_BLHK.shape[1], q_BLHK.shape[3]), k_BSGK.shape[1]
     if name in FUSED:
         q_BLHK = (q_BLHK * (1 / math.sqrt(K) if scale is None else scale)).astype(q_BLHK.dtype)
-        return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh)
+        capped = {"softcap": softcap} if softcap else {}  # splash alone is chosen then
+        return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh, **capped)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
         q_BLHK = q_BLHK * jnp.asarray(scale * math.sqrt(K), q_BLHK.dtype)
     if name == "blocked":
         return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mesh)
-    rest = {"bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
+    rest = {"softcap": softcap, "bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
     if name == "banded":
         return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest)
     distance_LS = (q_offset + jnp.arange(L))[:, None] - jnp.arange(S)

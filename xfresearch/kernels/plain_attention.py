@@ -1,6 +1,6 @@
 """Attention as its equation says it: `plain`, and `banded`, which is plain over blocks no longer than a window needs.
 
-The only implementation that takes biases, shaping, dropout and taps.
+The only implementation that takes biases, shaping, dropout and taps; a softcap it takes as splash does.
 """
 
 import math
@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.sight import Shaping, softmax_dtype, visible
+from xfresearch.kernels.softcap import softcapped
 
 
-def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, bias, shaping, dropout, tap):
+def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap, bias, shaping, dropout, tap):
     dtype, wide, M = q_BLHK.dtype, softmax_dtype(q_BLHK), 0 if memory is None else memory[0].shape[0]
     mask_BLS = visible(distance_LS, sight, segments)
     mask_BHLS = None if mask_BLS is None else mask_BLS[:, None]
-    logits_BHLS = _scores(q_BLHK, k_BSGK)
+    logits_BHLS = softcapped(_scores(q_BLHK, k_BSGK), softcap)
     if bias is not None:
         logits_BHLS += bias(q_BLHK, distance_LS).astype(wide)
     if mask_BHLS is not None:
         logits_BHLS = jnp.where(mask_BHLS, logits_BHLS, jnp.finfo(wide).min)
     if memory is not None:
-        logits_BHLS = jnp.concatenate([_scores(q_BLHK, memory[0]), logits_BHLS], -1)
+        logits_BHLS = jnp.concatenate([softcapped(_scores(q_BLHK, memory[0]), softcap), logits_BHLS], -1)
     weights = jax.nn.softmax(logits_BHLS, -1)
     rate, key = dropout
     if rate > 0:

@@ -6,7 +6,7 @@ equal or not, and every document sees the memory. Lengths are padded to what the
 On a mesh each device has its own sequences, heads and queries, and all keys.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ BLOCK = 512  # the largest: what MaxText takes on every generation (its base.yml
 INTERPRET = False  # tests have the kernels interpreted, on CPU
 
 
-def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None):
+def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, softcap=0.0):
     """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
     L, shards = q_BLHK.shape[1], 1 if mesh is None else mesh.shape["context"]
     length = padded(L, LANES * shards)
@@ -34,12 +34,13 @@ def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None):
     joined = 0 if memory is None or segments is not None else memory[0].shape[0]  # slots among the kernel's keys
     heads = q.shape[2] // (1 if mesh is None else mesh.shape["tensor"])
     mask = SightMask(length, padded(joined + length, LANES), sight, seen=L, slots=joined)
-    kernel = make_kernel(mask, heads, shards)
+    kernel = make_kernel(mask, heads, shards, softcap)
     spec = None if mesh is None else kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
-    return on_mesh(_local, mesh, q, k, v, memory, segments, keys="S", extra=kernel, extra_spec=spec)[:, :L]
+    local = partial(_local, softcap)
+    return on_mesh(local, mesh, q, k, v, memory, segments, keys="S", extra=kernel, extra_spec=spec)[:, :L]
 
 
-def _local(kernel, q_BLHK, k_BSGK, v_BSGV, memory, segments):
+def _local(softcap, kernel, q_BLHK, k_BSGK, v_BSGV, memory, segments):
     """What one device computes: its sequences, its heads, its queries, all keys."""
     B = q_BLHK.shape[0]
     if memory is not None and segments is None:
@@ -51,16 +52,16 @@ def _local(kernel, q_BLHK, k_BSGK, v_BSGV, memory, segments):
     if memory is None or segments is None:
         ids = None if segments is None else kernels.SegmentIds(*segments)
         return _heads_first(jax.vmap(kernel)(*map(_heads_first, (q_BLHK, k_BSGK, v_BSGV)), ids))
-    part, slots, constants = memory_part(q_BLHK, memory)
+    part, slots, constants = memory_part(q_BLHK, memory, softcap)
     parts = (splash_part(kernel), part)
     return merged(parts, q_BLHK, ((k_BSGK, v_BSGV), slots), ((segments, infos(kernel)), constants))
 
 
-def memory_part(q_BLHK, memory):
+def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots alone: the part, its keys and values, its constants."""
     (B, L, H, _), M = q_BLHK.shape, memory[0].shape[0]
     slots = tuple(pad(m[None], padded(M, LANES)) for m in memory)
-    kernel = make_kernel(SightMask(B * L, padded(M, LANES), EVERYTHING, seen=M), H, 1)
+    kernel = make_kernel(SightMask(B * L, padded(M, LANES), EVERYTHING, seen=M), H, 1, softcap)
     return folded(splash_part(kernel)), slots, (None, infos(kernel))
 
 
@@ -133,8 +134,8 @@ class SightMask(masks.Mask):
 
 
 @cache
-def make_kernel(mask: SightMask, heads: int, shards: int):
-    """The kernel of `heads` heads under `mask`, its queries cut into `shards`."""
+def make_kernel(mask: SightMask, heads: int, shards: int, softcap=0.0):
+    """The kernel of `heads` heads under `mask`, its queries cut into `shards`, its logits under a cap."""
     block_q, block_k = block_size(mask.shape[0] // shards), block_size(mask.shape[1])
     sizes = {"block_q": block_q, "block_q_dkv": block_q, "block_q_dq": block_q}
     sizes |= {"block_kv": block_k, "block_kv_dkv": block_k, "block_kv_dq": block_k}
@@ -144,6 +145,7 @@ def make_kernel(mask: SightMask, heads: int, shards: int):
             head_shards=1,
             q_seq_shards=shards,
             block_sizes=kernels.BlockSizes(**sizes),
+            attn_logits_soft_cap=softcap or None,
             residual_checkpoint_name="attention",
             interpret=INTERPRET,
         )

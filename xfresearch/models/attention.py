@@ -3,7 +3,9 @@
 Multi-head attention (Vaswani et al. 2017, eq. 1), with G key-value heads for H query heads (Ainslie et al. 2023):
 
     q_BLHK = x W_Q    k_BSGK = x W_K    v_BSGV = x W_V
-    o = softmax([scale q Mk^T, scale q k^T + bias]) [Mv; v]        y = o W_O        scale = 1/sqrt(K)
+    o = softmax([cap(scale q Mk^T), cap(scale q k^T) + bias]) [Mv; v]        y = o W_O        scale = 1/sqrt(K)
+
+cap(x) is x, or softcap tanh(x / softcap); biases (models/logit_bias.py) are not capped.
 
 Without a matrix (`models/sizes.py` has the sizes): `identity` gives head h the h-th slice of x, `identity_whole` gives
 every head all of x; value = 'key' is v = x W_K. query = 'merged' is one trained matrix per head in place of the pair,
@@ -77,6 +79,7 @@ class Attention(nnx.Module):
             q_offset=ctx.cache_index,
             sight=self.sight,
             scale=self.scale,
+            softcap=a.softcap,
             bias=logit_bias(a, ctx, self.sight, self.span),
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,

@@ -6,7 +6,7 @@ import jax
 
 from xfresearch.config import BlockConfig, Config, ModelConfig
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import Call, Sight, choose_attention, describe
+from xfresearch.kernels.attention import Call, Sight, alteration, choose_attention, describe
 from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.grouped_matmul import Call as Product
 from xfresearch.kernels.grouped_matmul import choose_grouped_matmul
@@ -64,8 +64,7 @@ def attention_call(model: ModelConfig, block: BlockConfig, length: int, segments
     slots = a.memory_slots, slot_heads(a)
     memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if a.memory_slots else None
     biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
-    shaping = a.shaping != "none"
-    altered = "biases" if biases else "shaping" if shaping else "dropout" if a.dropout else ""
+    altered = alteration(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
     sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
     ids = shape(1, length)
     return describe(q, k, v, memory, (ids, ids) if segments else None, 0, sight, altered, mesh)
