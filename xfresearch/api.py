@@ -4,7 +4,6 @@ lm = xf.load("runs/a")
 logits_BLV = lm(tokens_BL)
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace as with_fields
@@ -17,7 +16,7 @@ from etils import epath
 
 from xfresearch.config import Config, ModelConfig
 from xfresearch.config_io import read_json, to_json
-from xfresearch.errors import UserError, require, require_new
+from xfresearch.errors import UserError, require
 from xfresearch.interop import folder
 from xfresearch.interop.source import Source
 from xfresearch.interop.source import load as load_source
@@ -30,6 +29,7 @@ from xfresearch.models.taps import Taps
 from xfresearch.resolving import resolve_model
 from xfresearch.training import checkpoint
 from xfresearch.training.sharding import param_shardings
+from xfresearch.writing import new_directory
 
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -212,21 +212,13 @@ class LanguageModel:
         """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and what is known of the
         Hugging Face folder that the model came from. It appears whole or not at all. UserError where `path` already holds
         something."""
-        target = epath.Path(path).expanduser()
-        require_new(target, "save")
-        temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
-        try:
-            temporary.mkdir(parents=True, exist_ok=True)
-            (temporary / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
+        with new_directory(epath.Path(path).expanduser(), "save") as directory:
+            (directory / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
             if self.tokenizer is not None:
-                self.tokenizer.save(str(temporary / "tokenizer"))
+                self.tokenizer.save(str(directory / "tokenizer"))
             if self.source is not None:
-                self.source.save(temporary)
-            checkpoint.save_params(temporary, self.step, self.params)
-            temporary.rename(target)
-        finally:
-            if temporary.exists():
-                temporary.rmtree()
+                self.source.save(directory)
+            checkpoint.save_params(directory, self.step, self.params)
 
     def export_hf(self, path, family: str = "", dtype: str = "", shard_bytes: int = 5 * 10**9) -> str:
         """Writes a Hugging Face folder, which `transformers` and `load` read (interop/exporting.py says in which family and

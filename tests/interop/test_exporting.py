@@ -88,3 +88,16 @@ def test_a_changed_model_is_not_its_folders_any_more(tmp_path):
     lm.config = replace(lm.config, blocks={"main": replace(block, attention=replace(block.attention, window=8))})
     with pytest.raises(xf.UserError, match="attention.window=8"):
         lm.export_hf(tmp_path / "b", family="gpt2")
+
+
+def test_a_model_exported_as_another_family_has_nothing_of_the_first(tmp_path):
+    """Mistral without windows is Llama: names and keys of the folder it came from are left behind."""
+    tiny_model("llama").export_hf(tmp_path / "llama", dtype="bfloat16")
+    file = tmp_path / "llama" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pretraining_tp": 1, "dtype": "bfloat16"}))
+    lm = xf.load(tmp_path / "llama")
+    lm.export_hf(tmp_path / "mistral", family="mistral")
+    lm.export_hf(tmp_path / "again", dtype="float32")
+    mistral, again = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("mistral", "again"))
+    assert mistral["model_type"] == "mistral" and mistral["torch_dtype"] == "bfloat16"
+    assert "pretraining_tp" not in mistral and again["pretraining_tp"] == 1 and again["dtype"] == "float32"

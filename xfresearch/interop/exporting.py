@@ -1,16 +1,15 @@
 """From a LanguageModel to a Hugging Face folder, of the family that has all that the model has."""
 
 import json
-import os
-import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from xfresearch.config import ModelConfig
-from xfresearch.errors import UserError, require_new
+from xfresearch.errors import UserError
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, within
@@ -21,6 +20,7 @@ from xfresearch.interop.places import Place, places
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, Outgoing
 from xfresearch.models.axes import path_name
+from xfresearch.writing import new_directory
 
 
 def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:
@@ -30,27 +30,30 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
     have the `dtype` given, the one they were imported in, or that of the parameters.
     UserError where the folder holds something already, Refused where no family can express the model.
     """
-    require_new(folder, "export")
     if dtype and dtype not in DTYPES.values():
         raise UserError(f"dtype={dtype!r} is not allowed: it must be one of {', '.join(DTYPES.values())}")
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(lm.params)):
         raise UserError("a model whose parameters are cut over several processes is not exported: load it in one")
-    source = lm.source or Source({}, lm.config.param_dtype, {}, False, "", {})
-    kind = choose(lm.config, family_name, source.config.get("model_type", ""))
-    dtype, dtypes = dtype or source.dtype, {} if dtype else source.dtypes
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
-    try:
-        temporary.mkdir(parents=True)
-        tensors = outgoing(kind, lm.config, lm.params, dtype, dtypes, source.bare)
-        _write(temporary, tensors, shard_bytes)
-        config = source.config | write_config(kind, lm.config) | {"torch_dtype": dtype}
-        config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        _write_others(temporary, lm.tokenizer, source)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with new_directory(folder, "export") as directory:
+        source = lm.source or Source({}, lm.config.param_dtype, {}, False, "", {})
+        kind = choose(lm.config, family_name, source.config.get("model_type", ""))
+        if kind.name != source.config.get("model_type"):
+            source = replace(
+                source, config={}, dtypes={}, bare=False
+            )  # what it says of names and keys is of another family
+        held, others = dtype or source.dtype, {} if dtype else source.dtypes
+        _write(directory, outgoing(kind, lm.config, lm.params, held, others, source.bare), shard_bytes)
+        (directory / "config.json").write_text(json.dumps(_config(kind, lm.config, held, source), indent=2) + "\n")
+        _write_others(directory, lm.tokenizer, source)
     return kind
+
+
+def _config(kind: Family, model: ModelConfig, dtype: str, source: Source) -> dict:
+    """config.json, with the keys of the source that say nothing of the function."""
+    name = "dtype" if "dtype" in source.config else "torch_dtype"
+    config = source.config | write_config(kind, model) | {name: dtype}
+    config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
+    return config
 
 
 def _write_others(folder: Path, tokenizer, source: Source) -> None:
