@@ -71,9 +71,9 @@ def test_infinite_values_are_written_as_they_are(tmp_path):
 
 def test_what_no_family_has_is_refused_with_the_nearest(tmp_path):
     lm = tiny_model("all_attention")
-    with pytest.raises(xf.UserError, match="no family can express this model: the nearest, .*, differs in "):
+    with pytest.raises(xf.UserError, match="no family can express this model: "):
         lm.export_hf(tmp_path / "out")
-    with pytest.raises(xf.UserError, match="gpt2 cannot express this model: it differs in "):
+    with pytest.raises(xf.UserError, match="gpt2 cannot express this model: it differs "):
         lm.export_hf(tmp_path / "out", family="gpt2")
     with pytest.raises(xf.UserError, match="model_type='gtp2' is not allowed.*did you mean 'gpt2'"):
         lm.export_hf(tmp_path / "out", family="gtp2")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from xfresearch.interop.tensor_files import DTYPES, Outgoing
 from xfresearch.models.axes import path_name
 from xfresearch.writing import new_directory
 
+UNREADABLE = "config.json"
+
 
 def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:
     """Writes config.json, safetensors and the tokenizer's files to `folder`, which appears whole or not at all.
@@ -38,9 +41,7 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
         source = lm.source or Source({}, lm.config.param_dtype, {}, False, "", {})
         kind = choose(lm.config, family_name, source.config.get("model_type", ""))
         if kind.name != source.config.get("model_type"):
-            source = replace(
-                source, config={}, dtypes={}, bare=False
-            )  # what it says of names and keys is of another family
+            source = replace(source, config={}, dtypes={}, bare=False)  # they speak of another family's keys and names
         held, others = dtype or source.dtype, {} if dtype else source.dtypes
         _write(directory, outgoing(kind, lm.config, lm.params, held, others, source.bare), shard_bytes)
         (directory / "config.json").write_text(json.dumps(_config(kind, lm.config, held, source), indent=2) + "\n")
@@ -84,22 +85,30 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
         lacks[kind.name] = missing(kind, model)
         if not lacks[kind.name]:
             return kind
-    nearest = min(lacks, key=lambda kind: len(lacks[kind]))
-    more = f" and in {len(lacks[nearest]) - 1} more" if lacks[nearest][1:] else ""
-    which = (
-        f"{name} cannot express this model: it"
-        if name
-        else f"no family can express this model: the nearest, {nearest},"
-    )
-    raise Refused(f"{which} differs in {lacks[nearest][0]}{more}")
+    raise Refused(_reason(name, lacks))
 
 
-def missing(kind: Family, model: ModelConfig) -> list[str]:
-    """What `kind` cannot express of `model`: what is different once its config.json has been written and read again."""
+def missing(kind: Family, model: ModelConfig) -> dict[str, str]:
+    """What `kind` cannot express of `model`, by field: what is different once its config.json has been written and read
+    again; under UNREADABLE why that could not be read."""
     try:
         return differences(model, read_model(kind, write_config(kind, model)))
     except UserError as error:
-        return [str(error)]
+        return {UNREADABLE: str(error)}
+
+
+def _reason(name: str, lacks: dict[str, dict[str, str]]) -> str:
+    """Why a model has no family, or not the one named: what the nearest of them lacks, what most of them lack first."""
+    nearest = min(lacks, key=lambda kind: (UNREADABLE in lacks[kind], len(lacks[kind])))
+    lacking = Counter(path for paths in lacks.values() for path in paths)
+    first, *others = sorted(lacks[nearest], key=lambda path: -lacking[path])
+    it = (
+        f"{name} cannot express this model: it"
+        if name
+        else f"no family can express this model: {nearest}, the nearest,"
+    )
+    more = f" and in {', '.join(others)}" if others else ""
+    return f"{it} differs in {lacks[nearest][first]}{more}"
 
 
 def outgoing(kind: Family, model: ModelConfig, params: dict, dtype: str, dtypes: dict, bare: bool) -> list:

@@ -10,35 +10,43 @@ from xfresearch.interop.config import paths_of
 from xfresearch.models.layouts import LAYOUTS, norm_kind
 from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
 
-# Drawing, training and dtypes.
+# Drawing, training and rounding.
 MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
-BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm"}
-ATTENTION = {
-    "kernel",
-    "dropout",
-    "trimmed",
-    "span_ramp",
-    "span_loss",
-    "t5_buckets",
-    "t5_distance",
-    "memory_heads",
-    "rank",
-}
+BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm", "norm_cast"}
+ATTENTION = {"kernel", "dropout", "trimmed", "span_loss"}
 FEED_FORWARD = {"hidden_factor", "gated_hidden"}
 MOE = {"kernel", "jitter", "balance_loss", "z_loss", "bias_speed", "balance"}
 
+# What some attention has nothing of, and which attention reads it.
+READ_BY = {
+    "rope": lambda a: a.position == "rope",
+    "t5_buckets": lambda a: a.position == "t5",
+    "t5_distance": lambda a: a.position == "t5",
+    "lambdas": lambda a: a.kind == "lambda",
+    "memory_heads": lambda a: a.memory_slots,
+    "span_ramp": lambda a: a.span == "adaptive",
+    "qk_norm_over": lambda a: a.qk_norm != "none",
+    "output_bias": lambda a: a.bias,
+}
 
-def differences(model: ModelConfig, other: ModelConfig) -> list[str]:
-    """A line 'layers.0.attention.memory_slots=16 (there 0)' for each field that `model` has otherwise than `other`, of the
-    first layer that has it so."""
+
+def differences(model: ModelConfig, other: ModelConfig) -> dict[str, str]:
+    """{field: 'layers.0.attention.memory_slots=16 (there 0)'} for what `model` has otherwise than `other`, the first layer
+    for a field of several. A field that one of them does not have follows from another field, which is told instead."""
     ours, theirs = meaning(model), meaning(other)
-    lines = {}
-    for path in [*ours, *(path for path in theirs if path not in ours)]:
+    both = [path for path in ours if path in theirs]
+    alone = [path for path in ours | theirs if path not in ours or path not in theirs]
+    return _told(both, ours, theirs) or _told(alone, ours, theirs)
+
+
+def _told(paths: list[str], ours: dict, theirs: dict) -> dict[str, str]:
+    found = {}
+    for path in paths:
         a, b = ours.get(path, "absent"), theirs.get(path, "absent")
         if not _equal(a, b):
             field = path.split(".", 2)[-1] if path.startswith("layers.") else path
-            lines.setdefault(field, f"{path}={a!r} (there {b!r})")
-    return list(lines.values())
+            found.setdefault(field, f"{path}={a!r} (there {b!r})")
+    return found
 
 
 def _equal(a, b) -> bool:
@@ -63,19 +71,14 @@ def _block(block: BlockConfig, model: ModelConfig) -> dict:
     for sublayer in LAYOUTS[block.layout].sublayers:
         for place in sublayer.norms:
             found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
-    unused = set() if block.norm_gain else {"norm_offset", "norm_cast"}
-    unused |= set() if model.dtype == "bfloat16" else {"norm_cast"}  # wider dtypes are cast to nothing narrower
-    found = {name: value for name, value in found.items() if name not in unused}
+    if not block.norm_gain:
+        del found["norm_offset"]
     return found | _attention(block.attention, model.width) | _feed_forward(block.feed_forward)
 
 
 def _attention(a, width: int) -> dict:
-    found = {f"attention.{name}": value for name, value in paths_of(a).items() if name.split(".")[0] not in ATTENTION}
-    unused = set() if a.position == "rope" else {"rope"}
-    unused |= set() if a.kind == "lambda" else {"lambdas"}
-    unused |= set() if a.qk_norm != "none" else {"qk_norm_over"}
-    unused |= set() if a.bias else {"output_bias"}
-    found = {path: value for path, value in found.items() if path.split(".")[1] not in unused}
+    unread = ATTENTION | {name for name, reads in READ_BY.items() if not reads(a)}
+    found = {f"attention.{path}": value for path, value in paths_of(a).items() if path.split(".")[0] not in unread}
     found["attention.scale"] = logit_scale(a, width)
     if a.position == "rope":
         found.pop("attention.rope.fraction")
