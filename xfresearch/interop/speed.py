@@ -56,24 +56,22 @@ def write_random(folder: Path, config: dict, dtype: str, shard_bytes: int = 5 * 
 
 
 def measure(folder: Path, rounds: int) -> list[dict]:
-    """Import and its floors in turns, the fastest of `rounds` each: seconds, and MB/s of the folder's tensors.
+    """Import and the floors under it, which take turns: seconds of the fastest round, MB/s of the folder's tensors.
 
-    The floors are reading the same bytes one tensor after the other, and writing as many float32 to fresh memory.
+    The floors are reading the tensors' bytes and nothing else, and filling fresh memory with as many float32.
     """
     stored = folders.stored_tensors(folder).values()
     size = sum(tensor.bytes for tensor in stored)
-
-    def read():
-        for tensor in stored:
-            tensor.read()
-
-    def copy():
-        for tensor in stored:
-            np.copyto(np.empty(tensor.shape, np.float32), np.float32(1))
-
-    functions = {"import": lambda: jax.block_until_ready(importing.load(folder).params), "read": read, "write": copy}
-    times = {name: [_seconds(function) for _ in range(rounds)] for name, function in functions.items()}
-    return [{"what": name, "seconds": min(values), "MB/s": size / min(values) / 1e6} for name, values in times.items()]
+    functions = {
+        "import": lambda: jax.block_until_ready(importing.load(folder).params),
+        "read": lambda: [tensor.read().shape for tensor in stored],
+        "fill": lambda: [np.full(tensor.shape, 1, np.float32).shape for tensor in stored],
+    }
+    times = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(_seconds(function))
+    return [{"what": name, "seconds": min(each), "MB/s": size / min(each) / 1e6} for name, each in times.items()]
 
 
 def _seconds(function: Callable[[], object]) -> float:
