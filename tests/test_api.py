@@ -137,6 +137,9 @@ def test_saved_models_are_loaded_to_the_bit(lm, tmp_path):
     assert (loaded.step, loaded.config, loaded.run) == (7, lm.config, lm.run)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, lm.params)
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["b"]
+    (tmp_path / "empty").mkdir()
+    lm.save(tmp_path / "empty")
+    assert xf.load(tmp_path / "empty").config == lm.config
     with pytest.raises(xf.UserError, match="already exists"):
         lm.save(tmp_path / "deep" / "b")
 

@@ -121,7 +121,7 @@ def test_a_directory_that_is_no_run_exits_with_2(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["generate", "evaluate"])
+@pytest.mark.parametrize("name", ["generate", "evaluate", "convert"])
 def test_help_needs_no_jax(name):
     begin = time.perf_counter()
     arguments = [sys.executable, "-X", "importtime", "-m", f"xfresearch.{name}", "--help"]

@@ -4,7 +4,6 @@ lm = xf.load("runs/a")
 logits_BLV = lm(tokens_BL)
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace as with_fields
@@ -17,57 +16,87 @@ from etils import epath
 
 from xfresearch.config import Config, ModelConfig
 from xfresearch.config_io import read_json, to_json
-from xfresearch.errors import UserError
+from xfresearch.errors import UserError, require
 from xfresearch.interop import folder
+from xfresearch.interop.source import Source
+from xfresearch.interop.source import load as load_source
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.kernel_choices import for_reading
 from xfresearch.models.memory import Memory, memory
 from xfresearch.models.sizes import longest_sequence
 from xfresearch.models.taps import Taps
+from xfresearch.resolving import resolve_model
 from xfresearch.training import checkpoint
 from xfresearch.training.sharding import param_shardings
+from xfresearch.writing import new_directory
+
+DTYPES = ("float32", "bfloat16", "float64")
 
 
-def load(path, step: int | None = None, mesh=None) -> "LanguageModel":
+def load(path, step: int | None = None, mesh=None, dtype: str = "") -> "LanguageModel":
     """The model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), or a Hugging Face folder.
 
     Its parameters lie on the first device, or cut over a `mesh` (jax.sharding.Mesh), for what can compute with them there.
+    It computes in its own dtype, or in the `dtype` given.
 
     Without a step, the newest checkpoint; damaged ones are named on standard error and passed over. A run in float64
     switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
     """
-    path = epath.Path(path).expanduser()
+    path, step = locate(path, step)
     if folder.is_folder(path):
         from xfresearch.interop import importing
 
-        return importing.load(path, mesh)
-    workdir, step = locate(path, step)
-    run = read_json(workdir / "config.json")
+        return importing.load(path, mesh, dtype)
+    run = read_json(path / "config.json")
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)
     from xfresearch.data.tokenizers import load_tokenizer
 
-    tokenizer = load_tokenizer(str(workdir / "tokenizer"))
-    model = for_reading(run.model)
-    step, params = _restore(workdir, model, step, mesh)
-    return LanguageModel(model, params, tokenizer, run, step)
+    tokenizer = load_tokenizer(str(path / "tokenizer")) if (path / "tokenizer").exists() else None
+    model = with_dtype(for_reading(run.model), dtype)
+    step, params = _restore(path, model, step, mesh)
+    return LanguageModel(model, params, tokenizer, run, step, load_source(path))
+
+
+def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
+    """`model` computing in `dtype`, where one is given."""
+    if not dtype:
+        return model
+    require(dtype in DTYPES, "model.dtype", dtype, f"one of {', '.join(DTYPES)}")
+    return resolve_model(with_fields(model, dtype=dtype))
 
 
 def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
-    """The run's directory and the step that `path` or `step` asks for."""
+    """The run's directory and the step that `path` or `step` asks for; a Hugging Face folder as it is."""
     path = epath.Path(path).expanduser()
     if path.parent.name == "checkpoints" and path.name.isdigit():
         if step not in (None, int(path.name)):
             raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
         return path.parent.parent, int(path.name)
+    if folder.is_folder(path):
+        if step is not None:
+            raise UserError(f"step={step} is not allowed with {path}: a Hugging Face folder has no steps")
+        return path, None
     if not (path / "config.json").exists():
         what = "is not a run's directory" if path.exists() else "does not exist"
         raise UserError(
-            f"{path} {what}: a path may be a run's directory (it holds config.json and checkpoints/) or one of its "
-            "steps (runs/a/checkpoints/500)"
+            f"{path} {what}: a path may be a run's directory (it holds config.json and checkpoints/), one of its "
+            "steps (runs/a/checkpoints/500) or a Hugging Face folder (config.json and safetensors)"
         )
     return path, step
+
+
+def run_of(path) -> Config:
+    """The config of the run at `path`; of a Hugging Face folder, which no run of ours made, one at its defaults."""
+    path, _ = locate(path)
+    return Config() if folder.is_folder(path) else read_json(path / "config.json")
+
+
+def tokenizer_of(path) -> epath.Path:
+    """Where the tokenizer's files of the model at `path` are."""
+    path, _ = locate(path)
+    return path if folder.is_folder(path) else path / "tokenizer"
 
 
 def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
@@ -108,7 +137,7 @@ class LanguageModel:
     `.source`, what is known of the Hugging Face folder that it came from."""
 
     def __init__(
-        self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0, source: dict | None = None
+        self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0, source: Source | None = None
     ):
         self.config, self.params, self.tokenizer, self.run, self.step = config, params, tokenizer, run, step
         self.source = source
@@ -161,6 +190,8 @@ class LanguageModel:
         in one call differ. An empty prompt starts a new text. `stream(index of the prompt, text, tokens)` is called as
         text comes, with whole characters.
         """
+        if self.tokenizer is None:
+            raise UserError("this model has no tokenizer, so that it takes and gives tokens only: call it on their ids")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream() for _ in prompts]
         chunks = self._generate_tokens(prompts, max_new_tokens, decoding.Sampling(temperature, top_k, top_p), seed)
@@ -178,28 +209,24 @@ class LanguageModel:
         return texts[0] if isinstance(prompt, str) else texts
 
     def save(self, path) -> None:
-        """Writes a directory that `load` reads: config.json, tokenizer/ and checkpoints/<step>/. It appears whole or
-        not at all. UserError where `path` already holds something."""
-        target = epath.Path(path).expanduser()
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UserError(f"{target} already exists: save to a new directory")
-        temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
-        try:
-            temporary.mkdir(parents=True, exist_ok=True)
-            (temporary / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
-            self.tokenizer.save(str(temporary / "tokenizer"))
-            checkpoint.save_params(temporary, self.step, self.params)
-            temporary.rename(target)
-        finally:
-            if temporary.exists():
-                temporary.rmtree()
+        """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and what is known of the
+        Hugging Face folder that the model came from. It appears whole or not at all. UserError where `path` already holds
+        something."""
+        with new_directory(epath.Path(path).expanduser(), "save") as directory:
+            (directory / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
+            if self.tokenizer is not None:
+                self.tokenizer.save(str(directory / "tokenizer"))
+            if self.source is not None:
+                self.source.save(directory)
+            checkpoint.save_params(directory, self.step, self.params)
 
-    def export_hf(self, path, family: str = "", dtype: str = "") -> None:
+    def export_hf(self, path, family: str = "", dtype: str = "", shard_bytes: int = 5 * 10**9) -> str:
         """Writes a Hugging Face folder, which `transformers` and `load` read (interop/exporting.py says in which family and
-        dtype). UserError where `path` holds something, or no family can express the model, with the reason."""
+        dtype), in files of at most `shard_bytes`; returns the family. UserError where `path` holds something, or no family
+        can express the model, with the reason."""
         from xfresearch.interop import exporting
 
-        exporting.export(self, epath.Path(path).expanduser(), family, dtype)
+        return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
     def _generate_tokens(self, prompts, max_new_tokens: int | None, sampling, seed: int) -> Iterator[list[list[int]]]:
         if not 0 <= seed < 2**32:

@@ -3,11 +3,15 @@
     python -m xfresearch.bench attention --memory 512
     python -m xfresearch.bench cross_entropy --vocab 32000 --rows 512,1024,4096
     python -m xfresearch.bench grouped_matmul --experts 8
+    python -m xfresearch.bench import_hf --layers 16
     python -m xfresearch.bench variants --seeds 3 --json docs/variants.json
 
 Implementations take turns, so that a busy machine slows all of them alike; each figure is the fastest of its rounds.
 The floor is the time that the operation's matrix products would take at the rate of one large product, measured in the
 same run.
+
+`import_hf` reads a random Llama from a Hugging Face folder, beside reading its bytes alone and filling as much memory
+(interop/speed.py).
 
 `variants` instead trains every variant at about 3 M parameters over seeds and times it against gpt2 (comparison.py); what
 the file already has is not run again. It takes --config.key=value for all of them.
@@ -30,7 +34,7 @@ def count(word: str) -> int:
 def parse(arguments):
     parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
     operations = parser.add_subparsers(
-        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|variants"
+        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf|variants"
     )
     sizes = {
         "attention": {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0},
@@ -48,6 +52,11 @@ def parse(arguments):
         command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
         command.add_argument("--rounds", type=count, default=15, metavar="N", help="default 15")
         command.add_argument("--json", metavar="FILE", help="also write the figures here")
+    command = operations.add_parser("import_hf", description="A Hugging Face folder, from disk to parameters.")
+    for name, default in {"width": 1024, "layers": 8, "vocab": 128_256, "rounds": 5}.items():
+        command.add_argument(f"--{name}", type=count, default=default, metavar="N", help=f"default {default}")
+    command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the files")
+    command.add_argument("--json", metavar="FILE", help="also write the figures here")
     command = operations.add_parser("variants", description="All variants, trained over seeds.")
     command.add_argument("--seeds", type=count, default=3, metavar="N", help="default 3")
     command.add_argument("--only", default="", metavar="WORD,WORD", help="variants whose name has one of the words")
@@ -57,6 +66,21 @@ def parse(arguments):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.overrides = rest
     return options
+
+
+def bench_import(a) -> None:
+    import tempfile
+    from pathlib import Path
+
+    from xfresearch.interop import speed
+
+    with tempfile.TemporaryDirectory() as place:
+        speed.write_random(Path(place) / "llama", speed.llama(a.width, a.layers, a.vocab), a.dtype)
+        rows = speed.measure(Path(place) / "llama", max(a.rounds, 1))
+    for row in rows:
+        print(f"{row['what']:8}{row['seconds']:8.2f} s{row['MB/s']:8.0f} MB/s")
+    if a.json:
+        write_json(a.json, {"arguments": vars(a), "rows": rows})
 
 
 def bench_attention(a, draw):
@@ -190,6 +214,9 @@ def main(arguments) -> None:
 
         rows = comparison.compare(a.seeds, a.overrides, a.json, [word for word in a.only.split(",") if word])
         print(comparison.table(rows))
+        return
+    if a.operation == "import_hf":
+        bench_import(a)
         return
     import jax
     import numpy as np

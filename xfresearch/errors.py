@@ -24,3 +24,9 @@ def require(condition: bool, key: str, value, allowed: str) -> None:
     """UserError in the one form that all of them have: key, value given, what is allowed."""
     if not condition:
         raise UserError(f"config.{key}={value!r} is not allowed: it must be {allowed}")
+
+
+def require_new(path, action: str) -> None:
+    """UserError where something is at `path` already, an empty directory apart."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} already exists: {action} to a new directory")

@@ -44,10 +44,12 @@ def main(arguments: list[str]) -> None:
 
 def evaluate(options, workdir) -> None:
     from xfresearch import api, evaluation
-    from xfresearch.config_io import read_json
     from xfresearch.data.cache import keep_programs
+    from xfresearch.training import checkpoint
 
-    run = read_json(workdir / "config.json")
+    run = api.run_of(workdir)
+    if options.all_steps and not checkpoint.steps(workdir):
+        raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
     keep_programs(run.data)
     mesh = mesh_of(run)
     lm = api.load(options.workdir, options.step, mesh)
@@ -72,7 +74,8 @@ def evaluate(options, workdir) -> None:
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--workdir", metavar="DIR", required=True, help="a run's directory, or one of its checkpoints")
+    where = "a run's directory, one of its checkpoints, or a Hugging Face folder"
+    parser.add_argument("--workdir", metavar="DIR", required=True, help=where)
     add, positive = parser.add_argument, at_least(1)
     add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     add("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.api import tokenizer_of
 from xfresearch.config import ModelConfig
 from xfresearch.data.pipeline import prepare, stream_tokens
 from xfresearch.errors import UserError
@@ -179,7 +180,7 @@ class Text(NamedTuple):
 
 
 def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> Text:
-    """A split of a corpus in the tokens of `lm`, whose run is kept in `workdir`; by default what its training evaluates.
+    """A split of a corpus in the tokens of `lm`, loaded from `workdir`; by default what its training evaluates.
 
     `limit` is of sequences (0: all). UserError where a value does not fit the model or the data.
     """
@@ -192,7 +193,7 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
         )
     if stride > length:
         raise UserError(f"stride {stride} is not allowed: it must be at most the sequence length, {length}")
-    data = replace(lm.run.data, tokenizer=str(workdir / "tokenizer"))
+    data = replace(lm.run.data, tokenizer=str(tokenizer_of(workdir)))
     config, corpus, split = replace(lm.run, data=data), corpus or data.corpus[0], split or lm.run.evaluation.split
     meta = prepare(config, split, corpus).meta
     tokens, documents = stream_tokens(config, split, corpus)

@@ -1,11 +1,13 @@
 """A family's config.json as a config of ours, and back."""
 
+import re
 from dataclasses import fields
 
 from xfresearch.config import ModelConfig
 from xfresearch.config_io import from_dict
+from xfresearch.errors import UserError
 from xfresearch.interop.family import Family, Refused
-from xfresearch.interop.rope import read_rope, write_rope
+from xfresearch.interop.rope import PATH, read_rope, write_rope
 from xfresearch.models.sizes import logit_scale
 from xfresearch.resolving import resolve_model
 
@@ -13,18 +15,51 @@ from xfresearch.resolving import resolve_model
 def read_model(family: Family, config: dict, **more) -> ModelConfig:
     """The model that a `config` (config.json) of `family` describes; `more` are fields of ours besides. Refused where it
     has what our models do not have."""
+    _refuse(family, config)
+    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
+    _checked(family, changes, [0])  # before anything is computed from them
+    windows = [0]
+    try:
+        changes |= family.derived(config) | more
+        if family.rope:
+            changes |= read_rope(family.rope, config, changes)
+        if family.windows:
+            windows = family.windows.read(config)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise Refused(f"config.json: a value has the wrong type: {error}") from error
+    model = _checked(family, changes, windows)
+    try:
+        return resolve_model(model)
+    except UserError as error:
+        raise Refused(_in_their_words(family, error)) from None
+
+
+def _refuse(family: Family, config: dict) -> None:
     for key, value in (family.needs | {key: config.get(other) for key, other in family.same.items()}).items():
         given = config.get(key)
         if given is not None and given != value:
             raise Refused(f"config.json: {key}={given!r} is not allowed: {family.name} is read with {value!r} only")
     if config.get("quantization_config"):
         raise Refused("config.json: quantization_config is not allowed: only unquantised checkpoints are read")
-    changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
-    changes |= family.derived(config) | more
+
+
+def _checked(family: Family, changes: dict, windows: list[int]) -> ModelConfig:
+    """`changes` as a config whose values have the right types. Refused where one has not."""
+    try:
+        return from_dict(ModelConfig, _tree(changes, windows), "config.model")
+    except UserError as error:
+        raise Refused(_in_their_words(family, error)) from None
+
+
+def _in_their_words(family: Family, error: UserError) -> str:
+    """What is wrong with a field of ours, said of the key that set it."""
+    text, names = str(error), {key.ours: key.theirs for key in family.keys}
     if family.rope:
-        changes |= read_rope(family.rope, config, changes)
-    windows = family.windows.read(config) if family.windows else [0]
-    return resolve_model(from_dict(ModelConfig, _tree(changes, windows), "config.model"))
+        names[PATH + "theta"] = family.rope.theta
+    for ours, theirs in names.items():
+        pattern = ours.replace(".", r"\.").replace("*", r"blocks\.\w+")
+        text = re.sub(rf"config\.model\.{pattern}(?==)", theirs, text)
+    return f"config.json: {text}"
 
 
 def _tree(changes: dict, windows: list[int]) -> dict:

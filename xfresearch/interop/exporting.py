@@ -1,10 +1,9 @@
 """From a LanguageModel to a Hugging Face folder, of the family that has all that the model has."""
 
 import json
-import os
-import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,44 +13,58 @@ from xfresearch.config import ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
+from xfresearch.interop.copying import Bounds, bounds_of, copy, within
 from xfresearch.interop.families import all_families, family
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.places import Place, places
+from xfresearch.interop.source import Source
+from xfresearch.interop.tensor_files import DTYPES, Outgoing
 from xfresearch.models.axes import path_name
+from xfresearch.writing import new_directory
 
-SHARD_BYTES = 5 * 10**9
 
-
-def export(lm, folder: Path, family_name: str = "", dtype: str = "", shard_bytes: int = SHARD_BYTES) -> Family:
+def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:
     """Writes config.json, safetensors and the tokenizer's files to `folder`, which appears whole or not at all.
 
     The family is the one given, that of the folder which the model came from, or the first that can express it. Tensors
     have the `dtype` given, the one they were imported in, or that of the parameters.
     UserError where the folder holds something already, Refused where no family can express the model.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists: export to a new directory")
-    source = lm.source or {}
-    kind = choose(lm.config, family_name, source)
-    dtype, dtypes = dtype or source.get("dtype") or lm.config.param_dtype, {} if dtype else source.get("dtypes", {})
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
-    try:
-        temporary.mkdir(parents=True)
-        tensors = outgoing(kind, lm.config, lm.params, dtype, dtypes, bool(source.get("bare")))
-        _write(temporary, tensors, shard_bytes)
-        config = source.get("config", {}) | write_config(kind, lm.config) | {"torch_dtype": dtype}
-        config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        if lm.tokenizer is not None:
-            lm.tokenizer.save(temporary)
-        temporary.replace(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    if dtype and dtype not in DTYPES.values():
+        raise UserError(f"dtype={dtype!r} is not allowed: it must be one of {', '.join(DTYPES.values())}")
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(lm.params)):
+        raise UserError("a model whose parameters are cut over several processes is not exported: load it in one")
+    with new_directory(folder, "export") as directory:
+        source = lm.source or Source({}, lm.config.param_dtype, {}, False, "", {})
+        kind = choose(lm.config, family_name, source.config.get("model_type", ""))
+        if kind.name != source.config.get("model_type"):
+            source = replace(source, config={}, dtypes={}, bare=False)  # they speak of another family's keys and names
+        held, others = dtype or source.dtype, {} if dtype else source.dtypes
+        _write(directory, outgoing(kind, lm.config, lm.params, held, others, source.bare), shard_bytes)
+        (directory / "config.json").write_text(json.dumps(_config(kind, lm.config, held, source), indent=2) + "\n")
+        _write_others(directory, lm.tokenizer, source)
     return kind
 
 
-def _write(folder: Path, tensors: list[folders.Outgoing], shard_bytes: int) -> None:
+def _config(kind: Family, model: ModelConfig, dtype: str, source: Source) -> dict:
+    """config.json, with the keys of the source that say nothing of the function."""
+    name = "dtype" if "dtype" in source.config else "torch_dtype"
+    config = source.config | write_config(kind, model) | {name: dtype}
+    config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
+    return config
+
+
+def _write_others(folder: Path, tokenizer, source: Source) -> None:
+    """The source's own files, byte for byte, where the tokenizer is still theirs; otherwise the tokenizer's."""
+    if tokenizer is not None and tokenizer.digest != source.tokenizer:
+        tokenizer.save(folder)
+        return
+    for name, content in source.files.items():
+        (folder / name).write_bytes(content)
+
+
+def _write(folder: Path, tensors: list[Outgoing], shard_bytes: int) -> None:
     from tqdm import tqdm
 
     total = sum(tensor.bytes for tensor in tensors)
@@ -59,9 +72,8 @@ def _write(folder: Path, tensors: list[folders.Outgoing], shard_bytes: int) -> N
         folders.write_tensors(folder, tensors, shard_bytes, bar.update)
 
 
-def choose(model: ModelConfig, name: str = "", source: dict | None = None) -> Family:
-    """The family named, or the source's, or the first that can express `model`; Refused with what the nearest one lacks."""
-    own = (source or {}).get("config", {}).get("model_type")
+def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
+    """The family named, or its `own`, or the first that can express `model`; Refused with what the nearest one lacks."""
     if name:
         kinds = [family(name)]
     else:
@@ -102,13 +114,33 @@ def outgoing(kind: Family, model: ModelConfig, params: dict, dtype: str, dtypes:
     for place in places(kind, model, {path: leaf.shape for path, leaf in leaves.items()}):
         name = place.name.removeprefix(kind.prefix) if bare else place.name
         own = dtypes.get(name, dtype)
-        found.append(folders.Outgoing(name, place.shape, own, lambda place=place, own=own: gather(place, leaves, own)))
+        found.append(Outgoing(name, place.shape, own, lambda place=place, own=own: gather(place, leaves, own)))
     return found
 
 
 def gather(place: Place, leaves: dict, dtype: str) -> np.ndarray:
     """A tensor of theirs from the pieces of our parameters that it holds."""
     tensor = np.empty(place.shape, dtype)
-    for part, view, order in place.views(tensor):
-        view[..., order] = np.asarray(leaves[part.path][part.index])
+    try:
+        with np.errstate(over="raise"):
+            for part, view, order in place.views(tensor):
+                for bounds, piece in pieces(leaves[part.path]).items():
+                    if held := within(bounds, part.index):
+                        at, cut = held
+                        _put(view, cut, order, np.asarray(piece[at]))
+    except FloatingPointError:
+        raise UserError(f"tensor {place.name} has values beyond what {dtype} holds") from None
     return tensor
+
+
+def pieces(leaf: jax.Array) -> dict[Bounds, jax.Array]:
+    """What devices hold of an array, copies left out."""
+    return {bounds_of(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
+
+
+def _put(view: np.ndarray, cut: tuple, order: np.ndarray | slice, values: np.ndarray) -> None:
+    """Writes `values` to the `cut` of `view`, whose last dimension is taken in `order`."""
+    if isinstance(order, slice):
+        copy(view[cut], values)
+    else:
+        view[*cut[:-1], order[cut[-1]]] = values

@@ -13,9 +13,9 @@ FAMILIES = {name: f"xfresearch.interop.{name}:FAMILY" for name in NAMES}
 
 def family(name: str) -> Family:
     """The family of that model_type; Refused where there is none."""
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise Refused(f"model_type={name!r} is not allowed: it must be one of {known}{nearest(name, FAMILIES)}")
+        raise Refused(f"model_type={name!r} is not allowed: it must be one of {known}{nearest(str(name), FAMILIES)}")
     return load(FAMILIES[name])
 
 

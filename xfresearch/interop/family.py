@@ -46,12 +46,18 @@ class Key:
         if value is REQUIRED:
             raise Refused(f"config.json: {self.theirs} is missing")
         if self.values is None:
-            return self.read(value)
-        if value not in self.values:
+            return self._read(value)
+        if value not in list(self.values):  # a list may be compared, though not looked up
             raise Refused(
                 f"config.json: {self.theirs}={value!r} is not allowed: it must be one of {_list(self.values)}"
             )
         return self.values[value]
+
+    def _read(self, value):
+        try:
+            return self.read(value)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise Refused(f"config.json: {self.theirs}={value!r} has the wrong type: {error}") from error
 
     def to_config(self, value):
         """The value of their key; None where ours has no translation, so that it is another one once read again."""

@@ -2,87 +2,77 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from xfresearch.errors import UserError
+from xfresearch.interop.tensor_files import DTYPES, Outgoing, Stored, stored_in, write
 
-DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 INDEX = "model.safetensors.index.json"
-
-
-class Stored(NamedTuple):
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder with a config.json of Hugging Face's, not of a run of ours."""
-    file = path / "config.json"
-    if not file.is_file():
+    """Whether `path` is a folder with weights or a config.json of Hugging Face's, not a run of ours."""
+    if not path.is_dir() or (path / "checkpoints").exists():
         return False
+    return bool(_weights(path)) or bool({"model_type", "architectures"} & _config_or_nothing(path).keys())
+
+
+def _weights(folder: Path) -> list[str]:
+    return sorted(file.name for kind in ("*.safetensors", INDEX, *PICKLES) for file in folder.glob(kind))
+
+
+def _config_or_nothing(folder: Path) -> dict:
     try:
-        config = json.loads(file.read_text())
-    except ValueError:
-        return False
-    return isinstance(config, dict) and ("model_type" in config or "architectures" in config)
+        return read_config(folder)
+    except UserError:
+        return {}
 
 
 def read_config(folder: Path) -> dict:
-    return json.loads((folder / "config.json").read_text())
+    """The folder's config.json. UserError where there is none, or it is not an object that names its model_type."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file, which says what the model is")
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: holds a JSON {type(config).__name__}: it must be an object")
+    return config
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:
     """Every tensor in the folder's safetensors files, by name. UserError for a file that is missing or damaged."""
     found = {}
     for file in _files(folder):
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118  not a dict
-                piece = tensors.get_slice(name)
-                kind = str(piece.get_dtype())
-                if kind not in DTYPES:
-                    raise UserError(f"{file}: tensor {name} has dtype {kind}: it must be one of {', '.join(DTYPES)}")
-                found[name] = Stored(file, tuple(piece.get_shape()), DTYPES[kind])
+        for tensor in stored_in(file):
+            if tensor.name in found:
+                raise UserError(f"{file}: tensor {tensor.name} is in {found[tensor.name].file.name} too")
+            found[tensor.name] = tensor
+    if not found:
+        raise UserError(f"{folder}: its safetensors files hold no tensor")
     return found
-
-
-@contextmanager
-def opened(file: Path) -> Iterator:
-    """The file as `safetensors` reads it; UserError where it cannot."""
-    import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16, in which such tensors are handed over
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "np") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{file}: not a whole safetensors file ({reason})") from None
 
 
 def _files(folder: Path) -> list[Path]:
     """The folder's safetensors files, those that its index names where it has one."""
-    if (folder / INDEX).is_file():
+    index = folder / INDEX
+    if index.is_file():
         try:
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
-            raise UserError(f"{folder / INDEX}: not an index of safetensors files") from None
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise UserError(f"{folder / missing[0]}: there is no such file, which {INDEX} names")
-        return [folder / name for name in names]
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = [folder / name for name in names]
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise UserError(f"{index}: not an index of safetensors files") from None
+        for file in files:
+            if not file.is_file() or file.parent != folder:
+                raise UserError(f"{index}: it names {file.name}, a file that is not there")
+        return files
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
-    pickles = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind))
+    pickles = sorted(file.name for kind in PICKLES for file in folder.glob(kind))
     if pickles:
         raise UserError(
             f"{folder / pickles[0]}: a pickle, which can run any code and is never opened: save the model as safetensors"
@@ -90,24 +80,9 @@ def _files(folder: Path) -> list[Path]:
     raise UserError(f"{folder}: it holds no model.safetensors and no {INDEX}")
 
 
-class Outgoing(NamedTuple):
-    """A tensor to be written; `make` is called when its turn comes."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    make: Callable[[], np.ndarray]
-
-    @property
-    def bytes(self) -> int:
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-
-
 def write_tensors(folder: Path, tensors: Iterable[Outgoing], shard_bytes: int, progress=lambda bytes: None) -> None:
     """Writes `tensors` as safetensors files of at most `shard_bytes` each (of one tensor where that is larger), with an
-    index where there are several. Memory: one file's tensors."""
-    from safetensors.numpy import save_file
-
+    index where there are several."""
     shards: list[list[Outgoing]] = [[]]
     for tensor in tensors:
         if shards[-1] and sum(t.bytes for t in shards[-1]) + tensor.bytes > shard_bytes:
@@ -116,11 +91,7 @@ def write_tensors(folder: Path, tensors: Iterable[Outgoing], shard_bytes: int, p
     names = ["model.safetensors"] if len(shards) == 1 else [
         f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]  # fmt: skip
     for name, shard in zip(names, shards, strict=True):
-        made = {}
-        for tensor in shard:
-            made[tensor.name] = np.ascontiguousarray(tensor.make())
-            progress(tensor.bytes)
-        save_file(made, folder / name, {"format": "pt"})
+        write(folder / name, shard, progress)
     if len(shards) > 1:
         total = sum(tensor.bytes for shard in shards for tensor in shard)
         weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
@@ -129,5 +100,8 @@ def write_tensors(folder: Path, tensors: Iterable[Outgoing], shard_bytes: int, p
 
 
 def common_dtype(stored: dict[str, Stored]) -> str:
-    """The dtype that most of the tensors have."""
-    return Counter(tensor.dtype for tensor in stored.values()).most_common(1)[0][0]
+    """The dtype that most of the tensors have. UserError where none has one that weights may have."""
+    known = [tensor.dtype for tensor in stored.values() if tensor.dtype in DTYPES.values()]
+    if not known:
+        next(iter(stored.values())).require_dtype()
+    return Counter(known).most_common(1)[0][0]

@@ -5,29 +5,31 @@ have the sharded layout: besides the model's share of the host there is never mo
 """
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from xfresearch.api import LanguageModel, layout_of
+from xfresearch.api import LanguageModel, layout_of, with_dtype
 from xfresearch.config import Config, ModelConfig
 from xfresearch.errors import UserError, nearest
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model
+from xfresearch.interop.copying import bounds_of, copy, within
 from xfresearch.interop.families import family
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.places import Place, is_ignored, places
+from xfresearch.interop.source import Source, small_files
 from xfresearch.models import transformer
 from xfresearch.models.axes import path_name
 
 ALIGNMENT = 64  # bytes; where JAX on CPU takes NumPy's memory as it is
 
 
-def load(folder: Path, mesh=None) -> LanguageModel:
+def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
     """The model in a Hugging Face folder, in the dtype of its files: bfloat16 ones are computed in bfloat16 with float32
-    parameters, float16 ones in float32. On the first device, or cut over `mesh`.
+    parameters, float16 ones in float32; `dtype` is that of the computation where it is to be another. On the first device,
+    or cut over `mesh`.
 
     UserError where the folder's family, config.json or tensors are not what our models have: nothing is left out quietly.
     """
@@ -35,27 +37,25 @@ def load(folder: Path, mesh=None) -> LanguageModel:
     try:
         kind = family(config.get("model_type"))
         stored = folders.stored_tensors(folder)
-        dtype = folders.common_dtype(stored)
-        model = read_model(kind, config, **dtypes_of(dtype))
+        held = folders.common_dtype(stored)
+        model = with_dtype(read_model(kind, config, **dtypes_of(held)), dtype)
     except Refused as error:
         raise UserError(f"{folder}: {error}") from None
-    if dtype == "float64":
+    if held == "float64":
         jax.config.update("jax_enable_x64", True)
     params, bare = read_params(folder, kind, model, stored, mesh)
+    tokenizer = read_tokenizer(folder)
     run = Config(model=model, sequence_length=model.max_length)
-    return LanguageModel(model, params, read_tokenizer(folder), run, source=source_of(config, stored, dtype, bare))
+    others = {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype != held}
+    digest = tokenizer.digest if tokenizer else ""
+    source = Source(config, held, others, bare, digest, small_files(folder))
+    return LanguageModel(model, params, tokenizer, run, source=source)
 
 
 def dtypes_of(dtype: str) -> dict:
     """Our fields for files of that dtype."""
     computed = {"float16": "float32"}.get(dtype, dtype)
     return {"dtype": computed, "param_dtype": "float64" if dtype == "float64" else "float32"}
-
-
-def source_of(config: dict, stored: dict, dtype: str, bare: bool) -> dict:
-    """What export needs to write the same folder again: config.json, dtypes, whether names have the family's prefix."""
-    others = {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype != dtype}
-    return {"config": config, "dtype": dtype, "dtypes": others, "bare": bare}
 
 
 def read_tokenizer(folder: Path):
@@ -81,14 +81,14 @@ def read_params(folder: Path, kind: Family, model: ModelConfig, stored: dict, me
     total = sum(stored[name].bytes for name in expected)
     with tqdm(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr) as bar:
         for name, place in expected.items():
-            with folders.opened(stored[name].file) as tensors:
-                fill(shards, place, tensors.get_tensor(name))
+            fill(shards, place, stored[name].read())
             bar.update(stored[name].bytes)
     return structure.unflatten([shards.pop(path).array() for path in leaves]), bare
 
 
 def check(folder: Path, kind: Family, model: ModelConfig, expected: dict[str, Place], stored: dict) -> None:
-    """UserError for a tensor that is missing, in excess, or of another shape than config.json makes it."""
+    """UserError for a tensor that is missing, in excess, of no dtype of weights, or of another shape than config.json
+    makes it."""
     covered = {part.path for place in expected.values() for part in place.parts}
     uncovered = {
         path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(transformer.abstract(model))
@@ -100,13 +100,16 @@ def check(folder: Path, kind: Family, model: ModelConfig, expected: dict[str, Pl
     missing = [name for name in expected if name not in stored]
     if missing:
         more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
-        raise UserError(f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored)}")
+        raise UserError(
+            f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
+        )
     tied = {row.theirs for row in kind.rows if row.ours == ("head/table",)} if model.tie_embeddings else set()
     extra = [name for name in stored if name not in expected and name not in tied and not is_ignored(kind, name)]
     if extra:
         more = f" (and {len(extra) - 1} more)" if extra[1:] else ""
         raise UserError(f"{folder}: tensor {extra[0]} is not one that config.json's {kind.name} has{more}")
     for name, place in expected.items():
+        stored[name].require_dtype()
         if stored[name].shape != place.shape:
             shapes = f"{list(stored[name].shape)}: config.json makes it {list(place.shape)}"
             raise UserError(f"{folder}: tensor {name} has the shape {shapes}")
@@ -124,28 +127,23 @@ class Shards:
     def __init__(self, leaf: jax.ShapeDtypeStruct):
         self.leaf = leaf
         indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        self.buffers = {_bounds(index, leaf.shape): None for index in indices}
+        self.buffers = {bounds_of(index, leaf.shape): None for index in indices}
         for bounds in self.buffers:
             self.buffers[bounds] = _aligned([stop - start for start, stop in bounds], leaf.dtype)
 
     def write(self, index: tuple[int, ...], values: np.ndarray, order) -> None:
         """Writes `values`, what stands at `index` in the first dimensions, its last dimension taken in `order`."""
+        values = values if isinstance(order, slice) else values[..., order]
         for bounds, buffer in self.buffers.items():
-            own, rest = bounds[: len(index)], bounds[len(index) :]
-            if all(start <= i < stop for i, (start, stop) in zip(index, own, strict=True)):
-                at = tuple(i - start for i, (start, _) in zip(index, own, strict=True))
-                cut = tuple(slice(start, stop) for start, stop in rest)
-                buffer[at] = (values if isinstance(order, slice) else values[..., order])[cut]
+            if held := within(bounds, index):
+                at, cut = held
+                copy(buffer[*at, ...], values[cut])
 
     def array(self) -> jax.Array:
         leaf = self.leaf
         return jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: self.buffers[_bounds(index, leaf.shape)]
+            leaf.shape, leaf.sharding, lambda index: self.buffers[bounds_of(index, leaf.shape)]
         )
-
-
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True))
 
 
 def _aligned(shape: list[int], dtype) -> np.ndarray:
@@ -154,9 +152,3 @@ def _aligned(shape: list[int], dtype) -> np.ndarray:
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def with_dtype(lm: LanguageModel, dtype: str) -> LanguageModel:
-    """`lm` computing in another dtype."""
-    lm.config = replace(lm.config, dtype=dtype)
-    return lm

@@ -22,13 +22,15 @@ DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 0.0}
 def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     """Our fields of RoPE. `changes` has the sizes of heads. Refused for a scaling that we do not have."""
     given = config.get("rope_parameters") or (config.get("rope_scaling") or {})
+    if not isinstance(given, dict):
+        raise Refused(f"config.json: rope_scaling={given!r} has the wrong type: it must be an object")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in SCALINGS:
         raise Refused(f"config.json: rope_type={kind!r} is not allowed: it must be one of {', '.join(SCALINGS)}")
     name, keys = SCALINGS[kind]
     theta = given.get("rope_theta", config.get(rope.theta)) or rope.theta_default
     found = {
-        PATH + "theta": float(theta),
+        PATH + "theta": _number(rope.theta, theta),
         PATH + "scaling": name,
         PATH + "fraction": _fraction(rope, given | config, changes),
     }
@@ -37,12 +39,20 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
         value = given.get(theirs, DEFAULTS.get(theirs, original if ours == "original_length" else None))
         if value is None and theirs not in DEFAULTS:
             raise Refused(f"config.json: rope_scaling has no {theirs}, which rope_type={kind!r} needs")
-        found[PATH + ours] = value if ours == "original_length" else float(value or 0.0)
+        found[PATH + ours] = value if ours == "original_length" else _number(theirs, value or 0.0)
     for unknown in sorted(given.keys() & {"mscale", "mscale_all_dim", "short_factor", "long_factor"}):
         raise Refused(f"config.json: {unknown} of rope_scaling is not allowed: our yarn has no such factor")
     if not given.get("truncate", True):
-        raise Refused("config.json: truncate=False of rope_scaling is not allowed: our yarn blends between whole dimensions")
+        raise Refused(
+            "config.json: truncate=False of rope_scaling is not allowed: our yarn blends between whole dimensions"
+        )
     return found
+
+
+def _number(key: str, value) -> float:
+    if type(value) not in (int, float):
+        raise Refused(f"config.json: {key}={value!r} has the wrong type: it must be a number")
+    return float(value)
 
 
 def _fraction(rope: Rope, config: dict, changes: dict) -> float:
@@ -54,7 +64,7 @@ def _fraction(rope: Rope, config: dict, changes: dict) -> float:
     if not rope.fraction:
         return 1.0
     # In `rope_parameters` every family's share has the same name.
-    return float(config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
+    return _number(rope.fraction, config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
 
 
 def write_rope(rope: Rope, attention: AttentionConfig, length: int) -> dict:

@@ -1,0 +1,33 @@
+"""The benchmark of imports: what it writes is a model, and what it reports are rates of the same bytes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from xfresearch import bench
+from xfresearch.interop import importing, speed
+from xfresearch.interop.folder import stored_tensors
+
+
+def test_random_folders_are_models_drawn_by_name(tmp_path):
+    for name in ("a", "b"):
+        speed.write_random(tmp_path / name, speed.llama(width=128, layers=2, vocab=64), "bfloat16", shard_bytes=200_000)
+    a, b = (importing.load(tmp_path / name) for name in ("a", "b"))
+    table = a.params["embed"]["table"]
+    np.testing.assert_array_equal(table, b.params["embed"]["table"])
+    assert table.shape == (64, 128) and 0.015 < float(table.std()) < 0.025
+    assert not np.array_equal(table, a.params["head"]["table"])
+    assert a.config.dtype == "bfloat16" and len(list((tmp_path / "a").glob("*.safetensors"))) > 2
+
+
+def test_rates_are_of_the_folders_bytes(tmp_path, capsys):
+    sizes = ["--width", "128", "--layers", "1", "--vocab", "64", "--rounds", "1", "--dtype", "float32"]
+    bench.main(["import_hf", *sizes, "--json", str(tmp_path / "figures.json")])
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["import", "read", "fill"]
+    speed.write_random(tmp_path / "same", speed.llama(128, 1, 64), "float32")
+    size = sum(tensor.bytes for tensor in stored_tensors(tmp_path / "same").values())
+    for row in rows:
+        assert row["seconds"] * row["MB/s"] == pytest.approx(size / 1e6)
+    assert capsys.readouterr().out.count("MB/s") == 3

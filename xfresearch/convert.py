@@ -1,0 +1,101 @@
+"""python -m xfresearch.convert import FOLDER WORKDIR
+python -m xfresearch.convert export WORKDIR FOLDER
+
+Turns a Hugging Face folder (config.json, safetensors, tokenizer) into a directory that evaluate, generate and xf.load read,
+and back. What is exact and what is refused: docs/interop.md.
+"""
+
+import re
+import time
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+from xfresearch import command
+from xfresearch.errors import UserError, require_new
+
+EPILOG = """\
+examples:
+  python -m xfresearch.convert import models/pythia-70m runs/pythia --dtype float32
+  python -m xfresearch.convert export runs/pythia models/copy
+  python -m xfresearch.convert export runs/a models/a --family llama --dtype bfloat16 --shard-size 500MB"""
+
+UNITS = {"": 1, "MB": 10**6, "GB": 10**9}
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    options.convert(options)
+
+
+def parse(arguments: list[str]):
+    parser = command.Parser(prog="python -m xfresearch.convert", description=__doc__, epilog=EPILOG)
+    conversions = parser.add_subparsers(required=True, metavar="import|export")
+
+    reading = conversions.add_parser("import", description=import_folder.__doc__)
+    reading.add_argument("folder", metavar="FOLDER", help="a Hugging Face folder")
+    reading.add_argument("workdir", metavar="WORKDIR", help="a new directory")
+    dtypes = ("float32", "bfloat16", "float64")
+    reading.add_argument("--dtype", default="", choices=dtypes, help="of the computation (default: that of the files)")
+    reading.set_defaults(convert=import_folder)
+
+    writing = conversions.add_parser("export", description=export_folder.__doc__)
+    writing.add_argument("workdir", metavar="WORKDIR", help="a run's directory, or one of its checkpoints")
+    writing.add_argument("folder", metavar="FOLDER", help="a new directory")
+    add = writing.add_argument
+    add("--family", default="", metavar="F", help="model_type to write (default: as imported, or the first that fits)")
+    dtypes = ("float32", "bfloat16", "float16", "float64")
+    add("--dtype", default="", choices=dtypes, help="of the files (default: as imported, or that of the parameters)")
+    add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    add("--shard-size", type=size, default="5GB", metavar="SIZE", help="most bytes in a file (default: 5GB)")
+    writing.set_defaults(convert=export_folder)
+    return parser.parse_args(arguments)
+
+
+def size(text: str) -> int:
+    """Bytes of '500MB' or '5GB'."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(|MB|GB)", text)
+    if not match or not (count := int(float(match[1]) * UNITS[match[2]])):
+        raise ArgumentTypeError(f"{text} is not allowed: it must be a size like 500MB or 5GB")
+    return count
+
+
+def import_folder(options) -> None:
+    """Reads a Hugging Face folder and writes a directory that evaluate, generate and xf.load read."""
+    require_new(Path(options.workdir), "import")
+    from xfresearch import api
+    from xfresearch.interop.folder import is_folder, stored_tensors
+
+    folder, _ = api.locate(options.folder)
+    if not is_folder(folder):
+        raise UserError(f"{folder} is a run's directory: import reads a Hugging Face folder")
+    begin = time.perf_counter()
+    lm = api.load(folder, dtype=options.dtype)
+    seconds = time.perf_counter() - begin
+    lm.save(options.workdir)
+    read = sum(tensor.bytes for tensor in stored_tensors(folder).values())
+    print(f"{options.workdir}: {summary(lm.source.config['model_type'], lm, read, seconds)}")
+
+
+def export_folder(options) -> None:
+    """Writes the model of a run as a Hugging Face folder."""
+    require_new(Path(options.folder), "export")
+    from xfresearch import api
+    from xfresearch.interop.folder import stored_tensors
+
+    lm = api.load(options.workdir, options.step)
+    begin = time.perf_counter()
+    family = lm.export_hf(options.folder, options.family, options.dtype, options.shard_size)
+    seconds = time.perf_counter() - begin
+    written = sum(tensor.bytes for tensor in stored_tensors(Path(options.folder)).values())
+    print(f"{options.folder}: {summary(family, lm, written, seconds)}")
+
+
+def summary(family: str, lm, size: int, seconds: float) -> str:
+    import jax
+
+    count = sum(leaf.size for leaf in jax.tree.leaves(lm.params))
+    return f"{family}, {count:,} parameters, {size / 1e9:.2f} GB in {seconds:.1f} s ({size / seconds / 1e6:.0f} MB/s)"
+
+
+if __name__ == "__main__":
+    command.run(main)
