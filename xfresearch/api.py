@@ -148,7 +148,7 @@ class LanguageModel:
         text comes, with whole characters.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream() for _ in prompts]
+        texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream(not p) for p in prompts]
         chunks = self._generate_tokens(prompts, max_new_tokens, decoding.Sampling(temperature, top_k, top_p), seed)
         for chunk in chunks:
             for index, tokens in enumerate(chunk):
@@ -187,14 +187,23 @@ class LanguageModel:
             return iter(())
         tokens = [self._encode(prompt) for prompt in prompts]
         count = self._check_room(max(map(len, tokens)), max_new_tokens)
-        limits = {"end_of_text": self.tokenizer.end_of_text, "vocab_size": self.tokenizer.vocab_size}
+        limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
         return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits)
 
     def _encode(self, prompt: str) -> list[int]:
+        """The tokens of `prompt` behind what every text begins with; an empty one without is where a text has ended."""
+        begin, end = self.tokenizer.begin_of_text, self.tokenizer.end_of_text
         try:
-            return self.tokenizer.encode(prompt.encode()).tolist() or [self.tokenizer.end_of_text]
+            ids = self.tokenizer.encode(prompt.encode()).tolist()
         except UnicodeEncodeError as error:
             raise UserError(f"the prompt {prompt!r} is not text: it has no UTF-8 form") from error
+        tokens = (ids or [end]) if begin is None else [begin, *ids]
+        if max(tokens) >= self.config.vocab_size:  # a tokenizer may have ids that its model has no rows for
+            top = self.config.vocab_size - 1
+            raise UserError(
+                f"the prompt {prompt!r} is token {max(tokens)} to the model, whose vocabulary ends at {top}"
+            )
+        return tokens
 
     def _check_room(self, length: int, max_new_tokens: int | None) -> int:
         """How many tokens may follow a prompt of `length` tokens."""
