@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from xfresearch.config import Config, ModelConfig
+from xfresearch.config import Config, DataConfig, ModelConfig
 from xfresearch.config_io import read_json, to_json
 from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
@@ -29,13 +29,20 @@ from xfresearch.training.sharding import param_shardings
 
 
 def load(path, step: int | None = None, mesh=None) -> "LanguageModel":
-    """The model of a run: `path` is the run's directory, or one of its checkpoints ('runs/a/checkpoints/500').
+    """The model of a run: `path` is the run's directory, or one of its checkpoints ('runs/a/checkpoints/500'). Or that
+    in a file of llama2.c, whose name ends in .bin.
 
     Its parameters lie on the first device, or cut over a `mesh` (jax.sharding.Mesh), for what can compute with them there.
 
     Without a step, the newest checkpoint; damaged ones are named on standard error and passed over. A run in float64
     switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
     """
+    if _is_llama2c(path):
+        from xfresearch.interop import llama2c
+
+        if step is not None:
+            raise UserError(f"step={step} is not allowed with the file {path}, which holds one model")
+        return llama2c.load(path, mesh)
     workdir, step = locate(path, step)
     run = read_json(workdir / "config.json")
     if "float64" in (run.model.dtype, run.model.param_dtype):
@@ -46,6 +53,15 @@ def load(path, step: int | None = None, mesh=None) -> "LanguageModel":
     model = for_reading(run.model)
     step, params = _restore(workdir, model, step, mesh)
     return LanguageModel(model, params, tokenizer, run, step)
+
+
+def data_of(path, step: int | None = None) -> DataConfig:
+    """The data, and with it the cache, of the run that `load` would read; the default one's for a file of others."""
+    return DataConfig() if _is_llama2c(path) else read_json(locate(path, step)[0] / "config.json").data
+
+
+def _is_llama2c(path) -> bool:
+    return epath.Path(path).suffix == ".bin" and not epath.Path(path).expanduser().is_dir()
 
 
 def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:

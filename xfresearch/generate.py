@@ -23,11 +23,9 @@ def main(arguments: list[str]) -> None:
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
     from xfresearch import api
-    from xfresearch.config_io import read_json
     from xfresearch.data.cache import keep_programs
 
-    workdir, _ = api.locate(options.workdir, options.step)
-    keep_programs(read_json(workdir / "config.json").data)
+    keep_programs(api.data_of(options.workdir, options.step))
     lm = api.load(options.workdir, options.step)
     printer = Printer(prompts)
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
@@ -44,7 +42,9 @@ def main(arguments: list[str]) -> None:
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--workdir", metavar="DIR", required=True, help="a run's directory, or one of its checkpoints")
+    parser.add_argument(
+        "--workdir", metavar="DIR", required=True, help="a run's directory, one of its checkpoints, or a llama2.c .bin"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to go on from; may be repeated"
