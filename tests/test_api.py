@@ -168,7 +168,7 @@ def test_a_tokenizer_may_have_ids_that_the_model_has_no_rows_for(gpt2):
     """A separator made up for a tokenizer without one."""
     lm = with_tokenizer(gpt2, ByteTokenizer(), vocab_size=256)
     assert len(written(lm, "abc", 5, temperature=0.0)[0]) == 5
-    with pytest.raises(xf.UserError, match="the prompt '' is token 256 to the model, whose vocabulary ends at 255"):
+    with pytest.raises(xf.UserError, match="the prompt '' has 256; the model's vocabulary ends at 255"):
         lm.generate(["abc", ""])
 
 

@@ -216,9 +216,7 @@ class LanguageModel:
         tokens = (ids or [end]) if begin is None else [begin, *ids]
         if max(tokens) >= self.config.vocab_size:  # a tokenizer may have ids that its model has no rows for
             top = self.config.vocab_size - 1
-            raise UserError(
-                f"the prompt {prompt!r} is token {max(tokens)} to the model, whose vocabulary ends at {top}"
-            )
+            raise UserError(f"as tokens, the prompt {prompt!r} has {max(tokens)}; the model's vocabulary ends at {top}")
         return tokens
 
     def _check_room(self, length: int, max_new_tokens: int | None) -> int:
