@@ -8,6 +8,7 @@ from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
 
 VOCABULARY = {"<s>": 0, "<pad>": 1, "</s>": 2, **{c: i for i, c in enumerate("abcdeh<>/s", 3)}, "ab": 13}
+MERGES = "#version: 0.2\na b\n"
 BEGINS_AND_ENDS = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}}
 
 
@@ -39,6 +40,7 @@ def test_a_text_begins_as_the_post_processor_says(load):
     {"tokenizer.json": llama_json(begins=False)},
     {"tokenizer.json": llama_json(begins=False), "tokenizer_config.json": BEGINS_AND_ENDS | {"add_bos_token": True}},
     {"tokenizer.json": made.byte_level(), "tokenizer_config.json": BEGINS_AND_ENDS},
+    {"vocab.json": VOCABULARY, "merges.txt": MERGES, "tokenizer_config.json": BEGINS_AND_ENDS},
     {"tokenizer.model": made.sentence_piece()},
     {"tokenizer.model": made.sentence_piece(), "tokenizer_config.json": BEGINS_AND_ENDS | {"add_bos_token": False}},
     {"bytes.json": {"kind": "bytes"}},
@@ -65,7 +67,7 @@ def test_sentencepiece_begins_a_text_where_its_folder_says_so(load):
 
 def test_gpt2s_two_files_begin_and_end_as_their_folder_says(load):
     """OPT: both are </s>, which is no word of a text."""
-    files = {"vocab.json": VOCABULARY, "merges.txt": "#version: 0.2\na b\n"}
+    files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
     says = {"bos_token": "</s>", "eos_token": "</s>", "add_bos_token": True}
     tokenizer = load(files | {"tokenizer_config.json": says})
     assert (tokenizer.begin_of_text, tokenizer.end_of_text, tokenizer.vocab_size) == (2, 2, 14)
@@ -75,7 +77,7 @@ def test_gpt2s_two_files_begin_and_end_as_their_folder_says(load):
 
 
 def test_gpt2s_two_files_alone_have_a_separator_of_a_customary_name_or_get_one(load):
-    files = {"vocab.json": VOCABULARY, "merges.txt": "#version: 0.2\na b\n"}
+    files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
     tokenizer = load(files)
     assert (tokenizer.end_of_text, tokenizer.vocab_size, tokenizer.begin_of_text) == (2, 14, None)
     renamed = {"</end>" if word == "</s>" else word: i for word, i in VOCABULARY.items()}

@@ -38,6 +38,7 @@ FOLDERS = {
     "gpt2's two files": lambda: TWO | {"tokenizer_config.json": GPT2 | OPT},
     "llama 2": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | BEGINS},
     "llama 2, no beginning": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | DOES_NOT},
+    "llama 2, config says nothing": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES},
     "gpt2": lambda: {"tokenizer.json": shared("tokenizers/gpt2_hf_tokenizer.json").read_bytes(),
                      "tokenizer_config.json": GPT2},
 }  # fmt: skip

@@ -25,9 +25,10 @@ class HuggingFaceTokenizer(Tokenizer):
         self._hf.no_truncation()
         self._hf.no_padding()
         self._hf.encode_special_tokens = True  # a document that quotes <|endoftext|> does not end there
-        table, byte_level = _token_bytes(self._hf, content)
+        values = json.loads(content)
+        table, byte_level = _token_bytes(self._hf, values)
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
-        lossless = _lossless(json.loads(content), byte_level) if len(self._byte_ids) == 256 else ""
+        lossless = _lossless(values, byte_level) if len(self._byte_ids) == 256 else ""
         separator = self._separator(beside, table)
         if separator is not None:
             table[separator] = b""
@@ -70,9 +71,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return next((i for i in (named, *numbered, *guessed) if i is not None), None)
 
 
-def _token_bytes(hf, content: str) -> tuple[list[bytes], bool]:
+def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
     """The bytes of every id of a Hugging Face tokenizer, and whether it is byte-level; UserError for other kinds."""
-    kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(json.loads(content).get("decoder") or {})))
+    kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(values.get("decoder") or {})))
     vocab = hf.get_vocab(with_added_tokens=True)
     added = hf.get_added_tokens_decoder()
     byte_level = "ByteLevel" in kinds

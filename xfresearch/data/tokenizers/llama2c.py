@@ -43,7 +43,7 @@ class Llama2cTokenizer(Tokenizer):
         heapify(joins)
         while joins:
             _, left, right, pair, joined = heappop(joins)
-            if (ids[left], ids[right]) != pair or after[left] != right:
+            if (ids[left], ids[right]) != pair:
                 continue  # one of the two was joined to another before
             ids[left], ids[right], after[left] = joined, None, after[right]
             if after[left] < len(ids):
