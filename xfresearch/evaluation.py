@@ -197,6 +197,9 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     config, corpus, split = replace(lm.run, data=data), corpus or data.corpus[0], split or lm.run.evaluation.split
     meta = prepare(config, split, corpus).meta
     tokens, documents = stream_tokens(config, split, corpus)
+    top, highest = lm.config.vocab_size - 1, tokens.max(initial=0)
+    if highest > top:  # a tokenizer may have ids that its model has no rows for, such as a separator made up for it
+        raise UserError(f"as tokens, corpus {corpus!r} has {highest}; the model's vocabulary ends at {top}")
     ends = np.flatnonzero(np.diff(documents)) + 1 if data.packing == "documents" else []
     spans = zip([0, *ends], [*ends, len(tokens)], strict=True)
     every = (window for start, end in spans for window in windows(start, end, length, stride))

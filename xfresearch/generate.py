@@ -46,7 +46,7 @@ def parse(arguments: list[str]):
         "--workdir",
         metavar="DIR",
         required=True,
-        help="a run's directory, one of its checkpoints, or a Hugging Face folder",
+        help="a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin of llama2.c",
     )
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument(
