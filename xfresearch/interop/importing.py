@@ -60,9 +60,9 @@ def dtypes_of(dtype: str) -> dict:
 
 def read_tokenizer(folder: Path):
     """The folder's tokenizer; None where it has none."""
-    from xfresearch.data.tokenizers import FILES, load_tokenizer
+    from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 
-    return load_tokenizer(folder) if any((folder / name).is_file() for name in FILES) else None
+    return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
 def read_params(folder: Path, kind: Family, model: ModelConfig, stored: dict, mesh=None) -> tuple[dict, bool]:

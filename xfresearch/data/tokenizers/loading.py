@@ -13,7 +13,7 @@ from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.errors import UserError, nearest
 
-FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
+_FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
 
 
 def vocab_size(data: DataConfig) -> int:
@@ -56,11 +56,20 @@ def load_tokenizer(path) -> Tokenizer:
         raise UserError(f"{file}: not a tokenizer that can be read: {reason}") from None
 
 
+def has_tokenizer(directory) -> bool:
+    """Whether a directory holds a file that `load_tokenizer` reads."""
+    return bool(_tokenizer_files(epath.Path(directory)))
+
+
+def _tokenizer_files(directory: epath.Path) -> list[epath.Path]:
+    return [directory / name for name in _FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
+
+
 def _tokenizer_file(directory: epath.Path) -> epath.Path:
-    found = [directory / name for name in FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
+    found = _tokenizer_files(directory)
     if not found:
         raise UserError(
-            f"config.data.tokenizer={str(directory)!r}: the directory holds none of {', '.join(FILES)} or a .model"
+            f"config.data.tokenizer={str(directory)!r}: the directory holds none of {', '.join(_FILES)} or a .model"
         )
     return found[0]
 
