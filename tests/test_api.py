@@ -1,6 +1,7 @@
 """The Python face: loading, logits, taps, text, saving, and one line for every mistake."""
 
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import xfresearch as xf
 from tests.tiny_runs import ANATOMIES, make_run, rough_params, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.data.tokenizers import ByteTokenizer, Tokenizer
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
 
@@ -122,6 +124,62 @@ def test_a_character_cut_by_a_chunk_is_streamed_whole(gpt2, monkeypatch):
     pieces = []
     assert gpt2.generate("x", stream=lambda i, piece, ids: pieces.append(piece)) == text
     assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+
+
+class Letters(Tokenizer):
+    """Ids that are bytes, the first `count` of them, with what else a file may say."""
+
+    def __init__(self, count: int = 256, **says):
+        super().__init__([bytes([i]) for i in range(count)], {}, end_of_text=10, **says)
+
+    def _encode(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def with_tokenizer(lm, tokenizer, vocab_size: int = 257):
+    """`lm` with another tokenizer, and the first rows of its table."""
+    params = lm.params | {"embed": {"table": lm.params["embed"]["table"][:vocab_size]}}
+    return xf.LanguageModel(replace(lm.config, vocab_size=vocab_size), params, tokenizer, lm.run)
+
+
+def written(lm, prompt, count: int, **settings) -> dict[int, list[int]]:
+    """The ids written after each prompt."""
+    ids = {}
+    lm.generate(prompt, count, stream=lambda i, _, new: ids.setdefault(i, []).extend(new), **settings)
+    return ids
+
+
+def test_every_prompt_follows_what_texts_begin_with(gpt2):
+    lm = with_tokenizer(gpt2, Letters(begin_of_text=3))
+    found = written(lm, ["ab", ""], 6, temperature=0.0)
+    for index, prompt in enumerate(([3, 97, 98], [3])):
+        expected = decoding.generate(lm.config, lm.params, [prompt], 6, decoding.Sampling(0.0), vocab_size=256)
+        assert found[index] == sum((row for (row,) in expected), [])
+
+
+def test_a_text_ends_at_any_stop(gpt2):
+    whole = written(with_tokenizer(gpt2, Letters()), "a", 30, temperature=2.0)[0]
+    lm = with_tokenizer(gpt2, Letters(stops=(500, whole[11])))
+    assert lm.tokenizer.stops == (10, whole[11])
+    assert written(lm, "a", 30, temperature=2.0)[0] == whole[: whole.index(whole[11])] and 10 not in whole
+
+
+def test_a_tokenizer_may_have_ids_that_the_model_has_no_rows_for(gpt2):
+    """A separator made up for a tokenizer without one."""
+    lm = with_tokenizer(gpt2, ByteTokenizer(), vocab_size=256)
+    assert len(written(lm, "abc", 5, temperature=0.0)[0]) == 5
+    with pytest.raises(xf.UserError, match="the prompt '' has 256; the model's vocabulary ends at 255"):
+        lm.generate(["abc", ""])
+
+
+def test_a_padded_vocabulary_is_never_drawn_from(gpt2):
+    ids = written(with_tokenizer(gpt2, Letters(200)), "abc", 60, temperature=50.0)[0]
+    assert max(ids) in range(150, 200)
+
+
+def test_text_after_a_prompt_keeps_its_first_space(gpt2, monkeypatch):
+    monkeypatch.setattr(decoding, "generate", lambda *args, **options: iter([[[32, 98]] * 2]))
+    assert with_tokenizer(gpt2, Letters(dummy_prefix=True)).generate(["a", ""]) == [" b", "b"]
 
 
 def test_by_default_text_fills_the_learned_positions(gpt2):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -317,6 +318,14 @@ def test_windows_longer_than_learned_positions_are_refused(tmp_path, texts):
     run = make_run(tmp_path / "a", "gpt2", steps=(1,), **texts)
     with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64"):
         evaluate.main(["--workdir", str(run), "--sequence-length", "65"])
+
+
+def test_tokens_that_the_model_has_no_rows_for_are_refused(document_run):
+    """A separator made up for a tokenizer without one."""
+    lm = api.load(document_run)
+    lm.config = replace(lm.config, vocab_size=256)
+    with pytest.raises(UserError, match="as tokens, corpus .* has 256; the model's vocabulary ends at 255"):
+        evaluation.read_text(lm, document_run)
 
 
 def test_figures_that_are_not_numbers_are_null_in_json(run, tmp_path):

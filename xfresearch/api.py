@@ -35,7 +35,8 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 
 def load(path, step: int | None = None, mesh=None, dtype: str = "") -> "LanguageModel":
-    """The model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), or a Hugging Face folder.
+    """The model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), a Hugging Face folder, or
+    a file of llama2.c, whose name ends in .bin.
 
     Its parameters lie on the first device, or cut over a `mesh` (jax.sharding.Mesh), for what can compute with them there.
     It computes in its own dtype, or in the `dtype` given.
@@ -44,6 +45,10 @@ def load(path, step: int | None = None, mesh=None, dtype: str = "") -> "Language
     switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
     """
     path, step = locate(path, step)
+    if _is_llama2c(path):
+        from xfresearch.interop import llama2c
+
+        return llama2c.load(path, mesh, dtype)
     if folder.is_folder(path):
         from xfresearch.interop import importing
 
@@ -67,16 +72,25 @@ def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
     return resolve_model(with_fields(model, dtype=dtype))
 
 
+def _is_llama2c(path: epath.Path) -> bool:
+    return path.suffix == ".bin" and not path.is_dir()
+
+
+def _is_others(path: epath.Path) -> bool:
+    """Whether the model at `path` is in a form of others, which no run of ours made."""
+    return _is_llama2c(path) or folder.is_folder(path)
+
+
 def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
-    """The run's directory and the step that `path` or `step` asks for; a Hugging Face folder as it is."""
+    """The run's directory and the step that `path` or `step` asks for; one of others as it is."""
     path = epath.Path(path).expanduser()
     if path.parent.name == "checkpoints" and path.name.isdigit():
         if step not in (None, int(path.name)):
             raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
         return path.parent.parent, int(path.name)
-    if folder.is_folder(path):
+    if _is_others(path):
         if step is not None:
-            raise UserError(f"step={step} is not allowed with {path}: a Hugging Face folder has no steps")
+            raise UserError(f"step={step} is not allowed with {path}, which holds one model")
         return path, None
     if not (path / "config.json").exists():
         what = "is not a run's directory" if path.exists() else "does not exist"
@@ -88,15 +102,9 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
 
 
 def run_of(path) -> Config:
-    """The config of the run at `path`; of a Hugging Face folder, which no run of ours made, one at its defaults."""
+    """The config of the run at `path`; of a model that no run of ours made, one at its defaults."""
     path, _ = locate(path)
-    return Config() if folder.is_folder(path) else read_json(path / "config.json")
-
-
-def tokenizer_of(path) -> epath.Path:
-    """Where the tokenizer's files of the model at `path` are."""
-    path, _ = locate(path)
-    return path if folder.is_folder(path) else path / "tokenizer"
+    return Config() if _is_others(path) else read_json(path / "config.json")
 
 
 def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
@@ -193,7 +201,7 @@ class LanguageModel:
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so that it takes and gives tokens only: call it on their ids")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream() for _ in prompts]
+        texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream(not p) for p in prompts]
         chunks = self._generate_tokens(prompts, max_new_tokens, decoding.Sampling(temperature, top_k, top_p), seed)
         for chunk in chunks:
             for index, tokens in enumerate(chunk):
@@ -235,14 +243,21 @@ class LanguageModel:
             return iter(())
         tokens = [self._encode(prompt) for prompt in prompts]
         count = self._check_room(max(map(len, tokens)), max_new_tokens)
-        limits = {"end_of_text": self.tokenizer.end_of_text, "vocab_size": self.tokenizer.vocab_size}
+        limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
         return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits)
 
     def _encode(self, prompt: str) -> list[int]:
+        """The tokens of `prompt` behind what every text begins with; an empty one without is where a text has ended."""
+        begin, end = self.tokenizer.begin_of_text, self.tokenizer.end_of_text
         try:
-            return self.tokenizer.encode(prompt.encode()).tolist() or [self.tokenizer.end_of_text]
+            ids = self.tokenizer.encode(prompt.encode()).tolist()
         except UnicodeEncodeError as error:
             raise UserError(f"the prompt {prompt!r} is not text: it has no UTF-8 form") from error
+        tokens = (ids or [end]) if begin is None else [begin, *ids]
+        if max(tokens) >= self.config.vocab_size:  # a tokenizer may have ids that its model has no rows for
+            top = self.config.vocab_size - 1
+            raise UserError(f"as tokens, the prompt {prompt!r} has {max(tokens)}; the model's vocabulary ends at {top}")
+        return tokens
 
     def _check_room(self, length: int, max_new_tokens: int | None) -> int:
         """How many tokens may follow a prompt of `length` tokens."""

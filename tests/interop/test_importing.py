@@ -356,7 +356,7 @@ def test_folders_without_weights_or_anything(folder, tmp_path):
 
 
 def test_a_folder_has_no_steps(folder):
-    with pytest.raises(xf.UserError, match="step=3 is not allowed with .*: a Hugging Face folder has no steps"):
+    with pytest.raises(xf.UserError, match="step=3 is not allowed with .*, which holds one model"):
         xf.load(folder, step=3)
 
 

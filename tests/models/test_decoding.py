@@ -128,13 +128,16 @@ def test_writes_as_many_tokens_as_asked(count):
     assert [len(row) for row in new_tokens(config, random_params(config), count=count)] == [count] * len(PROMPTS)
 
 
-def test_a_prompt_ends_before_the_end_of_text_and_the_others_go_on():
+def test_a_prompt_ends_before_its_first_stop_and_the_others_go_on():
     config = config_of("gpt2, learned, GQA")
     params = random_params(config)
     whole = new_tokens(config, params, count=40, sampling=Sampling(2.0))
-    end = whole[0][5]
-    cut = new_tokens(config, params, count=40, sampling=Sampling(2.0), end_of_text=end)
-    assert cut == [row[: row.index(end)] if end in row else row for row in whole]
+    uncut = next(row for row in whole if whole[0][5] not in row)
+    stops = (whole[0][5], next(token for token in uncut if token not in whole[0][:6]))
+    cut = new_tokens(config, params, count=40, sampling=Sampling(2.0), stops=stops)
+    ends = [next((i for i, token in enumerate(row) if token in stops), None) for row in whole]
+    assert cut == [row[:end] for row, end in zip(whole, ends, strict=True)]
+    assert {row[end] for row, end in zip(whole, ends, strict=True) if end is not None} == set(stops)
     assert len({len(row) for row in cut}) > 1
 
 
@@ -142,11 +145,11 @@ def test_stops_computing_once_every_prompt_has_ended():
     config = config_of("gpt2, none, MQA")
     params = random_params(config)
     end = new_tokens(config, params, [[1]])[0][0]
-    chunks = list(decoding.generate(config, params, [[1]], 1000, GREEDY, end_of_text=end))
+    chunks = list(decoding.generate(config, params, [[1]], 1000, GREEDY, stops=(end,)))
     assert chunks == [[[]]]
     tokens_BP, segments_BP = decoding.pad_left([[1]])
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
-    state, _ = decoding.decode_chunk((config, GREEDY, end, config.vocab_size, "scan"), params, state, 9)
+    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan"), params, state, 9)
     assert int(state["drawn"]) == 1
 
 

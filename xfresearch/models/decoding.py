@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import jax
 import jax.numpy as jnp
@@ -53,25 +54,26 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling = Sampling(),
     seed: int = 0,
-    end_of_text: int = -1,
+    stops: tuple[int, ...] = (),
     vocab_size: int = 0,
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until all have ended or are full.
 
-    `prompts` are lists of at least one token. A prompt ends before `end_of_text`, which is never yielded (-1: there is
-    none). Ids from `vocab_size` on are never drawn (0: the whole vocabulary).
+    `prompts` are lists of at least one token. A prompt ends before the first of `stops`, which are never yielded. Ids
+    from `vocab_size` on are never drawn (0: the whole vocabulary).
     """
     tokens_BP, segments_BP = pad_left(prompts)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
-    settings = (model, sampling, end_of_text, vocab_size or model.vocab_size, fast_layers())
+    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers())
     state = prefill(model, settings[-1], length, params, tokens_BP, segments_BP, row_keys(prompts, seed))
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
         state, tokens_BC = decode_chunk(settings, params, state, count)
         chunk = [[] if end else row[:count] for end, row in zip(ended, tokens_BC.tolist(), strict=True)]
-        ended = [end or end_of_text in row for end, row in zip(ended, chunk, strict=True)]
-        yield [row[: row.index(end_of_text)] if end_of_text in row else row for row in chunk]
+        texts = [list(takewhile(lambda token: token not in stops, row)) for row in chunk]
+        ended = [end or len(text) < count for end, text in zip(ended, texts, strict=True)]
+        yield texts
         max_new_tokens -= count
 
 
@@ -124,7 +126,7 @@ def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, seg
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
 def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
     """Draws up to `count` (at most CHUNK) tokens per row, fewer once every row has ended: tokens [B, CHUNK]."""
-    model, sampling, end_of_text, vocab_size, layers = settings
+    model, sampling, stops, vocab_size, layers = settings
     lm = transformer.bind(model, params)
 
     def unfinished(carry):
@@ -135,14 +137,14 @@ def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax
         done, state, tokens_BC = carry
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
         token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
-        return done + 1, advance(lm, layers, state, token_B, end_of_text), tokens_BC.at[:, done].set(token_B)
+        return done + 1, advance(lm, layers, state, token_B, stops), tokens_BC.at[:, done].set(token_B)
 
-    tokens_BC = jnp.full((state["ended"].shape[0], CHUNK), end_of_text, jnp.int32)
+    tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
     _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
     return state, tokens_BC
 
 
-def advance(lm, layers: str, state: dict, token_B, end_of_text: int) -> dict:
+def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...]) -> dict:
     """The state after one more token of every row."""
     segments_B1 = jnp.ones_like(token_B)[:, None]
     ctx = Context(
@@ -154,7 +156,7 @@ def advance(lm, layers: str, state: dict, token_B, end_of_text: int) -> dict:
         "index": state["index"] + 1,
         "position": state["position"] + 1,
         "drawn": state["drawn"] + 1,
-        "ended": state["ended"] | (token_B == end_of_text),
+        "ended": state["ended"] | jnp.isin(token_B, jnp.array(stops, jnp.int32)),
         "logits": lm.logits(out.hidden_BLD)[:, 0],
     }
 

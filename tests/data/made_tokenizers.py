@@ -1,0 +1,109 @@
+"""Small tokenizers made on the spot, as the files that hold them."""
+
+import io
+import json
+import struct
+from functools import cache
+
+LINES = [
+    "the cat and the dog",
+    "return x  # größer",
+    "a man\ta plan",
+    "naïve café",
+    "    indented text",
+    "0123456789",
+] * 5
+
+
+@cache
+def sentence_piece(**options) -> bytes:
+    """A .model of 400 pieces; by default like Llama's: text stays as it is, unknown characters are spelt as bytes."""
+    import sentencepiece
+
+    options = {
+        "normalization_rule_name": "identity",
+        "byte_fallback": True,
+        "remove_extra_whitespaces": False,
+    } | options
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=400 if options["byte_fallback"] else 80,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
+
+
+def llama2c(model: bytes) -> bytes:
+    """A SentencePiece .model as llama2.c's tokenizer.py exports it."""
+    import sentencepiece
+
+    sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [sp.id_to_piece(i).replace("\u2581", " ").encode() for i in range(sp.get_piece_size())]
+    pieces[sp.bos_id()], pieces[sp.eos_id()] = b"\n<s>\n", b"\n</s>\n"
+    records = [struct.pack("<fi", sp.get_score(i), len(piece)) + piece for i, piece in enumerate(pieces)]
+    return struct.pack("<i", max(map(len, pieces))) + b"".join(records)
+
+
+def byte_level(**parts) -> str:
+    """A tokenizer.json like GPT-2's, with a few words beside the bytes; `parts` are set on it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "\u0120a"]
+    merges = [("t", "h"), ("th", "e"), ("\u0120", "a")]
+    hf = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    hf.pre_tokenizer, hf.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return _finished(hf, ["<|endoftext|>"], parts)
+
+
+def byte_fallback(**parts) -> str:
+    """A tokenizer.json like Llama 2's: SentencePiece's spaces, a space in front, unknown characters spelt as bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    special = ["<unk>", "<s>", "</s>"]
+    pieces = [
+        *special,
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        "\u2581\u2581",
+        *"athe",
+        "\u2581a",
+        "th",
+        "the",
+    ]
+    merges = [("\u2581", "\u2581"), ("\u2581", "a"), ("t", "h"), ("th", "e")]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    hf = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    hf.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    hf.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _finished(hf, special, parts)
+
+
+def _finished(hf, special: list[str], parts: dict) -> str:
+    hf.add_special_tokens(special)
+    hf.add_tokens(parts.pop("words", []))
+    for name, part in parts.items():
+        setattr(hf, name, part)
+    return hf.to_str()
+
+
+def template(token: str, i: int):
+    """The post-processor that puts a token before every text."""
+    from tokenizers import processors
+
+    return processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, i)])
+
+
+def write(directory, files: dict) -> None:
+    """Files by name: bytes, text, or what becomes JSON."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if not isinstance(content, bytes):
+            content = (content if isinstance(content, str) else json.dumps(content)).encode()
+        (directory / name).write_bytes(content)

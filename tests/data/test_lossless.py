@@ -1,0 +1,124 @@
+"""What a tokenizer promises to give back as it was, and that those that promise less have a reason."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from tests.data import made_tokenizers as made
+from tests.data.conftest import shared
+from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
+from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer
+from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
+from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
+
+SPACES = normalizers.Replace(" ", "\u2581")
+GEMMA = {
+    "normalizer": SPACES,
+    "pre_tokenizer": pre_tokenizers.Split(" ", "merged_with_previous"),
+    "decoder": decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    "words": [AddedToken("\n\n", normalized=False), AddedToken("\u2581\u2581", normalized=False)],
+}
+CODE = pre_tokenizers.Sequence(
+    [pre_tokenizers.Digits(True), pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(False, False, False)]
+)
+KEEPS = {
+    "bytes": ("bytes", ByteTokenizer),
+    "gpt2": ("bytes", lambda: load_tokenizer(shared("tokenizers/gpt2_hf_tokenizer.json"))),
+    "byte level": ("bytes", lambda: HuggingFaceTokenizer(made.byte_level())),
+    "byte level, words": ("bytes", lambda: HuggingFaceTokenizer(made.byte_level(words=["  ", "\n\n", "日本"]))),
+    "byte level, split": ("bytes", lambda: HuggingFaceTokenizer(made.byte_level(pre_tokenizer=CODE))),
+    "llama2.c": ("bytes", lambda: Llama2cTokenizer(made.llama2c(made.sentence_piece()))),
+    "llama2": ("text", lambda: load_tokenizer(shared("tokenizers/llama2_tokenizer.model"))),
+    "sentencepiece": ("text", lambda: SentencePieceTokenizer(made.sentence_piece())),
+    "sentencepiece, no prefix": (
+        "text", lambda: SentencePieceTokenizer(made.sentence_piece(add_dummy_prefix=False))
+    ),
+    "byte fallback": ("text", lambda: HuggingFaceTokenizer(made.byte_fallback())),
+    "gemma": ("text", lambda: HuggingFaceTokenizer(made.byte_fallback(**GEMMA))),
+}  # fmt: skip
+TOKENIZER = {name: cache(make) for name, (_, make) in KEEPS.items()}
+METASPACE = {"normalizer": None, "pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)}
+
+
+def without_a_byte() -> str:
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"q"})
+    hf = Tokenizer(models.BPE({piece: i for i, piece in enumerate(alphabet)}, []))
+    hf.pre_tokenizer, hf.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    return hf.to_str()
+
+
+# Tokenizers and a text that each of them alters.
+ALTERS = {
+    "nfkc": (lambda: SentencePieceTokenizer(made.sentence_piece(normalization_rule_name="nmt_nfkc")), "ﬁ"),
+    "spaces": (lambda: SentencePieceTokenizer(made.sentence_piece(remove_extra_whitespaces=True)), "a  a"),
+    "unknown": (lambda: SentencePieceTokenizer(made.sentence_piece(byte_fallback=False)), "日"),
+    "suffix": (lambda: SentencePieceTokenizer(made.sentence_piece(treat_whitespace_as_suffix=True)), "a"),
+    "nfc": (lambda: HuggingFaceTokenizer(made.byte_level(normalizer=normalizers.NFC())), "e\u0301"),
+    "lower": (lambda: HuggingFaceTokenizer(made.byte_fallback(normalizer=normalizers.Lowercase())), "A"),
+    "prefix": (
+        lambda: HuggingFaceTokenizer(made.byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))), "a"
+    ),
+    "removed": (
+        lambda: HuggingFaceTokenizer(made.byte_fallback(pre_tokenizer=pre_tokenizers.Split("-", "removed"))), "a-a"
+    ),
+    "strips": (lambda: HuggingFaceTokenizer(made.byte_level(words=[AddedToken("x", lstrip=True)])), "a x"),
+    "space each": (lambda: HuggingFaceTokenizer(made.byte_fallback(words=[AddedToken("x", normalized=False)])), "axa"),
+    "metaspace": (lambda: HuggingFaceTokenizer(made.byte_fallback(**METASPACE)), " a"),
+    "one byte less": (lambda: HuggingFaceTokenizer(without_a_byte()), "q"),
+}  # fmt: skip
+
+# What is easily lost: spaces at the ends and in rows, what looks like a token, what has other forms.
+PARTS = [
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\t",
+    "\r\n",
+    "\0",
+    "a",
+    "the",
+    "<0x41>",
+    "</s>",
+    "<s>",
+    "<|endoftext|>",
+    "e\u0301",
+    "é",
+]
+PARTS += ["ﬁ", "\u00a0", "\u3000", "\ufeff", "\u200b", "日本", "🦙", "A", "12", "\ufffd"]
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\u2581")
+TEXTS = st.lists(st.sampled_from(PARTS) | CHARACTERS, max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", KEEPS)
+@settings(deadline=None, max_examples=150)
+@given(text=TEXTS)
+def test_text_comes_back_as_it_was(name, text):
+    tokenizer = TOKENIZER[name]()
+    assert tokenizer.lossless == KEEPS[name][0]
+    ids = tokenizer.encode(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert not set(ids.tolist()) & set(tokenizer.stops) and tokenizer.begin_of_text not in ids
+
+
+@pytest.mark.parametrize("name", [name for name, (promise, _) in KEEPS.items() if promise == "bytes"])
+@settings(deadline=None, max_examples=150)
+@given(text=st.binary(max_size=12) | st.lists(st.binary(max_size=2) | TEXTS.map(str.encode), max_size=4).map(b"".join))
+def test_any_bytes_come_back_as_they_were(name, text):
+    tokenizer = TOKENIZER[name]()
+    prefix = b" " if text and name == "llama2.c" else b""
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode_bytes(ids) == prefix + text and ids.dtype == np.int32
+    assert tokenizer.byte_lengths[ids].sum() == len(prefix + text)
+
+
+@pytest.mark.parametrize("name", ALTERS)
+def test_a_tokenizer_that_alters_a_text_promises_nothing(name):
+    make, text = ALTERS[name]
+    tokenizer = make()
+    assert tokenizer.lossless == ""
+    assert tokenizer.decode(tokenizer.encode(text.encode())) != text

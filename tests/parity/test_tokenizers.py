@@ -1,0 +1,61 @@
+"""Tokenizers of Hugging Face folders against `transformers`: the ids of a text, what begins it and what ends it."""
+
+import pytest
+
+from tests.data import made_tokenizers as made
+from tests.data.conftest import shared
+from tests.parity.weights import MISSING
+from xfresearch.data.tokenizers import load_tokenizer
+
+transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
+pytestmark = pytest.mark.parity
+
+NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+FAST, LLAMA, GPT2 = (
+    {"tokenizer_class": name} for name in ("PreTrainedTokenizerFast", "LlamaTokenizer", "GPT2Tokenizer")
+)
+BEGINS, DOES_NOT = {"add_bos_token": True}, {"add_bos_token": False}
+OPT = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+TWO = {"vocab.json": {"<s>": 0, "<pad>": 1, "</s>": 2, **{c: i for i, c in enumerate("abcdehnort\u0120", 3)}, "th": 14}}
+TWO |= {"merges.txt": "#version: 0.2\nt h\n"}
+
+
+def fast(content: str, **config) -> dict:
+    return {"tokenizer.json": content, "tokenizer_config.json": FAST | config}
+
+
+def with_template() -> str:
+    return made.byte_fallback(post_processor=made.template("<s>", 1))
+
+
+FOLDERS = {
+    "template": lambda: fast(with_template(), **NAMES),
+    "template, config says no": lambda: fast(with_template(), **NAMES, **DOES_NOT),
+    "no template": lambda: fast(made.byte_fallback(), **NAMES),
+    "no template, config says yes": lambda: fast(made.byte_fallback(), **NAMES, **BEGINS),
+    "byte level": lambda: fast(made.byte_level(), eos_token="<|endoftext|>"),
+    "opt": lambda: TWO | {"tokenizer_config.json": GPT2 | OPT | BEGINS},
+    "gpt2's two files": lambda: TWO | {"tokenizer_config.json": GPT2 | OPT},
+    "llama 2": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | BEGINS},
+    "llama 2, no beginning": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | DOES_NOT},
+    "llama 2, config says nothing": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES},
+    "gpt2": lambda: {"tokenizer.json": shared("tokenizers/gpt2_hf_tokenizer.json").read_bytes(),
+                     "tokenizer_config.json": GPT2},
+}  # fmt: skip
+
+
+def llama2() -> bytes:
+    return shared("tokenizers/llama2_tokenizer.model").read_bytes()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_are_those_of_transformers(tmp_path, name):
+    made.write(tmp_path, FOLDERS[name]())
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    begin = [] if ours.begin_of_text is None else [ours.begin_of_text]
+    # SentencePiece itself, whose published ids we have, cuts two spaces otherwise than the copy of it in `transformers`.
+    texts = ["a the", "the rat\n ran", "red a"] + ([] if name.startswith("llama 2") else ["the  rat", "red  a  "])
+    for text in texts:
+        assert theirs(text).input_ids == begin + ours.encode(text.encode()).tolist()
+    assert theirs.eos_token_id == ours.end_of_text
+    assert bool(begin) == (name in ("template", "template, config says no", "opt", "llama 2"))

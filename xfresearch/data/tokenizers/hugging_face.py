@@ -1,0 +1,173 @@
+"""tokenizer.json of Hugging Face `tokenizers`, and GPT-2's two files, which are read as one."""
+
+import json
+import re
+
+from etils import epath
+
+from xfresearch.data.tokenizers.base import Tokenizer
+from xfresearch.data.tokenizers.beside import NOTHING, Beside
+from xfresearch.data.tokenizers.sentence_piece import piece_bytes
+from xfresearch.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+_SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]")
+_MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer.json of Hugging Face `tokenizers`: byte-level, or with SentencePiece's spaces and byte fallback."""
+
+    def __init__(self, content: str, beside: Beside = NOTHING):
+        import tokenizers
+
+        self._hf = tokenizers.Tokenizer.from_str(content)
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        self._hf.encode_special_tokens = True  # a document that quotes <|endoftext|> does not end there
+        values = json.loads(content)
+        table, byte_level = _token_bytes(self._hf, values)
+        self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
+        lossless = _lossless(values, byte_level) if len(self._byte_ids) == 256 else ""
+        separator = self._separator(beside, table)
+        if separator is not None:
+            table[separator] = b""
+        files = {"tokenizer.json": content.encode()} | beside.files
+        super().__init__(
+            table, files, separator, self._begin(), beside.stops, lossless, dummy_prefix=self._adds_space(byte_level)
+        )
+
+    def _encode(self, text: bytes) -> list[int]:
+        try:
+            return self._encode_text(text.decode("utf-8"))
+        except UnicodeDecodeError:
+            runs = re.split("([\udc80-\udcff])", text.decode("utf-8", "surrogateescape"))
+            stray = {chr(0xDC00 + byte): [i] for byte, i in self._byte_ids.items() if byte >= 128}
+            return [
+                i
+                for run in runs
+                if run
+                for i in (stray.get(run) or self._encode_text(run.encode("utf-8", "replace").decode()))
+            ]
+
+    def _encode_text(self, text: str) -> list[int]:
+        # encode_batch_fast, unlike encode, lets go of the interpreter's lock, so that threads tokenise in parallel
+        return self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
+
+    def _adds_space(self, byte_level: bool) -> bool:
+        first = [] if byte_level else self._encode_text("a")
+        return bool(first) and self._hf.id_to_token(first[0]).startswith("\u2581")
+
+    def _begin(self) -> int | None:
+        """What the file's post-processor puts before a text. Like `transformers`, which asks no other file then."""
+        encoding = self._hf.encode("a")
+        return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
+
+    def _separator(self, beside: Beside, table: list[bytes]) -> int | None:
+        """By the name that the folder gives, by its number, or by the names that are customary."""
+        named = self._hf.token_to_id(beside.end)
+        numbered = [i for i in beside.stops if 0 <= i < len(table) and not table[i]]  # a default may be any word's id
+        guessed = (self._hf.token_to_id(name) for name in _SEPARATORS)
+        return next((i for i in (named, *numbered, *guessed) if i is not None), None)
+
+
+def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
+    """The bytes of every id of a Hugging Face tokenizer, and whether it is byte-level; UserError for other kinds."""
+    kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(values.get("decoder") or {})))
+    vocab = hf.get_vocab(with_added_tokens=True)
+    added = hf.get_added_tokens_decoder()
+    byte_level = "ByteLevel" in kinds
+    if byte_level:
+        byte_of = {character: byte for byte, character in _byte_characters().items()}
+        to_bytes = lambda token: bytes(byte_of[character] for character in token)  # noqa: E731
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        to_bytes = piece_bytes
+    else:
+        raise UserError(
+            f"tokenizer.json has decoder {', '.join(kinds) or 'none'}; it must be ByteLevel, Metaspace or ByteFallback"
+        )
+    table = [b""] * (max(vocab.values()) + 1)
+    for token, i in vocab.items():
+        if i not in added:
+            table[i] = to_bytes(token)
+        elif not added[i].special:  # Gemma's runs of spaces are such, written with U+2581
+            table[i] = token.encode() if byte_level else piece_bytes(token)
+    unknown = getattr(hf.model, "unk_token", None)
+    if unknown in vocab:
+        table[vocab[unknown]] = b""
+    return table, byte_level
+
+
+def _byte_characters() -> dict[int, str]:
+    """GPT-2's printable stand-in for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+def _lossless(values: dict, byte_level: bool) -> str:
+    """What a tokenizer.json with all 256 bytes keeps: everything, if each of its parts is known to."""
+    model, steps = values["model"], [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
+    subwords = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if model["type"] not in ("BPE", "Unigram") or subwords or not all(map(_keeps, steps)):
+        return ""
+    kinds = {step["type"] for step in steps}
+    words = [token for token in values.get("added_tokens", []) if not token["special"]]
+    # What stands between two such tokens would each get a space in front.
+    if any(token["lstrip"] or token["rstrip"] for token in words) or (words and "Prepend" in kinds):
+        return ""
+    if byte_level:
+        return "bytes" if "ByteLevel" in kinds and not kinds & {"Prepend", "Replace", "Metaspace"} else ""
+    return "text" if model.get("byte_fallback") else ""
+
+
+def _parts(step: dict | None) -> list[dict]:
+    """A normaliser or pre-tokeniser, or those that it is a sequence of."""
+    if not step:
+        return []
+    inner = step.get("normalizers") or step.get("pretokenizers") or []
+    return [part for one in inner for part in _parts(one)] if step["type"] == "Sequence" else [step]
+
+
+def _keeps(step: dict) -> bool:
+    """Whether a normaliser or pre-tokeniser is known to lose nothing but the difference of U+2581 and a space."""
+    known = {
+        "ByteLevel": lambda: not step.get("add_prefix_space"),
+        "Digits": lambda: True,
+        "Split": lambda: step["behavior"] != "Removed",
+        "Prepend": lambda: step["prepend"] == "\u2581",
+        "Replace": lambda: step["pattern"] == {"String": " "} and step["content"] == "\u2581",
+        "Metaspace": lambda: step.get("prepend_scheme") == "never",  # otherwise a text's own first space counts for it
+    }
+    return step["type"] in known and known[step["type"]]()
+
+
+def gpt2_tokenizer(vocabulary: epath.Path, beside: Beside) -> str:
+    """tokenizer.json of GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors
+
+    hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(_merges_file(vocabulary))))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    special = {name: hf.token_to_id(name) for name in (END_OF_TEXT, beside.begin, beside.end)}
+    special = {name: i for name, i in special.items() if i is not None}
+    hf.add_special_tokens(list(special))
+    if beside.adds_begin and beside.begin in special:  # OPT's texts start with </s>
+        pieces = [(beside.begin, special[beside.begin])]
+        hf.post_processor = processors.TemplateProcessing(single=f"{beside.begin} $A", special_tokens=pieces)
+    return hf.to_str()
+
+
+def _merges_file(vocabulary: epath.Path) -> epath.Path:
+    names = [
+        vocabulary.name.removesuffix(name) + merges
+        for name, merges in _MERGES.items()
+        if vocabulary.name.endswith(name)
+    ]
+    if not names:
+        raise UserError("neither a tokenizer.json nor one of GPT-2's vocabularies, named *vocab.json or *encoder.json")
+    merges = vocabulary.with_name(names[0])
+    if not merges.is_file():
+        raise UserError(f"its second file {names[0]} is missing")
+    return merges

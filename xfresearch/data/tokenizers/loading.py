@@ -1,0 +1,79 @@
+"""Which tokenizer a file, a directory or a run's config stands for."""
+
+import json
+
+from etils import epath
+
+from xfresearch.config import DataConfig
+from xfresearch.data.cache import build_once, cache_root
+from xfresearch.data.tokenizers import beside
+from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
+from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
+from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
+from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
+from xfresearch.errors import UserError, nearest
+
+FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
+
+
+def vocab_size(data: DataConfig) -> int:
+    """Size of the vocabulary that `tokenizer_for(data)` has, without training it."""
+    if data.tokenizer == "bytes":
+        return 257
+    return data.bpe_vocab if data.tokenizer == "bpe" else tokenizer_for(data).vocab_size
+
+
+def tokenizer_for(data: DataConfig) -> Tokenizer:
+    """The tokenizer that `data` names; 'bpe' is trained on the train splits once and then read from the cache."""
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if data.tokenizer != "bpe":
+        return load_tokenizer(data.tokenizer)
+    from xfresearch.data import bpe
+
+    return load_tokenizer(
+        build_once(cache_root(data) / "tokenizers" / bpe.key(data), lambda directory: bpe.train(data, directory))
+    )
+
+
+def load_tokenizer(path) -> Tokenizer:
+    """The tokenizer in a file: tokenizer.json, one of GPT-2's two, a SentencePiece .model, llama2.c's .bin. Or in a
+    directory, where the files beside it say which tokens begin and end a text (beside.py); `save` writes such a one."""
+    path = epath.Path(path).expanduser()
+    file = _tokenizer_file(path) if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(
+            f"config.data.tokenizer={str(path)!r} is not allowed: it must be 'bytes', 'bpe', or the path of"
+            f" an existing tokenizer file or directory{nearest(str(path), ('bytes', 'bpe'))}"
+        )
+    said = beside.read(path) if path.is_dir() else beside.NOTHING
+    try:
+        return _load(file, said)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    except Exception as error:  # the libraries raise bare Exception, RuntimeError, KeyError... for a broken file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{file}: not a tokenizer that can be read: {reason}") from None
+
+
+def _tokenizer_file(directory: epath.Path) -> epath.Path:
+    found = [directory / name for name in FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
+    if not found:
+        raise UserError(
+            f"config.data.tokenizer={str(directory)!r}: the directory holds none of {', '.join(FILES)} or a .model"
+        )
+    return found[0]
+
+
+def _load(file: epath.Path, said: beside.Beside) -> Tokenizer:
+    if file.suffix == ".model":
+        return SentencePieceTokenizer(file.read_bytes(), said)
+    if file.suffix == ".bin":
+        return Llama2cTokenizer(file.read_bytes())
+    content = file.read_text(encoding="utf-8")
+    values = json.loads(content)
+    if values == {"kind": "bytes"}:
+        return ByteTokenizer()
+    if isinstance(values.get("model"), dict):
+        return HuggingFaceTokenizer(content, said)
+    return HuggingFaceTokenizer(gpt2_tokenizer(file, said), said)
