@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import xfresearch as xf
+from tests.data import made_tokenizers
 from tests.tiny_runs import ROOT, rough_params, tiny_model
 from xfresearch.interop.folder import INDEX
 
@@ -111,6 +112,35 @@ def test_a_saved_model_is_exported_as_it_was_read(tmp_path, dtype, bare):
         assert (tensor.dtype, tensor.tobytes()) == (second[name].dtype, second[name].tobytes()), name
     first, second = (json.loads((path / "config.json").read_text()) for path in (before, tmp_path / "after"))
     assert first == second
+
+
+def made(kind: str, directory: Path) -> None:
+    """Writes a tokenizer of that kind as folders have it, with what is said beside it."""
+    if kind == "tokenizer.model":
+        (directory / kind).write_bytes(made_tokenizers.sentence_piece())
+    elif kind == "tokenizer.json":
+        (directory / kind).write_text(made_tokenizers.byte_level())
+    else:
+        model = json.loads(made_tokenizers.byte_level())["model"]
+        (directory / "vocab.json").write_text(json.dumps(model["vocab"], indent=1))
+        merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+        (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (directory / "tokenizer_config.json").write_text('{"eos_token": {"content": "a"}, "other": 1}')
+    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 6], "temperature": 0.6}')
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tokenizer.model", "vocab.json"])
+def test_tokenizers_are_kept_to_the_byte(folder, tmp_path, kind):
+    """Whatever of it we read, and through a saved model: which then writes the same text."""
+    (folder / "bytes.json").unlink()
+    made(kind, folder)
+    lm = xf.load(folder)
+    lm.save(tmp_path / "run")
+    kept = xf.load(tmp_path / "run")
+    assert kept.tokenizer.stops == lm.tokenizer.stops and set(lm.tokenizer.stops) >= {5, 6}
+    kept.export_hf(tmp_path / "out")
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "config.json"}
+    assert files == {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir() if f.name != "config.json"}
 
 
 def test_another_tokenizer_replaces_the_folders_own(folder, tmp_path):

@@ -166,7 +166,7 @@ def test_damage_is_one_line(written, name):
 def test_paths_and_steps_that_are_not_there_are_one_line(written):
     cases = [
         ({"path": written.with_name("none.bin")}, "none.bin does not exist"),
-        ({"path": written, "step": 3}, "step=3 is not allowed with the file .*model.bin"),
+        ({"path": written, "step": 3}, "step=3 is not allowed with .*model.bin"),
     ]
     for arguments, says in cases:
         with pytest.raises(xf.UserError, match=says):
