@@ -16,6 +16,7 @@ import xfresearch as xf
 from tests.data import made_tokenizers
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
 from tests.tiny_runs import ROOT, rough_params, tiny_model
+from xfresearch import evaluation
 
 TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
 
@@ -109,6 +110,8 @@ def test_without_a_tokenizer_there_are_logits_but_no_text(folder, tmp_path):
     assert lm.tokenizer is None and lm(TOKENS_BL).shape == (2, 8, 257)
     with pytest.raises(xf.UserError, match="this model has no tokenizer"):
         lm.generate("a")
+    with pytest.raises(xf.UserError, match="run has no tokenizer, so that there are no tokens of a text"):
+        evaluation.read_text(lm, tmp_path / "run")
     lm.export_hf(tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"config.json", WEIGHTS}
 
