@@ -76,16 +76,21 @@ def _is_llama2c(path: epath.Path) -> bool:
     return path.suffix == ".bin" and not path.is_dir()
 
 
+def _is_others(path: epath.Path) -> bool:
+    """Whether the model at `path` is in a form of others, which no run of ours made."""
+    return _is_llama2c(path) or folder.is_folder(path)
+
+
 def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
-    """The run's directory and the step that `path` or `step` asks for; a Hugging Face folder or llama2.c's file as it is."""
+    """The run's directory and the step that `path` or `step` asks for; one of others as it is."""
     path = epath.Path(path).expanduser()
     if path.parent.name == "checkpoints" and path.name.isdigit():
         if step not in (None, int(path.name)):
             raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
         return path.parent.parent, int(path.name)
-    if folder.is_folder(path) or _is_llama2c(path):
+    if _is_others(path):
         if step is not None:
-            raise UserError(f"step={step} is not allowed with {path}, which holds one model and no steps")
+            raise UserError(f"step={step} is not allowed with {path}, which holds one model")
         return path, None
     if not (path / "config.json").exists():
         what = "is not a run's directory" if path.exists() else "does not exist"
@@ -97,19 +102,9 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
 
 
 def run_of(path) -> Config:
-    """The config of the run at `path`; one at its defaults for what no run of ours made."""
+    """The config of the run at `path`; of a model that no run of ours made, one at its defaults."""
     path, _ = locate(path)
-    return Config() if folder.is_folder(path) or _is_llama2c(path) else read_json(path / "config.json")
-
-
-def tokenizer_of(path) -> epath.Path:
-    """Where the tokenizer's files of the model at `path` are."""
-    path, _ = locate(path)
-    if _is_llama2c(path):
-        from xfresearch.interop import llama2c
-
-        return llama2c.tokenizer_file(path)
-    return path if folder.is_folder(path) else path / "tokenizer"
+    return Config() if _is_others(path) else read_json(path / "config.json")
 
 
 def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:

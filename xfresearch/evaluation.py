@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.api import tokenizer_of
 from xfresearch.config import ModelConfig
 from xfresearch.data.pipeline import prepare, stream_tokens
 from xfresearch.errors import UserError
@@ -193,7 +192,10 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
         )
     if stride > length:
         raise UserError(f"stride {stride} is not allowed: it must be at most the sequence length, {length}")
-    data = replace(lm.run.data, tokenizer=str(tokenizer_of(workdir)))
+    if lm.tokenizer is None:
+        raise UserError(f"{workdir} has no tokenizer, so that there are no tokens of a text to evaluate on")
+    kept = workdir / "tokenizer"  # by a run; a model of others names its own
+    data = replace(lm.run.data, tokenizer=str(kept)) if kept.exists() else lm.run.data
     config, corpus, split = replace(lm.run, data=data), corpus or data.corpus[0], split or lm.run.evaluation.split
     meta = prepare(config, split, corpus).meta
     tokens, documents = stream_tokens(config, split, corpus)

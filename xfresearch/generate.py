@@ -42,12 +42,8 @@ def main(arguments: list[str]) -> None:
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
-    parser.add_argument(
-        "--workdir",
-        metavar="DIR",
-        required=True,
-        help="a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin of llama2.c",
-    )
+    where = "a run's directory, one of its checkpoints, a Hugging Face folder, or a llama2.c .bin"
+    parser.add_argument("--workdir", metavar="DIR", required=True, help=where)
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to go on from; may be repeated"

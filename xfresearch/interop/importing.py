@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from xfresearch.api import LanguageModel, layout_of, with_dtype
-from xfresearch.config import Config, ModelConfig
+from xfresearch.config import Config, DataConfig, ModelConfig
 from xfresearch.errors import UserError, nearest
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model
@@ -45,7 +45,8 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
         jax.config.update("jax_enable_x64", True)
     params, bare = read_params(folder, kind, model, stored, mesh)
     tokenizer = read_tokenizer(folder)
-    run = Config(model=model, sequence_length=model.max_length)
+    data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
+    run = Config(model=model, sequence_length=model.max_length, data=data)
     others = {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype != held}
     digest = tokenizer.digest if tokenizer else ""
     source = Source(config, held, others, bare, digest, small_files(folder))

@@ -16,12 +16,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.api import LanguageModel, layout_of, with_dtype
+from xfresearch.api import LanguageModel, with_dtype
 from xfresearch.config import AttentionConfig, BlockConfig, Config, DataConfig, FeedForwardConfig, ModelConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
-from xfresearch.models.axes import path_name
+from xfresearch.models import transformer
 from xfresearch.resolving import resolve
+from xfresearch.training.sharding import param_shardings
 
 MAGIC, VERSION_1_BYTES = b"24ka", 256
 EMBED, FINAL_NORM, HEAD = "embed/table", "final_norm/gain", "head/table"
@@ -52,21 +53,20 @@ class Layout(NamedTuple):
 
 
 def load(path, mesh=None, dtype: str = "") -> LanguageModel:
-    """The model in a .bin file and the tokenizer beside it, on the first device or cut over a `mesh`, computing in `dtype`
-    where one is given.
+    """The model in a .bin file and the tokenizer beside it, on the first device or cut over a `mesh`; computing in
+    float32, or in the `dtype` given.
 
     UserError where the file is not of the size that its header asks for, or is no llama2.c model at all.
     """
     path = Path(path).expanduser()
     layout = read_layout(path)
-    beside = _beside(path, layout.header)
-    tokenizer = load_tokenizer(beside)
+    tokenizer_file = _tokenizer_file(path, layout.header)
+    tokenizer = load_tokenizer(tokenizer_file)
     if tokenizer.vocab_size != layout.header.vocab_size:
         sizes = f"{tokenizer.vocab_size} tokens; the model {path} has {layout.header.vocab_size}"
-        raise UserError(f"{beside}: holds {sizes}")
-    run = _run(layout, beside)
-    model = with_dtype(run.model, dtype)
-    return LanguageModel(model, _params(path, layout, model, mesh), tokenizer, run)
+        raise UserError(f"{tokenizer_file}: holds {sizes}")
+    run = _run(layout, tokenizer_file)
+    return LanguageModel(with_dtype(run.model, dtype), _params(path, layout, run.model, mesh), tokenizer, run)
 
 
 def read_layout(path: Path) -> Layout:
@@ -131,12 +131,7 @@ def _shapes(h: Header) -> dict[str, tuple[int, ...]]:
     }
 
 
-def tokenizer_file(path) -> Path:
-    """The tokenizer beside a .bin file; UserError where there is none."""
-    return _beside(Path(path), read_layout(Path(path)).header)
-
-
-def _beside(path: Path, h: Header) -> Path:
+def _tokenizer_file(path: Path, h: Header) -> Path:
     names = (f"tok{h.vocab_size}.bin", "tokenizer.bin")
     found = [path.with_name(name) for name in names if path.with_name(name).is_file()]
     if not found:
@@ -168,12 +163,15 @@ def _params(path: Path, layout: Layout, model: ModelConfig, mesh) -> dict:
     numbers, places, start = np.memmap(path, "<f4", "r", layout.start), {}, 0
     for name, shape in layout.shapes.items():
         places[name], start = numbers[start : start + math.prod(shape)].reshape(shape), start + math.prod(shape)
+    shapes = transformer.abstract(model)
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda _: device, shapes) if mesh is None else param_shardings(mesh, shapes)
 
-    def read(path, leaf):
-        name = path_name(path)
-        return jax.device_put(_ours(name, places[name], leaf.shape), leaf.sharding)
+    def read(path, shape, sharding):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return jax.device_put(_ours(name, places[name], shape.shape), sharding)
 
-    return jax.tree_util.tree_map_with_path(read, layout_of(model, mesh))
+    return jax.tree_util.tree_map_with_path(read, shapes, shardings)
 
 
 def _ours(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

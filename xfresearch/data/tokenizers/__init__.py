@@ -7,4 +7,12 @@ from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
 from xfresearch.data.tokenizers.loading import has_tokenizer, load_tokenizer, tokenizer_for, vocab_size
 
-__all__ = ["END_OF_TEXT", "ByteTokenizer", "Tokenizer", "has_tokenizer", "load_tokenizer", "tokenizer_for", "vocab_size"]
+__all__ = [
+    "END_OF_TEXT",
+    "ByteTokenizer",
+    "Tokenizer",
+    "has_tokenizer",
+    "load_tokenizer",
+    "tokenizer_for",
+    "vocab_size",
+]
