@@ -63,7 +63,7 @@ class Adapter(TemplateLM):
         return self._answers("text", asked, self._generate)
 
     def _generate(self, requests: list) -> Iterator:
-        return generating.generate(self.lm, requests, self.batch_size)
+        return generating.generate(self.lm, requests, self.batch_size, self.mesh)
 
     def _score(self, windows: list) -> Iterator:
         return scoring.score(self.scorer, self.lm.params, windows, self.length, self.batch_size, self.mesh)

@@ -1,10 +1,12 @@
 """Texts after prompts, each up to one of its own stop strings, batched by length."""
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from xfresearch.errors import UserError
 from xfresearch.models import decoding
+from xfresearch.training import placing
 
 
 class Request(NamedTuple):
@@ -26,7 +28,7 @@ def request_of(tokens: Sequence[int], settings: dict, length: int) -> Request:
     return Request(tuple(tokens[most - length :]), tuple(settings["until"]), most, sampling)
 
 
-def generate(lm, requests: Sequence[Request], batch_size: int) -> Iterator[list[tuple[int, str]]]:
+def generate(lm, requests: Sequence[Request], batch_size: int, mesh=None) -> Iterator[list[tuple[int, str]]]:
     """Yields, batch by batch, (number, text) of the requests that are done."""
     alike = {}
     for number, request in enumerate(requests):
@@ -35,18 +37,19 @@ def generate(lm, requests: Sequence[Request], batch_size: int) -> Iterator[list[
         numbers.sort(key=lambda number: -len(requests[number].tokens))
         for first in range(0, len(numbers), batch_size):
             part = numbers[first : first + batch_size]
-            texts = complete(lm, [requests[number] for number in part], most, sampling, seed=first)
+            texts = complete(lm, [requests[number] for number in part], most, sampling, seed=first, mesh=mesh)
             yield list(zip(part, texts, strict=True))
 
 
-def complete(lm, requests: list[Request], most: int, sampling: tuple, seed: int) -> list[str]:
+def complete(lm, requests: list[Request], most: int, sampling: tuple, seed: int, mesh=None) -> list[str]:
     """The text after each prompt, cut before the first of its stop strings; none is awaited longer than that."""
     texts, readers = [""] * len(requests), [lm.tokenizer.decode_stream() for _ in requests]
-    prompts = [request.tokens for request in requests]
+    size = placing.even(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes are compiled
+    prompts = [request.tokens for request in islice(cycle(requests), size)]
     drawing = decoding.Sampling(*sampling) if sampling else decoding.Sampling(temperature=0.0)
     limits = {"end_of_text": lm.tokenizer.end_of_text, "vocab_size": lm.tokenizer.vocab_size}
-    for chunk in decoding.generate(lm.config, lm.params, prompts, most, drawing, seed, **limits):
-        for row, tokens in enumerate(chunk):
+    for chunk in decoding.generate(lm.config, lm.params, prompts, most, drawing, seed, **limits, mesh=mesh):
+        for row, tokens in enumerate(chunk[: len(requests)]):
             texts[row] += readers[row].push(tokens)
         if all(stopped(text, request) for text, request in zip(texts, requests, strict=True)):
             break

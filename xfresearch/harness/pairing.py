@@ -21,7 +21,7 @@ def pair(first: Sequence[float], second: Sequence[float]) -> dict:
     n = len(differences)
     mean, spread = summary(differences)
     error = spread / math.sqrt(n)
-    margin = error * t.ppf((1 + CONFIDENCE) / 2, n - 1) if n > 1 else math.nan
+    margin = error * float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) if n > 1 else math.nan
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     counted = all(value in (0, 1) for value in (*first, *second))
     return {
@@ -63,16 +63,18 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 
 
 def sentence(first: str, second: str, task: str, metric: str, found: dict) -> str:
-    """The difference and its interval in words; shares are said in points of a hundred."""
-    low, high = found["interval"]
+    """The difference and its interval in words; shares are said in points of a hundred. p is the corrected one, if known."""
+    (low, high), p = found["interval"], found.get("p_holm", found["p"])
     unit, scale, digits = ("points", 100, 1) if found["test"].startswith("McNemar") else (f"of {metric}", 1, 4)
     ahead, behind = (first, second) if found["difference"] >= 0 else (second, first)
     if found["difference"] < 0:
         low, high = -high, -low
     size = f"{scale * abs(found['difference']):.{digits}f} {unit}"
-    about = f"(95 % interval {scale * low:.{digits}f} to {scale * high:.{digits}f}, {found['items']:,} items)"
+    about = (
+        f"(95 % interval {scale * low:.{digits}f} to {scale * high:.{digits}f}, {found['items']:,} items, p {p:.2g})"
+    )
     if not found["first_higher"] + found["second_higher"]:
         return f"{first} and {second} do not differ on any of {found['items']:,} items of {task}"
-    if low > 0:
+    if low > 0 and p < 1 - CONFIDENCE:
         return f"{ahead} is {size} better than {behind} on {task} {about}"
     return f"{ahead} is {size} ahead of {behind} on {task}, which may be chance {about}"

@@ -7,6 +7,7 @@ asked for, and of few tokens at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -58,6 +59,7 @@ def continuation_windows(context: list[int], continuation: list[int], length: in
     return [*found, Window(tokens[-length - 1 :], left)]
 
 
+@cache  # so that two models of one form share their programs
 def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None) -> Callable:
     """scorer(params, reading, asking) -> (nll_BS, correct_BS) of the targets `asking` names after what `reading` holds.
 
@@ -137,8 +139,7 @@ def rows_of(requests: Sequence[list[Window]]) -> list[Row]:
 
 def placed(rows: list[Row], count: int, tokens: int, targets: int, mesh=None) -> tuple[dict, dict]:
     """What a batch of `count` rows reads [count, tokens] and is asked [count, targets], laid over the mesh."""
-    count, place_tokens = placing.on(mesh, count, tokens)
-    _, place_targets = placing.on(mesh, count, targets)
+    (count, place_tokens), (_, place_targets) = (placing.on(mesh, count, length) for length in (tokens, targets))
     reading = {name: np.zeros((count, tokens), np.int32) for name in ("tokens", "segments", "positions")}
     asking = {name: np.zeros((count, targets), np.int32) for name in ("places", "targets")}
     for number, row in enumerate(rows):

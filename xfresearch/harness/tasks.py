@@ -1,14 +1,17 @@
 """Tasks for lm_eval: its own, which it fetches from the network, or those of local_tasks/, read from a folder here."""
 
 import importlib.util
+import json
 import logging
 import os
+import re
 from pathlib import Path
 
 from xfresearch.errors import UserError, nearest
 
 FOLDER = Path(__file__).parent / "local_tasks"
 PREFIX = "local_"  # sets our names apart from lm_eval's
+FIELDS = {"query", "choices", "gold", "context", "context_options", "continuation"}
 
 
 def local_names() -> list[str]:
@@ -43,6 +46,8 @@ def load(names: list[str], folder: str, cache: Path) -> list:
     manager = _manager(folder)
     found = []
     for name in names:
+        if folder:
+            check_data(name, folder)
         try:
             built = manager.load([_local_config(name, folder, cache) if folder else name])
         except Exception as error:  # what goes wrong with a file, the network or a task differs by library
@@ -53,6 +58,22 @@ def load(names: list[str], folder: str, cache: Path) -> list:
         found += [*built.get("groups", {}).values()]
         found += [task for task_name, task in built["tasks"].items() if task_name not in grouped]
     return found
+
+
+def check_data(name: str, folder: str) -> None:
+    """UserError for the first line of a task's file that is no JSON or lacks a field that its prompts are made of."""
+    words = re.findall(
+        r"\w+", " ".join(str(value) for key, value in _config(name).items() if key.startswith("doc_to_"))
+    )
+    needed, path = FIELDS & set(words), data_file(name, folder)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                missing = sorted(needed - json.loads(line).keys())
+            except (ValueError, AttributeError) as error:
+                raise UserError(f"{path}:{number}: the line is not a JSON object: {error}") from None
+            if missing:
+                raise UserError(f"{path}:{number}: no field {missing[0]!r}, which --tasks={name} reads")
 
 
 def _manager(folder: str):
