@@ -72,13 +72,17 @@ def evaluate(options, workdir) -> None:
 
 
 def open_model(path: str, step: int | None):
-    """The model of a run, and the mesh that its parameters lie on; None for one device."""
+    """The model of a run or a Hugging Face folder, and the mesh that its parameters lie on; None for one device."""
     from xfresearch import api
+    from xfresearch.config import Config
     from xfresearch.config_io import read_json
     from xfresearch.data.cache import keep_programs
+    from xfresearch.interop.folder import is_folder
 
     workdir, _ = api.locate(path, step)
-    run = read_json(workdir / "config.json")
+    if is_folder(workdir) and step is not None:
+        raise UserError(f"--step={step} is not allowed with {path}: a Hugging Face folder has no steps")
+    run = Config() if is_folder(workdir) else read_json(workdir / "config.json")
     keep_programs(run.data)
     mesh = mesh_of(run)
     return api.load(path, step, mesh), mesh
@@ -86,7 +90,12 @@ def open_model(path: str, step: int | None):
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
-    parser.add_argument("--workdir", metavar="DIR", default="", help="a run's directory, or one of its checkpoints")
+    parser.add_argument(
+        "--workdir",
+        metavar="DIR",
+        default="",
+        help="a run's directory, or one of its checkpoints (with --tasks also a Hugging Face folder)",
+    )
     add, positive = parser.add_argument, at_least(1)
     add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     add("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")

@@ -114,9 +114,10 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(lm_eval, data, tmp_path, m
 
 
 def test_another_step_length_or_model_has_its_own_answers(lm_eval, runs, data, tmp_path):
-    options = [["--step", 10], ["--step", 20], ["--step", 20, "--sequence-length", 32]]
-    found = [evaluated(data, tmp_path, "--workdir", runs[0], *given, names=["piqa"]) for given in options]
+    options = [[runs[0], "--step", 10], [runs[0] / "checkpoints/20"], [runs[0], "--sequence-length", 32]]
+    found = [evaluated(data, tmp_path, "--workdir", *given, names=["piqa"]) for given in options]
     assert len({one["kept_in"] for one in found}) == 3
+    assert all(Path(one["kept_in"]).parent == runs[0] / "harness" for one in found)
     assert [(one["step"], one["sequence_length"]) for one in found] == [(10, 64), (20, 64), (20, 32)]
 
 

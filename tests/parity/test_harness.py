@@ -10,6 +10,7 @@ import pytest
 from tests.parity.test_transformers import gpt2
 from tests.parity.weights import MISSING
 from tests.tiny_runs import rough_params, tiny_config
+from xfresearch import api
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -23,7 +24,7 @@ NEAR = 1e-4  # nats of an item, what issue 5 allows
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, shared_data):
-    """A GPT-2 in Hugging Face's form, and our parameters of it."""
+    """A GPT-2 in Hugging Face's form."""
     path = tmp_path_factory.mktemp("gpt2")
     tokenizer = shared_data / "tokenizers" / "gpt2_hf_tokenizer.json"
     end = "<|endoftext|>"
@@ -39,7 +40,7 @@ def folder(tmp_path_factory, shared_data):
     missing, unexpected = module.load_state_dict(state, strict=False)
     assert not unexpected and missing == ["lm_head.weight"]  # tied
     module.save_pretrained(path)
-    return path, config, params
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +49,15 @@ def theirs(folder):
 
     # Its sums over an item's tokens are float32 otherwise, whose last digit is 1e-4 of 1,000 nats.
     exact = {"dtype": "float32", "softmax_dtype": "float64"}
-    return HFLM(pretrained=str(folder[0]), device="cpu", batch_size=8, **exact)
+    return HFLM(pretrained=str(folder), device="cpu", batch_size=8, **exact)
 
 
 @pytest.fixture(scope="module")
 def ours(folder):
-    from xfresearch.api import LanguageModel
-    from xfresearch.data.tokenizers import load_tokenizer
     from xfresearch.harness.adapter import Adapter
     from xfresearch.harness.items import Items
 
-    path, config, params = folder
-    lm = LanguageModel(config.model, params, load_tokenizer(path), config)
-    return Adapter(lm, Items(), LENGTH, 8)
+    return Adapter(api.load(folder), Items(), LENGTH, 8)
 
 
 def ask(model, kind: str, arguments: list) -> list:

@@ -15,6 +15,7 @@ from xfresearch.errors import UserError
 from xfresearch.harness import tasks
 from xfresearch.models.sizes import longest_sequence
 from xfresearch.training.checkpoint import fingerprints
+from xfresearch.training.workdir import in_bucket
 
 RESAMPLES = 1000  # for standard errors of what is no mean, which lm_eval draws
 
@@ -23,6 +24,8 @@ def measure(path: str, lm: api.LanguageModel, mesh, options) -> dict:
     """The figures of every task, and what is needed to compare them item by item."""
     if not lm.config.causal:
         raise UserError(f"--tasks is not allowed with {path}: it reads both ways and gives no text a likelihood")
+    if lm.tokenizer is None:
+        raise UserError(f"--tasks is not allowed with {path}: it has no tokenizer")
     length = max_length(lm, options.sequence_length)
     folder = kept_in(path, lm, length)
     results = run_tasks(lm, mesh, length, folder, options)
@@ -44,11 +47,11 @@ def max_length(lm: api.LanguageModel, asked: int) -> int:
 
 
 def kept_in(path: str, lm: api.LanguageModel, length: int) -> Path:
-    """Where a model's answers are kept: in its run's directory, or in the cache for one that is no run here."""
+    """Where a model's answers are kept: in its run's directory, or in the cache for a folder that is no run of this disk."""
     model = [fingerprints({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
-    local = "://" not in str(path) and (Path(path).expanduser() / "checkpoints").is_dir()
-    root = Path(path).expanduser() if local else cache_root(lm.run.data)
-    return root / "harness" / digest(model)
+    workdir, _ = api.locate(path)
+    local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
+    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness" / digest(model)
 
 
 def run_tasks(lm: api.LanguageModel, mesh, length: int, folder: Path, options) -> dict:
