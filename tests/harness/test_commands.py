@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness import local_data
 from tests.harness.test_scoring import alone
-from tests.tiny_runs import make_run
+from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
 from xfresearch import api, evaluate
 from xfresearch.errors import UserError
@@ -155,6 +155,25 @@ def test_examples_and_limits_reach_the_prompts(lm_eval, runs, data, tmp_path):
     prompt = json.loads(lines[0])["arguments"][0][0]
     assert len(lines) == 3 and prompt.count("\nAnswer: ") == 2 and "Answer:  " not in prompt
     assert prompt.endswith("In house 0 the river stands beside the\nAnswer:")
+
+
+def test_texts_begin_with_what_the_tokenizer_says_they_do(lm_eval):
+    from xfresearch.harness.adapter import Adapter
+    from xfresearch.harness.items import Items
+
+    adapter = Adapter(tiny_model("gpt2"), Items(), 64, 2)
+    assert adapter.tok_encode("ab") == [97, 98] and adapter.prefix_token_id == 256
+    adapter.lm.tokenizer.begin_of_text = 255
+    assert adapter.tok_encode("ab") == [255, 97, 98] and adapter.prefix_token_id == 255
+    assert adapter._encode_pair("a ", "b") == ([255, 97], [32, 98])
+    found = adapter.loglikelihood([Instance(("", "b")), Instance((" ", "b"))])
+    expected = [alone(adapter.lm, [scoring.Window([255, *text], len(text))])[0] for text in ([98], [32, 98])]
+    assert [total for total, _ in found] == pytest.approx(expected, rel=TOLERANCE["float32"])
+
+
+class Instance:
+    def __init__(self, args: tuple):
+        self.args = args
 
 
 def test_models_that_were_asked_different_questions_are_not_compared():

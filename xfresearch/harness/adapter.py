@@ -32,8 +32,19 @@ class Adapter(TemplateLM):
     def eot_token_id(self) -> int:
         return self.lm.tokenizer.end_of_text
 
+    @property
+    def prefix_token_id(self) -> int:
+        return self.eot_token_id if self.begin_of_text is None else self.begin_of_text
+
+    @property
+    def begin_of_text(self) -> int | None:
+        return getattr(self.lm.tokenizer, "begin_of_text", None)
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
-        return self.lm.tokenizer.encode(string.encode("utf-8", "replace")).tolist()
+        """What begins a text stands before it, as models that were trained so expect, unless it is a continuation."""
+        begins = self.begin_of_text is not None and add_special_tokens is not False
+        tokens = self.lm.tokenizer.encode(string.encode("utf-8", "replace")).tolist()
+        return [self.begin_of_text, *tokens] if begins else tokens
 
     def loglikelihood(self, requests, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm)
