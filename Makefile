@@ -2,6 +2,7 @@
 # make test    the test suite
 # make long    tests that take long, by chance drawn ones among them
 # make parity  our variants against PyTorch libraries, in an environment of its own
+# make eval    lm_eval, for python -m xfresearch.evaluate --tasks, and the tests that need it
 # make libtpu  the compiler for TPUs, which python -m xfresearch.plan needs; it runs without one
 # make plans   named plans, compiled for TPUs that are not here: hours on two cores, goes on where it stopped
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 
-.PHONY: train test long parity libtpu plans docs clean
+.PHONY: train test long parity eval libtpu plans docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -23,6 +24,9 @@ long: $(VENV)/.ready-test
 
 parity: $(PARITY)/.ready
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
+
+eval: $(VENV)/.ready-eval
+	$(BIN)/python -m pytest tests/harness
 
 libtpu: $(VENV)/.ready-plan
 
@@ -45,6 +49,10 @@ $(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
 
 $(VENV)/.ready-plan: requirements-plan.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet -r requirements-plan.txt
+	touch $@
+
+$(VENV)/.ready-eval: requirements-eval.txt $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet -r requirements-eval.txt
 	touch $@
 
 $(PARITY)/.ready: requirements.txt requirements-test.txt requirements-parity.txt

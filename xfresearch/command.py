@@ -6,6 +6,7 @@ line that names a log file, where the stack trace is.
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -112,3 +113,21 @@ def write_text(path: str, text: str) -> None:
 
 def _temporary(target):
     return target.parent / f".{target.name}.{os.getpid()}.tmp"
+
+
+def table(columns: dict[str, list[str]]) -> str:
+    """Aligned text, numbers to the right."""
+    widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
+    rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
+    return "\n".join(
+        "  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row, strict=True)) for row in rows
+    )
+
+
+def finite(value):
+    """`value` with None for every number that JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,6 +5,7 @@ keep quiet. Nothing here starts JAX where a single process runs.
 """
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -199,6 +200,19 @@ def _broadcast(words: tuple[str, str], size: int = 4096) -> tuple[str, str]:
     received = bytes(multihost_utils.broadcast_one_to_all(sent).astype(np.uint8)).rstrip(b"\0")
     kind, _, rest = received.decode("utf8", "ignore").partition("\0")
     return kind, rest
+
+
+def shared(value):
+    """The first process's `value`, anything JSON can write, in every process."""
+    if not several():
+        return value
+    import numpy as np
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    sent = np.frombuffer(json.dumps(value).encode() if first() else b"", np.uint8)
+    size = int(broadcast_one_to_all(np.int32(len(sent))))
+    received = broadcast_one_to_all(np.resize(sent, size) if first() else np.zeros(size, np.uint8))
+    return json.loads(received.astype(np.uint8).tobytes())
 
 
 def first_word(text: str, size: int = 512) -> str:

@@ -1,23 +1,26 @@
 """python -m xfresearch.evaluate --workdir DIR [--step N | --all-steps] [--data CORPUS[:PATH]] [--stride N]
+python -m xfresearch.evaluate (--workdir DIR | --compare DIR DIR) --tasks NAME,... [--task-data DIR] [--limit N]
 
 Measures held-out loss of a trained model. Windows of --sequence-length tokens slide by --stride over the text; every
 token but the first (of each document, for a run that packs documents) is scored once, with more than length - stride
 tokens before it. With a stride of the whole length, the default, this is what training measures.
 """
 
-import math
 import sys
 from argparse import ArgumentTypeError
 from functools import cache
 
 from xfresearch import command, distributed
 from xfresearch.errors import UserError
+from xfresearch.harness import commands as task_commands
 
 EPILOG = """\
 examples:
   python -m xfresearch.evaluate --workdir runs/quickstart --stride 64
   python -m xfresearch.evaluate --workdir runs/a --all-steps --json curve.json
-  python -m xfresearch.evaluate --workdir runs/a --data text_files:notes/*.txt --per-document"""
+  python -m xfresearch.evaluate --workdir runs/a --data text_files:notes/*.txt --per-document
+  python -m xfresearch.evaluate --workdir runs/a --tasks lambada,piqa --task-data data/eval
+  python -m xfresearch.evaluate --compare runs/a runs/b --tasks lambada,piqa --task-data data/eval"""
 
 COLUMNS = {
     "loss": ("loss", "{:.4f}"),
@@ -37,22 +40,21 @@ def main(arguments: list[str]) -> None:
     distributed.check(options)
     from xfresearch import api
 
-    workdir, _ = api.locate(options.workdir)  # of a checkpoint the run's, where logs of errors belong
+    workdir, _ = api.locate(options.workdir or options.compare[0])  # of a checkpoint the run's: logs of errors go there
     with distributed.joined(options, str(workdir)):
-        evaluate(options, workdir)
+        if options.tasks:
+            task_commands.run(options, open_model)
+        else:
+            evaluate(options, workdir)
 
 
 def evaluate(options, workdir) -> None:
-    from xfresearch import api, evaluation
-    from xfresearch.data.cache import keep_programs
+    from xfresearch import evaluation
     from xfresearch.training import checkpoint
 
-    run = api.run_of(workdir)
     if options.all_steps and not checkpoint.steps(workdir):
         raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
-    keep_programs(run.data)
-    mesh = mesh_of(run)
-    lm = api.load(options.workdir, options.step, mesh)
+    lm, mesh = open_model(options.workdir, options.step)
     sizes = (options.sequence_length, options.stride, options.limit)
     text = evaluation.read_text(lm, workdir, options.data, options.split, *sizes)
     if distributed.first():
@@ -60,7 +62,7 @@ def evaluate(options, workdir) -> None:
     results = evaluate_steps(lm, workdir, text, options, mesh)
     if not distributed.first():
         return
-    print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
+    print(command.table({"step": [str(result["step"]) for result in results], **figures(results)}))
     print(f"loss in nats per token; +- is its standard error over {results[0]['units']} {text.unit}")
     if options.all_steps:
         print(f"bits/byte  {sparkline([result['bits_per_byte'] for result in results])}")
@@ -69,13 +71,24 @@ def evaluate(options, workdir) -> None:
     if options.json:
         settings = {name: getattr(text, name) for name in ("corpus", "split", "length", "stride", "unit")}
         measured = {"steps": results} if options.all_steps else results[0]
-        command.write_json(options.json, finite({"workdir": options.workdir, **settings, **measured}))
+        command.write_json(options.json, command.finite({"workdir": options.workdir, **settings, **measured}))
+
+
+def open_model(path: str, step: int | None):
+    """The model at `path`, as xf.load reads it, and the mesh that its parameters lie on; None for one device."""
+    from xfresearch import api
+    from xfresearch.data.cache import keep_programs
+
+    run = api.run_of(path)
+    keep_programs(run.data)
+    mesh = mesh_of(run)
+    return api.load(path, step, mesh), mesh
 
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.evaluate", description=__doc__, epilog=EPILOG)
-    where = "a run's directory, one of its checkpoints, or a Hugging Face folder"
-    parser.add_argument("--workdir", metavar="DIR", required=True, help=where)
+    where = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin of llama2.c"
+    parser.add_argument("--workdir", metavar="DIR", default="", help=where)
     add, positive = parser.add_argument, at_least(1)
     add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     add("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")
@@ -87,8 +100,12 @@ def parse(arguments: list[str]):
     add("--per-document", action="store_true", help="also the loss of every document")
     add("--batch-size", type=positive, default=0, metavar="N", help="sequences at once (default: as trained)")
     add("--json", metavar="FILE", help="also write the results as JSON")
+    task_commands.add_flags(parser, at_least(0))
     distributed.add_flags(parser)
     options = parser.parse_args(arguments)
+    if bool(options.workdir) == bool(options.compare):
+        raise UserError("--workdir DIR or --compare DIR DIR is required, one of the two (see --help)")
+    task_commands.check(options)
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options
@@ -158,15 +175,6 @@ def figures(results: list[dict]) -> dict[str, list[str]]:
     return {title: [form.format(result[name]) for result in results] for name, (title, form) in known.items()}
 
 
-def table(columns: dict[str, list[str]]) -> str:
-    """Aligned text, numbers to the right."""
-    widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
-    rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
-    return "\n".join(
-        "  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row, strict=True)) for row in rows
-    )
-
-
 def document_table(documents: list[dict], shown: int = 5) -> str:
     """The documents with the highest and the lowest bits per byte."""
     ranked = sorted(documents, key=lambda document: -document["bits_per_byte"])
@@ -177,7 +185,7 @@ def document_table(documents: list[dict], shown: int = 5) -> str:
             beginnings = {"starts": [repr(d["starts"]) for d in part]}
             lines += [
                 f"{title} documents by bits/byte (of {len(documents)})",
-                table(names | figures(part) | beginnings),
+                command.table(names | figures(part) | beginnings),
             ]
     return "\n".join(lines)
 
@@ -187,15 +195,6 @@ def sparkline(values: list[float]) -> str:
     bars, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
     heights = [int((value - low) / (high - low or 1) * (len(bars) - 1)) for value in values]
     return f"{values[0]:.4f} {''.join(bars[h] for h in heights)} {values[-1]:.4f}"
-
-
-def finite(value):
-    """`value` with None for every number that JSON cannot write."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

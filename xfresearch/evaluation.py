@@ -67,14 +67,15 @@ def evaluate_batches(evaluator: Callable, params: dict, batches: Iterable[dict],
     for batch in batches:
         sums = evaluator(params, batch, byte_lengths)
         if waiting is not None:
-            parts.append(_on_host(waiting))
+            parts.append(on_host(waiting))
         waiting = sums
     if waiting is not None:
-        parts.append(_on_host(waiting))
+        parts.append(on_host(waiting))
     return summary({name: np.concatenate([part[name] for part in parts] or [[]]) for name in SUMS})
 
 
-def _on_host(sums: dict) -> dict:
+def on_host(sums: dict) -> dict:
+    """The arrays `sums` as NumPy's, whole in every process."""
     if all(x.is_fully_addressable for x in sums.values()):
         return jax.device_get(sums)
     from jax.experimental.multihost_utils import process_allgather
@@ -244,7 +245,7 @@ def score_text(
         rows = text.rows[first : first + batch_size]
         batch = window_batch(text.tokens, rows, text.length, batch_size)
         index_BL, scored_BL = batch.pop("index"), batch["weights"] > 0
-        nll_BL, correct_BL = _on_host(dict(enumerate(scorer(params, place(batch))))).values()
+        nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
         at = index_BL[scored_BL]
         nll[at], correct[at], row_of[at] = nll_BL[scored_BL], correct_BL[scored_BL], first + np.nonzero(scored_BL)[0]
         count += len(at)

@@ -149,7 +149,7 @@ def test_stops_computing_once_every_prompt_has_ended():
     assert chunks == [[[]]]
     tokens_BP, segments_BP = decoding.pad_left([[1]])
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
-    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan"), params, state, 9)
+    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan", None), params, state, 9)
     assert int(state["drawn"]) == 1
 
 
@@ -179,7 +179,7 @@ def test_the_cache_is_donated():
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
     caches = jax.tree.leaves(state["caches"])
-    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan"), params, state, 3)
+    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan", None), params, state, 3)
     assert all(cache.is_deleted() for cache in caches)
 
 

@@ -19,12 +19,13 @@ from itertools import takewhile
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from xfresearch.config import ModelConfig
-from xfresearch.errors import UserError
+from xfresearch.errors import UserError, require
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
-from xfresearch.models.partition import platform
+from xfresearch.models.partition import activation_spec, constrain, platform
 
 CHUNK = 16  # tokens between two looks of the host: few enough to stream, enough to hide the call
 
@@ -56,21 +57,27 @@ def generate(
     seed: int = 0,
     stops: tuple[int, ...] = (),
     vocab_size: int = 0,
+    mesh=None,
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until all have ended or are full.
 
     `prompts` are lists of at least one token. A prompt ends before the first of `stops`, which are never yielded. Ids
-    from `vocab_size` on are never drawn (0: the whole vocabulary).
+    from `vocab_size` on are never drawn (0: the whole vocabulary). `mesh` is what the parameters lie on; it has to cut the
+    prompts evenly.
     """
     tokens_BP, segments_BP = pad_left(prompts)
+    keys_B = row_keys(prompts, seed)
+    if mesh is not None:
+        tokens_BP, segments_BP, keys_B = lay_rows(mesh, tokens_BP, segments_BP, keys_B)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
-    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers())
-    state = prefill(model, settings[-1], length, params, tokens_BP, segments_BP, row_keys(prompts, seed))
+    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh)
+    state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
         state, tokens_BC = decode_chunk(settings, params, state, count)
-        chunk = [[] if end else row[:count] for end, row in zip(ended, tokens_BC.tolist(), strict=True)]
+        rows = np.asarray(tokens_BC).tolist()
+        chunk = [[] if end else row[:count] for end, row in zip(ended, rows, strict=True)]
         texts = [list(takewhile(lambda token: token not in stops, row)) for row in chunk]
         ended = [end or len(text) < count for end, text in zip(ended, texts, strict=True)]
         yield texts
@@ -102,14 +109,25 @@ def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.array(numbers, jnp.uint32))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B) -> dict:
+def lay_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
+    """What each process has whole, cut by row over the `mesh`."""
+    require(mesh.shape["context"] == 1, "mesh.context", mesh.shape["context"], "1 to decode: it cuts sequences")
+
+    def lay(x):
+        sharding = NamedSharding(mesh, activation_spec(mesh, "BN"[: x.ndim], x.shape))
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return lay(tokens_BP), lay(segments_BP), jax.random.wrap_key_data(lay(np.asarray(jax.random.key_data(keys_B))))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 7))
+def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None) -> dict:
     """The state after the prompts, with room for `length` tokens per row."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
     segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
-    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS)
+    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh)
     out = lm(tokens_BP, ctx, lm.init_caches(B, length), layers=layers)
     return {
         "caches": out.caches,
@@ -126,7 +144,7 @@ def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, seg
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
 def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
     """Draws up to `count` (at most CHUNK) tokens per row, fewer once every row has ended: tokens [B, CHUNK]."""
-    model, sampling, stops, vocab_size, layers = settings
+    model, sampling, stops, vocab_size, layers, mesh = settings
     lm = transformer.bind(model, params)
 
     def unfinished(carry):
@@ -137,18 +155,22 @@ def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax
         done, state, tokens_BC = carry
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
         token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
-        return done + 1, advance(lm, layers, state, token_B, stops), tokens_BC.at[:, done].set(token_B)
+        return done + 1, advance(lm, layers, state, token_B, stops, mesh), tokens_BC.at[:, done].set(token_B)
 
     tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
     _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
-    return state, tokens_BC
+    return state, constrain(mesh, tokens_BC, "NN")  # every process reads all rows
 
 
-def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...]) -> dict:
+def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None) -> dict:
     """The state after one more token of every row."""
     segments_B1 = jnp.ones_like(token_B)[:, None]
     ctx = Context(
-        state["position"][:, None], segments_B1, cache_index=state["index"], cache_segments_BS=state["segments"]
+        state["position"][:, None],
+        segments_B1,
+        cache_index=state["index"],
+        cache_segments_BS=state["segments"],
+        mesh=mesh,
     )
     out = lm(token_B[:, None], ctx, state["caches"], layers=layers)
     return state | {

@@ -39,7 +39,12 @@ def on(mesh: Mesh | None, batch_size: int, length: int) -> tuple[int, Callable]:
     """The next larger batch size that `mesh` can cut, and what lays such batches, read whole, over it."""
     if mesh is None:
         return batch_size, lambda batch: batch
-    cut = row_parts(mesh.shape)
     require(length % mesh.shape["context"] == 0, "sequence_length", length, "a multiple of mesh.context")
-    batch_size = -(-batch_size // cut) * cut
+    batch_size = even(mesh, batch_size)
     return batch_size, lambda batch: place(batch_sharding(mesh), (batch_size, length), range(batch_size), batch)
+
+
+def even(mesh: Mesh | None, batch_size: int) -> int:
+    """The next larger batch size that `mesh` can cut."""
+    cut = 1 if mesh is None else row_parts(mesh.shape)
+    return -(-batch_size // cut) * cut

@@ -1,0 +1,113 @@
+"""The paired comparison: worked cases, and that its intervals and tests hold what they promise."""
+
+import math
+
+import numpy as np
+import pytest
+
+from xfresearch.harness import pairing
+
+
+def outcomes(both: int, only_first: int, only_second: int, neither: int) -> tuple[list, list]:
+    first = [1.0] * (both + only_first) + [0.0] * (only_second + neither)
+    second = [1.0] * both + [0.0] * only_first + [1.0] * only_second + [0.0] * neither
+    return first, second
+
+
+def test_a_worked_case_of_zeros_and_ones():
+    """Of 100 items 15 are the first's alone and 5 the second's: the sample variance is (0.20 - 0.10^2) 100/99."""
+    found = pairing.pair(*outcomes(60, 15, 5, 20))
+    assert (found["first"], found["second"], found["items"]) == (0.75, 0.65, 100)
+    assert (found["first_higher"], found["second_higher"], found["test"]) == (15, 5, "McNemar, exact")
+    error = math.sqrt(0.19 * 100 / 99 / 100)
+    assert found["difference"] == pytest.approx(0.10) and found["standard_error"] == pytest.approx(error)
+    assert found["interval"] == pytest.approx([0.10 - 1.98422 * error, 0.10 + 1.98422 * error], rel=1e-4)
+    exact = 2 * sum(math.comb(20, k) for k in range(15, 21)) / 2**20  # 0.0414
+    assert found["p"] == pytest.approx(exact)
+
+
+def test_two_error_bars_would_not_have_seen_it():
+    """Two models that agree on most items: the paired interval leaves out 0, one from two separate errors does not."""
+    first, second = outcomes(480, 25, 5, 490)
+    found = pairing.pair(first, second)
+    apart = math.sqrt(sum(np.var(values, ddof=1) / 1000 for values in (first, second)))
+    assert found["interval"][0] > 0 > found["difference"] - 1.96 * apart
+
+
+def test_a_worked_case_of_measurements():
+    """Student's own: the extra sleep of ten patients by two drugs (1908), t = 4.0621, p = 0.00283."""
+    first = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    second = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    found = pairing.pair(first, second)
+    assert found["test"] == "Student, paired" and found["difference"] == pytest.approx(1.58)
+    assert found["p"] == pytest.approx(0.00283, abs=1e-5)
+    assert found["interval"] == pytest.approx([0.7001, 2.4599], abs=1e-4)
+
+
+def test_models_that_answer_alike():
+    found = pairing.pair([1, 0, 1], [1, 0, 1])
+    assert found["interval"] == [0, 0] and found["p"] == 1
+    assert pairing.pair([0.5, 0.25], [0.5, 0.25])["p"] == 1
+    assert pairing.pair([1.5, 0.5], [1.0, 0.0])["p"] == 0  # every item by as much
+
+
+def test_a_single_item_has_no_interval():
+    found = pairing.pair([1.0], [0.0])
+    assert math.isnan(found["interval"][0]) and found["p"] == 1
+    assert math.isnan(pairing.pair([0.7], [0.1])["p"])
+
+
+def test_intervals_cover_the_truth_and_tests_keep_their_level():
+    """Pairs that go together as models' do; the truth is a difference of 0.1, or none."""
+    random = np.random.default_rng(0)
+    covered, refused, rounds = 0, 0, 600
+    for _ in range(rounds):
+        ease = random.random(200)  # of the items, for every model
+        first, second, same = (
+            (random.random(200) < np.clip(0.8 * ease + shift, 0, 1)).astype(float) for shift in (0.1, 0.0, 0.0)
+        )
+        low, high = pairing.pair(first.tolist(), second.tolist())["interval"]
+        covered += low <= 0.1 <= high
+        refused += pairing.pair(second.tolist(), same.tolist())["p"] < 0.05
+    assert 0.92 < covered / rounds < 0.98
+    assert 0.01 < refused / rounds < 0.06  # the exact test errs on the safe side
+
+
+def test_holm_by_hand():
+    """The least of four is multiplied by 4, the next by 3, and no later one is below an earlier one."""
+    assert pairing.holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert pairing.holm([0.9, 0.6]) == [1.0, 1.0]
+    assert pairing.holm([0.02]) == [0.02] and pairing.holm([]) == []
+
+
+def test_holm_keeps_the_chance_of_any_false_alarm():
+    random = np.random.default_rng(0)
+    alarms = [min(pairing.holm(random.random(6).tolist())) < 0.05 for _ in range(4000)]
+    assert 0.035 < np.mean(alarms) < 0.06
+
+
+@pytest.mark.parametrize(
+    "counts, text",
+    [
+        ((60, 15, 5, 20), "a is 10.0 points better than b on piqa (95 % interval 1.3 to 18.7, 100 items, p 0.041)"),
+        ((60, 5, 15, 20), "b is 10.0 points better than a on piqa (95 % interval 1.3 to 18.7, 100 items, p 0.041)"),
+        (
+            (60, 15, 5, 20, 0.08),  # p of several tasks
+            "a is 10.0 points ahead of b on piqa, which may be chance (95 % interval 1.3 to 18.7, 100 items, p 0.08)",
+        ),
+        (
+            (60, 8, 5, 27),
+            "a is 3.0 points ahead of b on piqa, which may be chance (95 % interval -4.2 to 10.2, 100 items, p 0.58)",
+        ),
+        ((600, 0, 0, 600), "a and b do not differ on any of 1,200 items of piqa"),
+    ],
+)
+def test_sentences(counts, text):
+    found = pairing.pair(*outcomes(*counts[:4])) | ({"p_holm": counts[4]} if counts[4:] else {})
+    assert pairing.sentence("a", "b", "piqa", "acc", found) == text
+
+
+def test_a_sentence_about_measurements_has_no_points():
+    found = pairing.pair([1.5, 2.5, 3.0], [1.0, 2.0, 2.6])
+    said = pairing.sentence("a", "b", "lambada", "log_likelihood", found)
+    assert said.startswith("a is 0.4667 of log_likelihood better than b on lambada (95 % interval 0.3")

@@ -1,0 +1,166 @@
+"""Log-likelihoods in batches by length, and texts up to stop strings: each request gets what it gets alone."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiny_runs import ROOT, tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.errors import UserError
+from xfresearch.harness import generating, scoring
+from xfresearch.harness.scoring import Window, continuation_windows
+
+LENGTH = 64  # rows of the tiny model's table of positions
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return tiny_model("gpt2")
+
+
+def requests(count: int = 40, longest: int = 90, seed: int = 0) -> list[list[Window]]:
+    """Pairs of random lengths, some of them longer than the model."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, (longest, 12), (count, 2))
+    return [
+        continuation_windows(random.integers(0, 257, a).tolist(), random.integers(0, 257, b).tolist(), LENGTH)
+        for a, b in sizes
+    ]
+
+
+def scored(lm, asked, batch_size: int = 4, mesh=None, params=None) -> list:
+    scorer = scoring.make_scorer(lm.config, 100, mesh)
+    found = {}
+    for done in scoring.score(scorer, params or lm.params, asked, LENGTH, batch_size, mesh):
+        assert not found.keys() & dict(done).keys()
+        found |= done
+    return [found[number] for number in range(len(asked))]
+
+
+def alone(lm, windows: list[Window]) -> tuple[float, bool]:
+    """From the logits of one window at a time, padded to one length, in float64."""
+    total, greedy = 0.0, True
+    for tokens, count in windows:
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : len(tokens) - 1] = tokens[:-1]
+        logits = np.asarray(lm(padded))[0, len(tokens) - 1 - count : len(tokens) - 1].astype(np.float64)
+        targets = tokens[len(tokens) - count :]
+        lse = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+        total += (logits[np.arange(count), targets] - lse).sum()
+        greedy &= (logits.argmax(-1) == targets).all()
+    return total, bool(greedy)
+
+
+def test_each_request_has_the_likelihood_it_has_alone(lm):
+    asked = requests()
+    start = asked[0][0].tokens[:20]
+    likeliest = int(np.asarray(lm([start]))[0, -1].argmax())
+    asked += [[Window([*start, token], 1)] for token in (likeliest, 5, 6)]  # these share a row
+    asked += [[Window([*start, likeliest], 2)], [Window(start, 0)], []]  # so does this; the last two ask for nothing
+    found, expected = scored(lm, asked), [alone(lm, windows) for windows in asked]
+    assert relative_error([x for x, _ in found], [x for x, _ in expected]) < TOLERANCE["float32"]
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert found[40][1] and not found[41][1] and found[-2:] == [(0.0, True)] * 2
+
+
+def test_what_reads_the_same_tokens_shares_a_row():
+    same = [[Window([1, 2, 3, token], 1)] for token in range(9)] + [[Window([1, 2, 3, 4], 3)]]
+    (row,) = scoring.rows_of(same)
+    assert row.inputs == (1, 2, 3) and row.targets == 12
+    assert len(scoring.rows_of([*same, [Window([1, 2, 4, 4], 1)]])) == 2
+
+
+def test_batches_come_longest_first_in_few_sizes():
+    found = list(scoring.batches(requests(300, 60), LENGTH, batch_size=4))
+    assert [len(row.inputs) for rows, _ in found[:1] for row in rows][0] == max(
+        len(row.inputs) for rows, _ in found for row in rows
+    )
+    shapes = {shape for _, shape in found}
+    assert len(shapes) <= 4  # 32 or 64 tokens, 4 or 16 targets
+    for rows, (count, tokens, targets) in found:
+        assert len(rows) <= count and count * tokens <= 4 * LENGTH
+        assert all(len(row.inputs) <= tokens and row.targets <= targets for row in rows)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 16))
+def test_windows_predict_each_token_once_from_all_before_it_that_fit(before, size, length):
+    tokens = list(range(before + size))
+    found = continuation_windows(tokens[:before], tokens[before:], length)
+    predicted = [token for window in found for token in window.tokens[len(window.tokens) - window.scored :]]
+    assert sorted(predicted) == tokens[before:]
+    for window in found:
+        assert 0 <= window.scored <= len(window.tokens) - 1 <= length or not size
+        assert window.tokens == tokens[window.tokens[0] : window.tokens[-1] + 1]  # a piece of the whole
+        assert window.tokens[0] == 0 or len(window.tokens) == length + 1  # cut only where it does not fit
+
+
+SHARDED = """
+import jax
+from tests.harness.test_scoring import prompts, requests, scored
+from tests.tiny_runs import tiny_model
+from xfresearch.harness import generating
+from xfresearch.training.sharding import make_mesh, param_shardings
+
+lm = tiny_model("gpt2", mesh__fsdp=2)
+mesh = make_mesh(lm.run)
+params = jax.device_put(lm.params, param_shardings(mesh, lm.params))
+asked = requests(20, 30)
+for (a, greedy), (b, same) in zip(scored(lm, asked, 3), scored(lm, asked, 3, mesh, params), strict=True):
+    assert abs(a / b - 1) < 1e-5 and greedy == same
+plain = [part for done in generating.generate(lm, prompts(), 2) for part in done]
+lm.params = params
+cut = [part for done in generating.generate(lm, prompts(), 2, mesh) for part in done]
+assert plain == cut and len(dict(plain)) == 3 and all(dict(plain).values())
+"""
+
+
+def test_batches_cut_over_devices_have_the_same_likelihoods_and_texts():
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def prompts(**changes) -> list[generating.Request]:
+    settings = {"until": [], "max_gen_toks": 20} | changes
+    texts = ("a", "the cat sat", "x" * 60)
+    return [generating.request_of(list(text.encode()), settings, LENGTH) for text in texts]
+
+
+def generated(lm, asked) -> list[str]:
+    return [text for _, text in sorted(part for done in generating.generate(lm, asked, 2) for part in done)]
+
+
+def test_texts_are_those_of_each_prompt_alone_up_to_their_stops(lm):
+    free = generated(lm, prompts())
+    texts = ("a", "the cat sat", "x" * 44)  # of the last one, what leaves room for the answer
+    assert free == [lm.generate(text, 20, temperature=0.0) for text in texts]
+    stop = free[0][7:9]
+    expected = [text.split(stop)[0] for text in free]
+    assert generated(lm, prompts(until=["", "never", stop])) == expected != free
+
+
+def test_texts_are_drawn_where_a_temperature_is_set(lm):
+    drawn = generated(lm, [*prompts(temperature=2.0), *prompts(temperature=2.0)])
+    assert drawn[0] != drawn[3] and drawn != generated(lm, [*prompts(), *prompts()])
+
+
+def test_an_answer_without_room_for_its_prompt_is_refused():
+    with pytest.raises(UserError, match="max_gen_toks=64 of a task is not allowed.*64 tokens that the model reads"):
+        prompts(max_gen_toks=64)
+
+
+def test_logits_are_computed_where_they_are_asked_for():
+    """Of 16 rows of 64 tokens, 16 are predicted: a program for logits of all would need 64 times as much for them."""
+    lm = tiny_model("gpt2")
+    params = jax.eval_shape(lambda: lm.params) | {"embed": {"table": jax.ShapeDtypeStruct((8192, 32), "float32")}}
+    arrays = scoring.placed([scoring.Row((1,) * 64, [(0, [1])])], 16, 64, 4)
+    config = type(lm.config)(**{**vars(lm.config), "vocab_size": 8192})
+    memory = scoring.make_scorer(config, 10**6).lower(params, *arrays).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 16 * 64 * 8192 * 4 / 4

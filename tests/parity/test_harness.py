@@ -1,0 +1,137 @@
+"""Our adapter against lm_eval's own backend for Hugging Face models: a GPT-2 of random weights, saved as a folder, and the
+same requests of real items."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from tests.parity.test_transformers import gpt2
+from tests.parity.weights import MISSING
+from tests.tiny_runs import rough_params, tiny_config
+from xfresearch import api
+
+torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
+transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
+pytest.importorskip("lm_eval", reason=MISSING.format("lm_eval"))
+pytestmark = pytest.mark.parity
+
+LENGTH = 96  # of the model: shorter than some items of all tasks, longer than some of most
+ITEMS = 12  # of each task
+NEAR = 1e-4  # nats of an item, what issue 5 allows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, shared_data):
+    """A GPT-2 in Hugging Face's form."""
+    path = tmp_path_factory.mktemp("gpt2")
+    tokenizer = shared_data / "tokenizers" / "gpt2_hf_tokenizer.json"
+    end = "<|endoftext|>"
+    transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), eos_token=end, bos_token=end).save_pretrained(
+        path
+    )
+    config = tiny_config("gpt2", sequence_length=LENGTH)
+    config = replace(config, model=replace(config.model, vocab_size=50257))
+    params = rough_params(config.model)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "vocab_size": 50257}
+    module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=50256, eos_token_id=50256))
+    state = {name: torch.from_numpy(np.array(x)) for name, x in gpt2(config, jax.tree.map(np.asarray, params)).items()}
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    assert not unexpected and missing == ["lm_head.weight"]  # tied
+    module.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    from lm_eval.models.huggingface import HFLM
+
+    # Its sums over an item's tokens are float32 otherwise, whose last digit is 1e-4 of 1,000 nats.
+    exact = {"dtype": "float32", "softmax_dtype": "float64"}
+    return HFLM(pretrained=str(folder), device="cpu", batch_size=8, **exact)
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    from xfresearch.harness.adapter import Adapter
+    from xfresearch.harness.items import Items
+
+    return Adapter(api.load(folder), Items(), LENGTH, 8)
+
+
+def ask(model, kind: str, arguments: list) -> list:
+    from lm_eval.api.instance import Instance
+
+    return getattr(model, kind)([Instance(kind, {}, given, i) for i, given in enumerate(arguments)])
+
+
+def requests_of(name: str, shared_data, tmp_path, fewshot: int = 0) -> list:
+    from xfresearch.harness import tasks
+
+    (task,) = tasks.load([name], str(shared_data / "eval"), tmp_path)
+    task.set_config("num_fewshot", fewshot)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(limit=ITEMS, rank=0, world_size=1)
+    return [request.args for request in task.instances]
+
+
+def names() -> list[str]:
+    from xfresearch.harness import tasks
+
+    return tasks.local_names()
+
+
+def check_alike(ours, theirs, arguments: list) -> None:
+    found, expected = (ask(model, "loglikelihood", arguments) for model in (ours, theirs))
+    assert max(abs(a - b) for (a, _), (b, _) in zip(found, expected, strict=True)) < NEAR
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+
+
+@pytest.mark.parametrize("name", names())
+def test_items_of_tasks_have_their_likelihood(ours, theirs, name, shared_data, tmp_path):
+    check_alike(ours, theirs, requests_of(name, shared_data, tmp_path))
+
+
+def test_items_after_examples_have_their_likelihood(ours, theirs, shared_data, tmp_path):
+    """These are longer than the model: what comes first is cut off."""
+    arguments = requests_of("piqa", shared_data, tmp_path, fewshot=3)
+    assert any(len(ours.tok_encode(context)) > LENGTH for context, _ in arguments)
+    check_alike(ours, theirs, arguments)
+
+
+def test_edges_have_their_likelihood(ours, theirs):
+    """No context, spaces between the two, several lines, characters of several tokens, and what is likeliest."""
+    start = "The cat sat on"
+    arguments = [
+        ("", "The cat"),
+        ("The cat  ", "sat"),
+        ("A\n\n", "B"),
+        ("naïve", " 日本語"),
+        (start, " the mat, twice."),
+    ]
+    likeliest = ask(ours, "generate_until", [(start, {"until": [], "max_gen_toks": 3})])
+    arguments += [(start, text) for text in likeliest]
+    check_alike(ours, theirs, arguments)
+    assert ask(ours, "loglikelihood", arguments)[-1][1]
+
+
+def test_whole_texts_have_their_likelihood(ours, theirs, shared_data, tmp_path):
+    texts = [(context,) for context, _ in requests_of("boolq", shared_data, tmp_path)[::2]] + [("short",)]
+    lengths = [len(ours.tok_encode(text)) for (text,) in texts]
+    assert min(lengths) < LENGTH and max(lengths) > 2 * LENGTH
+    found, expected = (ask(model, "loglikelihood_rolling", texts) for model in (ours, theirs))
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < NEAR
+
+
+def test_texts_go_on_alike(ours, theirs, shared_data, tmp_path):
+    contexts = [context for context, _ in requests_of("jeopardy", shared_data, tmp_path)]
+    contexts += [context for context, _ in requests_of("boolq", shared_data, tmp_path)[:4:2]]  # longer than the model
+    free = [(context, {"until": [], "max_gen_toks": 24}) for context in contexts]
+    found, expected = (ask(model, "generate_until", free) for model in (ours, theirs))
+    assert found == expected and len(set(found)) > 1
+    stops = [[text[len(text) // 2 :][:3]] for text in found]
+    cut = [(context, {"until": stop, "max_gen_toks": 24}) for context, stop in zip(contexts, stops, strict=True)]
+    found_cut, expected_cut = (ask(model, "generate_until", cut) for model in (ours, theirs))
+    assert found_cut == expected_cut
+    assert all(len(short) < len(text) for short, text in zip(found_cut, found, strict=True))

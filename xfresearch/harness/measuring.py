@@ -1,0 +1,118 @@
+"""Runs tasks with lm_eval on a model of ours, and keeps what it answered."""
+
+import io
+import json
+import math
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+
+from xfresearch import api, distributed
+from xfresearch.command import write_text
+from xfresearch.data.cache import cache_root, digest
+from xfresearch.errors import UserError
+from xfresearch.harness import tasks
+from xfresearch.models.sizes import longest_sequence
+from xfresearch.training.checkpoint import fingerprints
+from xfresearch.training.workdir import in_bucket
+
+RESAMPLES = 1000  # for standard errors of what is no mean, which lm_eval draws
+
+
+def measure(path: str, lm: api.LanguageModel, mesh, options) -> dict:
+    """The figures of every task, and what is needed to compare them item by item."""
+    if not lm.config.causal:
+        raise UserError(f"--tasks is not allowed with {path}: it reads both ways and gives no text a likelihood")
+    if lm.tokenizer is None:
+        raise UserError(f"--tasks is not allowed with {path}: it has no tokenizer")
+    length = max_length(lm, options.sequence_length)
+    folder = kept_in(path, lm, length)
+    results = run_tasks(lm, mesh, length, folder, options)
+    samples = {name: sorted(items, key=lambda item: item["doc_id"]) for name, items in results["samples"].items()}
+    found = {name.removeprefix(tasks.PREFIX): task_of(name, items, results) for name, items in samples.items()}
+    if distributed.first():
+        for (name, task), items in zip(found.items(), samples.values(), strict=True):
+            write_items(folder, name, task, items, options.limit)
+    kept = {"workdir": path, "step": lm.step, "sequence_length": length, "kept_in": str(folder)}
+    return kept | {"task_data": options.task_data, "limit": options.limit, "tasks": found}
+
+
+def max_length(lm: api.LanguageModel, asked: int) -> int:
+    """How many tokens the model reads at once: as its table of positions or its training says, unless `asked` is given."""
+    rows = longest_sequence(lm.config)
+    if rows and asked > rows:
+        raise UserError(f"sequence length {asked} is not allowed: it must be at most {rows}, the rows of its positions")
+    return asked or rows or lm.run.sequence_length
+
+
+def kept_in(path: str, lm: api.LanguageModel, length: int) -> Path:
+    """Where a model's answers are kept: in its run's directory, or in the cache for a folder that is no run of this disk."""
+    model = [fingerprints({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
+    workdir, _ = api.locate(path)
+    local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
+    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness" / digest(model)
+
+
+def run_tasks(lm: api.LanguageModel, mesh, length: int, folder: Path, options) -> dict:
+    """lm_eval's results. What it says of its progress is not passed on, and it starts no processes for standard errors."""
+    names = tasks.split_names(options.tasks, options.task_data)
+    loaded = tasks.load(names, options.task_data, cache_root(lm.run.data) / "harness" / "task_data")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    from lm_eval import evaluator
+
+    from xfresearch.harness.adapter import Adapter
+    from xfresearch.harness.items import Items
+
+    items = Items(folder / "items.jsonl" if distributed.first() else None)
+    items.update(distributed.shared(dict(items)))
+    batch_size = options.batch_size or lm.run.evaluation.batch_size or lm.run.batch_size
+    model = Adapter(lm, items, length, batch_size, mesh)
+    with redirect_stdout(None), redirect_stderr(io.StringIO()):
+        return evaluator.simple_evaluate(
+            model, tasks=loaded, num_fewshot=options.fewshot, limit=options.limit or None, bootstrap_iters=RESAMPLES
+        )
+
+
+def task_of(name: str, items: list[dict], results: dict) -> dict:
+    """A task's figures, and of each item what was asked and the values that are plain numbers."""
+    values = {}
+    for item in items:
+        for metric in item["metrics"]:
+            if isinstance(item[metric], int | float):
+                values.setdefault(metric_name(value_name(metric), item["filter"]), []).append(float(item[metric]))
+    questions = digest([[item["doc_hash"], item["prompt_hash"], item["target_hash"]] for item in items])
+    counts = {"items": results["n-samples"][name]["effective"], "fewshot": results["n-shot"][name]}
+    return counts | {"metrics": figures_of(results["results"][name]), "questions": questions, "values": values}
+
+
+def figures_of(row: dict) -> dict:
+    """{metric: value and standard error} of what lm_eval writes as 'acc,none' and 'acc_stderr,none'."""
+    figures = {}
+    for key, value in row.items():
+        metric, comma, kind = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            error = row.get(f"{metric}_stderr,{kind}")
+            error = float(error) if isinstance(error, int | float) and math.isfinite(error) else None
+            figures[metric_name(metric, kind)] = {"value": float(value), "standard_error": error}
+    return figures
+
+
+def metric_name(metric: str, kind: str) -> str:
+    """lm_eval's filters of answers set metrics apart; most tasks have none."""
+    return metric if kind == "none" else f"{metric},{kind}"
+
+
+def value_name(metric: str) -> str:
+    """An item has no perplexity, but a log-likelihood."""
+    return "log_likelihood" if metric == "perplexity" else metric
+
+
+def write_items(folder: Path, name: str, task: dict, items: list[dict], limit: int) -> None:
+    """A line for each item: what its text was, what the model answered, and the values of the metrics."""
+    lines = []
+    for item in items:
+        kept = {key: item[key] for key in ("doc_id", "filter", "arguments", "target", "filtered_resps")}
+        lines.append(json.dumps(kept | {metric: item[metric] for metric in item["metrics"]}, default=float))
+    part = f"-first_{limit}" if limit else ""
+    write_text(folder / f"{name}-{task['fewshot']}_shot{part}.jsonl", "\n".join(lines) + "\n")
