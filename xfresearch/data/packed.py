@@ -16,7 +16,7 @@ from xfresearch.data.corpora import open_split
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 _ROWS = "sequences.array_record"
 
 
@@ -107,9 +107,12 @@ def _tokens_directory(data: DataConfig, split: str, corpus: str, tokenizer: Toke
 
 
 def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataConfig, directory: Path) -> None:
-    """Write tokens.bin and offsets.bin: documents joined by end_of_text, which packing by documents also ends with."""
+    """Write tokens.bin and offsets.bin: documents, each behind begin_of_text where the tokenizer has one, joined by
+    end_of_text, which packing by documents also ends with."""
     dtype = np.uint16 if tokenizer.vocab_size < 2**16 else np.uint32  # one value stays free, for padding
     separator = np.array([tokenizer.end_of_text], dtype).tobytes()
+    begin = [] if tokenizer.begin_of_text in (None, tokenizer.end_of_text) else [tokenizer.begin_of_text]
+    beginning = np.array(begin, dtype).tobytes()
     lengths, count = [], {"n_bytes": 0, "n_characters": 0}
     with (directory / "tokens.bin").open("wb") as file:
         documents = _counted(opened.documents(split), count, f"tokenising {corpus} {split}", opened.n_bytes(split))
@@ -118,7 +121,8 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
                 file.write(separator)
                 lengths[-1] += 1
             if starts:
-                lengths.append(0)
+                file.write(beginning)
+                lengths.append(len(begin))
             file.write(ids.astype(dtype).tobytes())
             lengths[-1] += len(ids)
         if lengths and data.packing == "documents":
