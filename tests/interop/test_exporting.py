@@ -11,6 +11,7 @@ from tests.contracts.variants import NAMED, choices, model, needed, random_param
 from xfresearch.api import LanguageModel
 from xfresearch.config import Config, ModelConfig
 from xfresearch.errors import UserError
+from xfresearch.interop.config import write_config
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.family import Refused
 from xfresearch.interop.matching import differences
@@ -96,10 +97,49 @@ REFUSED = {
 }
 
 
+GEMMA = {"embedding_scale": "sqrt_width", "norm_offset": 1.0, "feed_forward.kind": "geglu_tanh"}
+BARE = {"final_norm": "layer", "norm": "layer", "norm_gain": False, "norm_epsilon": 1e-5}
+OVER_HEADS = {"attention.qk_norm": "rms", "attention.qk_norm_over": "heads"}
+# Some steps from one family to another.
+CHOSEN = [
+    (LLAMA, {"attention.window": 5}, "mistral"),
+    (MIXTRAL, {"attention.window": 5, "feed_forward.moe.expert": "geglu"}, "mixtral"),
+    (LLAMA, {"attention.bias": True, "attention.output_bias": False}, "qwen2"),
+    (LLAMA, {"attention.qk_norm": "rms", "attention.head_size": 6}, "qwen3"),
+    (LLAMA, {**BARE, "attention.clip": 0.5}, "olmo"),
+    (LLAMA, {**OVER_HEADS, "layout": "output_norm"}, "olmo2"),
+    (MIXTRAL, {**OVER_HEADS, "feed_forward.moe.renormalise": False, "attention.clip": 0.5}, "olmoe"),
+    (LLAMA, GEMMA, "gemma"),
+    (LLAMA, {**GEMMA, "layout": "peri_norm", "logit_softcap": 3.0, "attention.softcap": 2.0}, "gemma2"),
+    (LLAMA, {**GEMMA, "layout": "sandwich_norm", "attention.scale": 0.5}, "gemma2"),
+]
+
+
+def with_changes(base: ModelConfig, changes: dict) -> ModelConfig:
+    """`base` with fields of the model, or else of its block."""
+    return model({path if hasattr(base, path) else BLOCK + path: value for path, value in changes.items()}, base)
+
+
+@pytest.mark.parametrize("base, changes, name", CHOSEN, ids=[case[2] for case in CHOSEN])
+def test_a_variant_has_a_family(base, changes, name):
+    assert choose(with_changes(base, changes)).name == name
+
+
+@pytest.mark.parametrize("scale, written", [(0.0, 8), (0.5, 4), (1 / 17**0.5, 17)])
+def test_a_scale_is_written_as_what_it_is_the_root_of(scale, written):
+    config = with_changes(LLAMA, {**GEMMA, "layout": "peri_norm", "attention.scale": scale})
+    assert write_config(choose(config), config)["query_pre_attn_scalar"] == written
+
+
+def test_a_scale_that_is_no_root_is_refused():
+    config = with_changes(LLAMA, {**GEMMA, "layout": "peri_norm", "attention.scale": 0.3})
+    assert "layers.0.attention.scale=0.3 (there " in refusal(config)
+
+
 @pytest.mark.parametrize("base, changes, reason", [pytest.param(*case, id=name) for name, case in REFUSED.items()])
 def test_a_variant_is_refused_with_its_reason(base, changes, reason):
     choose(base)
-    message = refusal(model({BLOCK + path: value for path, value in changes.items()}, base))
+    message = refusal(with_changes(base, changes))
     assert f" in layers.0.{reason} (" in message and "\n" not in message
 
 
