@@ -44,13 +44,18 @@ class NormSites:
 class RopeConfig:
     theta: float = option(10_000.0, "base of the frequencies", low=1.0)
     fraction: float = option(1.0, "share of each head's dimensions that is rotated, the first ones", low=0.0, high=1.0)
-    scaling: Literal["none", "linear", "llama3"] = option("none", "how frequencies are stretched for a longer context")
+    scaling: Literal["none", "linear", "llama3", "yarn"] = option(
+        "none", "how frequencies are stretched for a longer context"
+    )
     factor: float = option(8.0, "by how much", low=1.0)
     low_frequency: float = option(
-        1.0, "llama3: turns in the original length below which a frequency is stretched", low=0.0
+        1.0, "llama3, yarn: turns in the original length below which a frequency is stretched", low=0.0
     )
-    high_frequency: float = option(4.0, "llama3: turns above which it is kept", low=0.0)
-    original_length: int = option(8192, "llama3: context that the model was trained with first", low=1)
+    high_frequency: float = option(4.0, "llama3, yarn: turns above which it is kept (YaRN's authors: 32)", low=0.0)
+    original_length: int = option(8192, "llama3, yarn: context that the model was trained with first", low=1)
+    attention_factor: float = option(
+        0.0, "yarn: factor of what is rotated, queries and keys alike; 0 is 0.1 ln(factor) + 1", low=0.0
+    )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from xfresearch.config import (
     FeedForwardConfig,
     ModelConfig,
     MoeConfig,
+    RopeConfig,
 )
 from xfresearch.errors import nearest, require
 from xfresearch.models.layouts import LAYOUTS, check_sites
@@ -187,12 +188,18 @@ def _check_positions(a: AttentionConfig, width: int, key: str) -> None:
         turns = f"a share of the {size} dimensions of a query that leaves an even number, at least 2"
         rotated = rotary_size(size, a.rope.fraction)
         require(rotated >= 2 and rotated % 2 == 0, f"{key}.rope.fraction", a.rope.fraction, turns)
-        order = f"above rope.low_frequency={a.rope.low_frequency}"
-        require(
-            a.rope.high_frequency > a.rope.low_frequency, f"{key}.rope.high_frequency", a.rope.high_frequency, order
-        )
+        _check_stretching(a.rope, f"{key}.rope")
     apart = f"above t5_buckets / 2 = {a.t5_buckets // 2}, from which on distances share buckets"
     require(a.position != "t5" or a.t5_distance > a.t5_buckets // 2, f"{key}.t5_distance", a.t5_distance, apart)
+
+
+def _check_stretching(rope: RopeConfig, key: str) -> None:
+    high, low, yarn = rope.high_frequency, rope.low_frequency, rope.scaling == "yarn"
+    require(high > low, f"{key}.high_frequency", high, f"above rope.low_frequency={low}")
+    require(not yarn or low > 0, f"{key}.low_frequency", low, "above 0 under rope.scaling='yarn'")
+    require(not yarn or rope.theta > 1, f"{key}.theta", rope.theta, "above 1 under rope.scaling='yarn'")
+    alone = "0 unless rope.scaling='yarn'"
+    require(yarn or not rope.attention_factor, f"{key}.attention_factor", rope.attention_factor, alone)
 
 
 def _check_shared_positions(model: ModelConfig) -> None:

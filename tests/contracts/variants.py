@@ -44,7 +44,7 @@ NEEDS = {
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
     ("attention.qk_norm_over", "heads"): {"attention.qk_norm": "rms", "attention.kv_heads": 2},
     ("attention.clip", "*"): {"attention.qk_norm": "rms", "attention.position": "rope"},
-    ("attention.softcap", "*"): {"attention.position": "t5", "attention.memory_slots": 32},
+    ("attention.softcap", 1.0): {"attention.position": "t5", "attention.memory_slots": 32},
     ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
@@ -75,7 +75,7 @@ NUMBERS = {
     "blocks.main.attention.scale": [0.2],
     "blocks.main.attention.window": [3],
     "blocks.main.attention.clip": [0.8],
-    "blocks.main.attention.softcap": [1.0],
+    "blocks.main.attention.softcap": [1.0, 2.0],
     "blocks.main.attention.memory_slots": [32],
     "blocks.main.attention.rope.fraction": [0.5],
     "blocks.main.feed_forward.hidden_factor": [1.5],
@@ -118,6 +118,7 @@ ELSEWHERE = {
     "blocks.main.attention.rope.factor": "tests/models/test_positions.py",
     "blocks.main.attention.rope.low_frequency": "tests/models/test_positions.py",
     "blocks.main.attention.rope.high_frequency": "tests/models/test_positions.py",
+    "blocks.main.attention.rope.attention_factor": "tests/models/test_positions.py",
     "blocks.main.attention.rope.original_length": "tests/models/test_positions.py",
     "blocks.main.attention.t5_buckets": "tests/models/test_positions.py",
     "blocks.main.attention.t5_distance": "tests/models/test_positions.py",
@@ -174,7 +175,7 @@ def choices() -> dict:
     return found | NUMBERS | FEW | TUPLES
 
 
-def _needs(path: str, value) -> dict:
+def needed(path: str, value) -> dict:
     short = path.removeprefix("blocks.main.")
     groups = {"feed_forward.moe.": {"feed_forward.kind": "moe"}, "attention.lambdas.": {"attention.kind": "lambda"}}
     needs = next((change for group, change in groups.items() if short.startswith(group)), {})
@@ -187,7 +188,7 @@ def _single() -> dict:
     found = {"base": {}}
     for path, values in choices().items():
         for value in values:
-            found[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **_needs(path, value)}
+            found[f"{path.removeprefix('blocks.main.')}={value}"] = {path: value, **needed(path, value)}
     return found
 
 
@@ -208,7 +209,7 @@ def _sites() -> dict:
             found[f"sites-{name}"] = {
                 **{"blocks.main.layout": name, "blocks.main.norm": "rms"},
                 **{f"blocks.main.norms.{site}": kind for site, kind in kinds.items()},
-                **_needs("blocks.main.layout", name),
+                **needed("blocks.main.layout", name),
             }
     return found
 

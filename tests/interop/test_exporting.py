@@ -1,103 +1,131 @@
-"""Writing Hugging Face folders: whole or not at all, and no model that the family cannot express."""
+"""Which models have a family, and which field stands in the way of those that have none."""
 
-import json
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import xfresearch as xf
-from tests.tiny_runs import tiny_model
-from xfresearch.interop import exporting
+from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
+from xfresearch.api import LanguageModel
+from xfresearch.config import Config, ModelConfig
+from xfresearch.errors import UserError
+from xfresearch.interop.exporting import choose
+from xfresearch.interop.family import Refused
+from xfresearch.interop.matching import differences
+
+# Of every named config at its tiny size, the family that it is exported as, or the first reason why it is not.
+FATE = {
+    "all_attention": "layers.0.layout='all_attention'",
+    "all_attention_enwik8_large": "layers.0.layout='all_attention'",
+    "all_attention_enwik8_small": "layers.0.layout='all_attention'",
+    "brody_majority": "layers.0.norm_bare=('attention_in',)",
+    "dyt": "embedding_scale='learned'",
+    "gpt2": "gpt2",
+    "gptj": "head_bias=False",
+    "lambda_lm": "layers.0.attention.kind='lambda'",
+    "llama": "llama",
+    "merged_query": "layers.0.attention.query='merged'",
+    "mixtral_8x7b": "mixtral",
+    "moe": "mixtral",
+    "no_query": "layers.0.attention.query='identity'",
+    "normless": "layers.0.layout='skipless_parallel'",
+    "palm": "layers.0.layout='parallel'",
+    "quickstart": "llama",
+    "simplified": "layers.0.layout='skipless_parallel'",
+    "single_head_deep": "layers.0.attention.head_size=8",
+    "solu": "layers.0.feed_forward.kind='solu'",
+    "vanilla_2017": "position='sinusoidal'",
+    "variants": "layers.0.norm_gain=True",
+}
+EXPORTED = [name for name, fate in FATE.items() if "=" not in fate]
 
 
-@pytest.fixture(scope="module")
-def gpt2():
-    return tiny_model("gpt2")
+def test_every_named_config_has_its_fate():
+    assert set(FATE) == set(NAMED)
 
 
-def test_a_failed_export_leaves_nothing(gpt2, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("disk full")
-
-    for broken in ("gather", "_write_others"):
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
-            patch.setattr(exporting, broken, fail)
-            gpt2.export_hf(tmp_path / "out")
-        assert list(tmp_path.iterdir()) == []
+def refusal(config: ModelConfig, family: str = "") -> str:
+    with pytest.raises(Refused) as error:
+        choose(config, family)
+    return str(error.value)
 
 
-def test_nothing_is_written_over(gpt2, tmp_path):
-    (tmp_path / "empty").mkdir()
-    gpt2.export_hf(tmp_path / "empty")
-    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "empty").iterdir()}
-    (tmp_path / "file").write_text("mine")
-    for name in ("empty", "file"):
-        with pytest.raises(xf.UserError, match=f"{tmp_path / name} already exists: export to a new directory"):
-            gpt2.export_hf(tmp_path / name)
-    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "empty").iterdir()} == before
-    assert (tmp_path / "file").read_text() == "mine"
+@pytest.mark.parametrize("name", FATE)
+def test_a_named_config_is_exported_or_refused(name):
+    if name in EXPORTED:
+        assert choose(NAMED[name]).name == FATE[name]
+    else:
+        assert f" in {FATE[name]} (" in refusal(NAMED[name])
 
 
-def test_files_are_cut_at_the_size_that_is_asked_for(gpt2, tmp_path):
-    gpt2.export_hf(tmp_path / "a", shard_bytes=20_000)
-    files = sorted((tmp_path / "a").glob("*.safetensors"))
-    index = json.loads((tmp_path / "a" / "model.safetensors.index.json").read_text())
-    sizes = {file.name: {name: tensor.nbytes for name, tensor in load_file(file).items()} for file in files}
-    assert len(files) > 5 and all(sum(held.values()) <= 20_000 or len(held) == 1 for held in sizes.values())
-    assert index["weight_map"] == {tensor: file for file, held in sizes.items() for tensor in held}
-    assert index["metadata"]["total_size"] == sum(sum(held.values()) for held in sizes.values())
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_one_is_the_same_model_again(name, tmp_path):
+    config = NAMED[name]
+    lm = LanguageModel(config, random_params(config), None, Config(model=config))
+    lm.export_hf(tmp_path / "out")
+    again, tokens_BL = xf.load(tmp_path / "out"), tokens_for(config)
+    assert jax.tree.structure(again.params) == jax.tree.structure(lm.params)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, lm.params)))
+    np.testing.assert_array_equal(again(tokens_BL), lm(tokens_BL))
 
 
-def test_a_dtype_that_cannot_hold_a_value_is_refused_with_the_tensor(tmp_path):
-    lm = tiny_model("gpt2")
-    lm.params["embed"]["table"] = lm.params["embed"]["table"].at[3, 4].set(1e5)
-    with pytest.raises(xf.UserError, match="tensor transformer.wte.weight has values beyond what float16 holds"):
-        lm.export_hf(tmp_path / "out", dtype="float16")
-    assert list(tmp_path.iterdir()) == []
-    lm.export_hf(tmp_path / "out", dtype="bfloat16")
-    with pytest.raises(xf.UserError, match="dtype='int8' is not allowed: it must be one of float16, bfloat16"):
-        lm.export_hf(tmp_path / "other", dtype="int8")
+LLAMA, GPT_2, MIXTRAL = NAMED["llama"], NAMED["gpt2"], NAMED["mixtral_8x7b"]
+BLOCK = "blocks.main."
+# One step away from a model that has a family, and what of it no family has.
+REFUSED = {
+    "memory slots": (LLAMA, {"attention.memory_slots": 16}, "attention.memory_slots=16"),
+    "all-attention": (LLAMA, {"attention.memory_slots": 16, "layout": "all_attention"}, "layout='all_attention'"),
+    "no W_Q": (LLAMA, {"attention.query": "identity"}, "attention.query='identity'"),
+    "values are keys": (LLAMA, {"attention.value": "key"}, "attention.value='key'"),
+    "no W_O": (GPT_2, {"attention.output": "identity"}, "attention.output='identity'"),
+    "SoLU": (GPT_2, {"feed_forward.kind": "solu"}, "feed_forward.kind='solu'"),
+    "DyT": (LLAMA, {"norm": "dyt"}, "norms.attention_in='dyt'"),
+    "projection": (GPT_2, {"norms.feed_forward_in": "project"}, "norms.feed_forward_in='project'"),
+    "post-norm Llama": (LLAMA, {"layout": "post_norm"}, "layout='post_norm'"),
+    "parallel Llama": (LLAMA, {"layout": "parallel"}, "layout='parallel'"),
+    "T5's positions": (LLAMA, {"attention.position": "t5"}, "attention.position='t5'"),
+    "ALiBi": (GPT_2, {"attention.position": "alibi"}, "attention.position='alibi'"),
+    "skip-init": (GPT_2, {"attention.shaping": "skip_init"}, "attention.shaping='skip_init'"),
+    "adaptive span": (GPT_2, {"attention.span": "adaptive"}, "attention.span='adaptive'"),
+    "shared expert": (MIXTRAL, {"feed_forward.moe.shared": 1}, "feed_forward.moe.shared=1"),
+    "capacity": (MIXTRAL, {"feed_forward.moe.capacity": 2.0}, "feed_forward.moe.capacity=2.0"),
+    "sigmoid scores": (MIXTRAL, {"feed_forward.moe.scores": "sigmoid"}, "feed_forward.moe.scores='sigmoid'"),
+    "a bias of the balance": (MIXTRAL, {"feed_forward.moe.balance": "bias"}, "feed_forward.moe.bias=True"),
+}
 
 
-def test_infinite_values_are_written_as_they_are(tmp_path):
-    lm = tiny_model("gpt2")
-    lm.params["embed"]["table"] = lm.params["embed"]["table"].at[3, 4].set(-np.inf).at[5, 6].set(np.nan)
-    lm.export_hf(tmp_path / "out", dtype="float16")
-    table = load_file(tmp_path / "out" / "model.safetensors")["transformer.wte.weight"]
-    assert table[3, 4] == -np.inf and np.isnan(table[5, 6])
+@pytest.mark.parametrize("base, changes, reason", [pytest.param(*case, id=name) for name, case in REFUSED.items()])
+def test_a_variant_is_refused_with_its_reason(base, changes, reason):
+    choose(base)
+    message = refusal(model({BLOCK + path: value for path, value in changes.items()}, base))
+    assert f" in layers.0.{reason} (" in message and "\n" not in message
 
 
-def test_what_no_family_has_is_refused_with_the_nearest(tmp_path):
-    lm = tiny_model("all_attention")
-    with pytest.raises(xf.UserError, match="no family can express this model: "):
-        lm.export_hf(tmp_path / "out")
-    with pytest.raises(xf.UserError, match="gpt2 cannot express this model: it differs "):
-        lm.export_hf(tmp_path / "out", family="gpt2")
-    with pytest.raises(xf.UserError, match="model_type='gtp2' is not allowed.*did you mean 'gpt2'"):
-        lm.export_hf(tmp_path / "out", family="gtp2")
-    assert list(tmp_path.iterdir()) == []
+def test_a_layer_of_its_own_is_named():
+    odd = replace(LLAMA.blocks["main"], feed_forward=replace(LLAMA.blocks["main"].feed_forward, kind="geglu"))
+    mixed = replace(LLAMA, blocks={"main": LLAMA.blocks["main"], "odd": odd}, pattern=("main", "odd"))
+    assert "layers.1.feed_forward.kind='geglu' (there 'swiglu')" in refusal(mixed)
 
 
-def test_a_changed_model_is_not_its_folders_any_more(tmp_path):
-    """Its family is asked again: what no longer fits is refused, not left out."""
-    tiny_model("gpt2").export_hf(tmp_path / "a")
-    lm = xf.load(tmp_path / "a")
-    block = lm.config.blocks["main"]
-    lm.config = replace(lm.config, blocks={"main": replace(block, attention=replace(block.attention, window=8))})
-    with pytest.raises(xf.UserError, match="attention.window=8"):
-        lm.export_hf(tmp_path / "b", family="gpt2")
+def test_a_family_asked_for_says_what_it_lacks():
+    assert refusal(MIXTRAL, "llama").startswith(
+        "llama cannot express this model: it differs from llama in layers.0.feed_forward."
+    )
+    assert choose(LLAMA, "mistral").name == "mistral"
+    with pytest.raises(UserError, match="model_type='lama' is not allowed.*did you mean 'llama'"):
+        choose(LLAMA, "lama")
 
 
-def test_a_model_exported_as_another_family_has_nothing_of_the_first(tmp_path):
-    """Mistral without windows is Llama: names and keys of the folder it came from are left behind."""
-    tiny_model("llama").export_hf(tmp_path / "llama", dtype="bfloat16")
-    file = tmp_path / "llama" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pretraining_tp": 1, "dtype": "bfloat16"}))
-    lm = xf.load(tmp_path / "llama")
-    lm.export_hf(tmp_path / "mistral", family="mistral")
-    lm.export_hf(tmp_path / "again", dtype="float32")
-    mistral, again = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("mistral", "again"))
-    assert mistral["model_type"] == "mistral" and mistral["torch_dtype"] == "bfloat16"
-    assert "pretraining_tp" not in mistral and again["pretraining_tp"] == 1 and again["dtype"] == "float32"
+def test_the_dtype_of_the_computation_does_not_matter():
+    assert choose(replace(LLAMA, dtype="bfloat16")).name == "llama"
+
+
+@pytest.mark.parametrize("path, value", [(path, value) for path, values in choices().items() for value in values])
+def test_every_choice_that_changes_a_model_is_a_difference(path, value):
+    more = needed(path, value)
+    changed, same = model({path: value, **more}), model(more)
+    kept = (path, value) == (BLOCK + "feed_forward.moe.balance", "none")  # says how a model is trained
+    assert bool(differences(changed, same)) == (not kept)
+    assert not differences(changed, changed)

@@ -22,11 +22,10 @@ def test_it_has_the_published_parameters(config, count):
     assert xf.costs(model).parameters == count
 
 
-# What we say in other words: a name of the same function, a size as a number, a window that no layer has.
+# What we say in other words: a name of the same function, a size as a number.
 REWORDED = {
     "google/gemma-2b": {"hidden_act": "gelu"},
     "EleutherAI/gpt-j-6b": {"n_inner": None},
-    "Qwen/Qwen2-0.5B": {"sliding_window": 131072},
 }
 
 

@@ -13,7 +13,8 @@ from tests.models.reference_norms import norm_of, softcap, softmax
 
 
 def rope(x_LK, positions, config):
-    """The first `fraction` of the dimensions. Llama 3.1's stretching as in the model's published code, by wavelength."""
+    """The first `fraction` of the dimensions. Llama 3.1's stretching as in the model's published code, by wavelength; YaRN's
+    as in its authors', its factor of the logits (Peng et al. 2023, sec. 3.4) shared by queries and keys."""
     size = round(x_LK.shape[-1] * config.fraction)
     half, frequencies = size // 2, []
     for i in range(size // 2):
@@ -25,9 +26,22 @@ def rope(x_LK, positions, config):
             smooth = config.original_length / wavelength - config.low_frequency
             smooth = max(smooth / (config.high_frequency - config.low_frequency), 0)
             frequency = (1 - smooth) * frequency / config.factor + smooth * frequency
+        if config.scaling == "yarn":
+            slow = yarn_ramp(i, size, config)
+            frequency = slow * frequency / config.factor + (1 - slow) * frequency
         frequencies.append(frequency)
     z = (x_LK[:, :half] + 1j * x_LK[:, half:size]) * np.exp(1j * np.outer(positions, frequencies))
+    if config.scaling == "yarn":
+        z = z * (config.attention_factor or 0.1 * math.log(config.factor) + 1)
     return np.concatenate([z.real, z.imag, x_LK[:, size:]], -1)
+
+
+def yarn_ramp(i, size, config):
+    """0 up to the dimension that turns high_frequency times in the original length, 1 from that of low_frequency on."""
+    ends = [size / 2 * math.log(config.original_length / (turns * 2 * math.pi), config.theta)
+            for turns in (config.high_frequency, config.low_frequency)]  # fmt: skip
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), size - 1)
+    return min(max((i - low) / (high - low if high != low else 0.001), 0), 1)
 
 
 # What is added to logits, head h, t - s = d. Press et al. 2022, sec. 3; Raffel et al. 2020, sec. 2.1; the relative key of

@@ -38,6 +38,12 @@ def test_merged_is_the_pair_multiplied_out(x64):
     assert relative_error(logits(merged, params), expected) < TOLERANCE["float64"]
 
 
+def test_biases_of_all_matrices_or_of_all_but_the_last(x64):
+    for changes, without in (({}, set()), ({"output_bias": False}, {"output"})):
+        params = kernels(transformer.abstract(attention(bias=True, **changes)))
+        assert {name for name, matrix in params.items() if "bias" not in matrix} == without
+
+
 @pytest.mark.parametrize("name, heads", [("query", H), ("key", H), ("value", H), ("output", H)])
 def test_identity_is_a_learned_identity(name, heads, x64):
     """Split: head h reads (or writes) the h-th slice of the stream."""

@@ -17,6 +17,7 @@ from xfresearch.models.positions import alibi_slopes, rope_frequencies, rotate, 
 from xfresearch.models.sizes import longest_sequence
 
 LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")
+YARN = RopeConfig(scaling="yarn", factor=4.0, high_frequency=32.0)
 
 
 def values(*shape, dtype="float64", seed=0):
@@ -33,6 +34,9 @@ def values(*shape, dtype="float64", seed=0):
         RopeConfig(scaling="linear", factor=3.0),
         replace(LLAMA, original_length=64),
         replace(LLAMA, original_length=64, low_frequency=0.5, high_frequency=9.0, factor=32.0),
+        replace(YARN, original_length=64),
+        replace(YARN, original_length=2048, high_frequency=4.0, attention_factor=1.3, fraction=0.5),
+        replace(YARN, original_length=2, theta=100.0),  # both ends are dimension 0
     ],
     ids=str,
 )
@@ -71,6 +75,17 @@ def test_llama3_keeps_fast_turns_and_stretches_slow_ones():
     assert between.any() and np.all((found < plain)[between] & (found > plain / 8)[between])
 
 
+def test_yarn_keeps_fast_turns_and_stretches_slow_ones_evenly_between():
+    plain, found = rope_frequencies(RopeConfig(), 128), rope_frequencies(YARN, 128)
+    kept = (found / plain - 1 / 4) / (1 - 1 / 4)
+    turns = YARN.original_length * plain / (2 * math.pi)
+    np.testing.assert_allclose(kept[turns > 40], 1)
+    np.testing.assert_allclose(kept[turns < 0.9], 0, atol=1e-12)
+    between = (kept > 1e-9) & (kept < 1 - 1e-9)
+    assert between.sum() > 10
+    np.testing.assert_allclose(np.diff(kept[between]), np.diff(kept[between])[0], rtol=1e-6)
+
+
 def test_alibi_slopes_are_the_papers():
     np.testing.assert_allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9))  # sec. 3: 1/2, 1/4, ... 1/2^8 for 8 heads
     np.testing.assert_allclose(alibi_slopes(16)[:3], [2**-0.5, 2**-1, 2**-1.5])
@@ -92,6 +107,9 @@ def test_t5_buckets(buckets, farthest):
         ({"query": "merged", "qk_norm": "rms"}, "'none' under query='merged'"),
         ({"position": "rope", "rope.fraction": 0.4}, "leaves an even number"),
         ({"position": "rope", "rope.high_frequency": 0.5}, "above rope.low_frequency=1.0"),
+        ({"position": "rope", "rope.scaling": "yarn", "rope.low_frequency": 0.0}, "above 0 under rope.scaling='yarn'"),
+        ({"position": "rope", "rope.scaling": "yarn", "rope.theta": 1.0}, "above 1 under rope.scaling='yarn'"),
+        ({"position": "rope", "rope.attention_factor": 1.2}, "0 unless rope.scaling='yarn'"),
         ({"position": "t5", "t5_distance": 16}, "above t5_buckets / 2 = 16"),
     ],
 )

@@ -23,6 +23,16 @@ def parity(request):
     return note
 
 
+@pytest.fixture(autouse=True)
+def bits():
+    """Reading a float64 folder switches JAX to 64 bits: back to what it was."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
 def pytest_terminal_summary(terminalreporter, config):
     errors = config.stash.get(ERRORS, {})
     rows = {(library, name): {} for library, name, _ in errors}

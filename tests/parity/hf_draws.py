@@ -48,6 +48,9 @@ def common(draw: Draw) -> dict:
     }
 
 
+YARN = {"beta_fast": 5.0, "beta_slow": 0.5, "attention_factor": 0.8}
+
+
 def rope(draw: Draw, **more) -> dict:
     """RoPE as it is, or stretched in each of the ways that read a context longer than the original one."""
     theta, factor = float(draw.size(501, 9001)), draw.pick(1.7, 4.0, 8.0)
@@ -56,6 +59,7 @@ def rope(draw: Draw, **more) -> dict:
         "linear": {"factor": factor},
         "llama3": {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                    "original_max_position_embeddings": 16},
+        "yarn": {"factor": factor, "original_max_position_embeddings": 16, **draw.pick({}, YARN)},
     }  # fmt: skip
     kind = draw.pick(*ways)
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **ways[kind], **more}}

@@ -55,7 +55,7 @@ def random_like(name: str, parameter):
         return 1.5 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
     if name.endswith("bias"):
         return 0.3 * torch.randn_like(parameter)
-    return 0.5 + torch.rand_like(parameter)
+    return parameter.data + torch.rand_like(parameter) - 0.5
 
 
 def read(folder: Path, dtype: str):
@@ -80,7 +80,8 @@ def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:
         "attention_mask": torch.ones_like(prompts),
     }
     with torch.no_grad(), precision(dtype):
-        return read(folder, dtype).generate(prompts, **settings)[:, tokens_BL.shape[1] :].numpy()
+        texts = read(folder, dtype).generate(prompts, **settings).numpy()
+    return np.ascontiguousarray(texts[:, tokens_BL.shape[1] :])  # safetensors writes a view's whole memory
 
 
 def router_logits(folder: Path, tokens_BL, dtype: str) -> list[np.ndarray]:
@@ -88,3 +89,17 @@ def router_logits(folder: Path, tokens_BL, dtype: str) -> list[np.ndarray]:
     with torch.no_grad(), precision(dtype):
         out = read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False, output_router_logits=True)
     return [layer.numpy().reshape(*tokens_BL.shape, -1) for layer in out.router_logits]
+
+
+def write_gradients(folder: Path, tokens_BL, dtype: str, out: Path) -> float:
+    """The mean cross-entropy of each token given those before it. Its gradients are written to the folder `out` as if they
+    were the weights of such a model, so that they are read as these are."""
+    with precision(dtype):
+        model = read(folder, dtype)
+        logits_BLV = model(torch.from_numpy(tokens_BL[:, :-1]), use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits_BLV.flatten(0, 1), torch.from_numpy(tokens_BL[:, 1:]).flatten())
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.data = parameter.grad
+        model.save_pretrained(out)
+        return loss.item()

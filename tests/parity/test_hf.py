@@ -6,7 +6,6 @@ Every family of hf_draws.DRAWS, so every one of interop/. XFRESEARCH_SEED=<the n
 import os
 import random
 
-import jax
 import numpy as np
 import pytest
 
@@ -17,11 +16,13 @@ torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
 
 import xfresearch as xf  # noqa: E402
+from tests.interop.folders import assert_same_tensors, choices, greedy, highest  # noqa: E402
 from tests.parity import hf_torch  # noqa: E402
 from tests.parity.hf_draws import DRAWS, LENGTH, ROUNDS, Draw  # noqa: E402
+from xfresearch.interop import exporting  # noqa: E402
 from xfresearch.interop.families import FAMILIES  # noqa: E402
-from xfresearch.interop.folder import opened, stored_tensors  # noqa: E402
-from xfresearch.models import decoding  # noqa: E402
+from xfresearch.interop.folder import read_config  # noqa: E402
+from xfresearch.interop.importing import with_dtype  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -52,31 +53,6 @@ def case(request, tmp_path_factory) -> Case:
     return Case(*request.param, tmp_path_factory.mktemp(request.param[0]))
 
 
-@pytest.fixture(autouse=True)
-def bits():
-    """Reading a float64 folder switches JAX to 64 bits: back to what it was."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
-def tensors(folder) -> dict[str, np.ndarray]:
-    found = {}
-    for name, stored in stored_tensors(folder).items():
-        with opened(stored.file) as file:
-            found[name] = file.get_tensor(name)
-    return found
-
-
-def assert_same_tensors(folder, expected) -> None:
-    """The same names, dtypes and bits."""
-    found, expected = tensors(folder), tensors(expected)
-    assert sorted(found) == sorted(expected)
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
-        assert found[name].tobytes() == tensor.tobytes(), f"{name} has other bits"
-
-
 def test_every_family_is_drawn():
     assert set(DRAWS) == set(FAMILIES)
 
@@ -92,15 +68,18 @@ def test_logits_are_theirs(case, dtype, parity):
 def test_greedy_continuation_is_theirs(case):
     """In float64: in float32 two tokens may be equally likely but for rounding."""
     prompts, lm = case.tokens_BL[:, :PROMPT], xf.load(case.folders["float64"])
-    chunks = decoding.generate(lm.config, lm.params, prompts.tolist(), CONTINUATION, decoding.Sampling(temperature=0))
-    found = [sum(chunk, []) for chunk in zip(*chunks, strict=True)]
-    assert found == hf_torch.greedy(case.folders["float64"], prompts, CONTINUATION, "float64").tolist()
+    expected = hf_torch.greedy(case.folders["float64"], prompts, CONTINUATION, "float64")
+    assert np.array_equal(greedy(lm, prompts, CONTINUATION), expected)
 
 
 def test_export_writes_the_same_folder(case, tmp_path):
-    """Tensor for tensor what was read, and for `transformers` the same model."""
-    xf.load(case.folders["float32"]).export_hf(tmp_path / "out")
+    """Tensor for tensor what was read, and the same model: for `transformers`, and for us, who read config.json here with
+    `rope_theta` and `rope_scaling`, as folders on the Hub have it, and there with `rope_parameters`."""
+    lm = xf.load(case.folders["float32"])
+    lm.export_hf(tmp_path / "out")
     assert_same_tensors(tmp_path / "out", case.folders["float32"])
+    assert "rope_parameters" not in read_config(tmp_path / "out")
+    assert np.array_equal(xf.load(tmp_path / "out")(case.tokens_BL), lm(case.tokens_BL))
     again = hf_torch.logits(tmp_path / "out", case.tokens_BL, "float32")
     assert np.array_equal(again, hf_torch.logits(case.folders["float32"], case.tokens_BL, "float32"))
 
@@ -108,10 +87,36 @@ def test_export_writes_the_same_folder(case, tmp_path):
 @pytest.mark.parametrize("case", SPARSE, indirect=True, ids=named)
 def test_router_choices_are_theirs(case):
     """In float64, and where no two experts are nearly as good."""
-    lm = xf.load(case.folders["float64"])
+    lm, k = xf.load(case.folders["float64"]), case.config.num_experts_per_tok
     expected = hf_torch.router_logits(case.folders["float64"], case.tokens_BL, "float64")
-    names = [f"blocks.{layer}.feed_forward.router_logits" for layer in range(lm.config.depth)]
-    found, k = lm.capture(case.tokens_BL, names), case.config.num_experts_per_tok
-    assert len(expected) == len(names)
-    for name, layer_BLE in zip(names, expected, strict=True):
-        assert np.array_equal(np.argsort(found[name])[..., -k:], np.argsort(layer_BLE)[..., -k:])
+    assert np.array_equal(choices(lm, case.tokens_BL, k), np.stack([highest(layer, k) for layer in expected]))
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_bfloat16_in_shards(number, parity, tmp_path):
+    """Weights in bfloat16 in many files: written as they were read, and the same model where both sides compute with them
+    in float32 (in bfloat16 each side's own rounding is percents of a random model's logits)."""
+    config, folder = DRAWS["llama"](Draw(number)), tmp_path / "in"
+    hf_torch.write_random(config, folder, seed=number, dtype="bfloat16", max_shard_size="4KB")
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    tokens_BL, lm = np.random.default_rng(number).integers(0, config.vocab_size, (2, LENGTH)), xf.load(folder)
+    exporting.export(lm, tmp_path / "out", shard_bytes=4000)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
+    assert_same_tensors(tmp_path / "out", folder)
+    expected = hf_torch.logits(tmp_path / "out", tokens_BL, "float32")
+    found = with_dtype(lm, "float32")(tokens_BL)
+    parity("transformers", "llama, weights in bfloat16", "float32", relative_error(found, expected))
+
+
+def test_float64_is_float64_throughout(tmp_path):
+    """Without InFloat64, `transformers` computes parts of a float64 model in float32."""
+    hf_torch.write_random(DRAWS["llama"](Draw(0)), tmp_path, seed=0, dtype="float64")
+    tokens_BL = np.arange(LENGTH)[None] % 50
+    found = np.asarray(xf.load(tmp_path)(tokens_BL))
+    with torch.no_grad():
+        mixed = hf_torch.read(tmp_path, "float64")(torch.from_numpy(tokens_BL)).logits.numpy()
+    assert (
+        relative_error(found, mixed)
+        > 1e-9
+        > 1e3 * relative_error(found, hf_torch.logits(tmp_path, tokens_BL, "float64"))
+    )

@@ -1,8 +1,10 @@
-"""The parameters of tests/interop/published.py are those that `transformers` counts, without memory for them."""
+"""What tests/interop says of published models is what `transformers` makes of their config.json: parameters, counted
+without memory for them, and windows."""
 
 import pytest
 
 from tests.interop.published import PUBLISHED
+from tests.interop.test_reading import WINDOWS, changed
 from tests.parity.weights import MISSING
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
@@ -16,3 +18,11 @@ def test_transformers_counts_the_same(config, count):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize("config, changes, expected", WINDOWS)
+def test_transformers_reads_the_same_windows(config, changes, expected):
+    theirs = transformers.AutoConfig.for_model(**changed(config, changes))
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers
+    window = theirs.sliding_window or 0
+    assert [window if kind == "sliding_attention" else 0 for kind in types] == expected

@@ -47,6 +47,18 @@ def test_a_single_key_value_head_is_every_devices():
     assert specs["key"]["kernel"].spec == specs["value"]["kernel"].spec == PartitionSpec(None, "fsdp", None, None)
 
 
+def test_gains_of_norms_over_all_heads_are_cut_like_the_heads():
+    attention = AttentionConfig(heads=4, kv_heads=2, qk_norm="rms", qk_norm_over="heads")
+    blocks = {"main": BlockConfig(attention=attention)}
+    model = resolve_model(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks=blocks, head_bias=True))
+    params = transformer.abstract(model)
+    specs, main = sharding.param_shardings(abstract_mesh(tensor=2), params), params["blocks"]["main"]["attention"]
+    for name, heads in (("query_norm", 4), ("key_norm", 2)):
+        assert main[name]["gain"].shape == (2, heads, 8)
+        assert specs["blocks"]["main"]["attention"][name]["gain"].spec == PartitionSpec(None, "tensor", None)
+    assert params["head_bias"]["bias"].shape == (48,) and specs["head_bias"]["bias"].spec == PartitionSpec("tensor")
+
+
 def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():
     with pytest.raises(
         UserError, match=r"mesh.tensor=3 does not divide (48|4|64|32), a dimension of parameter blocks/main"

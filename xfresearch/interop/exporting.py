@@ -16,14 +16,12 @@ from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, within
 from xfresearch.interop.families import all_families, family
 from xfresearch.interop.family import Family, Refused
-from xfresearch.interop.matching import differences
+from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.places import Place, places
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, Outgoing
 from xfresearch.models.axes import path_name
 from xfresearch.writing import new_directory
-
-UNREADABLE = "config.json"
 
 
 def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:
@@ -80,35 +78,33 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
         kinds = [family(name)]
     else:
         kinds = sorted(all_families(), key=lambda kind: kind.name != own)
-    lacks = {}
+    lacks, broken = {}, {}
     for kind in kinds:
-        lacks[kind.name] = missing(kind, model)
+        try:
+            lacks[kind.name] = missing(kind, model)
+        except UserError as error:
+            broken[kind.name] = error
+            continue
         if not lacks[kind.name]:
             return kind
-    raise Refused(_reason(name, lacks))
+    subject = f"{name} cannot express this model" if name else "no family can express this model"
+    raise Refused(f"{subject}: {_reason(lacks) if lacks else next(iter(broken.values()))}")
 
 
-def missing(kind: Family, model: ModelConfig) -> dict[str, str]:
-    """What `kind` cannot express of `model`, by field: what is different once its config.json has been written and read
-    again; under UNREADABLE why that could not be read."""
-    try:
-        return differences(model, read_model(kind, write_config(kind, model)))
-    except UserError as error:
-        return {UNREADABLE: str(error)}
+def missing(kind: Family, model: ModelConfig) -> list[Difference]:
+    """What `kind` cannot express of `model`: what is different once its config.json has been written and read again.
+    UserError where sizes leave nothing to be read."""
+    return differences(model, read_model(kind, write_config(kind, model)))
 
 
-def _reason(name: str, lacks: dict[str, dict[str, str]]) -> str:
-    """Why a model has no family, or not the one named: what the nearest of them lacks, what most of them lack first."""
-    nearest = min(lacks, key=lambda kind: (UNREADABLE in lacks[kind], len(lacks[kind])))
-    lacking = Counter(path for paths in lacks.values() for path in paths)
-    first, *others = sorted(lacks[nearest], key=lambda path: -lacking[path])
-    it = (
-        f"{name} cannot express this model: it"
-        if name
-        else f"no family can express this model: {nearest}, the nearest,"
-    )
-    more = f" and in {', '.join(others)}" if others else ""
-    return f"{it} differs in {lacks[nearest][first]}{more}"
+def _reason(lacks: dict[str, list[Difference]]) -> str:
+    """In what a model differs from the nearest family, first in what it differs from most of them."""
+    nearest = min(lacks, key=lambda kind: len(lacks[kind]))
+    told = {kind: [lack for lack in found if not lack.follows] for kind, found in lacks.items()}
+    lacking = Counter(lack.field for found in told.values() for lack in found)
+    first, *others = sorted(told[nearest], key=lambda lack: -lacking[lack.field])
+    more = f" and in {', '.join(lack.field for lack in others)}" if others else ""
+    return f"it differs from {nearest} in {first}{more}"
 
 
 def outgoing(kind: Family, model: ModelConfig, params: dict, dtype: str, dtypes: dict, bare: bool) -> list:

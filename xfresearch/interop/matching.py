@@ -4,12 +4,14 @@ Fields that say how a model is drawn, trained or computed do not matter, nor tho
 """
 
 import math
+from typing import NamedTuple
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.interop.config import paths_of
 from xfresearch.models.layouts import LAYOUTS, norm_kind
 from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
 
+ABSENT = "absent"
 # Drawing, training and rounding.
 MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
 BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm", "norm_cast"}
@@ -30,23 +32,31 @@ READ_BY = {
 }
 
 
-def differences(model: ModelConfig, other: ModelConfig) -> dict[str, str]:
-    """{field: 'layers.0.attention.memory_slots=16 (there 0)'} for what `model` has otherwise than `other`, the first layer
-    for a field of several. A field that one of them does not have follows from another field, which is told instead."""
+class Difference(NamedTuple):
+    field: str  # 'attention.memory_slots'
+    path: str  # 'layers.0.attention.memory_slots', the first layer where it differs
+    ours: object
+    theirs: object
+
+    @property
+    def follows(self) -> bool:
+        """One of the two models has no such field, since they differ in another."""
+        return ABSENT in (self.ours, self.theirs)
+
+    def __str__(self) -> str:
+        return f"{self.path}={self.ours!r} (there {self.theirs!r})"
+
+
+def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
+    """What `model` has otherwise than `other`, each field once."""
     ours, theirs = meaning(model), meaning(other)
-    both = [path for path in ours if path in theirs]
-    alone = [path for path in ours | theirs if path not in ours or path not in theirs]
-    return _told(both, ours, theirs) or _told(alone, ours, theirs)
-
-
-def _told(paths: list[str], ours: dict, theirs: dict) -> dict[str, str]:
     found = {}
-    for path in paths:
-        a, b = ours.get(path, "absent"), theirs.get(path, "absent")
+    for path in ours | theirs:
+        a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
         if not _equal(a, b):
             field = path.split(".", 2)[-1] if path.startswith("layers.") else path
-            found.setdefault(field, f"{path}={a!r} (there {b!r})")
-    return found
+            found.setdefault(field, Difference(field, path, a, b))
+    return list(found.values())
 
 
 def _equal(a, b) -> bool:

@@ -42,6 +42,10 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
         found[PATH + ours] = value if ours == "original_length" else _number(theirs, value or 0.0)
     for unknown in sorted(given.keys() & {"mscale", "mscale_all_dim", "short_factor", "long_factor"}):
         raise Refused(f"config.json: {unknown} of rope_scaling is not allowed: our yarn has no such factor")
+    if not given.get("truncate", True):
+        raise Refused(
+            "config.json: truncate=False of rope_scaling is not allowed: our yarn blends between whole dimensions"
+        )
     return found
 
 

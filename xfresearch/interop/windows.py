@@ -36,7 +36,7 @@ def by_layer(default_types: Callable[[dict], list[str]], default: int, switched:
 
     def write(windows: list[int]) -> dict:
         types = [TYPES[window > 0] for window in windows]
-        found = {"sliding_window": max(windows) or None, "layer_types": types}
+        found = {"layer_types": types} | ({"sliding_window": max(windows)} if any(windows) else {})
         first = types.index("sliding_attention") if any(windows) else len(types)
         return found | ({"use_sliding_window": any(windows), "max_window_layers": first} if switched else {})
 

@@ -1,0 +1,66 @@
+"""Writes tests/interop/recorded/: small random models as `transformers` saves them, and what it says of some tokens.
+
+    python -m tests.interop.record
+
+in an environment with requirements-parity.txt (`make parity` makes one). So the default suite compares with `transformers`
+without PyTorch; tests/parity/test_hf_recorded.py says whether the recording is still what `transformers` says.
+
+Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+RECORDED = Path(__file__).parent / "recorded"
+SIZES = {"vocab_size": 47, "bos_token_id": None, "eos_token_id": None}
+LLAMA = {
+    **SIZES,
+    **{"hidden_size": 20, "intermediate_size": 27, "num_hidden_layers": 2, "max_position_embeddings": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
+}
+STRETCHED = {"rope_type": "llama3", "rope_theta": 700.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 16}  # fmt: skip
+# {name: (its config's class, arguments)}
+MODELS = {
+    "gpt2": ("GPT2Config", {**SIZES, "n_embd": 18, "n_inner": 35, "n_layer": 2, "n_head": 3, "n_positions": 32}),
+    "llama": ("LlamaConfig", {**LLAMA, "attention_bias": True, "rope_parameters": STRETCHED}),
+    "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}),
+}
+LENGTH, PROMPT, CONTINUATION = 15, 7, 12
+SEED = 1  # of weights whose greedy texts do not repeat one token
+
+
+def said(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """What `transformers` says of the model `name` in `folder`."""
+    from tests.interop.folders import highest
+    from tests.parity import hf_torch
+
+    tokens_BL = np.random.default_rng(len(name)).integers(0, SIZES["vocab_size"], (2, LENGTH))
+    found = {
+        "tokens": tokens_BL,
+        "logits": hf_torch.logits(folder, tokens_BL, "float32"),
+        "greedy": hf_torch.greedy(folder, tokens_BL[:, :PROMPT], CONTINUATION, "float32"),
+    }
+    k = MODELS[name][1].get("num_experts_per_tok")
+    if k:
+        layers = hf_torch.router_logits(folder, tokens_BL, "float32")
+        found["choices"] = np.stack([highest(layer_BLE, k) for layer_BLE in layers])
+    return found
+
+
+def main() -> None:
+    import transformers
+    from safetensors.numpy import save_file
+
+    from tests.parity import hf_torch
+
+    shutil.rmtree(RECORDED, ignore_errors=True)
+    for name, (kind, arguments) in MODELS.items():
+        hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
+        save_file(said(name, RECORDED / name), RECORDED / f"{name}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""config.json of both generations, and keys that hang together: read alike, or refused with the reason."""
+
+import pytest
+
+from tests.contracts.variants import change
+from xfresearch.interop.config import read_model, write_config
+from xfresearch.interop.exporting import choose
+from xfresearch.interop.families import family
+from xfresearch.interop.family import Refused
+
+NEOX = {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+OPT = {"vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 20}
+GPTJ = {"vocab_size": 31, "n_embd": 128, "n_layer": 2, "n_head": 1}
+LLAMA = {**NEOX, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+
+
+def read(name: str, config: dict):
+    return read_model(family(name), config)
+
+
+def rope(name: str, config: dict):
+    return read(name, config).blocks["main"].attention.rope
+
+
+@pytest.mark.parametrize(
+    "name, hub, newer",
+    [
+        ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 300}, {"partial_rotary_factor": 0.5, "rope_theta": 300.0}),
+        ("phi", {"partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.25, "rope_theta": 1e4}),
+        ("llama", {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}},
+         {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}),
+    ],
+)  # fmt: skip
+def test_both_ways_of_writing_rope_are_read_alike(name, hub, newer):
+    config = LLAMA if name == "llama" else NEOX
+    found = rope(name, config | hub)
+    assert found == rope(name, config | {"rope_parameters": newer}) != rope(name, config)
+
+
+def test_what_is_missing_is_what_the_library_takes():
+    assert rope("gpt_neox", NEOX).fraction == 0.25
+    assert rope("phi", NEOX).fraction == 0.5
+    assert rope("gptj", GPTJ).fraction == 64 / 128
+    assert rope("mixtral", LLAMA).theta == 1e6
+
+
+def test_yarn_that_blends_between_parts_of_dimensions_is_refused():
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+    assert read("llama", LLAMA | {"rope_scaling": scaling}).blocks["main"].attention.rope.scaling == "yarn"
+    with pytest.raises(Refused, match="truncate=False of rope_scaling"):
+        read("llama", LLAMA | {"rope_scaling": scaling | {"truncate": False}})
+
+
+def test_opt_with_an_embedding_of_another_width_is_refused():
+    assert read("opt", OPT | {"word_embed_proj_dim": 24}) == read("opt", OPT)
+    assert write_config(family("opt"), read("opt", OPT))["word_embed_proj_dim"] == 24
+    with pytest.raises(Refused, match="word_embed_proj_dim=12 is not allowed: opt is read with 24 only"):
+        read("opt", OPT | {"word_embed_proj_dim": 12})
+
+
+@pytest.mark.parametrize(
+    "config, layout, final",
+    [
+        ({}, "pre_norm", "layer"),
+        ({"_remove_final_layer_norm": True}, "pre_norm", "none"),
+        ({"do_layer_norm_before": False}, "post_norm", "none"),
+    ],
+)
+def test_opt_has_a_last_norm_where_two_keys_say_so(config, layout, final):
+    model = read("opt", OPT | config)
+    assert (model.blocks["main"].layout, model.final_norm) == (layout, final)
+    assert read("opt", write_config(family("opt"), model)) == model
+
+
+def test_gptj_cannot_say_another_theta():
+    model = read("gptj", GPTJ)
+    assert choose(model, "gptj").name == "gptj" and "rope_theta" not in write_config(family("gptj"), model)
+    with pytest.raises(Refused, match="rope.theta=500.0"):
+        choose(change(model, "blocks.main.attention.rope.theta", 500.0), "gptj")

@@ -1,0 +1,107 @@
+"""What a config.json means: keys that are missing, null, of an older release of the library, or beyond our models."""
+
+import pytest
+
+from tests.interop import published as hub
+from xfresearch.interop.config import read_model, value_at
+from xfresearch.interop.families import family
+from xfresearch.interop.family import Refused
+
+
+def changed(config: dict, changes: dict) -> dict:
+    """A config with some keys changed, those that are ... left out."""
+    return {key: value for key, value in (config | changes).items() if value is not ...}
+
+
+def read(config: dict, **changes):
+    config = changed(config, changes)
+    return read_model(family(config["model_type"]), config)
+
+
+def windows(model) -> list[int]:
+    blocks = [model.blocks[name].attention.window for name in model.pattern]
+    return blocks * (model.depth // len(blocks))
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+# config.json, keys changed, the window of each layer; tests/parity/test_published.py asks `transformers` for the same.
+WINDOWS = [
+    (hub.MISTRAL, {}, [4096] * 32),
+    (hub.MISTRAL, {"sliding_window": ...}, [4096] * 32),
+    (hub.MISTRAL, {"sliding_window": None}, [0] * 32),
+    (hub.MIXTRAL, {}, [0] * 32),
+    (hub.MIXTRAL, {"sliding_window": ...}, [0] * 32),
+    (hub.MIXTRAL, {"sliding_window": 7}, [7] * 32),
+    (hub.QWEN2, {"max_window_layers": 20}, [0] * 24),
+    (hub.QWEN2, {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 22}, [0] * 22 + [7] * 2),
+    (hub.QWEN2, {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": ...}, [0] * 24),
+    (hub.QWEN2, {"use_sliding_window": True, "sliding_window": ..., "max_window_layers": 23}, [0] * 23 + [4096]),
+    (hub.QWEN2, {"use_sliding_window": False, "sliding_window": 7, "layer_types": [SLIDING] * 24}, [0] * 24),
+    (
+        hub.QWEN3,
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": [SLIDING, FULL, FULL, FULL] * 7},
+        [7, 0, 0, 0] * 7,
+    ),
+    (hub.GEMMA_2, {}, [4096, 0] * 13),
+    (hub.GEMMA_2, {"sliding_window": ...}, [4096, 0] * 13),
+    (hub.GEMMA_2, {"layer_types": [FULL, SLIDING] * 13, "sliding_window": 5}, [0, 5] * 13),
+    (hub.GEMMA_2, {"num_hidden_layers": 3}, [4096, 0, 4096]),
+]
+
+
+@pytest.mark.parametrize("config, changes, expected", WINDOWS)
+def test_windows(config, changes, expected):
+    assert windows(read(config, **changes)) == expected
+
+
+@pytest.mark.parametrize(
+    "config, changes, field, expected",
+    [
+        (hub.GEMMA_2, {"final_logit_softcapping": ...}, "logit_softcap", 30.0),
+        (hub.GEMMA_2, {"final_logit_softcapping": None}, "logit_softcap", 0.0),
+        (hub.GEMMA_2, {"attn_logit_softcapping": ...}, "*.attention.softcap", 50.0),
+        (hub.GEMMA_2, {"attn_logit_softcapping": None}, "*.attention.softcap", 0.0),
+        (hub.GEMMA_2, {"query_pre_attn_scalar": ...}, "*.attention.scale", 1 / 16),
+        (hub.GEMMA_2, {"query_pre_attn_scalar": 144}, "*.attention.scale", 1 / 12),
+        (hub.GEMMA_2, {"hidden_activation": "gelu"}, "*.feed_forward.kind", "geglu"),
+        (hub.GEMMA, {}, "*.feed_forward.kind", "geglu_tanh"),
+        (hub.GEMMA, {"hidden_activation": "gelu_pytorch_tanh"}, "*.feed_forward.kind", "geglu_tanh"),
+        (hub.GEMMA, {"hidden_act": ...}, "*.feed_forward.kind", "geglu_tanh"),
+        (hub.GEMMA, {}, "tie_embeddings", True),
+        (hub.GEMMA, {"head_dim": ...}, "*.attention.head_size", 256),
+        (hub.QWEN3, {"head_dim": ...}, "*.attention.head_size", 128),
+        (hub.MISTRAL, {"head_dim": 96}, "*.attention.head_size", 96),
+        (hub.MISTRAL, {"rms_norm_eps": ...}, "*.norm_epsilon", 1e-6),
+        (hub.MIXTRAL, {"rms_norm_eps": ...}, "*.norm_epsilon", 1e-5),
+        (hub.MISTRAL, {"rope_theta": ...}, "*.attention.rope.theta", 1e4),
+        (hub.MIXTRAL, {"rope_theta": ...}, "*.attention.rope.theta", 1e6),
+        (hub.MIXTRAL, {"rope_theta": ..., "rope_parameters": {"rope_theta": 7.0}}, "*.attention.rope.theta", 7.0),
+        (hub.OLMOE, {"norm_topk_prob": ...}, "*.feed_forward.moe.renormalise", False),
+        (hub.MIXTRAL, {}, "*.feed_forward.moe.renormalise", True),
+        (hub.OLMO, {"clip_qkv": 8.0}, "*.attention.clip", 8.0),
+        (hub.OLMO, {}, "*.norm_epsilon", 1e-5),
+    ],
+)
+def test_a_key_sets_a_field(config, changes, field, expected):
+    assert value_at(read(config, **changes), field) == expected
+
+
+@pytest.mark.parametrize(
+    "config, changes, reason",
+    [
+        (hub.GEMMA, {"hidden_activation": "gelu"}, "hidden_activation='gelu' is not allowed"),
+        (hub.GEMMA, {"hidden_act": "relu"}, "hidden_act='relu' is not allowed.*'gelu', 'gelu_pytorch_tanh'"),
+        (hub.GEMMA_2, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not allowed"),
+        (hub.GEMMA_2, {"layer_types": [FULL, "chunked_attention"] * 13}, "layer_types has 'chunked_attention'"),
+        (hub.QWEN3, {"layer_types": [FULL]}, "layer_types has 1 types for 28 layers"),
+        (hub.MIXTRAL, {"hidden_act": "tanh"}, "hidden_act='tanh' is not allowed"),
+        (hub.MISTRAL, {"hidden_size": ...}, "hidden_size is missing"),
+        (hub.MISTRAL, {"num_hidden_layers": ...}, "num_hidden_layers is missing"),
+        (hub.QWEN2, {"quantization_config": {"bits": 4}}, "quantization_config is not allowed"),
+    ],
+)
+def test_what_our_models_do_not_have_is_refused(config, changes, reason):
+    with pytest.raises(Refused, match=reason):
+        read(config, **changes)

@@ -1,0 +1,91 @@
+"""Training here and there: gradients of the loss are those that PyTorch finds, and what was trained here is the same model
+for `transformers`."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ROOT, change
+from tests.parity.weights import MISSING
+from tests.tolerances import TOLERANCE, relative_error
+
+pytest.importorskip("torch", reason=MISSING.format("torch"))
+transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
+
+import xfresearch as xf  # noqa: E402
+from tests.parity import hf_torch  # noqa: E402
+from tests.parity.hf_draws import DRAWS, LENGTH, ROUNDS, Draw  # noqa: E402
+from xfresearch import train  # noqa: E402
+from xfresearch.models.axes import path_name  # noqa: E402
+from xfresearch.training.step import make_loss  # noqa: E402
+
+pytestmark = pytest.mark.parity
+DTYPES = ["float32", "float64"]
+
+
+def gradients(lm, tokens_BL) -> tuple[float, dict]:
+    """Our mean loss and its gradients by path, of the loss that training has, without what balances experts."""
+    model = lm.config
+    for name in model.blocks:
+        for field, value in (("balance", "none"), ("z_loss", 0.0)):
+            model = change(model, f"blocks.{name}.feed_forward.moe.{field}", value)
+    inputs_BL, targets_BL = tokens_BL[:, :-1], tokens_BL[:, 1:]
+    positions_BL = np.broadcast_to(np.arange(inputs_BL.shape[1]), inputs_BL.shape)
+    batch = {
+        "tokens": inputs_BL,
+        "targets": targets_BL,
+        "positions": positions_BL,
+        "weights": np.ones(targets_BL.shape),
+    }
+    totals = {"weights": targets_BL.size, "tokens": targets_BL.size}
+    loss = jax.value_and_grad(make_loss(replace(lm.run, model=model)), has_aux=True)
+    (value, _), found = jax.jit(loss)(lm.params, batch, None, totals)
+    return float(value), {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+
+
+def is_zero(path: str, config) -> bool:
+    """Whether a gradient is zero but for rounding: a key's bias moves all logits of a query alike where nothing is rotated,
+    and the share of a single expert is 1."""
+    alone = getattr(config, "num_experts_per_tok", 0) == 1
+    return path.endswith("key/bias") and config.model_type == "gpt2" or path.endswith("router/kernel") and alone
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
+def test_gradients_are_theirs(name, number, dtype, parity, tmp_path):
+    """Of every parameter, read from a folder of gradients as parameters are from one of weights."""
+    config = DRAWS[name](Draw(number))
+    hf_torch.write_random(config, tmp_path / "weights", seed=number, dtype=dtype)
+    tokens_BL = np.random.default_rng(number).integers(0, config.vocab_size, (3, LENGTH))
+    expected_loss = hf_torch.write_gradients(tmp_path / "weights", tokens_BL, dtype, tmp_path / "gradients")
+    lm, expected = xf.load(tmp_path / "weights"), xf.load(tmp_path / "gradients").params
+    loss, found = gradients(lm, tokens_BL)
+    assert abs(loss - expected_loss) < TOLERANCE[dtype] * loss
+    expected = {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(expected)}
+    assert found.keys() == expected.keys()
+    largest = max(np.abs(leaf).max() for leaf in expected.values())
+    for path, leaf in expected.items():
+        if is_zero(path, config):
+            assert np.abs(found[path]).max() < TOLERANCE[dtype] * largest
+        else:
+            parity("transformers", f"{name}, gradients", dtype, relative_error(found[path], leaf))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral_8x7b"])
+def test_what_was_trained_here_is_the_same_model_there(name, parity, tmp_path):
+    flags = {
+        "steps": 8,
+        "data.cache_dir": tmp_path / "cache",
+        "log.tensorboard": False,
+        "evaluation.final_sequences": 8,
+    }
+    overrides = [f"--config.{key}={value}" for key, value in flags.items()]
+    train.main(["--config", f"{ROOT}/configs/{name}.py:tiny", "--workdir", str(tmp_path / "run"), *overrides])
+    lm = xf.load(tmp_path / "run")
+    lm.export_hf(tmp_path / "out")
+    tokens_BL = np.random.default_rng(0).integers(0, lm.config.vocab_size, (2, LENGTH))
+    expected = hf_torch.logits(tmp_path / "out", tokens_BL, "float32")
+    parity("transformers", f"{name}, trained here", "float32", relative_error(lm(tokens_BL), expected))
