@@ -1,15 +1,17 @@
 """What tests of Hugging Face folders share."""
 
 import numpy as np
+from safetensors import safe_open
 
-from xfresearch.interop.folder import opened, stored_tensors
+from xfresearch.interop.folder import stored_tensors
 from xfresearch.models import decoding
 
 
 def tensors(folder) -> dict[str, np.ndarray]:
+    """As the format's own library reads them."""
     found = {}
     for name, stored in stored_tensors(folder).items():
-        with opened(stored.file) as file:
+        with safe_open(stored.file, "np") as file:
             found[name] = file.get_tensor(name)
     return found
 
