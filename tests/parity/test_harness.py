@@ -1,6 +1,7 @@
 """Our adapter against lm_eval's own backend for Hugging Face models: a GPT-2 of random weights, saved as a folder, and the
 same requests of real items."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from tests.parity.test_transformers import gpt2
 from tests.parity.weights import MISSING
 from tests.tiny_runs import rough_params, tiny_config
-from xfresearch import api
+from xfresearch import api, evaluate
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -135,3 +136,21 @@ def test_texts_go_on_alike(ours, theirs, shared_data, tmp_path):
     found_cut, expected_cut = (ask(model, "generate_until", cut) for model in (ours, theirs))
     assert found_cut == expected_cut
     assert all(len(short) < len(text) for short, text in zip(found_cut, found, strict=True))
+
+
+def test_the_command_has_their_figures(theirs, folder, shared_data, tmp_path, monkeypatch):
+    from lm_eval import evaluator
+
+    from xfresearch.harness import tasks
+
+    monkeypatch.setenv("XFRESEARCH_CACHE", str(tmp_path / "cache"))
+    data, out, chosen = shared_data / "eval", tmp_path / "out.json", ["lambada", "piqa", "winogrande"]
+    arguments = ["--workdir", folder, "--tasks", ",".join(chosen), "--task-data", data, "--limit", ITEMS, "--json", out]
+    evaluate.main(list(map(str, arguments)))
+    found = json.loads(out.read_text())
+    assert str(tmp_path / "cache") in found["kept_in"] and not (folder / "harness").exists()
+    loaded = tasks.load(chosen, str(data), tmp_path)
+    expected = evaluator.simple_evaluate(theirs, tasks=loaded, limit=ITEMS, bootstrap_iters=0)["results"]
+    for name in chosen:
+        figures = {f"{metric},none": figure["value"] for metric, figure in found["tasks"][name]["metrics"].items()}
+        assert figures and figures == pytest.approx({key: expected[f"local_{name}"][key] for key in figures}, rel=1e-4)

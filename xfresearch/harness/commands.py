@@ -59,6 +59,7 @@ def run(options, open_model: Callable) -> None:
     result = {"models": [reported(found) for found in measured]} if options.compare else reported(measured[0])
     if options.compare:
         result["comparison"] = compare(*(found["tasks"] for found in measured))
+        print(f"first: {paths[0]}, second: {paths[1]}")
         print(command.table(comparison_columns(result["comparison"])))
         print(*sentences(*paths, result["comparison"]), sep="\n")
     if options.json:
