@@ -41,7 +41,9 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     for unknown in sorted(given.keys() & {"mscale", "mscale_all_dim", "short_factor", "long_factor"}):
         raise Refused(f"config.json: {unknown} of rope_scaling is not allowed: our yarn has no such factor")
     if not given.get("truncate", True):
-        raise Refused("config.json: truncate=False of rope_scaling is not allowed: our yarn blends between whole dimensions")
+        raise Refused(
+            "config.json: truncate=False of rope_scaling is not allowed: our yarn blends between whole dimensions"
+        )
     return found
 
 
