@@ -149,8 +149,8 @@ def test_the_command_has_their_figures(theirs, folder, shared_data, tmp_path, mo
     evaluate.main(list(map(str, arguments)))
     found = json.loads(out.read_text())
     assert str(tmp_path / "cache") in found["kept_in"] and not (folder / "harness").exists()
-    loaded = tasks.load(chosen, str(data), tmp_path)
-    expected = evaluator.simple_evaluate(theirs, tasks=loaded, limit=ITEMS, bootstrap_iters=0)["results"]
+    loaded = {"tasks": {task.task_name: task for task in tasks.load(chosen, str(data), tmp_path)}}
+    expected = evaluator.evaluate(theirs, loaded, limit=ITEMS, bootstrap_iters=0)["results"]
     for name in chosen:
         figures = {f"{metric},none": figure["value"] for metric, figure in found["tasks"][name]["metrics"].items()}
         assert figures and figures == pytest.approx({key: expected[f"local_{name}"][key] for key in figures}, rel=1e-4)
