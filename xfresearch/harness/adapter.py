@@ -38,7 +38,7 @@ class Adapter(TemplateLM):
 
     @property
     def begin_of_text(self) -> int | None:
-        return getattr(self.lm.tokenizer, "begin_of_text", None)
+        return self.lm.tokenizer.begin_of_text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         """What begins a text stands before it, as models that were trained so expect, unless it is a continuation."""

@@ -73,7 +73,7 @@ def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None) -> Callable:
         ctx = Context(reading["positions"], reading["segments"], mesh=mesh)
         hidden_BLD = lm(reading["tokens"], ctx, layers=layers).hidden_BLD
         hidden_BSD = jnp.take_along_axis(hidden_BLD, asking["places"][..., None], 1)
-        return token_nll(hidden_BSD, lm.head_table_VD(), asking["targets"], rows, mesh)
+        return token_nll(hidden_BSD, lm.logit_head(), asking["targets"], rows, mesh)
 
     return scorer
 
