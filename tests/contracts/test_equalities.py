@@ -1,5 +1,6 @@
-"""Contracts 2 and 3: causal by gradient; cached decoding equals the full forward pass. Every day for variants of every kind,
-for all of them under `long`; that all are causal also follows from test_reference.py."""
+"""Contracts 2 and 3: causal by gradient; cached decoding equals the full forward pass. Every day for
+variants of every kind of attention and experts, for all of them under `long`; that all are causal also follows from
+test_reference.py."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from tests.contracts.variants import (
     ALL,
     BATCH,
+    DISTINCT,
     LENGTH,
     VARIANTS,
     forward,
@@ -26,7 +28,20 @@ from xfresearch.models.taps import Taps
 CHUNKS = [(5, 1, 1, 1), (1, 4, 3)]
 
 
-@pytest.fixture(params=marked())
+# Layouts, norms, biases and activations leave the cache as it is.
+ALIKE = (
+    "layout=",
+    "norm",
+    "attention.bias",
+    "attention.lambdas.norm",
+    "feed_forward.kind=glu",
+    "feed_forward.kind=solu",
+)
+ALIKE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017", "configs/gptj", "configs/normless")
+CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if not name.startswith(ALIKE))]
+
+
+@pytest.fixture(params=marked(CACHED))
 def variant(request, x64):
     """A variant in float64, parameters for it, and tokens."""
     config = in_float64(plain(ALL[request.param]))

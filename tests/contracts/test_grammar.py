@@ -119,7 +119,7 @@ def check(config):
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
 
 
-@settings(max_examples=8, derandomize=True, **COMMON)
+@settings(max_examples=5, derandomize=True, **COMMON)
 @given(models())
 def test_whatever_is_valid_works(config):
     check(config)

@@ -49,7 +49,7 @@ def state_of(workdir) -> dict:
 
 def _cases() -> list:
     """Every day those unlike the others; under `long` all of them."""
-    often = ("gpt2", "mixtral_8x7b", "all_attention_enwik8_small", "lambda_lm", "simplified")
+    often = ("gpt2", "mixtral_8x7b", "lambda_lm")
     rest = [name for name in NAMED if name not in often]
     return [*often, *(pytest.param(name, marks=pytest.mark.long) for name in rest)]
 

@@ -121,6 +121,7 @@ assert plain == cut and len(dict(plain)) == 3 and all(dict(plain).values())
 """
 
 
+@pytest.mark.long
 def test_batches_cut_over_devices_have_the_same_likelihoods_and_texts():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=ROOT, capture_output=True, text=True)

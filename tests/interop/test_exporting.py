@@ -61,7 +61,9 @@ def test_a_named_config_is_exported_or_refused(name):
         assert f" in {FATE[name]} (" in refusal(NAMED[name])
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("gpt2", "mixtral_8x7b") else pytest.mark.long) for n in EXPORTED]
+)
 def test_an_exported_one_is_the_same_model_again(name, tmp_path):
     config = NAMED[name]
     lm = LanguageModel(config, random_params(config), None, Config(model=config))

@@ -1,6 +1,7 @@
 """One update of a named config on a mesh of 8 simulated devices is that of one device: loss, gradients, new parameters.
 
-Every day some configs that have all axes between them; under `long` every config on every mesh that can serve it.
+Every day three configs, which have all axes but `context` (tests/kernels/test_attention_on_mesh.py); under `long` every
+config on every mesh that can serve it.
 """
 
 import json
@@ -14,7 +15,7 @@ from tests.contracts.variants import NAMED, ROOT
 from tests.tolerances import TOLERANCE
 from tests.training.mesh_worker import DEVICES, MESHES
 
-DAILY = ["llama@fsdp", "gpt2@mixed", "all_attention@context", "mixtral_8x7b@expert", "moe@expert-all"]
+DAILY = ["llama@fsdp", "gpt2@mixed", "mixtral_8x7b@expert"]
 TEST = "test_an_update_is_that_of_one_device"
 
 
@@ -50,6 +51,6 @@ def test_a_cut_of_parameters_gathers_and_scatters(results):
     assert {"all-gather", "reduce-scatter"} <= set(held) and "all-to-all" not in held
 
 
-@pytest.mark.parametrize("case", ["mixtral_8x7b@expert", "moe@expert-all"])
+@pytest.mark.parametrize("case", ["mixtral_8x7b@expert", pytest.param("moe@expert-all", marks=pytest.mark.long)])
 def test_a_cut_of_experts_sends_tokens_to_them(results, case):
     assert "all-to-all" in results[case]["collectives"]
