@@ -18,6 +18,7 @@ from xfresearch.errors import UserError
 ROOT = Path(__file__).parents[2]
 FULL = "--config.training.remat=full"
 LIMIT = 3 * 3600  # seconds of one plan
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -68,36 +69,48 @@ def named() -> tuple[Named, ...]:
     return (*LARGE, *DEPTH, *WEAK, *every_config())
 
 
-def chosen(plan: Named) -> tuple[str, ...]:
-    """Overrides with the mesh and recomputation that are best by formula, at the config's batch or the next larger one."""
+def chosen(plan: Named) -> list[tuple[str, ...]]:
+    """Overrides with the meshes and recomputations that fit by formula, the best first, at the config's batch or the next
+    larger one."""
     from xfresearch.config_io import parse
     from xfresearch.planning import plans, program, search, topologies
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)
     config = program.ready(parse(["--config", str(ROOT / plan.config)]))
-    devices, best = topologies.tpu_devices(topology), None
+    devices, fitting = topologies.tpu_devices(topology), []
     for candidate in search.candidates(config, topology, batches=(1,)):
         try:
             found = plans.formula_plan(candidate, topology, 1e12, devices)
         except UserError:
             continue
-        fits = found["memory"]["total"] <= search.MARGIN * found["memory"]["available"]
-        if fits and (best is None or found["utilisation"][0] > best["utilisation"][0]):
-            best = found
-    if best is None:
+        if found["memory"]["total"] <= search.MARGIN * found["memory"]["available"]:
+            fitting.append(found)
+    if not fitting:
         raise UserError(f"{plan.name}: nothing fits by formula")
-    mesh = ",".join(f"{axis}={size}" for axis, size in best["mesh"].items())
-    remat = f"--config.training.remat={best['remat']}"
-    return overrides(best["batch"]["sequences"], mesh, remat)
+    return [_overrides_of(found) for found in sorted(fitting, key=lambda found: -found["utilisation"][0])]
+
+
+def _overrides_of(found: dict) -> tuple[str, ...]:
+    mesh = ",".join(f"{axis}={size}" for axis, size in found["mesh"].items())
+    return overrides(found["batch"]["sequences"], mesh, f"--config.training.remat={found['remat']}")
 
 
 def compile_one(plan: Named) -> dict:
-    """The plan by the command line, in a process of its own; {"error": ...} where that ends otherwise."""
+    """The plan as compiled; of a mesh that was to be chosen the first that fits, the formula's best TRIES being tried."""
     try:
-        options = plan.overrides or chosen(plan)
+        several = [plan.overrides] if plan.overrides else chosen(plan)[:TRIES]
     except UserError as error:
         return {"config": plan.config, "overrides": [], "error": str(error)}
+    for options in several:
+        found = run_plan(plan, options)
+        if "error" in found or found["memory"]["fits"]:
+            break
+    return found
+
+
+def run_plan(plan: Named, options: tuple[str, ...]) -> dict:
+    """The plan by the command line, in a process of its own; {"error": ...} where that ends otherwise."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         command = [
