@@ -24,13 +24,15 @@ def parity(request):
 
 
 @pytest.fixture(autouse=True)
-def bits():
-    """Reading a float64 folder switches JAX to 64 bits: back to what it was."""
+def fresh_jax():
+    """Reading a float64 folder switches JAX to 64 bits: back to what it was. Every model has programs of its own, of which
+    one process cannot keep those of all (it ended in a segmentation fault after 400 tests)."""
     import jax
 
     before = jax.config.jax_enable_x64
     yield
     jax.config.update("jax_enable_x64", before)
+    jax.clear_caches()
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -19,10 +19,8 @@ import xfresearch as xf  # noqa: E402
 from tests.interop.folders import assert_same_tensors, choices, greedy, highest  # noqa: E402
 from tests.parity import hf_torch  # noqa: E402
 from tests.parity.hf_draws import DRAWS, LENGTH, ROUNDS, Draw  # noqa: E402
-from xfresearch.interop import exporting  # noqa: E402
 from xfresearch.interop.families import FAMILIES  # noqa: E402
 from xfresearch.interop.folder import read_config  # noqa: E402
-from xfresearch.interop.importing import with_dtype  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -100,11 +98,11 @@ def test_bfloat16_in_shards(number, parity, tmp_path):
     hf_torch.write_random(config, folder, seed=number, dtype="bfloat16", max_shard_size="4KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     tokens_BL, lm = np.random.default_rng(number).integers(0, config.vocab_size, (2, LENGTH)), xf.load(folder)
-    exporting.export(lm, tmp_path / "out", shard_bytes=4000)
+    lm.export_hf(tmp_path / "out", shard_bytes=4000)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     assert_same_tensors(tmp_path / "out", folder)
     expected = hf_torch.logits(tmp_path / "out", tokens_BL, "float32")
-    found = with_dtype(lm, "float32")(tokens_BL)
+    found = xf.load(folder, dtype="float32")(tokens_BL)
     parity("transformers", "llama, weights in bfloat16", "float32", relative_error(found, expected))
 
 
