@@ -5,6 +5,7 @@ have the sharded layout: besides the model's share of the host there is never mo
 """
 
 import sys
+from collections.abc import Set
 from pathlib import Path
 
 import jax
@@ -20,7 +21,6 @@ from xfresearch.interop.families import family
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.places import Place, is_ignored, places
 from xfresearch.interop.source import Source, small_files
-from xfresearch.models import transformer
 from xfresearch.models.axes import path_name
 
 ALIGNMENT = 64  # bytes; where JAX on CPU takes NumPy's memory as it is
@@ -77,7 +77,7 @@ def read_params(folder: Path, kind: Family, model: ModelConfig, stored: dict, me
     bare = bool(kind.prefix) and not any(name.startswith(kind.prefix) for name in stored)
     if bare:
         expected = {name.removeprefix(kind.prefix): place for name, place in expected.items()}
-    check(folder, kind, model, expected, stored)
+    check(folder, kind, model, leaves.keys(), expected, stored)
     shards = {path: Shards(leaf) for path, leaf in leaves.items()}
     total = sum(stored[name].bytes for name in expected)
     with tqdm(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr) as bar:
@@ -87,13 +87,11 @@ def read_params(folder: Path, kind: Family, model: ModelConfig, stored: dict, me
     return structure.unflatten([shards.pop(path).array() for path in leaves]), bare
 
 
-def check(folder: Path, kind: Family, model: ModelConfig, expected: dict[str, Place], stored: dict) -> None:
+def check(folder: Path, kind: Family, model: ModelConfig, paths: Set, expected: dict[str, Place], stored: dict) -> None:
     """UserError for a tensor that is missing, in excess, of no dtype of weights, or of another shape than config.json
-    makes it."""
+    makes it; `paths` are those of the model's parameters."""
     covered = {part.path for place in expected.values() for part in place.parts}
-    uncovered = {
-        path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(transformer.abstract(model))
-    } - covered
+    uncovered = paths - covered
     if uncovered:
         raise UserError(
             f"{folder}: {kind.name} has no tensor for {sorted(uncovered)[0]}, which its config.json asks for"

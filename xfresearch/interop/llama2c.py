@@ -16,13 +16,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.api import LanguageModel, with_dtype
+from xfresearch.api import LanguageModel, layout_of, with_dtype
 from xfresearch.config import AttentionConfig, BlockConfig, Config, DataConfig, FeedForwardConfig, ModelConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
-from xfresearch.models import transformer
+from xfresearch.interop.places import pairs
+from xfresearch.models.axes import path_name
 from xfresearch.resolving import resolve
-from xfresearch.training.sharding import param_shardings
 
 MAGIC, VERSION_1_BYTES = b"24ka", 256
 EMBED, FINAL_NORM, HEAD = "embed/table", "final_norm/gain", "head/table"
@@ -163,15 +163,12 @@ def _params(path: Path, layout: Layout, model: ModelConfig, mesh) -> dict:
     numbers, places, start = np.memmap(path, "<f4", "r", layout.start), {}, 0
     for name, shape in layout.shapes.items():
         places[name], start = numbers[start : start + math.prod(shape)].reshape(shape), start + math.prod(shape)
-    shapes = transformer.abstract(model)
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shardings = jax.tree.map(lambda _: device, shapes) if mesh is None else param_shardings(mesh, shapes)
 
-    def read(path, shape, sharding):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return jax.device_put(_ours(name, places[name], shape.shape), sharding)
+    def read(path, leaf):
+        name = path_name(path)
+        return jax.device_put(_ours(name, places[name], leaf.shape), leaf.sharding)
 
-    return jax.tree_util.tree_map_with_path(read, shapes, shardings)
+    return jax.tree_util.tree_map_with_path(read, layout_of(model, mesh))
 
 
 def _ours(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -181,5 +178,4 @@ def _ours(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     kernel = array.swapaxes(1, 2).reshape(shape)
     if name not in ATTENTION[:2]:
         return np.ascontiguousarray(kernel)
-    pairs = kernel.reshape(*shape[:-1], shape[-1] // 2, 2)
-    return np.ascontiguousarray(pairs.swapaxes(-1, -2).reshape(shape))
+    return np.ascontiguousarray(kernel[..., pairs(shape[-1], shape[-1])])
