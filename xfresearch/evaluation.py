@@ -179,6 +179,15 @@ class Text(NamedTuple):
     unit: str  # what the standard error is over: documents, or sequences where there is only one document
 
 
+def check_length(model: ModelConfig, length: int) -> None:
+    """UserError where the model's tables of positions do not reach `length` tokens."""
+    rows = longest_sequence(model)
+    if rows and length > rows:
+        raise UserError(
+            f"sequence length {length} is not allowed: it must be at most {rows}, the rows of its positions"
+        )
+
+
 def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> Text:
     """A split of a corpus in the tokens of `lm`, loaded from `workdir`; by default what its training evaluates.
 
@@ -186,11 +195,7 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     """
     length = length or lm.run.sequence_length
     stride = stride or length
-    rows = longest_sequence(lm.config)
-    if rows and length > rows:
-        raise UserError(
-            f"sequence length {length} is not allowed: it must be at most {rows}, the rows of its positions"
-        )
+    check_length(lm.config, length)
     if stride > length:
         raise UserError(f"stride {stride} is not allowed: it must be at most the sequence length, {length}")
     if lm.tokenizer is None:

@@ -12,6 +12,7 @@ from xfresearch import api, distributed
 from xfresearch.command import write_text
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
+from xfresearch.evaluation import check_length
 from xfresearch.harness import tasks
 from xfresearch.models.sizes import longest_sequence
 from xfresearch.training.checkpoint import fingerprints
@@ -40,10 +41,8 @@ def measure(path: str, lm: api.LanguageModel, mesh, options) -> dict:
 
 def max_length(lm: api.LanguageModel, asked: int) -> int:
     """How many tokens the model reads at once: as its table of positions or its training says, unless `asked` is given."""
-    rows = longest_sequence(lm.config)
-    if rows and asked > rows:
-        raise UserError(f"sequence length {asked} is not allowed: it must be at most {rows}, the rows of its positions")
-    return asked or rows or lm.run.sequence_length
+    check_length(lm.config, asked)
+    return asked or longest_sequence(lm.config) or lm.run.sequence_length
 
 
 def kept_in(path: str, lm: api.LanguageModel, length: int) -> Path:
