@@ -8,6 +8,8 @@ Orbax writes under a temporary name and renames, so that a killed or failed writ
 """
 
 import logging
+import sys
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +31,26 @@ class Corrupt(Exception):
         self.step, self.reason = step, reason
 
 
+@cache
 def _orbax():
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong is raised too, and said in one line
+    sys.unraisablehook = _without_abandoned(sys.unraisablehook)
     return ocp
+
+
+def _without_abandoned(hook):
+    """`hook` for exceptions that nobody can catch, but for those of the arrays that Orbax gives up with the first that fails.
+
+    TensorStore's threads go on with them, and each prints a stack trace, at times after the line that says what failed.
+    """
+
+    def quieter(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    return quieter
 
 
 def directory(workdir) -> epath.Path:
