@@ -41,13 +41,16 @@ def _orbax():
 
 
 def _without_abandoned(hook):
-    """`hook` for exceptions that nobody can catch, but for those of the arrays that Orbax gives up with the first that fails.
+    """`hook`, for exceptions that nobody can catch, without those of arrays that Orbax gives up once one of them fails.
 
-    TensorStore's threads go on with them, and each prints a stack trace, at times after the line that says what failed.
+    Each prints pages when it is dropped, or when TensorStore's threads are done with it: at times after the line that says
+    what failed.
     """
 
     def quieter(unraisable):
-        if str(unraisable.exc_value) != "Event loop is closed":
+        code = getattr(unraisable.object, "cr_code", None)  # of a coroutine
+        dropped = code is not None and "orbax" in code.co_filename
+        if not dropped and str(unraisable.exc_value) != "Event loop is closed":
             hook(unraisable)
 
     return quieter
@@ -113,10 +116,9 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # a full disk, a lost mount: what Orbax raises differs by file system
-            reason = " ".join(str(error).split())[:200]
             kept = steps(self.directory.parent)
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
-            raise Stopped(f"a checkpoint could not be written ({reason}); {last}") from error
+            raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from error
 
 
 def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
@@ -158,12 +160,19 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
         found, meta = _read_files(directory(workdir) / str(step), wanted)
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
     except Exception as error:  # what a truncated or altered file raises depends on where it is cut
-        damage = " ".join(str(error).split())[:200] or type(error).__name__
+        damage = _reason(error)
     _agree(step, damage)  # before the fingerprints, which take all processes
     actual = fingerprints(found)
     changed = [name for name, value in written.items() if actual.get(name) != value]
     _agree(step, f"{changed[0]} does not have the fingerprint that it was written with" if changed else "")
     return found, meta
+
+
+def _reason(error: BaseException) -> str:
+    """One line of the first cause: what Orbax wraps it in is about Orbax."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
