@@ -11,7 +11,8 @@ from configs import common
 def get_config(size: str = "full"):
     config = common.base(size)
     model, block = config.model, config.model.blocks.main
-    block.layout, block.norm_bias, model.tie_embeddings = "parallel", True, False
+    block.layout, block.norm_bias = "parallel", True
+    model.tie_embeddings, model.head_bias = False, True
     block.feed_forward.kind, block.feed_forward.bias = "gelu_tanh", True
     block.attention.position, block.attention.rope.fraction = "rope", 0.25
     if size == "full":

@@ -19,7 +19,7 @@ def costs(argument: str, vocabulary: int = 0):
     "argument, vocabulary, published, unit",
     [
         ("gpt2.py", 0, 124_439_808, 1),  # openai-community/gpt2
-        ("gptj.py", 0, 6.05, 1e9),  # EleutherAI/gpt-j-6b, less the 50,400 biases of its head
+        ("gptj.py", 0, 6_050_882_784, 1),  # EleutherAI/gpt-j-6b
         ("palm.py", 0, 8.63, 1e9),  # Chowdhery et al. 2022, table 1
         ("palm.py:62b", 0, 62.50, 1e9),
         ("palm.py:540b", 0, 540.4, 1e9),  # 540.35 there, 540.356 here

@@ -24,7 +24,7 @@ FATE = {
     "brody_majority": "layers.0.norm_bare=('attention_in',)",
     "dyt": "embedding_scale='learned'",
     "gpt2": "gpt2",
-    "gptj": "head_bias=False",
+    "gptj": "gptj",
     "lambda_lm": "layers.0.attention.kind='lambda'",
     "llama": "llama",
     "merged_query": "layers.0.attention.query='merged'",
