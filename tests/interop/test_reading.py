@@ -1,5 +1,7 @@
 """What a config.json means: keys that are missing, null, of an older release of the library, or beyond our models."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.interop import published as hub
@@ -100,8 +102,34 @@ def test_a_key_sets_a_field(config, changes, field, expected):
         (hub.MISTRAL, {"hidden_size": ...}, "hidden_size is missing"),
         (hub.MISTRAL, {"num_hidden_layers": ...}, "num_hidden_layers is missing"),
         (hub.QWEN2, {"quantization_config": {"bits": 4}}, "quantization_config is not allowed"),
+        (hub.QWEN2, {"max_window_layers": None}, "max_window_layers=None is not allowed: it must be an integer"),
+        (
+            hub.MISTRAL,
+            {"sliding_window": "a"},
+            "sliding_window='a' is not allowed: it must be an integer of at least 0",
+        ),
+        (hub.MISTRAL, {"sliding_window": -3}, "sliding_window=-3 is not allowed: it must be an integer of at least 0"),
+        (hub.GEMMA_2, {"layer_types": 5}, "layer_types=5 has the wrong type: it must be a list"),
+        (
+            hub.GEMMA_2,
+            {"layer_types": [[FULL], 3] * 13},
+            r"layer_types has \['full_attention'\]: each layer has one of",
+        ),
+        (hub.GEMMA_2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not allowed: it must be above 0"),
+        (hub.GEMMA_2, {"query_pre_attn_scalar": "a"}, "query_pre_attn_scalar='a' has the wrong type: it must be a num"),
+        (hub.GPT_J, {"rotary_dim": "a"}, "rotary_dim='a' is not allowed: it must be an integer of at least 0"),
+        (hub.GPT_J, {"rotary_dim": 63}, "config.json: rotary_dim over the size of a head=0.246.* an even number"),
+        (hub.PHI, {"partial_rotary_factor": 0.01}, "config.json: partial_rotary_factor=0.01 is not allowed"),
     ],
 )
 def test_what_our_models_do_not_have_is_refused(config, changes, reason):
     with pytest.raises(Refused, match=reason):
         read(config, **changes)
+
+
+def test_a_mistake_in_a_table_is_not_said_to_be_the_folders():
+    def broken(config):
+        return config["vocab_size"] + "a"
+
+    with pytest.raises(TypeError):
+        read_model(replace(family("llama"), derived=broken), hub.LLAMA_2)

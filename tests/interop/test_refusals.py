@@ -154,7 +154,12 @@ def test_an_index_stays_in_its_folder(folder, name):
         ({"rope_theta": -1}, "config.json: rope_theta=-1.0 is not allowed"),
         ({"rope_scaling": "linear"}, "config.json: rope_scaling='linear' has the wrong type: it must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "config.json: rope_scaling has no factor"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 0.5}},
+            "config.json: factor=0.5 is not allowed: it must be at l",
+        ),
         ({"rope_scaling": {"type": "longrope"}}, "config.json: rope_type='longrope' is not allowed: it must be one of"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"config.json: rope_type=\['yarn'\] is not allowed: it must be one of"),
         ({"hidden_act": "sillu"}, "config.json: hidden_act='sillu' is not allowed: it must be one of"),
         ({"hidden_act": ["silu"]}, r"config.json: hidden_act=\['silu'\] is not allowed"),
         ({"tie_word_embeddings": "yes"}, "config.json: tie_word_embeddings='yes' has the wrong type str"),

@@ -7,7 +7,7 @@ from xfresearch.config import ModelConfig
 from xfresearch.config_io import from_dict
 from xfresearch.errors import UserError
 from xfresearch.interop.family import Family, Refused
-from xfresearch.interop.rope import PATH, read_rope, write_rope
+from xfresearch.interop.rope import read_rope, rope_names, write_rope
 from xfresearch.models.sizes import logit_scale
 from xfresearch.resolving import resolve_model
 
@@ -18,20 +18,15 @@ def read_model(family: Family, config: dict, **more) -> ModelConfig:
     _refuse(family, config)
     changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
     _checked(family, changes, [0])  # before anything is computed from them
-    windows = [0]
-    try:
-        changes |= family.derived(config) | more
-        if family.rope:
-            changes |= read_rope(family.rope, config, changes)
-        if family.windows:
-            windows = family.windows.read(config)
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
-        raise Refused(f"config.json: a value has the wrong type: {error}") from error
+    changes |= family.derived(config) | more
+    if family.rope:
+        changes |= read_rope(family.rope, config, changes)
+    windows = family.windows.read(config) if family.windows else [0]
     model = _checked(family, changes, windows)
     try:
         return resolve_model(model)
     except UserError as error:
-        raise Refused(_in_their_words(family, error)) from None
+        raise Refused(_in_their_words(family, changes, error)) from None
 
 
 def _refuse(family: Family, config: dict) -> None:
@@ -48,14 +43,14 @@ def _checked(family: Family, changes: dict, windows: list[int]) -> ModelConfig:
     try:
         return from_dict(ModelConfig, _tree(changes, windows), "config.model")
     except UserError as error:
-        raise Refused(_in_their_words(family, error)) from None
+        raise Refused(_in_their_words(family, changes, error)) from None
 
 
-def _in_their_words(family: Family, error: UserError) -> str:
+def _in_their_words(family: Family, changes: dict, error: UserError) -> str:
     """What is wrong with a field of ours, said of the key that set it."""
     text, names = str(error), {key.ours: key.theirs for key in family.keys}
     if family.rope:
-        names[PATH + "theta"] = family.rope.theta
+        names |= rope_names(family.rope, changes.get("*.attention.rope.scaling", "none"))
     for ours, theirs in names.items():
         pattern = ours.replace(".", r"\.").replace("*", r"blocks\.\w+")
         text = re.sub(rf"config\.model\.{pattern}(?==)", theirs, text)

@@ -27,7 +27,7 @@ class Key:
     """A key of config.json and the field of ours that it sets: 'width', or '*.norm' for a field of every block.
 
     `default` is what the library takes where the key is missing, and where it is null unless `null` says otherwise;
-    `values` translates names, theirs first; `read` and `write` translate numbers.
+    `values` translates names, theirs first; `read` and `write` translate numbers, `read` with Refused for what it cannot.
     """
 
     theirs: str
@@ -46,18 +46,12 @@ class Key:
         if value is REQUIRED:
             raise Refused(f"config.json: {self.theirs} is missing")
         if self.values is None:
-            return self._read(value)
+            return self.read(value)
         if value not in list(self.values):  # a list may be compared, though not looked up
             raise Refused(
                 f"config.json: {self.theirs}={value!r} is not allowed: it must be one of {_list(self.values)}"
             )
         return self.values[value]
-
-    def _read(self, value):
-        try:
-            return self.read(value)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise Refused(f"config.json: {self.theirs}={value!r} has the wrong type: {error}") from error
 
     def to_config(self, value):
         """The value of their key; None where ours has no translation, so that it is another one once read again."""
@@ -124,7 +118,7 @@ class Rope(NamedTuple):
     fraction: str = ""  # e.g. 'partial_rotary_factor'
     size: str = ""  # e.g. 'rotary_dim'
     default: float = 1.0  # share where its key is missing
-    size_default: int = 0  # dimensions where their key is missing; 0 is all
+    size_default: int = 0  # dimensions where their key is missing
     theta: str = "rope_theta"  # '' where it has no key: theta is the default, and nothing is stretched
     theta_default: float = 10_000.0
 
@@ -150,6 +144,20 @@ class Family:
     derived: Callable[[dict], dict] = lambda config: {}  # fields of ours that more than one key decides
     ignored: tuple[str, ...] = ()  # patterns of tensors that are no parameters (tables that the library computes)
     prefix: str = ""  # of most names, which some folders leave out
+
+
+def number(key: str, value) -> float:
+    """The value of a key of config.json as a number; Refused where it is none."""
+    if type(value) not in (int, float):
+        raise Refused(f"config.json: {key}={value!r} has the wrong type: it must be a number")
+    return float(value)
+
+
+def count(key: str, value) -> int:
+    """The value of a key of config.json that counts something; Refused where it does not."""
+    if type(value) is not int or value < 0:
+        raise Refused(f"config.json: {key}={value!r} is not allowed: it must be an integer of at least 0")
+    return value
 
 
 def _list(values) -> str:

@@ -4,13 +4,20 @@ two soft caps."""
 from dataclasses import replace
 
 from xfresearch.interop import gemma, llama
-from xfresearch.interop.family import Key, norm
+from xfresearch.interop.family import Key, Refused, norm, number
 from xfresearch.interop.windows import by_layer
 
 
 def every_other(config: dict) -> list[str]:
     """The types of layers of a config.json without `layer_types`."""
     return ["full_attention" if i % 2 else "sliding_attention" for i in range(config["num_hidden_layers"])]
+
+
+def scale(scalar) -> float:
+    """The factor of attention's logits."""
+    if number("query_pre_attn_scalar", scalar) <= 0:
+        raise Refused(f"config.json: query_pre_attn_scalar={scalar!r} is not allowed: it must be above 0")
+    return scalar**-0.5
 
 
 def softcap(theirs: str, ours: str, default: float) -> Key:
@@ -26,7 +33,7 @@ FAMILY = replace(
     keys=(
         *(key for key in gemma.FAMILY.keys if key.theirs != "hidden_act"),
         Key("hidden_activation", "*.feed_forward.kind", "gelu_pytorch_tanh", llama.GATED),
-        Key("query_pre_attn_scalar", "*.attention.scale", 256, read=lambda n: n**-0.5, write=lambda x: round(x**-2)),
+        Key("query_pre_attn_scalar", "*.attention.scale", 256, read=scale, write=lambda x: round(x**-2)),
         softcap("attn_logit_softcapping", "*.attention.softcap", 50.0),
         softcap("final_logit_softcapping", "logit_softcap", 30.0),
     ),

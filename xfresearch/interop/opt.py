@@ -33,7 +33,7 @@ FAMILY = Family(
         Key("dropout", "*.dropout", 0.1),
         Key("attention_dropout", "*.attention.dropout", 0.0),
     ),
-    derived=lambda config: {} if config.get("do_layer_norm_before", True) else {"final_norm": "none"},
+    derived=lambda config: {"final_norm": "none"} if config.get("do_layer_norm_before") is False else {},
     rows=(
         row("model.decoder.embed_tokens.weight", "V D", "embed/table"),
         row("model.decoder.embed_positions.weight", "L D", "position/table"),

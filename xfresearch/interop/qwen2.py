@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama
-from xfresearch.interop.family import Key
+from xfresearch.interop.family import Key, count
 from xfresearch.interop.windows import by_layer
 
 
 def upper_layers(config: dict) -> list[str]:
     """The types of layers of a config.json without `layer_types`."""
-    first = config.get("max_window_layers", 28)
+    first = count("max_window_layers", config.get("max_window_layers", 28))
     return ["full_attention" if i < first else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 

@@ -2,7 +2,7 @@
 releases of the library write."""
 
 from xfresearch.config import AttentionConfig
-from xfresearch.interop.family import Refused, Rope
+from xfresearch.interop.family import Refused, Rope, count, number
 from xfresearch.models.sizes import rotary_size
 
 PATH = "*.attention.rope."
@@ -25,12 +25,12 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     if not isinstance(given, dict):
         raise Refused(f"config.json: rope_scaling={given!r} has the wrong type: it must be an object")
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in SCALINGS:
+    if kind not in list(SCALINGS):  # a list may be compared, though not looked up
         raise Refused(f"config.json: rope_type={kind!r} is not allowed: it must be one of {', '.join(SCALINGS)}")
     name, keys = SCALINGS[kind]
     theta = given.get("rope_theta", config.get(rope.theta)) or rope.theta_default
     found = {
-        PATH + "theta": _number(rope.theta, theta),
+        PATH + "theta": number(rope.theta, theta),
         PATH + "scaling": name,
         PATH + "fraction": _fraction(rope, given | config, changes),
     }
@@ -39,7 +39,7 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
         value = given.get(theirs, DEFAULTS.get(theirs, original if ours == "original_length" else None))
         if value is None and theirs not in DEFAULTS:
             raise Refused(f"config.json: rope_scaling has no {theirs}, which rope_type={kind!r} needs")
-        found[PATH + ours] = value if ours == "original_length" else _number(theirs, value or 0.0)
+        found[PATH + ours] = count(theirs, value) if ours == "original_length" else number(theirs, value or 0.0)
     for unknown in sorted(given.keys() & {"mscale", "mscale_all_dim", "short_factor", "long_factor"}):
         raise Refused(f"config.json: {unknown} of rope_scaling is not allowed: our yarn has no such factor")
     if not given.get("truncate", True):
@@ -49,22 +49,25 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     return found
 
 
-def _number(key: str, value) -> float:
-    if type(value) not in (int, float):
-        raise Refused(f"config.json: {key}={value!r} has the wrong type: it must be a number")
-    return float(value)
+def rope_names(rope: Rope, scaling: str) -> dict[str, str]:
+    """Their names of our fields of RoPE under a way of `scaling`."""
+    share = rope.fraction or f"{rope.size} over the size of a head"
+    names = {
+        PATH + ours: theirs for name, keys in SCALINGS.values() if name == scaling for ours, theirs in keys.items()
+    }
+    return names | {PATH + "theta": rope.theta, PATH + "fraction": share}
 
 
 def _fraction(rope: Rope, config: dict, changes: dict) -> float:
     """The share of a head's dimensions that is turned."""
     if rope.size:
         heads, width = changes["*.attention.heads"], changes["width"]
-        head = changes.get("*.attention.head_size") or width // heads
-        return (config.get(rope.size) or rope.size_default or head) / head
+        head = changes.get("*.attention.head_size") or max(width // heads, 1)
+        return count(rope.size, config.get(rope.size, rope.size_default)) / head
     if not rope.fraction:
         return 1.0
     # In `rope_parameters` every family's share has the same name.
-    return _number(rope.fraction, config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
+    return number(rope.fraction, config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
 
 
 def write_rope(rope: Rope, attention: AttentionConfig, length: int) -> dict:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from xfresearch.interop.family import Refused, Windows
+from xfresearch.interop.family import Refused, Windows, count
 
 TYPES = ("full_attention", "sliding_attention")
 
@@ -11,7 +11,7 @@ def everywhere(default: int = 0) -> Windows:
     """`sliding_window` for every layer, null for none; `default` where the key is missing."""
 
     def read(config: dict) -> list[int]:
-        return [config.get("sliding_window", default) or 0] * config["num_hidden_layers"]
+        return [_window(config, default)] * config["num_hidden_layers"]
 
     return Windows(read, lambda windows: {"sliding_window": windows[0] or None})
 
@@ -24,11 +24,13 @@ def by_layer(default_types: Callable[[dict], list[str]], default: int, switched:
     """
 
     def read(config: dict) -> list[int]:
-        window = config.get("sliding_window", default) or 0
+        window = _window(config, default)
         if switched and not config.get("use_sliding_window", False):
             window = 0
         types = config.get("layer_types") or default_types(config)
-        unknown = sorted(set(types) - set(TYPES))
+        if not isinstance(types, list):
+            raise Refused(f"config.json: layer_types={types!r} has the wrong type: it must be a list")
+        unknown = [kind for kind in types if kind not in TYPES]
         if unknown or len(types) != config["num_hidden_layers"]:
             given = repr(unknown[0]) if unknown else f"{len(types)} types for {config['num_hidden_layers']} layers"
             raise Refused(f"config.json: layer_types has {given}: each layer has one of {', '.join(TYPES)}")
@@ -41,3 +43,8 @@ def by_layer(default_types: Callable[[dict], list[str]], default: int, switched:
         return found | ({"use_sliding_window": any(windows), "max_window_layers": first} if switched else {})
 
     return Windows(read, write)
+
+
+def _window(config: dict, default: int) -> int:
+    """The window of layers that have one; 0 where config.json gives them none."""
+    return count("sliding_window", config.get("sliding_window", default) or 0)
