@@ -45,6 +45,16 @@ def test_a_tensor_of_another_shape_is_named_with_both(folder):
     assert f"tensor {UP} {shapes}" in refusal(folder)
 
 
+def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_named(folder):
+    """A second copy is passed over, another matrix is not."""
+    edit_config(folder, tie_word_embeddings=True)
+    assert "tensors lm_head.weight and model.embed_tokens.weight are not the same: config.json" in refusal(folder)
+    edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"]}))
+    assert xf.load(folder).config.tie_embeddings
+    edit_tensors(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 7.0))
+    assert "are not the same" in refusal(folder)
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("kind, dtype", [("I8", "int8"), ("F8_E4M3", "float8_e4m3fn")])
 def test_a_tensor_of_a_quantised_dtype_is_named(folder, kind, dtype, everywhere):

@@ -102,7 +102,7 @@ def check(folder: Path, kind: Family, model: ModelConfig, paths: Set, expected: 
         raise UserError(
             f"{folder}: tensor {missing[0]} is missing{more}{nearest(missing[0], stored.keys() - expected)}"
         )
-    tied = {row.theirs for row in kind.rows if row.ours == ("head/table",)} if model.tie_embeddings else set()
+    tied = _tied_head(folder, kind, expected, stored) if model.tie_embeddings else set()
     extra = [name for name in stored if name not in expected and name not in tied and not is_ignored(kind, name)]
     if extra:
         more = f" (and {len(extra) - 1} more)" if extra[1:] else ""
@@ -112,6 +112,17 @@ def check(folder: Path, kind: Family, model: ModelConfig, paths: Set, expected: 
         if stored[name].shape != place.shape:
             shapes = f"{list(stored[name].shape)}: config.json makes it {list(place.shape)}"
             raise UserError(f"{folder}: tensor {name} has the shape {shapes}")
+
+
+def _tied_head(folder: Path, kind: Family, expected: dict[str, Place], stored: dict) -> set[str]:
+    """Names under which a folder may hold the embedding again. UserError where that is another matrix than the first."""
+    embedding = next(name for name, place in expected.items() if place.row.ours == ("embed/table",))
+    names = {row.theirs for row in kind.rows if row.ours == ("head/table",)}
+    for name in names & stored.keys():
+        if not stored[name].equals(stored[embedding]):
+            both = f"tensors {name} and {embedding} are not the same"
+            raise UserError(f"{folder}: {both}: config.json's tie_word_embeddings must be false")
+    return names
 
 
 def fill(shards: dict[str, "Shards"], place: Place, tensor: np.ndarray) -> None:

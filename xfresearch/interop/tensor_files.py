@@ -20,6 +20,7 @@ from xfresearch.errors import UserError
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 METADATA = "__metadata__"
 ALIGNMENT = 8  # bytes; the header is padded with spaces to a multiple
+PIECE = 1 << 20  # bytes compared at once
 
 
 class Stored(NamedTuple):
@@ -46,6 +47,15 @@ class Stored(NamedTuple):
         if count != self.bytes:
             raise UserError(f"{self.file}: tensor {self.name} ends after {count:,} of its {self.bytes:,} bytes")
         return tensor
+
+    def equals(self, other: "Stored") -> bool:
+        """Whether `other` is the same tensor bit for bit; a piece of each at a time is in memory."""
+        if (self.shape, self.dtype) != (other.shape, other.dtype):
+            return False
+        with self.file.open("rb") as mine, other.file.open("rb") as theirs:
+            mine.seek(self.begin), theirs.seek(other.begin)
+            pieces = [min(PIECE, self.bytes - start) for start in range(0, self.bytes, PIECE)]
+            return all(mine.read(size) == theirs.read(size) for size in pieces)
 
 
 class Outgoing(NamedTuple):
