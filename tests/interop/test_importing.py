@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import xfresearch as xf
 from tests.data import made_tokenizers
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
+from tests.interop.folders import assert_same_tensors
 from tests.tiny_runs import ROOT, rough_params, tiny_model
 from xfresearch import evaluation
 
@@ -64,6 +65,25 @@ def test_a_saved_model_is_exported_as_it_was_read(tmp_path, dtype, bare):
         assert (tensor.dtype, tensor.tobytes()) == (second[name].dtype, second[name].tobytes()), name
     first, second = (json.loads((path / "config.json").read_text()) for path in (before, tmp_path / "after"))
     assert first == second
+
+
+@pytest.fixture
+def bits_restored():
+    """Parameters in float64 switch JAX to 64 bits: back to what it was."""
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_a_tensor_in_float64_among_others_loses_nothing(folder, tmp_path, bits_restored):
+    wide = np.full(32, 1 + 2.0**-40)
+    edit_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": wide}))
+    lm = xf.load(folder)
+    assert (lm.config.dtype, lm.config.param_dtype) == ("float32", "float64")
+    lm.save(tmp_path / "run")
+    xf.load(tmp_path / "run").export_hf(tmp_path / "out")
+    assert_same_tensors(tmp_path / "out", folder)
+    assert lm(TOKENS_BL).dtype == np.float32
 
 
 def made(kind: str, directory: Path) -> None:

@@ -38,10 +38,10 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
         kind = family(config.get("model_type"))
         stored = folders.stored_tensors(folder)
         held = folders.common_dtype(stored)
-        model = with_dtype(read_model(kind, config, **dtypes_of(held)), dtype)
+        model = with_dtype(read_model(kind, config, **dtypes_of(held, stored)), dtype)
     except Refused as error:
         raise UserError(f"{folder}: {error}") from None
-    if held == "float64":
+    if model.param_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     params, bare = read_params(folder, kind, model, stored, mesh)
     tokenizer = read_tokenizer(folder)
@@ -53,10 +53,11 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
     return LanguageModel(model, params, tokenizer, run, source=source)
 
 
-def dtypes_of(dtype: str) -> dict:
-    """Our fields for files of that dtype."""
-    computed = {"float16": "float32"}.get(dtype, dtype)
-    return {"dtype": computed, "param_dtype": "float64" if dtype == "float64" else "float32"}
+def dtypes_of(held: str, stored: dict) -> dict:
+    """Our fields for `stored` tensors, of which most are `held` in that dtype: parameters lose nothing of any."""
+    computed = {"float16": "float32"}.get(held, held)
+    wide = any(tensor.dtype == "float64" for tensor in stored.values())
+    return {"dtype": computed, "param_dtype": "float64" if wide else "float32"}
 
 
 def read_tokenizer(folder: Path):
