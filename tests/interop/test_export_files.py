@@ -8,7 +8,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import xfresearch as xf
+from tests.data import made_tokenizers as made
+from tests.interop.edits import edit_config
 from tests.tiny_runs import tiny_model
+from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.interop import exporting
 
 
@@ -101,3 +104,27 @@ def test_a_model_exported_as_another_family_has_nothing_of_the_first(tmp_path):
     mistral, again = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("mistral", "again"))
     assert mistral["model_type"] == "mistral" and mistral["torch_dtype"] == "bfloat16"
     assert "pretraining_tp" not in mistral and again["pretraining_tp"] == 1 and again["dtype"] == "float32"
+
+
+def test_what_ends_a_text_is_said_of_the_tokenizer_that_is_written(tmp_path):
+    """Not left to a family's own numbers: Llama's texts end at 2, which is any word here."""
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+    said = lambda name: [json.loads((tmp_path / name / "config.json").read_text())[key] for key in keys]  # noqa: E731
+    lm = tiny_model("llama")
+    lm.export_hf(tmp_path / "bytes")
+    lm.tokenizer = None
+    lm.export_hf(tmp_path / "none")
+    made.write(tmp_path / "made", {"tokenizer.json": made.byte_level()})
+    lm = xf.load(tmp_path / "bytes")
+    lm.tokenizer = load_tokenizer(tmp_path / "made")
+    lm.export_hf(tmp_path / "other")
+    assert (said("bytes"), said("none"), said("other")) == ([None, 256, None], [None] * 3, [None, 0, None])
+    config = json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())
+    assert config == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+
+
+def test_what_ends_a_text_stays_what_the_folder_says(tmp_path):
+    tiny_model("llama").export_hf(tmp_path / "a")
+    edit_config(tmp_path / "a", eos_token_id=[7, 8])
+    xf.load(tmp_path / "a").export_hf(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["eos_token_id"] == [7, 8]

@@ -1,10 +1,12 @@
 """Tokenizers of Hugging Face folders against `transformers`: the ids of a text, what begins it and what ends it."""
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.parity.weights import MISSING
+from tests.tiny_runs import tiny_model
 from xfresearch.data.tokenizers import load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -59,3 +61,20 @@ def test_ids_are_those_of_transformers(tmp_path, name):
         assert theirs(text).input_ids == begin + ours.encode(text.encode()).tolist()
     assert theirs.eos_token_id == ours.end_of_text
     assert bool(begin) == (name in ("template", "template, config says no", "opt", "llama 2"))
+
+
+@pytest.mark.parametrize("anatomy", ["gpt2", "llama"])
+def test_an_exported_model_has_its_tokenizer_there(tmp_path, anatomy):
+    """It splits nothing, where GPT-2's own splitting takes "'t" for the end of a word; and texts end at 0."""
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.write(tmp_path / "made", {"tokenizer.json": made.byte_level(pre_tokenizer=whole)})
+    lm = tiny_model(anatomy)
+    lm.tokenizer = load_tokenizer(tmp_path / "made")
+    lm.export_hf(tmp_path / "out")
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(tmp_path / "out")
+    for text in ("a 'the", " th the\n"):
+        assert (
+            theirs(text).input_ids == ours.encode(text.encode()).tolist() == lm.tokenizer.encode(text.encode()).tolist()
+        )
+    ends = transformers.AutoConfig.from_pretrained(tmp_path / "out").eos_token_id
+    assert theirs.eos_token_id == ends == ours.end_of_text == lm.tokenizer.end_of_text == 0

@@ -42,26 +42,52 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
             source = replace(source, config={}, dtypes={}, bare=False)  # they speak of another family's keys and names
         held, others = dtype or source.dtype, {} if dtype else source.dtypes
         _write(directory, outgoing(kind, lm.config, lm.params, held, others, source.bare), shard_bytes)
-        (directory / "config.json").write_text(json.dumps(_config(kind, lm.config, held, source), indent=2) + "\n")
+        config = _config(kind, lm, held, source)
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         _write_others(directory, lm.tokenizer, source)
     return kind
 
 
-def _config(kind: Family, model: ModelConfig, dtype: str, source: Source) -> dict:
+def _config(kind: Family, lm, dtype: str, source: Source) -> dict:
     """config.json, with the keys of the source that say nothing of the function."""
     name = "dtype" if "dtype" in source.config else "torch_dtype"
-    config = source.config | write_config(kind, model) | {name: dtype}
+    config = source.config | write_config(kind, lm.config) | {name: dtype}
+    if not source.config or _has_another(lm.tokenizer, source):
+        config |= _special_ids(lm)
     config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
     return config
 
 
+def _special_ids(lm) -> dict:
+    """What begins and ends a text. A key left out would be the family's own: a text would end at what is any word here."""
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    if lm.tokenizer is not None:
+        ids |= {"bos_token_id": lm.tokenizer.begin_of_text, "eos_token_id": lm.tokenizer.end_of_text}
+    return ids
+
+
+def _has_another(tokenizer, source: Source) -> bool:
+    """Whether a model has another tokenizer than the folder that it came from."""
+    return tokenizer is not None and tokenizer.digest != source.tokenizer
+
+
 def _write_others(folder: Path, tokenizer, source: Source) -> None:
     """The source's own files, byte for byte, where the tokenizer is still theirs; otherwise the tokenizer's."""
-    if tokenizer is not None and tokenizer.digest != source.tokenizer:
-        tokenizer.save(folder)
+    if not _has_another(tokenizer, source):
+        for name, content in source.files.items():
+            (folder / name).write_bytes(content)
         return
-    for name, content in source.files.items():
-        (folder / name).write_bytes(content)
+    tokenizer.save(folder)
+    if "tokenizer.json" in tokenizer.files and "tokenizer_config.json" not in tokenizer.files:
+        (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(tokenizer), indent=2) + "\n")
+
+
+def _tokenizer_config(tokenizer) -> dict:
+    """What has `transformers` read tokenizer.json as it is: without a class it splits words as the model's family does."""
+    added = json.loads(tokenizer.files["tokenizer.json"]).get("added_tokens", [])
+    names = {token["id"]: token["content"] for token in added}
+    special = {"bos_token": names.get(tokenizer.begin_of_text), "eos_token": names.get(tokenizer.end_of_text)}
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} | {key: name for key, name in special.items() if name}
 
 
 def _write(folder: Path, tensors: list[Outgoing], shard_bytes: int) -> None:
