@@ -67,7 +67,8 @@ def read(folder: Path, dtype: str):
 
 def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:
     with torch.no_grad(), precision(dtype):
-        return read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False).logits.numpy()
+        logits_BLV = read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False).logits
+    return (logits_BLV.float() if dtype == "bfloat16" else logits_BLV).numpy()  # NumPy has no bfloat16
 
 
 def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:

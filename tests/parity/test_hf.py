@@ -106,6 +106,19 @@ def test_bfloat16_in_shards(number, parity, tmp_path):
     parity("transformers", "llama, weights in bfloat16", "float32", relative_error(found, expected))
 
 
+@pytest.mark.parametrize("name", DRAWS)
+def test_bfloat16_is_as_far_from_float32_as_theirs(name, tmp_path):
+    """Logits of the same weights in bfloat16, whose rounding is each side's own: of the same size, not the same numbers."""
+    config = DRAWS[name](Draw(0))
+    hf_torch.write_random(config, tmp_path, seed=0, dtype="bfloat16")
+    tokens_BL = np.random.default_rng(0).integers(0, config.vocab_size, (2, LENGTH))
+    exact = np.asarray(xf.load(tmp_path, dtype="float32")(tokens_BL))
+    ours, theirs = xf.load(tmp_path)(tokens_BL), hf_torch.logits(tmp_path, tokens_BL, "bfloat16")
+    error, their_error = (np.linalg.norm(exact - found) / np.linalg.norm(exact) for found in (ours, theirs))
+    print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
+    assert 1e-4 < error < 1.5 * their_error
+
+
 def test_float64_is_float64_throughout(tmp_path):
     """Without InFloat64, `transformers` computes parts of a float64 model in float32."""
     hf_torch.write_random(DRAWS["llama"](Draw(0)), tmp_path, seed=0, dtype="float64")
