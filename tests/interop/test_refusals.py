@@ -192,6 +192,7 @@ def test_a_config_that_is_wrong_is_said_of_its_key(folder, changes, text):
     "content, text",
     [
         ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[1]", "holds a JSON list: it must be an object"),
         (None, "there is no such file, which says what the model is"),
     ],

@@ -37,7 +37,7 @@ def read_config(folder: Path) -> dict:
         raise UserError(f"{file}: there is no such file, which says what the model is")
     try:
         config = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{file}: holds a JSON {type(config).__name__}: it must be an object")
@@ -64,7 +64,7 @@ def _files(folder: Path) -> list[Path]:
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             files = [folder / name for name in names]
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
             raise UserError(f"{index}: not an index of safetensors files") from None
         for file in files:
             if not file.is_file() or file.parent != folder:

@@ -47,5 +47,8 @@ def small_files(folder: Path) -> dict[str, bytes]:
     return {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())
-        if file.suffix in SUFFIXES and not file.name.endswith(".index.json") and file.name != "config.json"
+        if file.suffix in SUFFIXES
+        and file.is_file()
+        and not file.name.endswith(".index.json")
+        and file.name != "config.json"
     }
