@@ -21,12 +21,19 @@ import time
 
 from xfresearch.command import Parser, run, write_json
 
-FLOOR = "floor"
+FLOOR, FLOOR_SIZE = "floor", 1536  # of the one large product, a square matrix by another
 
 
 def count(word: str) -> int:
     """A number that is not negative."""
     if not word.isdecimal():
+        raise ValueError
+    return int(word)
+
+
+def size(word: str) -> int:
+    """A number of which there is at least 1."""
+    if not count(word):
         raise ValueError
     return int(word)
 
@@ -44,21 +51,22 @@ def parse(arguments):
     for operation, defaults in sizes.items():
         command = operations.add_parser(operation, description=OPERATIONS[operation].__doc__)
         for name, default in defaults.items():
-            command.add_argument(f"--{name}", type=count, default=default, metavar="N", help=f"default {default}")
+            kind = size if default else count
+            command.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"default {default}")
         if operation == "cross_entropy":
             command.add_argument(
                 "--rows", default="512,1024,4096", metavar="N,N,...", help="tokens per tile, to compare"
             )
         command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
-        command.add_argument("--rounds", type=count, default=15, metavar="N", help="default 15")
+        command.add_argument("--rounds", type=size, default=15, metavar="N", help="default 15")
         command.add_argument("--json", metavar="FILE", help="also write the figures here")
     command = operations.add_parser("import_hf", description="A Hugging Face folder, from disk to parameters.")
     for name, default in {"width": 1024, "layers": 8, "vocab": 128_256, "rounds": 5}.items():
-        command.add_argument(f"--{name}", type=count, default=default, metavar="N", help=f"default {default}")
+        command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
     command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the files")
     command.add_argument("--json", metavar="FILE", help="also write the figures here")
     command = operations.add_parser("variants", description="All variants, trained over seeds.")
-    command.add_argument("--seeds", type=count, default=3, metavar="N", help="default 3")
+    command.add_argument("--seeds", type=size, default=3, metavar="N", help="default 3")
     command.add_argument("--only", default="", metavar="WORD,WORD", help="variants whose name has one of the words")
     command.add_argument("--json", default="variants.json", metavar="FILE", help="default variants.json")
     options, rest = parser.parse_known_args(arguments)
@@ -76,7 +84,7 @@ def bench_import(a) -> None:
 
     with tempfile.TemporaryDirectory() as place:
         speed.write_random(Path(place) / "llama", speed.llama(a.width, a.layers, a.vocab), a.dtype)
-        rows = speed.measure(Path(place) / "llama", max(a.rounds, 1))
+        rows = speed.measure(Path(place) / "llama", a.rounds)
     for row in rows:
         print(f"{row['what']:8}{row['seconds']:8.2f} s{row['MB/s']:8.0f} MB/s")
     if a.json:
@@ -128,9 +136,11 @@ def bench_cross_entropy(a, draw):
         return lambda x_TD, table_VD: linear_cross_entropy(x_TD, Head(table_VD), labels_T, weights_T, rows=rows)[0]
 
     try:
-        rows = [int(word) for word in a.rows.split(",")]
+        rows = [size(word) for word in a.rows.split(",")]
     except ValueError:
-        raise UserError(f"--rows={a.rows} is not allowed: it must be numbers, with commas between them") from None
+        raise UserError(
+            f"--rows={a.rows} is not allowed: it must be numbers from 1 on, with commas between them"
+        ) from None
     functions = {"whole": whole} | {f"rows={n}": tiled(n) for n in rows}
     return functions, (draw(a.tokens, a.width), draw(a.vocab, a.width)), 2 * a.tokens * a.width * a.vocab
 
@@ -180,7 +190,7 @@ def fastest(functions: dict, arguments, rounds: int) -> dict:
 
     compiled = {name: jax.jit(function) for name, function in functions.items()}
     times = {name: [] for name in functions}
-    for turn in range(max(rounds, 1) + 1):
+    for turn in range(rounds + 1):
         for name, function in compiled.items():
             start = time.perf_counter()
             jax.block_until_ready(function(*arguments[name]))
@@ -229,7 +239,7 @@ def main(arguments) -> None:
         return jax.numpy.asarray(rng.normal(size=shape) / shape[-1] ** 0.5, a.dtype)
 
     functions, inputs, flops = OPERATIONS[a.operation](a, draw)
-    rows = compare(functions, inputs, flops, draw(1536, 1536), a.rounds)
+    rows = compare(functions, inputs, flops, draw(FLOOR_SIZE, FLOOR_SIZE), a.rounds)
     print(f"{'':14}{'forward ms':>12}{'speed-up':>10}{'floors':>8}{'+backward ms':>14}{'speed-up':>10}{'floors':>8}")
     for row in rows:
         f, b = row["forward"], row["forward+backward"]

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
 
 from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from xfresearch.kernels import ring_attention, splash_attention
-from xfresearch.kernels.chunked_attention import chunked
+from xfresearch.kernels.chunked_attention import chunked, chunked_part
+from xfresearch.kernels.cudnn_attention import cudnn
 from xfresearch.kernels.sight import Sight
 from xfresearch.kernels.splash_attention import splash
 from xfresearch.models.kernel_choices import with_kernels
@@ -20,6 +22,7 @@ from xfresearch.models.partition import activation_spec
 from xfresearch.training.sharding import param_shardings
 
 DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "chunked": "float64", "plain": "float64"}
+DTYPES |= {"cudnn": "bfloat16"}
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 HALVES = {"data": 2, "tensor": 2, "context": 2}
 PACKED = {"L": 64, "M": 5, "segments": True}
@@ -42,6 +45,8 @@ CASES = {
     ),
     "chunked, memory, documents, window": ("chunked", HALVES, PACKED, Sight(window=40)),
     "plain, memory, documents, window": ("plain", HALVES, PACKED, Sight(window=40)),
+    "cudnn, one key-value head": ("cudnn", {"data": 2, "tensor": 4}, {"L": 64, "G": 1}, Sight(window=40)),
+    "cudnn, memory": ("cudnn", {"fsdp": 2, "tensor": 2}, {"L": 64, "M": 5}, Sight()),
 }
 # name: (kernel, mesh, named config)
 MODELS = {
@@ -55,9 +60,31 @@ def run(implementation: str, mesh, sight: Sight, segments, arrays):
     q, k, v, memory = arrays
     if implementation == "plain":
         return plain(arrays, segments, sight, mesh=mesh)
-    function = {"splash": splash, "chunked": chunked}.get(implementation, ring_attention.ring)
+    function = {"splash": splash, "chunked": chunked, "cudnn": cudnn}.get(implementation, ring_attention.ring)
     ring_attention.platform = lambda mesh: "tpu" if implementation == "ring of splash" else "cpu"
     return function(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight, mesh)
+
+
+def cudnn_on_cpu() -> None:
+    """Has cuDNN's kernels computed on CPU by ours of the same meaning: how JAX cuts them over devices is what is left."""
+    from jax._src.cudnn import fused_attention_stablehlo as sdpa
+
+    def sight(settings) -> Sight:
+        causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
+        return Sight(causal, window=settings["sliding_window_length"] or 0)
+
+    def forward(q, k, v, *unused, is_training, **settings):
+        o, lse = chunked_part(sight(settings)).forward(q, k, v, (None, 0))
+        return (o.astype(q.dtype), lse)[: 1 + is_training]
+
+    def backward(q, k, v, *rest, **settings):
+        lse, o, do = rest[-3:]
+        gradients = chunked_part(sight(settings)).backward(q, k, v, (None, 0), o, lse, do)
+        return [g.astype(q.dtype) for g in gradients]
+
+    sdpa.check_cudnn_version = lambda: 91000
+    mlir.register_lowering(sdpa._dot_product_attention_fwd_p, mlir.lower_fun(forward), platform="cpu")
+    mlir.register_lowering(sdpa._dot_product_attention_bwd_p, mlir.lower_fun(backward), platform="cpu")
 
 
 class Result(NamedTuple):
@@ -114,4 +141,5 @@ def result(name: str) -> Result:
 if __name__ == "__main__":
     assert jax.device_count() == 8
     splash_attention.INTERPRET = True
+    cudnn_on_cpu()
     print(json.dumps({name: result(name)._asdict() for name in sys.argv[1:]}))

@@ -33,13 +33,14 @@ def scaled(function, arrays, segments, sight):
 
 @pytest.mark.parametrize("name", CASES)
 def test_chunked_is_plain(name, x64, monkeypatch):
-    """In chunks that divide the length and in chunks that do not."""
+    """In chunks that divide the length and in chunks that do not; without a cap of the logits and with one."""
     drawn, sight = CASES[name]
     arrays, segments = draw(**drawn, K=6, dtype="float64")
-    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
-    for size in (3, 4):
+    for size, cap in ((3, 0.0), (4, 1.5)):
         monkeypatch.setattr(chunked_attention, "CHUNK", size)
-        found = value_and_gradients(lambda arrays: scaled(chunked, arrays, segments, sight), arrays)
+        capped = partial(chunked, softcap=cap)
+        expected = value_and_gradients(lambda arrays, cap=cap: plain(arrays, segments, sight, softcap=cap), arrays)
+        found = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, sight), arrays)
         assert error(found, expected) < TOLERANCE["float64"]
 
 

@@ -1,7 +1,10 @@
 """Splash attention, in Pallas's interpreter on CPU, against the plain form, gradients included."""
 
+from itertools import combinations, product
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
@@ -9,7 +12,7 @@ from tests.tolerances import TOLERANCE
 from xfresearch.kernels import attention as face
 from xfresearch.kernels import splash_attention
 from xfresearch.kernels.attention import Sight, attention
-from xfresearch.kernels.splash_attention import splash
+from xfresearch.kernels.splash_attention import SightMask, splash
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,22 @@ def test_attention_passes_everything_on(monkeypatch):
         lambda a: plain(a, segments, Sight(window=50), scale=0.4, softcap=1.5), (q, k, v, memory)
     )
     assert error(value_and_gradients(fast, (q, k, v, memory)), expected) < TOLERANCE["float32"]
+
+
+SIGHTS = (Sight(), Sight(window=3), Sight(nearest=1, window=2), Sight(causal=False))
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("slots", [0, 1, 4])
+@pytest.mark.parametrize("offset", [0, 6, 12])
+def test_a_block_of_the_mask_is_cut_out_of_the_whole(sight, slots, offset):
+    """Every block of it, and one that is not mixed is computed at its edges alone."""
+    mask, shared = SightMask(6, 10, sight, seen=6, slots=slots, offset=offset), 0
+    whole_LS = np.broadcast_to(mask.mask_function(np.arange(6)[:, None], np.arange(10)[None]), (6, 10))
+    for block in product(*([slice(*ends) for ends in combinations(range(size + 1), 2)] for size in (6, 10))):
+        np.testing.assert_array_equal(mask[block], whole_LS[block])
+        shared += mask[block] is mask[block]
+    assert shared > 300
 
 
 def test_no_array_of_queries_by_keys():

@@ -22,7 +22,7 @@ from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
 from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight
-from xfresearch.models.partition import constrain, platform
+from xfresearch.models.partition import compute_capability, constrain, platform
 
 __all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
 
@@ -34,6 +34,7 @@ class Call(NamedTuple):
     """What a choice depends on: shapes and settings, no values."""
 
     platform: str  # cpu, gpu or tpu
+    capability: tuple[int, ...]  # of an NVIDIA GPU, () of anything else
     dtype: str
     length: int  # of the queries L
     key_size: int
@@ -67,17 +68,19 @@ def _refuse_blocked(call: Call) -> str:
 def _refuse_splash(call: Call) -> str:
     if call.platform != "tpu":
         return f"it is for TPU, this is {call.platform}"
-    call = call._replace(altered="") if call.altered == SOFTCAP else call  # the one thing that it does have
-    return _refuse_fused(call) or ("it has no float64" if call.dtype == "float64" else "")
+    return _refuse_capped(call) or ("it has no float64" if call.dtype == "float64" else "")
 
 
 def _refuse_cudnn(call: Call) -> str:
     if call.platform != "gpu":
         return f"it is for GPU, this is {call.platform}"
+    if call.capability < (8, 0):
+        return "it is for NVIDIA GPUs from compute capability 8.0 on (A100)"
     if call.dtype not in ("bfloat16", "float16"):
         return f"it has no {call.dtype}"
-    if call.key_size != call.value_size or call.key_size % 8 or call.key_size > 128:
-        return "it is for keys and values of one size, a multiple of 8 to 128"
+    largest = 256 if call.capability[0] == 9 else 128  # Hopper's backward pass alone has more than 128 (cuDNN 9.18)
+    if call.key_size != call.value_size or call.key_size % 8 or call.key_size > largest:
+        return f"it is for keys and values of one size, on this GPU a multiple of 8 to {largest}"
     if call.segments or call.sight.nearest:
         return "it has no documents and no queries that do not see themselves"
     if call.context > 1:
@@ -121,6 +124,11 @@ def _refuse_fused(call: Call) -> str:
     return "it has no queries that see nothing (sees_itself=False without memory slots)" if call.empty else ""
 
 
+def _refuse_capped(call: Call) -> str:
+    """What those of them that have a softcap do not do."""
+    return _refuse_fused(call._replace(altered="") if call.altered == SOFTCAP else call)
+
+
 # name: why it cannot serve a call, '' where it can
 REFUSALS = {
     "plain": _refuse_plain,
@@ -129,7 +137,7 @@ REFUSALS = {
     "splash": _refuse_splash,
     "cudnn": _refuse_cudnn,
     "pallas": _refuse_pallas,
-    "chunked": _refuse_fused,
+    "chunked": _refuse_capped,
     "ring": _refuse_ring,
 }
 WINDOW, NO_MATRIX = "computes a window alone", "skips masked blocks, holds no matrix of weights"
@@ -159,6 +167,7 @@ def describe(
     blind = bool(sight.nearest) or (segments is not None and segments[0] is not segments[1])
     return Call(
         platform=platform(mesh),
+        capability=compute_capability(mesh),
         dtype=str(q_BLHK.dtype),
         length=q_BLHK.shape[1],
         key_size=q_BLHK.shape[3],
@@ -223,7 +232,7 @@ def attention(
     (L, K), S = (q_BLHK.shape[1], q_BLHK.shape[3]), k_BSGK.shape[1]
     if name in FUSED:
         q_BLHK = (q_BLHK * (1 / math.sqrt(K) if scale is None else scale)).astype(q_BLHK.dtype)
-        capped = {"softcap": softcap} if softcap else {}  # splash alone is chosen then
+        capped = {"softcap": softcap} if softcap else {}  # splash and chunked alone are chosen then
         return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh, **capped)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:

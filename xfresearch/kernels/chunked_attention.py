@@ -9,23 +9,28 @@ import jax.numpy as jnp
 from xfresearch.kernels.merged_attention import Part, folded, merged
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
 from xfresearch.kernels.sight import EVERYTHING, Sight, softmax_dtype, visible
+from xfresearch.kernels.softcap import softcap_slope, softcapped
 
 CHUNK = 512  # keys at once; not tuned
 
 
-def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None):
+def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, softcap=0.0):
     """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
 
     def local(_, q, k, v, memory, segments):
         cut = mesh is not None and mesh.shape["context"] > 1
         offset = jax.lax.axis_index("context") * q.shape[1] if cut else 0
-        return with_memory((chunked_part(sight), (k, v), (segments, offset)), q, memory)
+        return with_memory((chunked_part(sight, softcap), (k, v), (segments, offset)), q, memory, softcap)
 
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGV, memory, segments, keys="S")
 
 
-def chunked_part(sight: Sight) -> Part:
+def chunked_part(sight: Sight, softcap=0.0) -> Part:
     """A part of a merged softmax; its constants are (segments or None, the first query's position, keys being from 0)."""
+
+    def capped_logits(q_BLGRK, k_BSGK):
+        logits = jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=softmax_dtype(q_BLGRK))
+        return softcapped(logits, softcap)
 
     def forward(q_BLHK, k, v, constants):
         (B, L, H, K), (G, V) = q_BLHK.shape, v.shape[2:]
@@ -35,7 +40,7 @@ def chunked_part(sight: Sight) -> Part:
         def step(carry, chunk):
             o, top, total = carry
             k, v = chunk[:2]
-            logits, mask = _logits(q, k), _mask(constants, sight, L, chunk)
+            logits, mask = capped_logits(q, k), _mask(constants, sight, L, chunk)
             new = jnp.maximum(top, jnp.where(mask, logits, lowest).max(-1))
             p, shrink = jnp.where(mask, jnp.exp(logits - new[..., None]), 0), jnp.exp(top - new)
             added = jnp.einsum("BGRLS,BSGV->BGRLV", p.astype(v.dtype), v, preferred_element_type=wide)
@@ -58,10 +63,10 @@ def chunked_part(sight: Sight) -> Part:
 
         def step(dq, chunk):
             k, v = chunk[:2]
-            mask = _mask(constants, sight, L, chunk)
-            p = jnp.exp(jnp.where(mask, _logits(q, k) - lse, -jnp.inf))
+            logits, mask = capped_logits(q, k), _mask(constants, sight, L, chunk)
+            p = jnp.exp(jnp.where(mask, logits - lse, -jnp.inf))
             dp = jnp.einsum("BLGRV,BSGV->BGRLS", do, v, preferred_element_type=wide)
-            ds = (p * (dp - delta)).astype(q.dtype)
+            ds = (p * (dp - delta) * softcap_slope(logits, softcap)).astype(q.dtype)
             dq += jnp.einsum("BGRLS,BSGK->BLGRK", ds, k, preferred_element_type=wide)
             dk = jnp.einsum("BGRLS,BLGRK->BSGK", ds, q, preferred_element_type=wide)
             dv = jnp.einsum("BGRLS,BLGRV->BSGV", p.astype(q.dtype), do, preferred_element_type=wide)
@@ -74,25 +79,21 @@ def chunked_part(sight: Sight) -> Part:
     return Part(forward, backward)
 
 
-def with_memory(context: tuple, q_BLHK, memory):
+def with_memory(context: tuple, q_BLHK, memory, softcap=0.0):
     """o_BLHV of `context`, a part with its keys and values and its constants, and of the slots where there are some."""
-    found = [context] if memory is None else [context, memory_part(q_BLHK, memory)]
+    found = [context] if memory is None else [context, memory_part(q_BLHK, memory, softcap)]
     parts, keys_values, constants = zip(*found, strict=True)
     return merged(parts, q_BLHK, keys_values, constants)
 
 
-def memory_part(q_BLHK, memory):
+def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots alone: the part, its keys and values, its constants."""
-    return folded(chunked_part(EVERYTHING)), tuple(m[None] for m in memory), (None, 0)
+    return folded(chunked_part(EVERYTHING, softcap)), tuple(m[None] for m in memory), (None, 0)
 
 
 def ring_parts(q_BLHK, sight: Sight, steps: int):
     """Attention to the keys of t devices before, for each step t: the parts, and their constants without segments."""
     return (chunked_part(sight),) * steps, tuple(t * q_BLHK.shape[1] for t in range(steps))
-
-
-def _logits(q_BLGRK, k_BSGK):
-    return jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=softmax_dtype(q_BLGRK))
 
 
 def _chunks(k_BSGK, v_BSGV, constants) -> tuple:

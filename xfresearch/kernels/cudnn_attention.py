@@ -17,15 +17,16 @@ from xfresearch.kernels.sight import EVERYTHING, Sight
 def cudnn(q_BLHK, k_BSGK, v_BSGK, memory, segments, sight: Sight, mesh=None):
     """o_BLHK of tokens at the same positions, from 0; q comes scaled. It has no segments."""
     assert segments is None and not sight.nearest
-    if memory is None:
-        window = (sight.window - 1, 0) if sight.window else None
-        settings = {"scale": 1.0, "is_causal": sight.causal, "local_window_size": window, "implementation": "cudnn"}
-        return jax.nn.dot_product_attention(q_BLHK, k_BSGK, v_BSGK, **settings)  # a partitioner of its own cuts it
+    window = (sight.window - 1, 0) if sight.window else None
+    settings = {"scale": 1.0, "is_causal": sight.causal, "local_window_size": window, "implementation": "cudnn"}
 
     def local(_, q, k, v, memory, segments):
+        if memory is None:
+            return jax.nn.dot_product_attention(q, k, v, **settings)
         slots = tuple(m[None] for m in memory)
         return merged((cudnn_part(sight), folded(cudnn_part(EVERYTHING))), q, ((k, v), slots), (None, None))
 
+    # By hand: JAX's own way to cut it refuses one key-value head, which all devices have, beside queries of theirs alone.
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGK, memory, None, keys="S")
 
 

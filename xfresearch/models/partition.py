@@ -71,6 +71,12 @@ def device_kind(mesh=None) -> str:
     return _device(mesh).device_kind
 
 
+def compute_capability(mesh=None) -> tuple[int, ...]:
+    """That of the mesh's devices where they are NVIDIA GPUs, e.g. (9, 0); () of all others, and of GPUs not known closer."""
+    words = str(getattr(_device(mesh), "compute_capability", "")).split(".")
+    return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()  # AMD's are words, as gfx942
+
+
 def _device(mesh):
     """One of the mesh's devices, or what an abstract mesh says of them; otherwise one that is here."""
     there = mesh.devices.flat[0] if isinstance(mesh, Mesh) else getattr(mesh, "abstract_device", None)

@@ -1,0 +1,33 @@
+"""The benchmark of kernels: what it compares, and mistakes on its command line."""
+
+import json
+
+import pytest
+
+from xfresearch import bench
+from xfresearch.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("attention --heads 0", "argument --heads: invalid size value: '0'"),
+        ("attention --heads 4 --kv-heads 3", "--kv-heads=3 is not allowed: it must be a divisor of --heads=4"),
+        ("cross_entropy --rows 8,0", "--rows=8,0 is not allowed: it must be numbers from 1 on"),
+        ("grouped_matmul --tokens 0", "argument --tokens: invalid size value: '0'"),
+        ("grouped_matmul --rounds -1", "argument --rounds: invalid size value: '-1'"),
+    ],
+)
+def test_mistakes_are_told_by_name(words, said):
+    with pytest.raises(UserError, match=said):
+        bench.main(words.split())
+
+
+def test_what_serves_is_compared(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "FLOOR_SIZE", 64)
+    sizes = ["--batch", "1", "--length", "16", "--heads", "2", "--kv-heads", "1", "--memory", "3", "--rounds", "1"]
+    bench.main(["attention", *sizes, "--json", str(tmp_path / "figures.json")])
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [row["implementation"] for row in rows] == ["plain", "blocked", "chunked", "floor"]
+    assert all(row[phase]["ms"] > 0 for row in rows for phase in ("forward", "forward+backward"))
+    assert "auto: blocked, " in capsys.readouterr().out
