@@ -93,6 +93,8 @@ def mixtral(draw: Draw):
     from transformers import MixtralConfig
 
     sizes = {**llama_like(draw), **head_dim(draw), **experts(draw, "num_local_experts")}
+    # Their Mixtral writes a head size that is not given as None, which their yarn multiplies.
+    sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
     return MixtralConfig(**sizes, sliding_window=draw.pick(None, 5, 11))
 
 
