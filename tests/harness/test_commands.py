@@ -132,6 +132,32 @@ def test_another_step_length_or_model_has_its_own_answers(lm_eval, runs, data, t
     assert [(one["step"], one["sequence_length"]) for one in found] == [(10, 64), (20, 64), (20, 32)]
 
 
+def test_another_dtype_or_tokenizer_has_its_own_answers(runs):
+    def kept(**changes) -> Path:
+        lm = api.load(runs[0])
+        lm.config = replace(lm.config, **changes.pop("config", {}))
+        vars(lm.tokenizer).update(changes)
+        return measuring.kept_in(runs[0], lm, 64)
+
+    assert kept() == kept()
+    assert len({kept(), kept(config={"dtype": "bfloat16"}), kept(digest="another")}) == 3
+
+
+def test_items_of_any_values_are_written_and_their_numbers_read(tmp_path):
+    """Tasks answer with what they like: NumPy's numbers are numbers too."""
+    item = {"doc_id": 0, "filter": "none", "arguments": [("a", "b")], "target": {3}, "filtered_resps": [(-1.0, True)]}
+    item |= {"metrics": ["acc", "f1"], "acc": np.float32(0.5), "f1": (np.int64(1), 0)}
+    item |= {"doc_hash": "d", "prompt_hash": "p", "target_hash": "t"}
+    row = {"alias": "odd", "acc,none": np.float32(0.5), "acc_stderr,none": "N/A", "f1,none": {"no": "number"}}
+    counts = {"n-samples": {"odd": {"effective": 1}}, "n-shot": {"odd": 0}, "higher_is_better": {"odd": {"acc": True}}}
+    task = measuring.task_of("odd", [item], counts | {"results": {"odd": row}})
+    assert task["values"] == {"acc": [0.5]} and task["lower_is_better"] == []
+    assert task["metrics"] == {"acc": {"value": 0.5, "standard_error": None}}
+    measuring.write_items(tmp_path, "odd", task, [item], 0)
+    written = json.loads((tmp_path / "odd-0_shot.jsonl").read_text())
+    assert (written["acc"], written["f1"], written["target"]) == (0.5, [1, 0], "{3}")
+
+
 def test_two_runs_are_compared_item_by_item(lm_eval, runs, data, tmp_path, capsys, monkeypatch):
     for run in runs:
         evaluated(data, tmp_path, "--workdir", run)

@@ -22,6 +22,7 @@ from xfresearch.models.sizes import longest_sequence
 from xfresearch.training.checkpoint import fingerprints
 from xfresearch.training.workdir import in_bucket
 
+NUMBER = int | float | np.integer | np.floating | np.bool_
 RESAMPLES = 1000  # for standard errors of what is no mean, which lm_eval draws
 SEED, EXAMPLES_SEED = 0, 1234  # lm_eval's own, of what tasks draw and of the choice of solved examples
 
@@ -94,7 +95,7 @@ def task_of(name: str, items: list[dict], results: dict) -> dict:
     values = {}
     for item in items:
         for metric in item["metrics"]:
-            if isinstance(item[metric], int | float):
+            if isinstance(item[metric], NUMBER):
                 values.setdefault(metric_name(value_name(metric), item["filter"]), []).append(float(item[metric]))
     questions = digest([[item["doc_hash"], item["prompt_hash"], item["target_hash"]] for item in items])
     counts = {"items": results["n-samples"][name]["effective"], "fewshot": results["n-shot"][name]}
@@ -108,9 +109,9 @@ def figures_of(row: dict) -> dict:
     figures = {}
     for key, value in row.items():
         metric, comma, kind = key.partition(",")
-        if comma and not metric.endswith("_stderr"):
+        if comma and not metric.endswith("_stderr") and isinstance(value, NUMBER):
             error = row.get(f"{metric}_stderr,{kind}")
-            error = float(error) if isinstance(error, int | float) and math.isfinite(error) else None
+            error = float(error) if isinstance(error, NUMBER) and math.isfinite(error) else None
             figures[metric_name(metric, kind)] = {"value": float(value), "standard_error": error}
     return figures
 
@@ -130,6 +131,11 @@ def write_items(folder: Path, name: str, task: dict, items: list[dict], limit: i
     lines = []
     for item in items:
         kept = {key: item[key] for key in ("doc_id", "filter", "arguments", "target", "filtered_resps")}
-        lines.append(json.dumps(kept | {metric: item[metric] for metric in item["metrics"]}, default=float))
+        lines.append(json.dumps(kept | {metric: item[metric] for metric in item["metrics"]}, default=_plain))
     part = f"-first_{limit}" if limit else ""
     write_text(folder / f"{name}-{task['fewshot']}_shot{part}.jsonl", "\n".join(lines) + "\n")
+
+
+def _plain(value):
+    """What JSON has no form for: a number of NumPy's as Python's, anything else that a task answers with as its text."""
+    return value.item() if isinstance(value, np.generic) else str(value)
