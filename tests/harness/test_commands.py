@@ -239,7 +239,8 @@ def test_groups_of_groups_and_tasks_named_twice(lm_eval, data, tmp_path, monkeyp
     from lm_eval import evaluator
 
     measuring.set_examples(found["tasks"], None)
-    results = evaluator.evaluate(Adapter(tiny_model("gpt2"), Items(), 64, 2), found, limit=2, bootstrap_iters=0)
+    adapter = Adapter(tiny_model("gpt2"), Items(), 64, 2)
+    results = evaluator.evaluate(lm=adapter, task_dict=found, limit=2, bootstrap_iters=0)
     assert set(results["samples"]) == {"local_piqa", "local_boolq"}
 
 

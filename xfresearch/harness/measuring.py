@@ -77,7 +77,7 @@ def run_tasks(path: str, lm: api.LanguageModel, mesh, length: int, folder: Path,
     items.update(distributed.shared(dict(items)))
     model = Adapter(lm, items, length, batch_size(lm.run, options.batch_size), mesh, path)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        return evaluator.evaluate(model, loaded, limit=options.limit or None, bootstrap_iters=RESAMPLES)
+        return evaluator.evaluate(lm=model, task_dict=loaded, limit=options.limit or None, bootstrap_iters=RESAMPLES)
 
 
 def set_examples(loaded: dict, asked: int | None) -> None:
