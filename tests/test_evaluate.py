@@ -302,6 +302,8 @@ def test_a_damaged_step_is_left_out_of_the_curve(tmp_path, texts, capsys):
         (["--split", "validatoin"], "did you mean 'validation'"),
         (["--data", "text_files:/nowhere/*.txt"], "/nowhere"),
         (["--stepp", "10"], "--stepp"),
+        (["--json", "/"], "--json=/ cannot be written"),
+        (["--fewshot", "0"], "--fewshot is not allowed without --tasks"),
     ],
 )
 def test_mistakes_are_one_line(run, options, text, capsys):

@@ -99,6 +99,7 @@ def test_the_rate_leaves_out_the_chunk_that_waits_for_compilation(monkeypatch):
         (["--prompt", "a" * 70], "leaves no room.*table of positions"),
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
+        (["--json", "/"], "--json=/ cannot be written"),
         (["--promt", "a"], "--promt"),
     ],
 )
@@ -106,6 +107,11 @@ def test_mistakes_are_one_line(run, options, text):
     with pytest.raises(UserError, match=text) as caught:
         generate.main(["--workdir", str(run), *options])
     assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_of_a_file_is_read_as_it_is(tmp_path):
+    (tmp_path / "p.txt").write_bytes("a\r\nnä\n".encode())
+    assert generate.read_prompt(str(tmp_path / "p.txt")) == "a\r\nnä\n"
 
 
 def test_a_prompt_that_is_not_utf8_is_named_by_file_and_byte(run, tmp_path):

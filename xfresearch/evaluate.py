@@ -106,6 +106,8 @@ def parse(arguments: list[str]):
     if bool(options.workdir) == bool(options.compare):
         raise UserError("--workdir DIR or --compare DIR DIR is required, one of the two (see --help)")
     task_commands.check(options)
+    if options.json:
+        command.check_output("--json", options.json)
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options
@@ -150,7 +152,7 @@ def evaluate_steps(lm, workdir, text, options, mesh=None) -> list[dict]:
     make_scorer = cache(
         lambda model: evaluation.make_scorer(model, lm.run.training.layers, lm.run.training.loss_rows, mesh)
     )
-    batch_size = min(options.batch_size or lm.run.evaluation.batch_size or lm.run.batch_size, len(text.rows))
+    batch_size = min(evaluation.batch_size(lm.run, options.batch_size), len(text.rows))
     batch_size, place = placing.on(mesh, batch_size, text.length)
     results = []
     for step in checkpoint.steps(workdir) if options.all_steps else [lm.step]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import ModelConfig
+from xfresearch.config import Config, ModelConfig
 from xfresearch.data.pipeline import prepare, stream_tokens
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
@@ -186,6 +186,11 @@ def check_length(model: ModelConfig, length: int) -> None:
         raise UserError(
             f"sequence length {length} is not allowed: it must be at most {rows}, the rows of its positions"
         )
+
+
+def batch_size(run: Config, asked: int) -> int:
+    """Sequences at once: as `asked`, as the run evaluates, or as it trains; 0 leaves it to the next of them."""
+    return asked or run.evaluation.batch_size or run.batch_size
 
 
 def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> Text:

@@ -20,6 +20,8 @@ Without a prompt, the model starts a new text. The same seed gives the same text
 
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
+    if options.json:
+        command.check_output("--json", options.json)
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
     from xfresearch import api
@@ -70,7 +72,7 @@ def parse(arguments: list[str]):
 
 def read_prompt(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_bytes().decode("utf-8")  # as it is: read_text would turn \r\n into \n
     except OSError as error:
         raise UserError(f"--prompt-file={path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -1,8 +1,11 @@
 """The command, of one run and of two: its figures from their definitions, its answers kept and used again."""
 
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,9 +13,10 @@ from tests.harness import local_data
 from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
-from xfresearch import api, evaluate
+from xfresearch import api, command, evaluate
 from xfresearch.errors import UserError
-from xfresearch.harness import commands, scoring, tasks
+from xfresearch.harness import commands, measuring, scoring, tasks
+from xfresearch.harness.items import Items
 
 MISSING = "lm_eval is not installed: requirements-eval.txt"
 KINDS = ("piqa", "winogrande", "lambada", "boolq")
@@ -35,6 +39,12 @@ def lm_eval():
     return pytest.importorskip("lm_eval", reason=MISSING)
 
 
+def Adapter(*arguments, **named):  # noqa: N802  a class that cannot be imported without lm_eval
+    from xfresearch.harness.adapter import Adapter
+
+    return Adapter(*arguments, **named)
+
+
 def evaluated(data, tmp_path, *options, names=KINDS) -> dict:
     out = tmp_path / "out.json"
     evaluate.main(["--tasks", ",".join(names), "--task-data", str(data), "--json", str(out), *map(str, options)])
@@ -50,7 +60,8 @@ def likelihood(lm, context: str, continuation: str) -> float:
     return alone(lm, scoring.continuation_windows(read, whole[len(read) :], 64))[0]
 
 
-def test_figures_are_their_definitions(lm_eval, runs, data, tmp_path, capsys):
+def test_figures_are_their_definitions(lm_eval, runs, data, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no checkout of a repository, whose commit lm_eval asks git for
     found = evaluated(data, tmp_path, "--workdir", runs[0])
     lm, prompts = api.load(runs[0]), {"piqa": "{query}Answer:", "winogrande": "", "lambada": "{context}", "boolq": ""}
     right, lengths = [], []
@@ -65,14 +76,14 @@ def test_figures_are_their_definitions(lm_eval, runs, data, tmp_path, capsys):
     sums = [likelihood(lm, item["arguments"][0][0], item["arguments"][0][1]) for item in read_items(found, "lambada")]
     perplexity = found["tasks"]["lambada"]["metrics"]["perplexity"]["value"]
     assert np.log(perplexity) == pytest.approx(-np.mean(sums), rel=TOLERANCE["float32"])
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out.splitlines()[0].split() == ["task", "items", "shots", "metric", "value", "+-"]
     assert len(out.splitlines()) == 1 + 6 and err.count("\n") == 1  # nothing of lm_eval's own talk
 
 
 def test_prompts_are_lm_evals(lm_eval, data, tmp_path):
     names = tasks.local_names()
-    found = {task.task_name: task for task in tasks.load(names, str(data), tmp_path)}
+    found = tasks.load(names, str(data), tmp_path)["tasks"]
     asked = {name: requests_of(found[f"local_{name}"]) for name in names}
     question, ends = "Question: what is kept near the lamp in house 3?", ("lamp cloud", "garden river", "winter stone")
     choices = [f" the {end}" for end in (*ends, "copper paper")]
@@ -121,6 +132,32 @@ def test_another_step_length_or_model_has_its_own_answers(lm_eval, runs, data, t
     assert [(one["step"], one["sequence_length"]) for one in found] == [(10, 64), (20, 64), (20, 32)]
 
 
+def test_another_dtype_or_tokenizer_has_its_own_answers(runs):
+    def kept(**changes) -> Path:
+        lm = api.load(runs[0])
+        lm.config = replace(lm.config, **changes.pop("config", {}))
+        vars(lm.tokenizer).update(changes)
+        return measuring.kept_in(runs[0], lm, 64)
+
+    assert kept() == kept()
+    assert len({kept(), kept(config={"dtype": "bfloat16"}), kept(digest="another")}) == 3
+
+
+def test_items_of_any_values_are_written_and_their_numbers_read(tmp_path):
+    """Tasks answer with what they like: NumPy's numbers are numbers too."""
+    item = {"doc_id": 0, "filter": "none", "arguments": [("a", "b")], "target": {3}, "filtered_resps": [(-1.0, True)]}
+    item |= {"metrics": ["acc", "f1"], "acc": np.float32(0.5), "f1": (np.int64(1), 0)}
+    item |= {"doc_hash": "d", "prompt_hash": "p", "target_hash": "t"}
+    row = {"alias": "odd", "acc,none": np.float32(0.5), "acc_stderr,none": "N/A", "f1,none": {"no": "number"}}
+    counts = {"n-samples": {"odd": {"effective": 1}}, "n-shot": {"odd": 0}, "higher_is_better": {"odd": {"acc": True}}}
+    task = measuring.task_of("odd", [item], counts | {"results": {"odd": row}})
+    assert task["values"] == {"acc": [0.5]} and task["lower_is_better"] == []
+    assert task["metrics"] == {"acc": {"value": 0.5, "standard_error": None}}
+    measuring.write_items(tmp_path, "odd", task, [item], 0)
+    written = json.loads((tmp_path / "odd-0_shot.jsonl").read_text())
+    assert (written["acc"], written["f1"], written["target"]) == (0.5, [1, 0], "{3}")
+
+
 def test_two_runs_are_compared_item_by_item(lm_eval, runs, data, tmp_path, capsys, monkeypatch):
     for run in runs:
         evaluated(data, tmp_path, "--workdir", run)
@@ -145,22 +182,79 @@ def test_two_runs_are_compared_item_by_item(lm_eval, runs, data, tmp_path, capsy
 
 def test_examples_and_limits_reach_the_prompts(lm_eval, runs, data, tmp_path):
     found = evaluated(data, tmp_path, "--workdir", runs[0], "--fewshot", 2, "--limit", 3, names=["jeopardy", "piqa"])
-    assert found["tasks"]["jeopardy"] | {"metrics": 0, "questions": 0} == {
-        "items": 3,
-        "fewshot": 2,
-        "metrics": 0,
-        "questions": 0,
-    }
+    assert {name: found["tasks"]["jeopardy"][name] for name in ("items", "fewshot")} == {"items": 3, "fewshot": 2}
     lines = Path(found["kept_in"], "jeopardy-2_shot-first_3.jsonl").read_text().splitlines()
     prompt = json.loads(lines[0])["arguments"][0][0]
     assert len(lines) == 3 and prompt.count("\nAnswer: ") == 2 and "Answer:  " not in prompt
     assert prompt.endswith("In house 0 the river stands beside the\nAnswer:")
 
 
-def test_texts_begin_with_what_the_tokenizer_says_they_do(lm_eval):
-    from xfresearch.harness.adapter import Adapter
-    from xfresearch.harness.items import Items
+def test_examples_are_other_items(lm_eval, data, tmp_path):
+    """All others here: with one more, there would not be enough of them."""
+    loaded = tasks.load(["piqa", "winogrande"], str(data), tmp_path)["tasks"]
+    measuring.set_examples(loaded, 7)
+    for task in loaded.values():
+        task.build_all_requests(rank=0, world_size=1)
+        prompts = {request.doc_id: request.args[0] for request in task.instances}
+        assert all(prompts[i].count(f"house {i}") == 1 for i in range(8)) and len(prompts) == 8
+    with pytest.raises(UserError, match=r"--fewshot=8 is not allowed: it must be below 8, the items of .*piqa\.jsonl"):
+        tasks.load(["piqa"], str(data), tmp_path, examples=8)
 
+
+def test_tasks_that_say_no_examples_keep_to_it(capsys):
+    loaded = {name: Shots(own) for name, own in {"none": 0, "some": 3, "unsaid": None}.items()}
+    for asked, expected in ((None, [0, 3, 0]), (5, [0, 5, 5]), (0, [0, 0, 0])):
+        measuring.set_examples(loaded, asked)
+        assert [task.shots for task in loaded.values()] == expected
+    assert capsys.readouterr().err == "--fewshot=5: none keeps to 0, as its task file says\n"
+
+
+class Shots:
+    def __init__(self, own: int | None):
+        self.own = own
+
+    def get_config(self, key: str):
+        return {"num_fewshot": self.own}[key]
+
+    def set_config(self, key: str, value: int):
+        assert key == "num_fewshot"
+        self.shots = value
+
+    def set_fewshot_seed(self, seed: int):
+        pass
+
+
+def test_groups_of_groups_and_tasks_named_twice(lm_eval, data, tmp_path, monkeypatch):
+    from lm_eval.tasks import TaskManager
+
+    for name in ("piqa", "boolq"):
+        config = tasks._config(name) | {"dataset_kwargs": {"data_files": {"test": str(data / f"{name}.jsonl")}}}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(config))
+    for name, members in {"inner": ["local_piqa"], "outer": ["inner", "local_boolq"]}.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"group": name, "task": members}))
+    own = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    monkeypatch.setattr(tasks, "_manager", lambda folder: own)
+    found = tasks.load(["outer", "local_piqa"], "", tmp_path)
+    assert set(found["tasks"]) == {"local_piqa", "local_boolq"} and set(found["groups"]) == {"outer", "inner"}
+    from lm_eval import evaluator
+
+    measuring.set_examples(found["tasks"], None)
+    adapter = Adapter(tiny_model("gpt2"), Items(), 64, 2)
+    results = evaluator.evaluate(lm=adapter, task_dict=found, limit=2, bootstrap_iters=0)
+    assert set(results["samples"]) == {"local_piqa", "local_boolq"}
+
+
+def test_what_tasks_draw_is_the_same_for_every_model(lm_eval, runs, data, tmp_path, monkeypatch):
+    """Some put their choices in an order drawn as they are loaded."""
+    drawn = []
+    monkeypatch.setattr(tasks, "load", lambda *_: drawn.append((random.random(), np.random.random())) or 1 / 0)
+    for run in runs:
+        with pytest.raises(ZeroDivisionError):
+            evaluated(data, tmp_path, "--workdir", run)
+    assert drawn[0] == drawn[1]
+
+
+def test_texts_begin_with_what_the_tokenizer_says_they_do(lm_eval):
     adapter = Adapter(tiny_model("gpt2"), Items(), 64, 2)
     assert adapter.tok_encode("ab") == [97, 98] and adapter.prefix_token_id == 256
     adapter.lm.tokenizer.begin_of_text = 255
@@ -171,23 +265,55 @@ def test_texts_begin_with_what_the_tokenizer_says_they_do(lm_eval):
     assert [total for total, _ in found] == pytest.approx(expected, rel=TOLERANCE["float32"])
 
 
+def test_a_model_that_diverged_has_no_figures(lm_eval):
+    """lm_eval would take the first of its answers, and call it right where that is."""
+    lm = tiny_model("gpt2")
+    lm.params = jax.tree.map(lambda x: x * np.nan, lm.params)
+    with pytest.raises(UserError, match="runs/a gives texts likelihoods that are not numbers"):
+        Adapter(lm, Items(), 64, 2, name="runs/a").loglikelihood([Instance(("a", "b"))])
+
+
+def test_tokens_that_the_model_has_no_rows_for_are_refused(lm_eval):
+    lm = tiny_model("gpt2")
+    lm.config = replace(lm.config, vocab_size=256)
+    with pytest.raises(UserError, match="tokenizer has token 256; the model's vocabulary ends at 255"):
+        Adapter(lm, Items(), 64, 2).loglikelihood_rolling([Instance(("ab",))])
+
+
 class Instance:
     def __init__(self, args: tuple):
         self.args = args
 
 
 def test_models_that_were_asked_different_questions_are_not_compared():
-    one, other = ({"piqa": {"questions": word, "values": {}}} for word in "ab")
+    one, other = ({"piqa": task_values(word)} for word in "ab")
     with pytest.raises(UserError, match="piqa asked the two models different questions"):
         commands.compare(one, other)
 
 
 def test_values_that_are_no_numbers_are_left_out():
-    """Groups have none, nor do metrics such as F1, which are made of pairs."""
-    one = {"group": {"questions": "", "values": {}}, "piqa": {"questions": "q", "values": {"acc": [1.0, 0.0]}}}
-    found = commands.compare(one, one)
-    assert found["group"] == {} and found["piqa"]["acc"]["p_holm"] == 1
-    assert len(commands.sentences("a", "b", found)) == 1 == len(commands.comparison_columns(found)["task"])
+    """Those of metrics such as F1 are pairs, and some tasks have values of some items only."""
+    one = {"squad": task_values("s"), "piqa": task_values("q", acc=[1.0, 0.0], odd=[np.nan, 1.0], some=[1.0])}
+    other = {"squad": task_values("s"), "piqa": task_values("q", acc=[1.0, 0.0], odd=[1.0, 1.0])}
+    found = commands.compare(one, other)
+    assert found["squad"] == {} and list(found["piqa"]) == ["acc"] and found["piqa"]["acc"]["p_holm"] == 1
+    assert len(commands.comparison_columns(found)["task"]) == 1
+    assert commands.sentences("a", "b", found) == [
+        "squad is not compared: no metric of it has a number for each item",
+        "a and b do not differ on any of 2 items of piqa",
+    ]
+    nothing = commands.comparison_columns({"squad": {}})
+    assert command.table(nothing).split()[:2] == ["task", "items"] and not nothing["task"]
+
+
+def test_a_metric_that_should_be_low_is_compared_as_such():
+    one = {"bias": task_values("q", score=[1.5, 2.5]) | {"lower_is_better": ["score"]}}
+    other = {"bias": task_values("q", score=[1.0, 2.4])}
+    assert commands.sentences("a", "b", commands.compare(one, other))[0].startswith("b is 0.3000 of score ahead of a")
+
+
+def task_values(questions: str, **values) -> dict:
+    return {"questions": questions, "values": values, "lower_is_better": []}
 
 
 @pytest.mark.parametrize(
@@ -235,6 +361,35 @@ def test_broken_task_data_is_named(lm_eval, runs, tmp_path, text, reason):
     with pytest.raises(UserError, match=rf"piqa\.jsonl:{reason}") as caught:
         evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), "--task-data", str(tmp_path)])
     assert "\n" not in str(caught.value)
+
+
+ITEM = {"query": "a", "choices": ["b", "c"], "gold": 1}
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"gold": 2}, "gold=2 must be the number of a choice, 0 to 1"),
+        ({"gold": "1"}, "gold='1' must be the number of a choice"),
+        ({"gold": None}, "gold=None must be"),
+        ({"gold": -1}, "gold=-1 must be"),
+        ({"choices": "bc"}, "choices='bc' must be a list of texts"),
+        ({"choices": []}, r"choices=\[\] must be"),
+        ({"choices": ["b", ""]}, "choices=.* must be"),
+        ({"choices": [1, 2]}, "choices=.* must be"),
+        ({"query": 5}, "query=5 must be a text"),
+    ],
+)
+def test_values_that_would_make_wrong_figures_are_named(tmp_path, changes, reason):
+    (tmp_path / "piqa.jsonl").write_text(json.dumps(ITEM) + "\n" + json.dumps(ITEM | changes) + "\n")
+    with pytest.raises(UserError, match=rf"piqa\.jsonl:2: {reason}"):
+        tasks.check_data("piqa", str(tmp_path))
+
+
+def test_a_file_without_items_is_named(tmp_path):
+    (tmp_path / "piqa.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"piqa\.jsonl is empty: --tasks=piqa has no items"):
+        tasks.check_data("piqa", str(tmp_path))
 
 
 def test_lengths_beyond_learned_positions_are_refused(lm_eval, runs, data):

@@ -15,13 +15,15 @@ def outcomes(both: int, only_first: int, only_second: int, neither: int) -> tupl
 
 
 def test_a_worked_case_of_zeros_and_ones():
-    """Of 100 items 15 are the first's alone and 5 the second's: the sample variance is (0.20 - 0.10^2) 100/99."""
+    """Of 100 items 15 are the first's alone and 5 the second's: the sample variance is (0.20 - 0.10^2) 100/99. With half
+    an item more for each outcome, 15.5 and 5.5 of 102."""
     found = pairing.pair(*outcomes(60, 15, 5, 20))
     assert (found["first"], found["second"], found["items"]) == (0.75, 0.65, 100)
     assert (found["first_higher"], found["second_higher"], found["test"]) == (15, 5, "McNemar, exact")
     error = math.sqrt(0.19 * 100 / 99 / 100)
     assert found["difference"] == pytest.approx(0.10) and found["standard_error"] == pytest.approx(error)
-    assert found["interval"] == pytest.approx([0.10 - 1.98422 * error, 0.10 + 1.98422 * error], rel=1e-4)
+    margin = 1.95996 * math.sqrt(15.5 + 5.5 - 10**2 / 102) / 102
+    assert found["interval"] == pytest.approx([10 / 102 - margin, 10 / 102 + margin], rel=1e-4)
     exact = 2 * sum(math.comb(20, k) for k in range(15, 21)) / 2**20  # 0.0414
     assert found["p"] == pytest.approx(exact)
 
@@ -45,16 +47,20 @@ def test_a_worked_case_of_measurements():
 
 
 def test_models_that_answer_alike():
+    """Three items that both get or miss do not show that all others are so."""
     found = pairing.pair([1, 0, 1], [1, 0, 1])
-    assert found["interval"] == [0, 0] and found["p"] == 1
+    assert found["interval"] == pytest.approx([-0.392, 0.392], abs=1e-3) and found["p"] == 1
+    same = pairing.pair([0.5, 0.25], [0.5, 0.25])
+    assert same["interval"] == [0, 0] and same["p"] == 1
     assert pairing.pair([0.5, 0.25], [0.5, 0.25])["p"] == 1
     assert pairing.pair([1.5, 0.5], [1.0, 0.0])["p"] == 0  # every item by as much
 
 
-def test_a_single_item_has_no_interval():
+def test_a_single_item_shows_nothing():
     found = pairing.pair([1.0], [0.0])
-    assert math.isnan(found["interval"][0]) and found["p"] == 1
-    assert math.isnan(pairing.pair([0.7], [0.1])["p"])
+    assert found["interval"][0] < 0 and found["interval"][1] == 1 and found["p"] == 1  # no share is beyond 1
+    measured = pairing.pair([0.7], [0.1])
+    assert math.isnan(measured["interval"][0]) and math.isnan(measured["p"])
 
 
 def test_intervals_cover_the_truth_and_tests_keep_their_level():
@@ -73,11 +79,22 @@ def test_intervals_cover_the_truth_and_tests_keep_their_level():
     assert 0.01 < refused / rounds < 0.06  # the exact test errs on the safe side
 
 
+@pytest.mark.parametrize("items, first, second", [(20, 0.05, 0.02), (50, 0.02, 0.01), (100, 0.02, 0.01)])
+def test_intervals_cover_the_truth_where_models_differ_on_few_items(items, first, second):
+    """Student's of the mean difference do 76, 77 and 86 times of 100."""
+    random = np.random.default_rng(0)
+    counts = random.multinomial(items, [first, second, 1 - first - second], 2000)
+    intervals = [pairing.agresti_min(*row[:2].tolist(), items) for row in counts]
+    assert np.mean([low <= first - second <= high for low, high in intervals]) > 0.925
+
+
 def test_holm_by_hand():
     """The least of four is multiplied by 4, the next by 3, and no later one is below an earlier one."""
     assert pairing.holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
     assert pairing.holm([0.9, 0.6]) == [1.0, 1.0]
     assert pairing.holm([0.02]) == [0.02] and pairing.holm([]) == []
+    unknown, *known = pairing.holm([math.nan, 0.01, 0.03])  # of a task of one item
+    assert math.isnan(unknown) and known == [0.02, 0.03]
 
 
 def test_holm_keeps_the_chance_of_any_false_alarm():
@@ -89,15 +106,15 @@ def test_holm_keeps_the_chance_of_any_false_alarm():
 @pytest.mark.parametrize(
     "counts, text",
     [
-        ((60, 15, 5, 20), "a is 10.0 points better than b on piqa (95 % interval 1.3 to 18.7, 100 items, p 0.041)"),
-        ((60, 5, 15, 20), "b is 10.0 points better than a on piqa (95 % interval 1.3 to 18.7, 100 items, p 0.041)"),
+        ((60, 15, 5, 20), "a is 10.0 points better than b on piqa (95 % interval 1.2 to 18.4, 100 items, p 0.041)"),
+        ((60, 5, 15, 20), "b is 10.0 points better than a on piqa (95 % interval 1.2 to 18.4, 100 items, p 0.041)"),
         (
             (60, 15, 5, 20, 0.08),  # p of several tasks
-            "a is 10.0 points ahead of b on piqa, which may be chance (95 % interval 1.3 to 18.7, 100 items, p 0.08)",
+            "a is 10.0 points ahead of b on piqa, which may be chance (95 % interval 1.2 to 18.4, 100 items, p 0.08)",
         ),
         (
             (60, 8, 5, 27),
-            "a is 3.0 points ahead of b on piqa, which may be chance (95 % interval -4.2 to 10.2, 100 items, p 0.58)",
+            "a is 3.0 points ahead of b on piqa, which may be chance (95 % interval -4.2 to 10.1, 100 items, p 0.58)",
         ),
         ((600, 0, 0, 600), "a and b do not differ on any of 1,200 items of piqa"),
     ],
@@ -111,3 +128,9 @@ def test_a_sentence_about_measurements_has_no_points():
     found = pairing.pair([1.5, 2.5, 3.0], [1.0, 2.0, 2.6])
     said = pairing.sentence("a", "b", "lambada", "log_likelihood", found)
     assert said.startswith("a is 0.4667 of log_likelihood better than b on lambada (95 % interval 0.3")
+
+
+def test_a_sentence_knows_which_way_is_better():
+    found = pairing.pair([1.5, 2.5, 3.0], [1.0, 2.0, 2.6]) | {"lower_is_better": True}
+    said = pairing.sentence("a", "b", "crows_pairs", "likelihood_diff", found)
+    assert said.startswith("b is 0.4667 of likelihood_diff better than a on crows_pairs (95 % interval 0.3")

@@ -29,5 +29,6 @@ def test_processes_answer_as_one_does(tmp_path):
     assert alone["piqa"] == together["piqa"] and alone["lambada"]["questions"] == together["lambada"]["questions"]
     one, other = (tasks["lambada"]["metrics"]["perplexity"]["value"] for tasks in (alone, together))
     assert one == pytest.approx(other, rel=1e-4)
-    kept = [json.loads(line)[0] for line in next((runs[1] / "harness").glob("*/items.jsonl")).open()]
+    lines = next((runs[1] / "harness").glob("*/items.jsonl")).read_text().splitlines()
+    kept = [json.loads(line)[0] for line in lines]
     assert len(kept) == len(set(kept)) == 8 * 2 + 8  # each asked once, and written by one process

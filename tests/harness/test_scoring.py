@@ -88,6 +88,12 @@ def test_batches_come_longest_first_in_few_sizes():
         assert all(len(row.inputs) <= tokens and row.targets <= targets for row in rows)
 
 
+def test_a_model_that_reads_much_has_batches_that_fit():
+    """As many tokens as 4 sequences of 131,072 would be more than devices hold, and items are short."""
+    (rows, (count, tokens, _)), *_ = scoring.batches(requests(3000, 30), 131072, batch_size=4)
+    assert tokens == 64 and len(rows) <= count == 4 * 2048 // 64
+
+
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 16))
 def test_windows_predict_each_token_once_from_all_before_it_that_fit(before, size, length):
@@ -145,6 +151,14 @@ def test_texts_are_those_of_each_prompt_alone_up_to_their_stops(lm):
     stop = free[0][7:9]
     expected = [text.split(stop)[0] for text in free]
     assert generated(lm, prompts(until=["", "never", stop])) == expected != free
+
+
+def test_no_text_is_awaited_that_has_ended_or_stopped(lm, monkeypatch):
+    """The first one ends of its own, the second with a stop string; the two rows beyond are padding."""
+    chunks, seen = [[[97] * 16] * 4, [[98] * 3, [99] * 16, [97] * 16, [97] * 16], [[], [97] * 16] * 2], []
+    monkeypatch.setattr(generating.decoding, "generate", lambda *_, **__: (seen.append(c) or c for c in chunks))
+    asked = [request._replace(until=("c",)) for request in [*prompts(), *prompts()][:3]]
+    assert generating.complete(lm, asked[:2], 48, (), 0) == ["a" * 16 + "bbb", "a" * 16] and len(seen) == 2
 
 
 def test_texts_are_drawn_where_a_temperature_is_set(lm):

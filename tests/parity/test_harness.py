@@ -62,7 +62,7 @@ def ask(model, kind: str, arguments: list) -> list:
 def requests_of(name: str, shared_data, tmp_path, fewshot: int = 0) -> list:
     from xfresearch.harness import tasks
 
-    (task,) = tasks.load([name], str(shared_data / "eval"), tmp_path)
+    (task,) = tasks.load([name], str(shared_data / "eval"), tmp_path)["tasks"].values()
     task.set_config("num_fewshot", fewshot)
     task.set_fewshot_seed(1234)
     task.build_all_requests(limit=ITEMS, rank=0, world_size=1)
@@ -141,7 +141,7 @@ def test_the_command_has_their_figures(theirs, folder, shared_data, tmp_path, mo
     evaluate.main(list(map(str, arguments)))
     found = json.loads(out.read_text())
     assert str(tmp_path / "cache") in found["kept_in"] and not (folder / "harness").exists()
-    loaded = {"tasks": {task.task_name: task for task in tasks.load(chosen, str(data), tmp_path)}}
+    loaded = tasks.load(chosen, str(data), tmp_path)
     expected = evaluator.evaluate(theirs, loaded, limit=ITEMS, bootstrap_iters=0)["results"]
     for name in chosen:
         figures = {f"{metric},none": figure["value"] for metric, figure in found["tasks"][name]["metrics"].items()}

@@ -1,5 +1,6 @@
 """A model as lm_eval sees one: log-likelihoods and texts on request, each asked of the model once and then kept."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from xfresearch import distributed
 from xfresearch.api import LanguageModel
 from xfresearch.data.cache import digest
+from xfresearch.errors import UserError
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.items import Items
 from xfresearch.models.span import trim
@@ -22,8 +24,9 @@ class Adapter(TemplateLM):
     Texts become tokens as in lm_eval's own backend for Hugging Face models, from which TemplateLM is taken.
     """
 
-    def __init__(self, lm: LanguageModel, items: Items, length: int, batch_size: int, mesh=None):
+    def __init__(self, lm: LanguageModel, items: Items, length: int, batch_size: int, mesh=None, name="the model"):
         super().__init__()
+        self.name = name
         self.lm, self.items, self.length, self.batch_size, self.mesh = lm, items, length, batch_size, mesh
         self.messages = sys.stderr  # lm_eval's own bars, of no use to anyone, are sent elsewhere while it runs
         self.scorer = scoring.make_scorer(trim(lm.config, lm.params), lm.run.training.loss_rows, mesh)
@@ -34,7 +37,7 @@ class Adapter(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        return self.eot_token_id if self.begin_of_text is None else self.begin_of_text
+        return self._known([self.eot_token_id if self.begin_of_text is None else self.begin_of_text])[0]
 
     @property
     def begin_of_text(self) -> int | None:
@@ -43,7 +46,7 @@ class Adapter(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         """What begins a text stands before it, as models that were trained so expect, unless it is a continuation."""
         begins = self.begin_of_text is not None and add_special_tokens is not False
-        tokens = self.lm.tokenizer.encode(string.encode("utf-8", "replace")).tolist()
+        tokens = self._known(self.lm.tokenizer.encode(string.encode("utf-8", "replace")).tolist())
         return [self.begin_of_text, *tokens] if begins else tokens
 
     def loglikelihood(self, requests, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
@@ -77,7 +80,17 @@ class Adapter(TemplateLM):
         return generating.generate(self.lm, requests, self.batch_size, self.mesh)
 
     def _score(self, windows: list) -> Iterator:
-        return scoring.score(self.scorer, self.lm.params, windows, self.length, self.batch_size, self.mesh)
+        for done in scoring.score(self.scorer, self.lm.params, windows, self.length, self.batch_size, self.mesh):
+            if any(math.isnan(total) for _, (total, _) in done):  # of which lm_eval would choose the first answer
+                raise UserError(f"{self.name} gives texts likelihoods that are not numbers: has its training diverged?")
+            yield done
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """`tokens`; UserError for one that the model has no row for, such as a separator made up for its tokenizer."""
+        top = self.lm.config.vocab_size - 1
+        if max(tokens, default=0) > top:
+            raise UserError(f"{self.name}: its tokenizer has token {max(tokens)}; the model's vocabulary ends at {top}")
+        return tokens
 
     def _rolling_windows(self, tokens: list[int]) -> list[scoring.Window]:
         """Windows that predict every token of a text once, the first of them after the prefix token."""

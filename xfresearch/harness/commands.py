@@ -1,5 +1,6 @@
 """python -m xfresearch.evaluate --tasks: tasks of lm_eval, of one run or of two side by side."""
 
+import math
 import sys
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ def check(options) -> None:
     """UserError for flags that do not go together."""
     if not options.tasks:
         for name in ("task_data", "fewshot", "compare"):
-            if getattr(options, name):
+            if getattr(options, name) not in ("", None, []):
                 raise UserError(f"{_flag(name)} is not allowed without --tasks")
         return
     for name in OTHERS:
@@ -37,8 +38,6 @@ def check(options) -> None:
         )
     tasks.split_names(options.tasks, options.task_data)
     tasks.check_installed()
-    if options.json:
-        command.check_output("--json", options.json)
 
 
 def _flag(name: str) -> str:
@@ -88,7 +87,12 @@ def columns(measured: dict) -> dict[str, list[str]]:
         for name, task in measured.items()
         for metric, figure in task["metrics"].items()
     ]
-    return dict(zip(("task", "items", "shots", "metric", "value", "+-"), zip(*rows, strict=True), strict=True))
+    return turned(("task", "items", "shots", "metric", "value", "+-"), rows)
+
+
+def turned(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, list[str]]:
+    """Rows as columns by their titles."""
+    return {title: [row[i] for row in rows] for i, title in enumerate(titles)}
 
 
 def short(value: float | None) -> str:
@@ -102,8 +106,12 @@ def compare(first: dict, second: dict) -> dict:
         other = second[name]
         if task["questions"] != other["questions"]:
             raise UserError(f"--compare: {name} asked the two models different questions")
-        pairs = {metric: (values, other["values"][metric]) for metric, values in task["values"].items()}
-        found[name] = {metric: pairing.pair(*both) for metric, both in pairs.items()}
+        pairs = {metric: (values, other["values"].get(metric, [])) for metric, values in task["values"].items()}
+        found[name] = {
+            metric: pairing.pair(*both) | {"lower_is_better": metric.partition(",")[0] in task["lower_is_better"]}
+            for metric, both in pairs.items()
+            if len(both[0]) == len(both[1]) and all(map(math.isfinite, both[0] + both[1]))
+        }
     for metric in {metric for metrics in found.values() for metric in metrics}:
         together = [metrics[metric] for metrics in found.values() if metric in metrics]
         for figures, p in zip(together, pairing.holm([figures["p"] for figures in together]), strict=True):
@@ -120,10 +128,17 @@ def comparison_columns(comparison: dict) -> dict[str, list[str]]:
     ]  # fmt: skip
     titles = ("task", "items", "metric", "first", "second", "difference", "95 % interval", "first higher",
               "second higher", "p", "p, Holm")  # fmt: skip
-    return dict(zip(titles, zip(*rows, strict=True), strict=True))
+    return turned(titles, rows)
 
 
 def sentences(first: str, second: str, comparison: dict) -> list[str]:
     """One of each task, about its accuracy, or its first metric where it has none."""
-    chosen = {name: "acc" if "acc" in metrics else min(metrics) for name, metrics in comparison.items() if metrics}
-    return [pairing.sentence(first, second, name, metric, comparison[name][metric]) for name, metric in chosen.items()]
+    said = []
+    for name, metrics in comparison.items():
+        metric = "acc" if "acc" in metrics else min(metrics, default="")
+        said.append(
+            pairing.sentence(first, second, name, metric, metrics[metric])
+            if metrics
+            else f"{name} is not compared: no metric of it has a number for each item"
+        )
+    return said

@@ -44,14 +44,16 @@ def generate(lm, requests: Sequence[Request], batch_size: int, mesh=None) -> Ite
 def complete(lm, requests: list[Request], most: int, sampling: tuple, seed: int, mesh=None) -> list[str]:
     """The text after each prompt, cut before the first of its stop strings; none is awaited longer than that."""
     texts, readers = [""] * len(requests), [lm.tokenizer.decode_stream() for _ in requests]
+    over = [False] * len(requests)
     size = placing.even(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes are compiled
     prompts = [request.tokens for request in islice(cycle(requests), size)]
     drawing = decoding.Sampling(*sampling) if sampling else decoding.Sampling(temperature=0.0)
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
     for chunk in decoding.generate(lm.config, lm.params, prompts, most, drawing, seed, **limits, mesh=mesh):
-        for row, tokens in enumerate(chunk[: len(requests)]):
+        for row, (tokens, request) in enumerate(zip(chunk, requests, strict=False)):  # rows beyond are padding
             texts[row] += readers[row].push(tokens)
-        if all(stopped(text, request) for text, request in zip(texts, requests, strict=True)):
+            over[row] |= len(tokens) < max(map(len, chunk)) or stopped(texts[row], request)
+        if all(over):
             break
     texts = [text + reader.flush() for text, reader in zip(texts, readers, strict=True)]
     return [cut(text, request.until) for text, request in zip(texts, requests, strict=True)]

@@ -25,6 +25,7 @@ from xfresearch.training import placing
 
 SHORTEST = 32  # tokens that the smallest row reads
 FEWEST = 4  # and predicts
+LONGEST = 2048  # tokens that a sequence of a batch is counted as where the model reads more, as few items do
 
 
 class Window(NamedTuple):
@@ -83,7 +84,7 @@ def score(
 ) -> Iterator[list[tuple[int, tuple[float, bool]]]]:
     """Yields, batch by batch, (number, (log-likelihood, whether each token is the likeliest)) of the requests that are done.
 
-    A batch reads about as many tokens as `batch_size` sequences of `length` have.
+    A batch reads about as many tokens as `batch_size` sequences of `length` have, or of LONGEST if that is less.
     """
     waiting_for = [len(windows) for windows in requests]
     sums, greedy = [0.0] * len(requests), [True] * len(requests)
@@ -121,7 +122,7 @@ def batches(
         by_size.setdefault((tokens, _grown(FEWEST * cut, row.targets, 4)), []).append(row)
     for tokens, targets in sorted(by_size, reverse=True):
         rows = by_size[tokens, targets]
-        count = min(max(batch_size * length // tokens, 1), _grown(1, len(rows), 2))
+        count = min(max(batch_size * min(length, LONGEST) // tokens, 1), _grown(1, len(rows), 2))
         rows.sort(key=lambda row: -len(row.inputs))
         for first in range(0, len(rows), count):
             yield rows[first : first + count], (count, tokens, targets)

@@ -11,7 +11,8 @@ from xfresearch.errors import UserError, nearest
 
 FOLDER = Path(__file__).parent / "local_tasks"
 PREFIX = "local_"  # sets our names apart from lm_eval's
-FIELDS = {"query", "choices", "gold", "context", "context_options", "continuation"}
+TEXTS, CHOICES = {"query", "context", "continuation"}, {"choices", "context_options"}
+FIELDS = {*TEXTS, *CHOICES, "gold"}
 
 
 def local_names() -> list[str]:
@@ -41,39 +42,60 @@ def check_installed() -> None:
         raise UserError("--tasks needs lm_eval, which is not installed: pip install -r requirements-eval.txt")
 
 
-def load(names: list[str], folder: str, cache: Path) -> list:
-    """lm_eval's tasks and groups of these names. `cache` is where local files are kept in the form that it reads."""
+def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
+    """lm_eval's tasks and groups of these names, as its evaluator takes them, an item to have `examples` before it.
+    `cache` is where local files are kept in the form that it reads."""
     manager = _manager(folder)
-    found = []
+    found = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in names:
         if folder:
-            check_data(name, folder)
+            check_data(name, folder, examples)
         try:
             built = manager.load([_local_config(name, folder, cache) if folder else name])
         except Exception as error:  # what goes wrong with a file, the network or a task differs by library
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             where = f"from {data_file(name, folder)}" if folder else "by lm_eval (--task-data DIR reads local files)"
             raise UserError(f"--tasks={name} could not be loaded {where}: {reason}") from error
-        grouped = {member.task_name for group in built.get("groups", {}).values() for member in group.get_all_tasks()}
-        found += [*built.get("groups", {}).values()]
-        found += [task for task_name, task in built["tasks"].items() if task_name not in grouped]
+        found = {kind: found[kind] | built[kind] for kind in found}
     return found
 
 
-def check_data(name: str, folder: str) -> None:
-    """UserError for the first line of a task's file that is no JSON or lacks a field that its prompts are made of."""
+def check_data(name: str, folder: str, examples: int = 0) -> None:
+    """UserError for the first line of a task's file that is no JSON or no item that its prompts can be made of."""
     words = re.findall(
         r"\w+", " ".join(str(value) for key, value in _config(name).items() if key.startswith("doc_to_"))
     )
-    needed, path = FIELDS & set(words), data_file(name, folder)
+    needed, path, number = FIELDS & set(words), data_file(name, folder), 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                missing = sorted(needed - json.loads(line).keys())
+                item = json.loads(line)
+                missing = sorted(needed - item.keys())
             except (ValueError, AttributeError) as error:
                 raise UserError(f"{path}:{number}: the line is not a JSON object: {error}") from None
             if missing:
                 raise UserError(f"{path}:{number}: no field {missing[0]!r}, which --tasks={name} reads")
+            if wrong := _wrong({field: item[field] for field in needed}):
+                raise UserError(f"{path}:{number}: {wrong}")
+    if not number:
+        raise UserError(f"{path} is empty: --tasks={name} has no items")
+    if examples >= number:
+        raise UserError(f"--fewshot={examples} is not allowed: it must be below {number}, the items of {path}")
+
+
+def _wrong(item: dict) -> str:
+    """What is wrong with an item's values, of which lm_eval makes figures, wrong ones, where it can."""
+    for field, value in item.items():
+        if field in TEXTS and not isinstance(value, str):
+            return f"{field}={value!r} must be a text"
+        if field in CHOICES and not (
+            isinstance(value, list) and value and all(choice and isinstance(choice, str) for choice in value)
+        ):
+            return f"{field}={value!r} must be a list of texts"
+    gold, count = item.get("gold", 0), len(next((item[field] for field in CHOICES & item.keys()), [""]))
+    if type(gold) is not int or not 0 <= gold < count:
+        return f"gold={gold!r} must be the number of a choice, 0 to {count - 1}"
+    return ""
 
 
 def _manager(folder: str):
