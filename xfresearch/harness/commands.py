@@ -37,8 +37,6 @@ def check(options) -> None:
         )
     tasks.split_names(options.tasks, options.task_data)
     tasks.check_installed()
-    if options.json:
-        command.check_output("--json", options.json)
 
 
 def _flag(name: str) -> str:
