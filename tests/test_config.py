@@ -21,6 +21,7 @@ MISTAKES = [
     ("--config.model.blocks.main.atention.heads=4", ["there is no key 'atention'", "did you mean 'attention'"]),
     ("--config.stepz 5", ["config.stepz=5", "'steps'"]),
     ("--config.steps=1e3", ["config.steps=1e3", "an integer"]),
+    ("--config.seed=2147483648", ["config.seed=2147483648", "at most 2147483647"]),
     ("--config.steps=0", ["config.steps=0", "at least 1"]),
     ("--config.steps", ["--config.steps", "a value is missing"]),
     ("--config.optimizer.learning_rate=fast", ["learning_rate=fast", "a number"]),
@@ -74,6 +75,7 @@ def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(arguments, wor
 
 
 FILES = [("configs/gpt3.py", "are configs/all_attention.py,.* configs/gpt2.py"), ("configs/gpt2.py:tinny", "'tiny'")]
+FILES += [("configs/common.py", "no function get_config; .*configs/gpt2.py")]
 
 
 @pytest.mark.parametrize("file, words", FILES)

@@ -115,8 +115,11 @@ def _load(arguments: list[str]):
     from ml_collections import config_flags
 
     file, overrides = split(arguments)
-    if not Path(file.split(":")[0]).is_file():
+    path = Path(file.split(":")[0])
+    if not path.is_file():
         raise UserError(f"--config={file}: there is no such file; the named configs are {_named_configs()}")
+    if "get_config" not in path.read_text(errors="replace"):
+        raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
     plain = _parse_flags(flags, config_flags, [f"--config={file}"], file)
     for name, value in overrides:
         _check_override(plain, name, value)
