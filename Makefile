@@ -5,6 +5,7 @@
 # make eval    lm_eval, for python -m xfresearch.evaluate --tasks, and the tests that need it
 # make libtpu  the compiler for TPUs, which python -m xfresearch.plan needs; it runs without one
 # make plans   named plans, compiled for TPUs that are not here: hours on two cores, goes on where it stopped
+# make docs    the generated parts of docs/, as the code and the figures beside them have them
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

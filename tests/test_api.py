@@ -263,6 +263,8 @@ def test_mistakes_in_calls_are_one_line(gpt2):
         (lambda: gpt2.capture([[1]], ["embde"]), "tap 'embde'.*did you mean 'embed'"),
         (lambda: gpt2([[1]], replace={"blocks.0.attention.otu": abs}), "did you mean 'blocks.0.attention.out'"),
         (lambda: gpt2([[1]], replace={"embed": lambda x: x[:, :, 0]}), "returned shape"),
+        (lambda: gpt2([[1]], replace={"embed": np.zeros((1, 1, 32))}), "replace.'embed'. is no function"),
+        (lambda: gpt2.generate([1, 2, 3]), "the prompt 1 is not allowed: it must be text"),
         (lambda: gpt2.generate("a" * 60, max_new_tokens=5), "at least 1 and at most 4 after a prompt of 60"),
         (lambda: gpt2.generate("a" * 64), "a prompt of 64 tokens leaves no room"),
         (lambda: gpt2.generate("a", max_new_tokens=0), "max_new_tokens=0 is not allowed"),

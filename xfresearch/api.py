@@ -159,6 +159,9 @@ class LanguageModel:
         tokens_BL = self._check_tokens(tokens_BL)
         if not replace:
             return _logits(self.config, self.params, tokens_BL)
+        for name, function in replace.items():
+            if not callable(function):
+                raise UserError(f"replace[{name!r}] is no function: for a value of your own pass lambda _: value")
         taps = Taps(replace=replace)
         logits_BLV = _forward(self.config, self.params, tokens_BL, taps)
         taps.check()
@@ -248,6 +251,8 @@ class LanguageModel:
 
     def _encode(self, prompt: str) -> list[int]:
         """The tokens of `prompt` behind what every text begins with; an empty one without is where a text has ended."""
+        if not isinstance(prompt, str):
+            raise UserError(f"the prompt {prompt!r} is not allowed: it must be text, or a list of texts")
         begin, end = self.tokenizer.begin_of_text, self.tokenizer.end_of_text
         try:
             ids = self.tokenizer.encode(prompt.encode()).tolist()

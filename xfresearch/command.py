@@ -23,10 +23,16 @@ CONFIG_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors, so that all mistakes look the same."""
+    """argparse whose errors are UserErrors, so that all mistakes look the same. A file of --json has to be writable."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def parse_known_args(self, args=None, namespace=None):
+        options, rest = super().parse_known_args(args, namespace)
+        if getattr(options, "json", None):  # said now, not after hours of work
+            check_output("--json", options.json)
+        return options, rest
 
     def error(self, message: str):
         raise UserError(f"{message} (see --help)")

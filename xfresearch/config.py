@@ -306,7 +306,7 @@ class LogConfig:
 class Config:
     """A whole run."""
 
-    seed: int = option(0, "of initialisation, batches and dropout", low=0)
+    seed: int = option(0, "of initialisation, batches and dropout", low=0, high=2**31 - 1)
     steps: int = option(1000, "updates", low=1)
     batch_size: int = option(16, "sequences per update, over all devices", low=1)
     sequence_length: int = option(256, "tokens per sequence", low=2)

@@ -114,9 +114,12 @@ def _load(arguments: list[str]):
     from absl import flags
     from ml_collections import config_flags
 
-    file, overrides = _split(arguments)
-    if not Path(file.split(":")[0]).is_file():
+    file, overrides = split(arguments)
+    path = Path(file.split(":")[0])
+    if not path.is_file():
         raise UserError(f"--config={file}: there is no such file; the named configs are {_named_configs()}")
+    if "get_config" not in path.read_text(errors="replace"):
+        raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
     plain = _parse_flags(flags, config_flags, [f"--config={file}"], file)
     for name, value in overrides:
         _check_override(plain, name, value)
@@ -140,14 +143,15 @@ def _parse_flags(flags, config_flags, arguments: list[str], file: str):
     return config
 
 
-def _split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """The config file and the (dotted key, value) overrides among `arguments`, each `--name=value` or `--name value`."""
     file, overrides, rest = "", [], list(arguments)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
         if name != "--config" and not name.startswith("--config."):
             raise UserError(
-                f"{name}: there is no such option{nearest(name, ['--config', '--workdir', '--help'])} (see --help)"
+                f"{name}: there is no such option{nearest(name, ['--config', '--workdir'])} "
+                "(see --help; a key of the config is --config.KEY=VALUE)"
             )
         if not has_value:
             if not rest:
@@ -195,7 +199,8 @@ def _reads_as(kind, text: str) -> bool:
 
 def _named_configs() -> str:
     folder = Path(__file__).parent.parent / "configs"
-    return ", ".join(f"configs/{p.name}" for p in sorted(folder.glob("*.py"))) or "(none found)"
+    files = [p.name for p in sorted(folder.glob("*.py")) if "def get_config" in p.read_text()]
+    return ", ".join(f"configs/{name}" for name in files) or "(none found)"
 
 
 def to_json(config) -> str:

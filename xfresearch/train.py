@@ -32,14 +32,15 @@ def main(arguments: list[str]) -> None:
 
     from xfresearch import config_io
 
-    config = config_io.parse(["--config", options.config, *overrides])
+    given = ["--config", options.config, *overrides]
+    config = config_io.parse(given)
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
     with distributed.joined(options, workdir):
         from xfresearch.training import session
 
         if distributed.first():
             print(config_io.to_json(config), file=sys.stderr)
-        results = session.run(config, workdir, options.config, options.fork)
+        results = session.run(config, workdir, given, options.fork)
         if options.json and distributed.first():
             command.write_json(options.json, results)
 

@@ -66,6 +66,12 @@ def steps(workdir) -> list[int]:
     return sorted(int(p.name) for p in path.iterdir() if p.name.isdigit()) if path.exists() else []
 
 
+def of_model_alone(workdir) -> bool:
+    """Whether the checkpoints in `workdir` hold parameters and no state of training (`save_params`)."""
+    saved = [directory(workdir) / str(step) for step in steps(workdir)]
+    return bool(saved) and not any((path / "rest").exists() for path in saved)
+
+
 def set_aside(workdir, step: int) -> epath.Path:
     """Moves a damaged checkpoint out of the way, so that its step can be written again; returns where it lies now."""
     source = directory(workdir) / str(step)

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -210,8 +211,10 @@ class Run:
             self.checkpoints.save(step, self.state, meta, loss)
 
 
-def train(config: Config, workdir, tokenizer) -> Result:
+def train(config: Config, workdir, tokenizer, standing: Callable[[], None] = lambda: None) -> Result:
     """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome.
+
+    `standing` is called, in the first process, once nothing in the config or the directory stands in the run's way.
 
     Saves and returns early on SIGTERM or SIGINT, of many processes whichever it reaches. Raises Stopped where the loss is
     not finite or a checkpoint cannot be written, UserError where the config does not fit the devices or the data.
@@ -219,6 +222,7 @@ def train(config: Config, workdir, tokenizer) -> Result:
     clock = Clock()
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock)
+        distributed.first_does(standing, "recording the config")
     if run.start >= config.steps:
         distributed.heed_notices(False)
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")

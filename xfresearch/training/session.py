@@ -16,16 +16,20 @@ from etils import epath
 
 from xfresearch import distributed
 from xfresearch.config import Config
+from xfresearch.config_io import split
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import claimed, record, starts
+from xfresearch.training.workdir import claimed, keep, record, starts
 
 MARK_BYTES = 32 << 20  # the marks are fitted on at most this much of the training split
 NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
 SAMPLE_BYTES = 16 << 30  # of parameters: those of many processes are gathered for a sample up to here
 
 
-def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
-    """Trains in `workdir` and returns what was printed, as a dict. Raises as `loop.train` and `workdir.record` do."""
+def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
+    """Trains in `workdir` and returns what was printed, as a dict. Raises as `loop.train` and `workdir.record` do.
+
+    `arguments` are those that `config` was parsed from.
+    """
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
     from xfresearch.training.abstract import with_vocabulary
@@ -36,10 +40,10 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
         distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
         tokenizer = tokenizer_for(config.data)
         config = with_vocabulary(config, tokenizer.vocab_size)
-        distributed.first_does(lambda: _begin(path, config, fork, tokenizer), "recording the start")
+        distributed.first_does(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
             raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
-        result = loop.train(config, path, tokenizer)
+        result = loop.train(config, path, tokenizer, lambda: keep(path, config, tokenizer))
         summary = {
             "step": result.step,
             "workdir": str(workdir),
@@ -57,12 +61,7 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
                 )
             return summary
         result = result._replace(params=_gathered(result.params))
-        return summary | (_show(config, path, config_argument, tokenizer, result) if distributed.first() else {})
-
-
-def _begin(path: epath.Path, config: Config, fork: bool, tokenizer) -> None:
-    record(path, config, fork)
-    tokenizer.save(str(path / "tokenizer"))
+        return summary | (_show(config, path, arguments, tokenizer, result) if distributed.first() else {})
 
 
 def _gathered(params: dict) -> dict:
@@ -76,19 +75,14 @@ def _gathered(params: dict) -> dict:
     return multihost_utils.process_allgather(params, tiled=True)
 
 
-def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, result) -> dict:
+def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, result) -> dict:
     """Prints and writes what a finished run has to say."""
     from xfresearch.training.report import write_report
 
     marks = _marks(config) if len(config.data.corpus) == 1 else {}
     prompt, sample = _sample(config, tokenizer, result.params) if result.params else ("", NO_SAMPLE)
     first_line = (prompt.splitlines() or [""])[0]
-    commands = {
-        "evaluate": f"python -m xfresearch.evaluate --workdir {path}",
-        "generate": f"python -m xfresearch.generate --workdir {path} --prompt {shlex.quote(first_line)}",
-        "go on": f"python -m xfresearch.train --config {config_argument} --workdir {path} --fork "
-        f"--config.steps={2 * config.steps}",
-    }
+    commands = _commands(config, path, arguments, first_line)
     start = starts(path)[-1]
     report = write_report(
         path,
@@ -103,6 +97,20 @@ def _show(config: Config, path: epath.Path, config_argument: str, tokenizer, res
     )
     _print(config, path, marks, result, prompt, sample, report, commands)
     return {"marks": marks, "sample": sample, "report": str(report)}
+
+
+def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: str) -> dict[str, str]:
+    """What to type next, as a shell takes it."""
+    file, overrides = split(arguments)
+    again = ["--config", file, *(f"--config.{key}={value}" for key, value in overrides if key != "steps")]
+    commands = {
+        "evaluate": ["evaluate", "--workdir", str(path)],
+        "generate": ["generate", "--workdir", str(path), "--prompt", prompt],
+        "go on": ["train", *again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"],
+    }
+    return {
+        name: shlex.join(["python", "-m", f"xfresearch.{words[0]}", *words[1:]]) for name, words in commands.items()
+    }
 
 
 def _print(config, path, marks, result, prompt, sample, report, commands) -> None:

@@ -51,10 +51,16 @@ def claimed(workdir):
 
 
 def record(path: epath.Path, config: Config, fork: bool) -> None:
-    """Writes config.json and adds this start to run.json, with what `goodput` needs to know of the time before it.
+    """Adds this start to run.json, with what `goodput` needs to know of the time before it.
 
-    UserError, listing the differences, where the directory holds a run of another config and `fork` is not given.
+    UserError, listing the differences, where the directory holds a run of another config and `fork` is not given; and
+    where it holds a model alone.
     """
+    if checkpoint.of_model_alone(path):
+        raise UserError(
+            f"--workdir={path} holds a model that was imported or saved, with no optimiser's state to go on from: use a "
+            "new directory"
+        )
     from xfresearch.hardware import describe_machine, git_commit, versions
 
     saved = path / "config.json"
@@ -66,7 +72,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
                 f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to go on from "
                 "its newest checkpoint with this config"
             )
-    before, now = starts(path), time.time()
+    before, now = starts(path) if saved.exists() else [], time.time()
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
@@ -77,8 +83,19 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
         "versions": versions(),
         "machine": describe_machine(),
     }
-    write_json(saved, json.loads(to_json(config)))
     write_json(path / "run.json", {"starts": [*before, start]})
+
+
+def keep(path: epath.Path, config: Config, tokenizer) -> None:
+    """Writes config.json and tokenizer/: from now on the directory holds a run of this config.
+
+    To be called once the run stands: one that cannot, for a mistake in its config, leaves the directory as it was.
+    """
+    tokenizer.save(str(path / "tokenizer"))
+    for file in (path / "tokenizer").iterdir():
+        if file.name not in tokenizer.files:  # of the tokenizer before a fork
+            file.unlink()
+    write_json(path / "config.json", json.loads(to_json(config)))
 
 
 def starts(path: epath.Path) -> list[dict]:
