@@ -6,6 +6,7 @@ All of it through the command line, on this machine's CPU, where processes speak
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -306,3 +307,16 @@ def test_flags_in_part_are_refused_by_name(given, words):
     distributed.add_flags(parser)
     with pytest.raises(UserError, match=words):
         distributed.check(parser.parse_args(given.split()))
+
+
+def test_a_port_that_is_taken_is_refused():
+    from xfresearch import command, distributed
+    from xfresearch.errors import UserError
+
+    parser = command.Parser()
+    distributed.add_flags(parser)
+    with socket.create_server(("localhost", 0)) as other:
+        port = other.getsockname()[1]
+        options = parser.parse_args([f"--coordinator=localhost:{port}", "--processes=2", "--process=0"])
+        with pytest.raises(UserError, match=f"--coordinator=localhost:{port}: process 0 cannot listen at that port"):
+            distributed.joined(options).__enter__()
