@@ -118,6 +118,9 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     failed = "Stopped: process 0 failed (trying): KeyError: 'lost'"
     assert [process["errors"][2] for process in found[1:]] == [failed] * 3
     assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
+    other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
+    heard = ["None", f"every process needs the config that process 0 has: {other}"]
+    assert [process["mistaken"] for process in found] == [heard] * 4
     assert [process["trimmed"] for process in found] == [128] * 4  # 0.3 x 400 + 4 steps, to a multiple of 64
     heard = found[0]["damaged"]
     assert [process["damaged"] for process in found] == [heard] * 4

@@ -3,9 +3,11 @@
 import pytest
 from etils import epath
 
-from tests.tiny_runs import tiny_config
+from tests.tiny_runs import ROOT, make_run, tiny_config
+from xfresearch import train
+from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import record, starts
+from xfresearch.training.workdir import keep, record, starts
 
 
 @pytest.fixture
@@ -22,6 +24,7 @@ def workdir(tmp_path):
     ],
 )
 def test_how_a_run_is_computed_may_differ(workdir, overrides):
+    keep(workdir, tiny_config(), ByteTokenizer())
     record(workdir, tiny_config(), fork=False)
     record(workdir, tiny_config(**overrides), fork=False)
     assert len(starts(workdir)) == 2
@@ -31,8 +34,32 @@ def test_how_a_run_is_computed_may_differ(workdir, overrides):
     "overrides", [{"optimizer__learning_rate": 0.5}, {"model__blocks__main__attention__window": 9}]
 )
 def test_what_a_run_computes_may_not(workdir, overrides):
+    keep(workdir, tiny_config(), ByteTokenizer())
     record(workdir, tiny_config(), fork=False)
     with pytest.raises(UserError, match="--fork"):
         record(workdir, tiny_config(**overrides), fork=False)
     record(workdir, tiny_config(**overrides), fork=True)
     assert len(starts(workdir)) == 2
+
+
+def flags(workdir, cache, *overrides: str) -> list[str]:
+    corpus = f"--config.data.corpus=('text_files:{ROOT}/xfresearch/models/*.py',)"
+    config = f"--config={ROOT}/configs/gpt2.py:tiny"
+    return [config, f"--workdir={workdir}", corpus, f"--config.data.cache_dir={cache}", *overrides]
+
+
+def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
+    with pytest.raises(UserError, match="config.mesh={.* is not allowed"):
+        train.main(flags(tmp_path / "run", tmp_path, "--config.mesh.data=99"))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_fork_that_cannot_be_leaves_the_run_as_it_was(tmp_path):
+    run = make_run(tmp_path / "run", steps=(10,))
+    other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="every checkpoint in it is damaged, or of another model or optimizer"):
+        train.main(flags(run, tmp_path, "--fork", *other))
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {path.name for path in after.keys() - before.keys()} == {"run.json", ".lock"}
+    assert {path: after[path] for path in before} == before

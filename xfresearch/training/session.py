@@ -17,7 +17,7 @@ from etils import epath
 from xfresearch import distributed
 from xfresearch.config import Config
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import claimed, record, starts
+from xfresearch.training.workdir import claimed, record, require_same, starts
 
 MARK_BYTES = 32 << 20  # the marks are fitted on at most this much of the training split
 NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
@@ -33,10 +33,11 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
     path = epath.Path(workdir).expanduser()
     with ExitStack() as stack:
         loop.setup_jax(config)
+        require_same(config)
         distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
         tokenizer = tokenizer_for(config.data)
         config = with_vocabulary(config, tokenizer.vocab_size)
-        distributed.first_does(lambda: _begin(path, config, fork, tokenizer), "recording the start")
+        distributed.first_does(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
             raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
         result = loop.train(config, path, tokenizer)
@@ -58,11 +59,6 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
             return summary
         result = result._replace(params=_gathered(result.params))
         return summary | (_show(config, path, config_argument, tokenizer, result) if distributed.first() else {})
-
-
-def _begin(path: epath.Path, config: Config, fork: bool, tokenizer) -> None:
-    record(path, config, fork)
-    tokenizer.save(str(path / "tokenizer"))
 
 
 def _gathered(params: dict) -> dict:

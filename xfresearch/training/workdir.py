@@ -5,6 +5,7 @@ tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpo
 errors/       of many processes, what each that ended badly said last
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -12,16 +13,18 @@ from contextlib import contextmanager
 
 from etils import epath
 
+from xfresearch import distributed
 from xfresearch.command import write_json
 from xfresearch.config import Config
-from xfresearch.config_io import differences, read_json, to_json
+from xfresearch.config_io import differences, from_dict, read_json, to_json
 from xfresearch.errors import UserError
 from xfresearch.training import checkpoint
 
+# Keys of which each process of a run may have a value of its own.
+OWN = ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 # Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
-FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows")
+FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows", *OWN)
 # So are all that end in .kernel.
-FREE += ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 
 
 def in_bucket(path) -> bool:
@@ -50,16 +53,27 @@ def claimed(workdir):
         yield path
 
 
+def require_same(config: Config) -> None:
+    """UserError, in every process, where one of many was given another config than the first: they would wait for each
+    other for ever, or compute something else."""
+    if distributed.several():
+        first = from_dict(Config, distributed.shared(dataclasses.asdict(config)))
+        lines = [line for line in differences(first, config) if _key(line) not in OWN]
+        word = distributed.first_word("; ".join(lines))
+        if word:
+            raise UserError(f"every process needs the config that process 0 has: {word}")
+
+
 def record(path: epath.Path, config: Config, fork: bool) -> None:
-    """Writes config.json and adds this start to run.json, with what `goodput` needs to know of the time before it.
+    """Adds this start to run.json, with what `goodput` needs to know of the time before it.
 
     UserError, listing the differences, where the directory holds a run of another config and `fork` is not given.
     """
     from xfresearch.hardware import describe_machine, git_commit, versions
 
-    saved = path / "config.json"
-    if saved.exists():
-        changed = [line for line in differences(read_json(saved), config) if not _free(line)]
+    saved = read_json(path / "config.json") if (path / "config.json").exists() else None
+    if saved:
+        changed = [line for line in differences(saved, config) if not _free(line)]
         if changed and not fork:
             text = "; ".join(changed)
             raise UserError(
@@ -71,14 +85,19 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
         "gap": max(now - _last_sign_of_life(path), 0.0) if before else 0.0,
-        "finished_before": bool(before) and (checkpoint.steps(path) or [0])[-1] >= read_json(saved).steps,
+        "finished_before": bool(before and saved) and (checkpoint.steps(path) or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
         "machine": describe_machine(),
     }
-    write_json(saved, json.loads(to_json(config)))
     write_json(path / "run.json", {"starts": [*before, start]})
+
+
+def keep(path: epath.Path, config: Config, tokenizer) -> None:
+    """Writes tokenizer/ and config.json: what is in the directory is of this config from now on."""
+    tokenizer.save(str(path / "tokenizer"))
+    write_json(path / "config.json", json.loads(to_json(config)))
 
 
 def starts(path: epath.Path) -> list[dict]:
@@ -102,5 +121,10 @@ def _last_sign_of_life(path: epath.Path) -> float:
 
 
 def _free(line: str) -> bool:
-    key = line.split(":")[0].removeprefix("config.")
+    key = _key(line)
     return key.endswith(".kernel") or any(key == name or key.startswith(name + ".") for name in FREE)
+
+
+def _key(line: str) -> str:
+    """The key that a line of `differences` is about."""
+    return line.split(":")[0].removeprefix("config.")
