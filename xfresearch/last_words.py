@@ -92,7 +92,9 @@ def verdict(text: str, index: int, count: int, workdir: str) -> str:
 
 def going_on(workdir: str) -> str:
     saved = place(workdir) / "checkpoints"
-    steps = [int(path.name) for path in saved.iterdir() if path.name.isdigit()] if saved.exists() else []
+    found = [path for path in saved.iterdir() if path.name.isdigit()] if saved.exists() else []
+    # In a bucket nothing is renamed: what is written there last says that the rest is whole (training/checkpoint.py).
+    steps = [int(path.name) for path in found if "://" not in workdir or (path / "commit_success.txt").exists()]
     return f"the same command goes on from step {max(steps, default=0)}"
 
 

@@ -19,17 +19,13 @@ from xfresearch.config import Config
 from xfresearch.config_io import differences, from_dict, read_json, to_json
 from xfresearch.errors import UserError
 from xfresearch.training import checkpoint
+from xfresearch.training.checkpoint import in_bucket
 
 # Keys of which each process of a run may have a value of its own.
 OWN = ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 # Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
 FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows", *OWN)
 # So are all that end in .kernel.
-
-
-def in_bucket(path) -> bool:
-    """Whether `path` is an address (gs://...), whose files cannot be locked or appended to."""
-    return "://" in str(path)
 
 
 @contextmanager
