@@ -30,7 +30,7 @@ def log_name(index: int) -> str:
 def keep(index: int, count: int, workdir: str) -> subprocess.Popen:
     """From now on this process's standard error (and standard output, but for process 0) goes through a keeper."""
     sys.stdout.flush(), sys.stderr.flush()
-    command = [sys.executable, "-I", __file__, str(index), str(count), workdir]
+    command = [sys.executable, "-P", __file__, str(index), str(count), workdir]
     # A session of its own: a launcher that kills the process by its group leaves the keeper its last line.
     keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
     os.dup2(keeper.stdin.fileno(), 2)
