@@ -7,7 +7,7 @@ from tests.tiny_runs import ROOT, make_run, tiny_config
 from xfresearch import train
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import keep, record, starts
+from xfresearch.training.workdir import claimed, keep, record, starts
 
 
 @pytest.fixture
@@ -31,12 +31,16 @@ def test_how_a_run_is_computed_may_differ(workdir, overrides):
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"optimizer__learning_rate": 0.5}, {"model__blocks__main__attention__window": 9}]
+    "overrides, words",
+    [
+        ({"optimizer__learning_rate": 0.5}, "config.optimizer.learning_rate: 0.01 -> 0.5"),
+        ({"model__blocks__main__attention__window": 9}, "config.model.blocks.main.attention.window: 0 -> 9"),
+    ],
 )
-def test_what_a_run_computes_may_not(workdir, overrides):
+def test_what_a_run_computes_may_not(workdir, overrides, words):
     keep(workdir, tiny_config(), ByteTokenizer())
     record(workdir, tiny_config(), fork=False)
-    with pytest.raises(UserError, match="--fork"):
+    with pytest.raises(UserError, match=rf"{words}\): use a new directory, or --fork"):
         record(workdir, tiny_config(**overrides), fork=False)
     record(workdir, tiny_config(**overrides), fork=True)
     assert len(starts(workdir)) == 2
@@ -46,6 +50,11 @@ def flags(workdir, cache, *overrides: str) -> list[str]:
     corpus = f"--config.data.corpus=('text_files:{ROOT}/xfresearch/models/*.py',)"
     config = f"--config={ROOT}/configs/gpt2.py:tiny"
     return [config, f"--workdir={workdir}", corpus, f"--config.data.cache_dir={cache}", *overrides]
+
+
+def test_a_second_process_in_the_same_directory_is_refused(tmp_path):
+    with claimed(tmp_path / "run"), pytest.raises(UserError, match="run: another process is training in it"):
+        train.main(flags(tmp_path / "run", tmp_path))
 
 
 def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
