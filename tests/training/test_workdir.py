@@ -1,5 +1,6 @@
 """What may differ when a run goes on in its directory, and what may not."""
 
+import jax
 import pytest
 from etils import epath
 
@@ -13,6 +14,14 @@ from xfresearch.training.workdir import claimed, keep, record, starts
 @pytest.fixture
 def workdir(tmp_path):
     return epath.Path(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_jax():
+    """A run sets where its process keeps compiled programs."""
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +64,14 @@ def flags(workdir, cache, *overrides: str) -> list[str]:
 def test_a_second_process_in_the_same_directory_is_refused(tmp_path):
     with claimed(tmp_path / "run"), pytest.raises(UserError, match="run: another process is training in it"):
         train.main(flags(tmp_path / "run", tmp_path))
+
+
+@pytest.mark.parametrize("taken", ["run", "run/.lock"])
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
+    """A file in the place of the directory, a directory in the place of its lock."""
+    (tmp_path / "run").write_text("") if taken == "run" else (tmp_path / taken).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"--workdir={tmp_path}/run: cannot be written: "), claimed(tmp_path / "run"):
+        pass
 
 
 def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):

@@ -34,8 +34,10 @@ def claimed(workdir):
     path = epath.Path(workdir).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not in_bucket(workdir):
+            (path / ".lock").write_text("")
     except OSError as error:
-        raise UserError(f"--workdir={workdir}: cannot be created: {error.strerror or error}") from error
+        raise UserError(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
     if in_bucket(workdir):
         yield path
         return
