@@ -1,13 +1,17 @@
 """What may differ when a run goes on in its directory, and what may not."""
 
+import json
+import time
+
 import jax
 import pytest
 from etils import epath
 
-from tests.tiny_runs import ROOT, make_run, tiny_config
+from tests.tiny_runs import ROOT, tiny_config
 from xfresearch import train
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import UserError
+from xfresearch.errors import Stopped, UserError
+from xfresearch.training import checkpoint, loop, session
 from xfresearch.training.workdir import claimed, keep, record, starts
 
 
@@ -81,7 +85,9 @@ def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
 
 
 def test_a_fork_that_cannot_be_leaves_the_run_as_it_was(tmp_path):
-    run = make_run(tmp_path / "run", steps=(10,))
+    run = tmp_path / "run"
+    keep(epath.Path(run), tiny_config(), ByteTokenizer())
+    checkpoint.save_params(run, 10, {"embed": {"table": jax.numpy.zeros((257, 32))}})
     other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="every checkpoint in it is damaged, or of another model or optimizer"):
@@ -89,3 +95,17 @@ def test_a_fork_that_cannot_be_leaves_the_run_as_it_was(tmp_path):
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == {"run.json", ".lock"}
     assert {path: after[path] for path in before} == before
+
+
+def test_the_clock_counts_from_the_record_of_a_start_on(tmp_path, monkeypatch):
+    def begin(path, *_):
+        (path / "run.json").write_text(json.dumps({"starts": [{"seconds": time.time() - 50}]}))
+
+    def stop(config, path, tokenizer, clock):
+        raise Stopped(clock.seconds["start"])
+
+    monkeypatch.setattr(session, "record", begin)
+    monkeypatch.setattr(loop, "train", stop)
+    with pytest.raises(Stopped) as stopped:
+        session.run(tiny_config(), str(tmp_path), "", fork=False)
+    assert 50 <= stopped.value.args[0] < 90

@@ -212,13 +212,14 @@ class Run:
             self.checkpoints.save(step, self.state, meta, loss)
 
 
-def train(config: Config, workdir, tokenizer) -> Result:
-    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome.
+def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Result:
+    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome. `clock` may
+    have counted what went before.
 
     Saves and returns early on SIGTERM or SIGINT, of many processes whichever it reaches. Raises Stopped where the loss is
     not finite or a checkpoint cannot be written, UserError where the config does not fit the devices or the data.
     """
-    clock = Clock()
+    clock = clock or Clock()
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock)
     step_function = run.compile() if run.start < config.steps else None

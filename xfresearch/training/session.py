@@ -9,6 +9,7 @@ import hashlib
 import json
 import shlex
 import sys
+import time
 from contextlib import ExitStack
 
 import jax
@@ -29,6 +30,7 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
     from xfresearch.training.abstract import with_vocabulary
+    from xfresearch.training.metrics import Clock
 
     path = epath.Path(workdir).expanduser()
     with ExitStack() as stack:
@@ -40,7 +42,9 @@ def run(config: Config, workdir: str, config_argument: str, fork: bool) -> dict:
         distributed.first_does(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
             raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
-        result = loop.train(config, path, tokenizer)
+        clock = Clock()
+        clock.restore({"start": max(time.time() - starts(path)[-1]["seconds"], 0.0)})  # from the record of it on
+        result = loop.train(config, path, tokenizer, clock)
         summary = {
             "step": result.step,
             "workdir": str(workdir),
