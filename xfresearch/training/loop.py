@@ -222,9 +222,9 @@ def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Res
     clock = clock or Clock()
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock)
-    step_function = run.compile() if run.start < config.steps else None
-    # Not before: a directory is not to take the config of a mistake, with which nothing was ever trained.
-    distributed.first_does(lambda: keep(run.workdir, config, tokenizer), "writing the config")
+        step_function = run.compile() if run.start < config.steps else None
+        # Not before: a directory is not to take the config of a mistake, with which nothing was ever trained.
+        distributed.first_does(lambda: keep(run.workdir, config, tokenizer), "writing the config")
     if not step_function:
         distributed.heed_notices(False)
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
