@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 import traceback
@@ -114,6 +115,8 @@ def _initialize(options, named: bool) -> bool:
 
     flags = {}
     if named:
+        if options.process == 0:
+            _require_port(options.coordinator)
         names = {"coordinator_address": "coordinator", "num_processes": "processes", "process_id": "process"}
         flags = {name: getattr(options, flag) for name, flag in names.items()}
         flags["cluster_detection_method"] = "deactivate"
@@ -135,6 +138,18 @@ def _initialize(options, named: bool) -> bool:
         raise UserError(f"the other processes were not reached at --coordinator={where}: {reason}") from error
     _take_notices()
     return True
+
+
+def _require_port(coordinator: str) -> None:
+    """UserError where this process cannot listen at the coordinator's port: JAX's service may crash of it."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is left of a run that has ended is no matter
+        try:
+            probe.bind(("", int(coordinator.rpartition(":")[2])))
+        except OSError as error:
+            raise UserError(
+                f"--coordinator={coordinator}: process 0 cannot listen at that port: {error.strerror}"
+            ) from error
 
 
 def _take_notices() -> None:

@@ -30,7 +30,7 @@ def log_name(index: int) -> str:
 def keep(index: int, count: int, workdir: str) -> subprocess.Popen:
     """From now on this process's standard error (and standard output, but for process 0) goes through a keeper."""
     sys.stdout.flush(), sys.stderr.flush()
-    command = [sys.executable, "-I", __file__, str(index), str(count), workdir]
+    command = [sys.executable, "-P", __file__, str(index), str(count), workdir]
     # A session of its own: a launcher that kills the process by its group leaves the keeper its last line.
     keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
     os.dup2(keeper.stdin.fileno(), 2)
@@ -92,7 +92,9 @@ def verdict(text: str, index: int, count: int, workdir: str) -> str:
 
 def going_on(workdir: str) -> str:
     saved = place(workdir) / "checkpoints"
-    steps = [int(path.name) for path in saved.iterdir() if path.name.isdigit()] if saved.exists() else []
+    found = [path for path in saved.iterdir() if path.name.isdigit()] if saved.exists() else []
+    # In a bucket nothing is renamed: what is written there last says that the rest is whole (training/checkpoint.py).
+    steps = [int(path.name) for path in found if "://" not in workdir or (path / "commit_success.txt").exists()]
     return f"the same command goes on from step {max(steps, default=0)}"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from xfresearch.config import DataConfig
 from xfresearch.data import cache
 from xfresearch.data.cache import build_once, complete
 from xfresearch.data.pipeline import prepare
@@ -160,3 +161,18 @@ def test_cache_directory_that_cannot_be_written(tmp_path, make_config, corpus):
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(UserError, match=r"^cannot make the cache directory .*closed.*; set config.data.cache_dir$"):
         prepare(make_config(corpus=corpus, cache_dir=str(tmp_path / "closed" / "cache")), "train")
+
+
+def test_compiled_programs_are_kept_in_the_cache_or_where_the_environment_says(tmp_path, monkeypatch):
+    import jax
+
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        cache.keep_programs(DataConfig(cache_dir=str(tmp_path)))
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://b/programs")  # JAX itself read it when it was imported
+        cache.keep_programs(DataConfig(cache_dir="elsewhere"))
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

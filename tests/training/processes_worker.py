@@ -71,6 +71,22 @@ def errors() -> list[str]:
     return [*heard, str(distributed.first_does(lambda: "done", "working"))]
 
 
+def mistaken(config) -> list[str]:
+    """What a process hears where the last one was given other data directories, which it may, and another mesh as well."""
+    import jax
+
+    from xfresearch.training.workdir import require_same
+
+    heard, last = [], jax.process_index() == jax.process_count() - 1
+    own = replace(config, data=replace(config.data, cache_dir="elsewhere", workers=3))
+    for other in (own, replace(own, mesh=MeshConfig(data=1, tensor=2), steps=99)):
+        try:
+            heard.append(str(require_same(other if last else config)))
+        except UserError as error:
+            heard.append(str(error))
+    return heard
+
+
 def cut(value: np.ndarray):
     """`value` cut over the devices of all processes."""
     import jax
@@ -126,7 +142,7 @@ def main(arguments: list[str]) -> None:
     options, overrides = parser.parse_known_args(arguments)
     config = config_io.parse(["--config", options.config, *overrides])
     with distributed.joined(options):
-        result = {"seen": seen(config), "spread": spread(config), "errors": errors()}
+        result = {"seen": seen(config), "spread": spread(config), "errors": errors(), "mistaken": mistaken(config)}
         result["trimmed"] = trimmed(config)
         result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")
         print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)

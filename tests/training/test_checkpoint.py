@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from xfresearch import last_words
 from xfresearch.config import CheckpointConfig
 from xfresearch.training import checkpoint
 
@@ -88,3 +89,14 @@ def test_a_damaged_checkpoint_can_be_set_aside(tmp_path):
     checkpoint.save_params(tmp_path, 5, make_state()["params"])
     target = checkpoint.set_aside(tmp_path, 5)
     assert checkpoint.steps(tmp_path) == [] and target.exists()
+
+
+def test_in_a_bucket_a_checkpoint_is_complete_once_it_says_so(tmp_path, monkeypatch):
+    """There Orbax writes where the checkpoint is to lie, for nothing can be renamed."""
+    for step in (4, 8):
+        checkpoint.save_params(tmp_path, step, make_state()["params"])
+    monkeypatch.setattr(checkpoint, "in_bucket", lambda path: True)
+    monkeypatch.setattr(last_words, "place", lambda address: tmp_path)
+    assert checkpoint.steps(tmp_path) == [4, 8] and last_words.going_on("gs://b/r").endswith("from step 8")
+    (checkpoint.directory(tmp_path) / "8" / "commit_success.txt").unlink()
+    assert checkpoint.steps(tmp_path) == [4] and last_words.going_on("gs://b/r").endswith("from step 4")

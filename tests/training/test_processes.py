@@ -6,6 +6,7 @@ All of it through the command line, on this machine's CPU, where processes speak
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -117,6 +118,9 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     failed = "Stopped: process 0 failed (trying): KeyError: 'lost'"
     assert [process["errors"][2] for process in found[1:]] == [failed] * 3
     assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
+    other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
+    heard = ["None", f"every process needs the config that process 0 has: {other}"]
+    assert [process["mistaken"] for process in found] == [heard] * 4
     assert [process["trimmed"] for process in found] == [128] * 4  # 0.3 x 400 + 4 steps, to a multiple of 64
     heard = found[0]["damaged"]
     assert [process["damaged"] for process in found] == [heard] * 4
@@ -306,3 +310,16 @@ def test_flags_in_part_are_refused_by_name(given, words):
     distributed.add_flags(parser)
     with pytest.raises(UserError, match=words):
         distributed.check(parser.parse_args(given.split()))
+
+
+def test_a_port_that_is_taken_is_refused():
+    from xfresearch import command, distributed
+    from xfresearch.errors import UserError
+
+    parser = command.Parser()
+    distributed.add_flags(parser)
+    with socket.create_server(("localhost", 0)) as other:
+        port = other.getsockname()[1]
+        options = parser.parse_args([f"--coordinator=localhost:{port}", "--processes=2", "--process=0"])
+        with pytest.raises(UserError, match=f"--coordinator=localhost:{port}: process 0 cannot listen at that port"):
+            distributed.joined(options).__enter__()

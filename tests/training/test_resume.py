@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -98,7 +99,7 @@ def test_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path,
             while_saving += any(checkpoint.directory(workdir).glob("*tmp*"))
         else:
             before = lines(workdir)
-            rows = rng.randrange(1, 14)
+            rows = rng.randrange(1, 14) if number else 2  # the first before there is a checkpoint
             kill_when(
                 process, lambda before=before, rows=rows: lines(workdir) >= before + rows or lines(workdir) < before
             )
@@ -115,13 +116,6 @@ def test_rows_say_how_each_layer_routes(unbroken):
     assert all(abs(sum(load_E) - 1) < 1e-5 for load_E in load_RE)
 
 
-def test_a_kill_before_the_first_checkpoint_starts_again(tmp_path, cache, unbroken):
-    process = start(tmp_path, cache)
-    kill_when(process, lambda: lines(tmp_path) >= 2)
-    run(tmp_path, cache)
-    assert_same_run(tmp_path, unbroken)
-
-
 def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
     while lines(tmp_path) < 20:
@@ -136,7 +130,7 @@ def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
     assert_same_run(tmp_path, unbroken)
 
 
-@pytest.mark.parametrize("how", ["truncated", "altered"])
+@pytest.mark.parametrize("how", ["truncated", pytest.param("altered", marks=pytest.mark.long)])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache, unbroken, how):
     shutil.copytree(unbroken, tmp_path / "run")
     newest = Path(checkpoint.directory(tmp_path / "run") / str(STEPS))
@@ -164,42 +158,30 @@ def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, 
 def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
-    done = run(tmp_path / "run", cache, "--config.mesh.fsdp=2", devices=2)
+    uneven = "--config.evaluation.batch_size=3"  # which two devices do not divide
+    done = run(tmp_path / "run", cache, "--config.mesh.fsdp=2", uneven, devices=2)
     assert "config" not in done.stderr.splitlines()[-1]
     last, expected = curve(tmp_path / "run")[-1], curve(unbroken)[-1]
     assert last["step"] == STEPS and last["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 
 
-def test_another_config_is_refused_with_its_differences_unless_forked(tmp_path, cache, unbroken):
+def test_a_fork_goes_on_with_another_config(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
-    done = run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", check=False)
-    assert done.returncode == 2
-    assert "config.optimizer.learning_rate: 0.01 -> 0.001" in done.stderr.splitlines()[-1]
-    assert "--fork" in done.stderr.splitlines()[-1]
     longer = f"--config.steps={STEPS + 5}"
     run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", longer, "--fork")
     assert checkpoint.steps(tmp_path / "run")[-1] == STEPS + 5
-
-
-def test_a_second_process_in_the_same_directory_is_refused(tmp_path, cache):
-    first = start(tmp_path, cache)
-    try:
-        while lines(tmp_path) < 1:
-            assert first.poll() is None
-            time.sleep(0.01)
-        done = run(tmp_path, cache, check=False)
-        assert done.returncode == 2 and "another process" in done.stderr.splitlines()[-1]
-    finally:
-        first.kill()
-        first.wait()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["optimizer"]["learning_rate"] == 0.001
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_what_is_good(tmp_path, cache):
     explode = ["--config.optimizer.kind=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.clip=0.0"]
-    done = run(tmp_path, cache, *explode, "--config.checkpoint.every=2", check=False)
+    done = run(tmp_path, cache, *explode, "--config.checkpoint.every=1", check=False)
     assert done.returncode == 1
-    line = done.stderr.splitlines()[-1]
-    assert "not finite" in line and "(batch " in line and "checkpoint" in line
+    step, batch, good = re.fullmatch(
+        r"stopped: the loss or gradient of step (\d+) \(batch (\d+)\) is not finite; the last good checkpoint is step (\d+)",
+        done.stderr.splitlines()[-1],
+    ).groups()
+    assert int(step) - 1 == int(batch) == int(good) == checkpoint.steps(tmp_path)[-1]
 
 
 def limit_file_size(size: int):

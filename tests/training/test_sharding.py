@@ -1,11 +1,14 @@
 """The sharding table: every parameter has one rule, and what cannot be cut is refused by name."""
 
+import re
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from tests.contracts.variants import ALL
 from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.models import axes, transformer
@@ -151,6 +154,13 @@ def test_an_axis_that_cuts_nothing_of_the_model_is_refused(axis, words):
     model = resolve_model(ModelConfig(width=33, depth=1, vocab_size=48, max_length=8, blocks={"main": NARROW}))
     with pytest.raises(UserError, match=words):
         sharding.param_shardings(abstract_mesh(**{axis: 32}), transformer.abstract(model))
+
+
+def test_every_rule_names_a_parameter_of_some_variant():
+    flat = [jax.tree_util.tree_flatten_with_path(transformer.abstract(config))[0] for config in ALL.values()]
+    paths = {axes.path_name(path) for leaves in flat for path, _ in leaves}
+    rules = {pattern for pattern, _ in axes.TABLE} | {pattern for pattern, _, _ in axes.BOUNDS}
+    assert not [rule for rule in rules if not any(re.fullmatch(rule, path) for path in paths)]
 
 
 def test_every_letter_has_a_rule_and_every_mesh_axis_cuts_some():

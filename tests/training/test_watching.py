@@ -1,6 +1,7 @@
 """Profiles by config and on request, and where the time between the starts of a run goes."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -51,6 +52,18 @@ def test_a_run_that_ends_inside_the_window_closes_it(tmp_path, traces):
     profile.close()
     profile.close()
     assert traces == [1, f"{tmp_path}/profile", 2, 3, "end"]
+
+
+def test_in_a_bucket_a_profile_is_written_here_and_copied_there(tmp_path, traces, monkeypatch):
+    monkeypatch.setattr(watching, "in_bucket", lambda path: True)
+    profile = Profile(tmp_path, LogConfig(profile_start=1, profile_steps=1))
+    profile.before(1)
+    written = Path(traces[0])
+    (written / "plugins" / "profile").mkdir(parents=True)
+    (written / "plugins" / "profile" / "host.xplane.pb").write_bytes(b"trace")
+    profile.after(1, None)
+    assert (tmp_path / "profile" / "plugins" / "profile" / "host.xplane.pb").read_bytes() == b"trace"
+    assert not written.exists()
 
 
 def start(seconds: float, gap: float = 0.0, finished: bool = False) -> dict:

@@ -1,13 +1,20 @@
 """What may differ when a run goes on in its directory, and what may not."""
 
+import json
+import time
+
+import jax
 import pytest
 from etils import epath
 
 from tests.data import made_tokenizers as made
-from tests.tiny_runs import tiny_config, tiny_model
+from tests.tiny_runs import ROOT, tiny_config, tiny_model
+from xfresearch import train
+from xfresearch.config import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
-from xfresearch.errors import UserError
-from xfresearch.training.workdir import keep, record, starts
+from xfresearch.errors import Stopped, UserError
+from xfresearch.training import checkpoint, loop, session
+from xfresearch.training.workdir import claimed, keep, record, starts
 
 
 @pytest.fixture
@@ -15,9 +22,12 @@ def workdir(tmp_path):
     return epath.Path(tmp_path)
 
 
-def begin(workdir, config, fork: bool = False) -> None:
-    record(workdir, config, fork)
-    keep(workdir, config, ByteTokenizer())
+@pytest.fixture(autouse=True)
+def settings_of_jax():
+    """A run sets where its process keeps compiled programs."""
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.mark.parametrize(
@@ -29,19 +39,25 @@ def begin(workdir, config, fork: bool = False) -> None:
     ],
 )
 def test_how_a_run_is_computed_may_differ(workdir, overrides):
-    begin(workdir, tiny_config())
-    begin(workdir, tiny_config(**overrides))
+    keep(workdir, tiny_config(), ByteTokenizer())
+    record(workdir, tiny_config(), fork=False)
+    record(workdir, tiny_config(**overrides), fork=False)
     assert len(starts(workdir)) == 2
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"optimizer__learning_rate": 0.5}, {"model__blocks__main__attention__window": 9}]
+    "overrides, words",
+    [
+        ({"optimizer__learning_rate": 0.5}, "config.optimizer.learning_rate: 0.01 -> 0.5"),
+        ({"model__blocks__main__attention__window": 9}, "config.model.blocks.main.attention.window: 0 -> 9"),
+    ],
 )
-def test_what_a_run_computes_may_not(workdir, overrides):
-    begin(workdir, tiny_config())
-    with pytest.raises(UserError, match="--fork"):
-        begin(workdir, tiny_config(**overrides))
-    begin(workdir, tiny_config(**overrides), fork=True)
+def test_what_a_run_computes_may_not(workdir, overrides, words):
+    keep(workdir, tiny_config(), ByteTokenizer())
+    record(workdir, tiny_config(), fork=False)
+    with pytest.raises(UserError, match=rf"{words}\): use a new directory, or --fork"):
+        record(workdir, tiny_config(**overrides), fork=False)
+    record(workdir, tiny_config(**overrides), fork=True)
     assert len(starts(workdir)) == 2
 
 
@@ -58,3 +74,57 @@ def test_of_two_tokenizers_the_last_is_kept(workdir):
     for tokenizer in (ByteTokenizer(), other):
         keep(workdir, tiny_config(), tokenizer)
     assert load_tokenizer(workdir / "tokenizer").vocab_size == other.vocab_size != ByteTokenizer().vocab_size
+
+
+def flags(workdir, cache, *overrides: str) -> list[str]:
+    corpus = f"--config.data.corpus=('text_files:{ROOT}/xfresearch/models/*.py',)"
+    config = f"--config={ROOT}/configs/gpt2.py:tiny"
+    return [config, f"--workdir={workdir}", corpus, f"--config.data.cache_dir={cache}", *overrides]
+
+
+def test_a_second_process_in_the_same_directory_is_refused(tmp_path):
+    with claimed(tmp_path / "run"), pytest.raises(UserError, match="run: another process is training in it"):
+        train.main(flags(tmp_path / "run", tmp_path))
+
+
+@pytest.mark.parametrize("taken", ["run", "run/.lock"])
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
+    """A file in the place of the directory, a directory in the place of its lock."""
+    (tmp_path / "run").write_text("") if taken == "run" else (tmp_path / taken).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"--workdir={tmp_path}/run: cannot be written: "), claimed(tmp_path / "run"):
+        pass
+
+
+def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
+    with pytest.raises(UserError, match="config.mesh={.* is not allowed"):
+        train.main(flags(tmp_path / "run", tmp_path, "--config.mesh.data=99"))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_fork_that_cannot_be_leaves_the_run_as_it_was(tmp_path):
+    run = tmp_path / "run"
+    keep(epath.Path(run), tiny_config(), ByteTokenizer())
+    checkpoints = checkpoint.Checkpoints(run, CheckpointConfig())
+    checkpoints.save(10, {"params": {"embed": {"table": jax.numpy.zeros((257, 32))}}, "step": jax.numpy.int32(10)}, {})
+    checkpoints.close()
+    other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="every checkpoint in it is damaged, or of another model or optimizer"):
+        train.main(flags(run, tmp_path, "--fork", *other))
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {path.name for path in after.keys() - before.keys()} == {"run.json", ".lock"}
+    assert {path: after[path] for path in before} == before
+
+
+def test_the_clock_counts_from_the_record_of_a_start_on(tmp_path, monkeypatch):
+    def begin(path, *_):
+        (path / "run.json").write_text(json.dumps({"starts": [{"seconds": time.time() - 50}]}))
+
+    def stop(config, path, tokenizer, clock):
+        raise Stopped(clock.seconds["start"])
+
+    monkeypatch.setattr(session, "record", begin)
+    monkeypatch.setattr(loop, "train", stop)
+    with pytest.raises(Stopped) as stopped:
+        session.run(tiny_config(), str(tmp_path), [], fork=False)
+    assert 50 <= stopped.value.args[0] < 90

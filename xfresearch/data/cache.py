@@ -28,10 +28,12 @@ def cache_root(data) -> Path:
 
 
 def keep_programs(data) -> None:
-    """From now on JAX keeps compiled programs in the cache; to be called before the first one is compiled."""
+    """From now on JAX keeps compiled programs in the cache, or in $JAX_COMPILATION_CACHE_DIR where that is set; to be called
+    before the first one is compiled."""
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(cache_root(data) / "compiled"))
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache_root(data) / "compiled"))
 
 
 def digest(inputs) -> str:

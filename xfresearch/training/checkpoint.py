@@ -4,7 +4,8 @@
                                 /ema       averaged parameters, where the run keeps them
                                 /rest      optimiser state and counters, by the text of their paths
                                 /meta      JSON: fingerprints, clock, metrics
-Orbax writes under a temporary name and renames, so that a killed or failed write never looks like a checkpoint.
+Orbax writes under a temporary name and renames, or in a bucket writes commit_success.txt last, so that a killed or failed
+write never looks like a checkpoint.
 """
 
 import logging
@@ -60,10 +61,19 @@ def directory(workdir) -> epath.Path:
     return epath.Path(workdir).expanduser().absolute() / "checkpoints"
 
 
+def in_bucket(path) -> bool:
+    """Whether `path` is an address (gs://...), whose files cannot be locked, appended to or renamed."""
+    return "://" in str(path)
+
+
 def steps(workdir) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
     path = directory(workdir)
-    return sorted(int(p.name) for p in path.iterdir() if p.name.isdigit()) if path.exists() else []
+    return sorted(int(p.name) for p in path.iterdir() if _complete(p)) if path.exists() else []
+
+
+def _complete(path: epath.Path) -> bool:
+    return path.name.isdigit() and (not in_bucket(path) or (path / "commit_success.txt").exists())
 
 
 def of_model_alone(workdir) -> bool:

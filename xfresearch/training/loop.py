@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -34,11 +33,11 @@ from xfresearch.training import checkpoint
 from xfresearch.training.abstract import abstract_state, jit_train_step
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.placing import place, rows_of
+from xfresearch.training.placing import even, place, rows_of
 from xfresearch.training.sharding import batch_sharding, make_mesh
 from xfresearch.training.step import init_state, layers_mode
 from xfresearch.training.watching import HostTimes, Profile
-from xfresearch.training.workdir import starts, time_gone
+from xfresearch.training.workdir import keep, starts, time_gone
 
 
 class Result(NamedTuple):
@@ -59,7 +58,7 @@ class Run:
     """Everything that one training process holds. Built in full before the first step, so that mistakes show early."""
 
     def __init__(self, config: Config, workdir, tokenizer, clock: Clock):
-        self.config, self.workdir, self.clock = config, workdir, clock
+        self.config, self.workdir, self.clock = config, epath.Path(workdir), clock
         self.mesh = make_mesh(config)
         self._say_kernels()
         self.at = batch_sharding(self.mesh)
@@ -106,7 +105,8 @@ class Run:
                 print(f"warning: {error}; trying the one before", file=sys.stderr)
         if damaged:
             raise UserError(
-                f"--workdir={self.workdir}: every checkpoint in it is damaged or of another model; use a new one"
+                f"--workdir={self.workdir}: every checkpoint in it is damaged, or of another model or optimizer: use a new "
+                "one"
             )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
@@ -126,7 +126,7 @@ class Run:
 
     def _restore_clock(self, meta: dict) -> None:
         """Counts what the processes before have, and what went to nothing since the checkpoint of `meta`."""
-        past = starts(epath.Path(self.workdir))
+        past = starts(self.workdir)
         if past:  # a run of the library's own keeps no record of its starts
             self.clock.restore(meta.get("clock", {}))
             self.clock.restore(time_gone(past, meta.get("saved_at", past[0]["seconds"])))
@@ -176,6 +176,7 @@ class Run:
         if self.utilisation_per_rate:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
         if not finite and self.config.training.on_nonfinite == "stop":
+            self.checkpoints.wait()  # one that is on its way is good
             saved = checkpoint.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
             raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
@@ -194,7 +195,7 @@ class Run:
         """Held-out loss with the parameters of now, logged."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        size = limits.batch_size or self.config.batch_size
+        size = even(self.mesh, limits.batch_size or self.config.batch_size)
         rows, shape = self.rows_of(size), (size, self.config.sequence_length)
         batches = evaluation_batches(self.heldout, size, limit, rows)
         placed = (place(self.at, shape, rows, batch) for batch in batches)
@@ -211,22 +212,22 @@ class Run:
             self.checkpoints.save(step, self.state, meta, loss)
 
 
-def train(config: Config, workdir, tokenizer, standing: Callable[[], None] = lambda: None) -> Result:
-    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome.
-
-    `standing` is called, in the first process, once nothing in the config or the directory stands in the run's way.
+def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Result:
+    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome. `clock` may
+    have counted what went before.
 
     Saves and returns early on SIGTERM or SIGINT, of many processes whichever it reaches. Raises Stopped where the loss is
     not finite or a checkpoint cannot be written, UserError where the config does not fit the devices or the data.
     """
-    clock = Clock()
+    clock = clock or Clock()
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock)
-        distributed.first_does(standing, "recording the config")
-    if run.start >= config.steps:
+        step_function = run.compile() if run.start < config.steps else None
+        # Not before: a directory is not to take the config of a mistake, with which nothing was ever trained.
+        distributed.first_does(lambda: keep(run.workdir, config, tokenizer), "writing the config")
+    if not step_function:
         distributed.heed_notices(False)
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
-    step_function = run.compile()
     stopping = PreemptionNotice() if distributed.several() else StopSignal()
     batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
     pending, done = None, run.start

@@ -9,6 +9,7 @@ import hashlib
 import json
 import shlex
 import sys
+import time
 from contextlib import ExitStack
 
 import jax
@@ -18,7 +19,7 @@ from xfresearch import distributed
 from xfresearch.config import Config
 from xfresearch.config_io import split
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import claimed, keep, record, starts
+from xfresearch.training.workdir import claimed, record, require_same, starts
 
 MARK_BYTES = 32 << 20  # the marks are fitted on at most this much of the training split
 NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
@@ -33,17 +34,21 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
     from xfresearch.training.abstract import with_vocabulary
+    from xfresearch.training.metrics import Clock
 
     path = epath.Path(workdir).expanduser()
     with ExitStack() as stack:
         loop.setup_jax(config)
+        require_same(config)
         distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
         tokenizer = tokenizer_for(config.data)
         config = with_vocabulary(config, tokenizer.vocab_size)
         distributed.first_does(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
             raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
-        result = loop.train(config, path, tokenizer, lambda: keep(path, config, tokenizer))
+        clock = Clock()
+        clock.restore({"start": max(time.time() - starts(path)[-1]["seconds"], 0.0)})  # from the record of it on
+        result = loop.train(config, path, tokenizer, clock)
         summary = {
             "step": result.step,
             "workdir": str(workdir),

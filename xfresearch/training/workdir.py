@@ -5,6 +5,7 @@ tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpo
 errors/       of many processes, what each that ended badly said last
 """
 
+import dataclasses
 import json
 import sys
 import time
@@ -12,21 +13,19 @@ from contextlib import contextmanager
 
 from etils import epath
 
+from xfresearch import distributed
 from xfresearch.command import write_json
 from xfresearch.config import Config
-from xfresearch.config_io import differences, read_json, to_json
+from xfresearch.config_io import differences, from_dict, read_json, to_json
 from xfresearch.errors import UserError
 from xfresearch.training import checkpoint
+from xfresearch.training.checkpoint import in_bucket
 
+# Keys of which each process of a run may have a value of its own.
+OWN = ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
 # Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
-FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows")
+FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows", *OWN)
 # So are all that end in .kernel.
-FREE += ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
-
-
-def in_bucket(path) -> bool:
-    """Whether `path` is an address (gs://...), whose files cannot be locked or appended to."""
-    return "://" in str(path)
 
 
 @contextmanager
@@ -35,8 +34,10 @@ def claimed(workdir):
     path = epath.Path(workdir).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not in_bucket(workdir):
+            (path / ".lock").write_text("")
     except OSError as error:
-        raise UserError(f"--workdir={workdir}: cannot be created: {error.strerror or error}") from error
+        raise UserError(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
     if in_bucket(workdir):
         yield path
         return
@@ -48,6 +49,17 @@ def claimed(workdir):
         except OSError as error:
             raise UserError(f"--workdir={workdir}: another process is training in it") from error
         yield path
+
+
+def require_same(config: Config) -> None:
+    """UserError, in every process, where one of many was given another config than the first: they would wait for each
+    other for ever, or compute something else."""
+    if distributed.several():
+        first = from_dict(Config, distributed.shared(dataclasses.asdict(config)))
+        lines = [line for line in differences(first, config) if _key(line) not in OWN]
+        word = distributed.first_word("; ".join(lines))
+        if word:
+            raise UserError(f"every process needs the config that process 0 has: {word}")
 
 
 def record(path: epath.Path, config: Config, fork: bool) -> None:
@@ -63,21 +75,21 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
         )
     from xfresearch.hardware import describe_machine, git_commit, versions
 
-    saved = path / "config.json"
-    if saved.exists():
-        changed = [line for line in differences(read_json(saved), config) if not _free(line)]
+    saved = read_json(path / "config.json") if (path / "config.json").exists() else None
+    if saved:
+        changed = [line for line in differences(saved, config) if not _free(line)]
         if changed and not fork:
             text = "; ".join(changed)
             raise UserError(
                 f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to go on from "
                 "its newest checkpoint with this config"
             )
-    before, now = starts(path) if saved.exists() else [], time.time()
+    before, now = starts(path) if saved else [], time.time()  # none of those that ended with a mistake in the config
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
         "gap": max(now - _last_sign_of_life(path), 0.0) if before else 0.0,
-        "finished_before": bool(before) and (checkpoint.steps(path) or [0])[-1] >= read_json(saved).steps,
+        "finished_before": bool(before) and (checkpoint.steps(path) or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
@@ -87,10 +99,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
 
 
 def keep(path: epath.Path, config: Config, tokenizer) -> None:
-    """Writes config.json and tokenizer/: from now on the directory holds a run of this config.
-
-    To be called once the run stands: one that cannot, for a mistake in its config, leaves the directory as it was.
-    """
+    """Writes tokenizer/ and config.json: what is in the directory is of this config from now on."""
     tokenizer.save(str(path / "tokenizer"))
     for file in (path / "tokenizer").iterdir():
         if file.name not in tokenizer.files:  # of the tokenizer before a fork
@@ -119,5 +128,10 @@ def _last_sign_of_life(path: epath.Path) -> float:
 
 
 def _free(line: str) -> bool:
-    key = line.split(":")[0].removeprefix("config.")
+    key = _key(line)
     return key.endswith(".kernel") or any(key == name or key.startswith(name + ".") for name in FREE)
+
+
+def _key(line: str) -> str:
+    """The key that a line of `differences` is about."""
+    return line.split(":")[0].removeprefix("config.")
