@@ -43,6 +43,8 @@ def test_slices_multiply():
         ("v6e:32x32", "at most 16x16"),
         ("v5e:0x4", "at least 1"),
         ("h100:16", "at most 8 GPUs per host"),
+        ("h100:x8", "there is no such machine"),
+        ("v5p:8xx8x4", "there is no such machine"),
     ],
 )
 def test_what_there_is_not_is_said_in_one_line(text, says):
@@ -57,6 +59,6 @@ def test_a_torus_closes_at_16_or_at_a_multiple_of_4():
 
 
 def test_every_chip_has_a_peak():
-    assert {name: round(chip.peak * chip.devices / 1e12) for name, chip in CHIPS.items()} == {
+    assert {name: round(chip.peak("bfloat16") * chip.devices / 1e12) for name, chip in CHIPS.items()} == {
         "v4": 275, "v5e": 197, "v5p": 459, "v6e": 918, "tpu7x": 2307, "a100": 312, "h100": 989, "h200": 989, "b200": 2250
     }  # fmt: skip

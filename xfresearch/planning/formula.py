@@ -125,7 +125,7 @@ class _Weight:
 
 
 def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
-    width = 4 if config.model.dtype == "float32" else 8 if config.model.dtype == "float64" else 2
+    width = 4 if config.model.dtype == "float32" else 2
     found = []
     for leaf in jax.tree.leaves(params):
         cut = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]

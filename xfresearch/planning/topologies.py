@@ -63,7 +63,7 @@ class Topology:
 
 def parse(text: str, slices: int = 1) -> Topology:
     """The topology that `text` names; UserError, with the nearest name, where there is none."""
-    words = re.fullmatch(r"\s*(?:(\d+)\s*x\s+)?([A-Za-z]\w*)([:-])([\dx]+)\s*", text)
+    words = re.fullmatch(r"\s*(?:(\d+)\s*x\s+)?([A-Za-z]\w*)([:-])(\d+(?:x\d+)*)\s*", text, re.ASCII)
     family = words and words[2].lower()
     if not words or family not in {*FAMILIES, *CHIPS}:
         known = [*CHIPS, *FAMILIES]
@@ -71,8 +71,8 @@ def parse(text: str, slices: int = 1) -> Topology:
         raise UserError(f"--topology={text}: there is no such machine{guess} (examples: {EXAMPLES})")
     slices = slices * int(words[1] or 1)
     family = FAMILIES.get(family, family)
-    sizes = tuple(int(size) for size in words[4].split("x") if size)
-    if min(sizes, default=0) < 1 or slices < 1:
+    sizes = tuple(int(size) for size in words[4].split("x"))
+    if min(sizes) < 1 or slices < 1:
         raise UserError(f"--topology={text}: sizes are at least 1 (examples: {EXAMPLES})")
     if CHIPS[family].switched:
         return _hosts(text, family, sizes, slices)
@@ -116,6 +116,22 @@ def set_environment() -> None:
 
 def libtpu_installed() -> bool:
     return importlib.util.find_spec("libtpu") is not None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a mesh asks of a device, of a GPU that is not here."""
+
+    id: int
+    slice_index: int  # its host, as JAX numbers those whose GPUs have no faster network between them
+    device_kind: str
+    platform: str = "gpu"
+    process_index: int = 0
+
+
+def gpus(topology: Topology) -> list[Gpu]:
+    """GPUs of the topology to lay a mesh over, without any being there."""
+    return [Gpu(i, i // topology.shape[0], topology.chip.kind) for i in range(topology.devices)]
 
 
 def tpu_devices(topology: Topology) -> list:
