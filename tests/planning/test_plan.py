@@ -12,6 +12,7 @@ from xfresearch.config_io import parse
 from xfresearch.errors import UserError
 from xfresearch.planning import formula, plans, program, search, topologies
 
+LAYERS = ("scan", "unroll")
 SPLASH = "--config.model.blocks.main.attention.kernel=splash"
 TINY = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.model.vocab_size=264"]
 
@@ -35,6 +36,11 @@ def test_a_mesh_alone_is_checked_on_no_devices(capsys, tmp_path):
     norms = 5 * 32  # cut over fsdp alone
     assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
     assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
+
+
+def test_what_unrolled_layers_keep_is_not_given_as_nothing(capsys):
+    out = {layers: run(capsys, *TINY, "--mesh", "fsdp=2", f"--config.training.layers={layers}") for layers in LAYERS}
+    assert ["kept for the backward pass" in out[layers] for layers in LAYERS] == [True, False]
 
 
 def test_a_mesh_alone_is_checked_with_the_kernels_of_a_tpu(capsys, monkeypatch):
@@ -186,6 +192,15 @@ def test_the_formula_knows_the_collectives_of_each_axis():
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
     whole = sum(plans.memory.state_bytes(found.state).values())
     assert found.memory["parameters"] + found.memory["optimiser"] == whole
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_formula_multiplies_as_often_as_the_step_that_is_traced(optimizer):
+    config = program.ready(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
+    found = formula.reckon(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
+    passes, update = (work.flops for work in found.works)
+    assert found.flops == program.traced_flops(config) == 4 * passes + 2 * update
+    assert (update > 0) == (optimizer == "muon")
 
 
 def test_every_command_starts_on_the_cpu_at_once_where_libtpu_is_and_no_tpu(tmp_path):
