@@ -53,9 +53,10 @@ def test_what_there_is_not_is_said_in_one_line(text, says):
     assert "\n" not in str(error.value) and text in str(error.value)
 
 
-def test_a_torus_closes_at_16_or_at_a_multiple_of_4():
+def test_a_torus_closes_at_16_or_where_it_is_made_of_whole_cubes():
     assert [parse("v5e:4x16").wraps(i) for i in (0, 1)] == [False, True]
-    assert [parse("v5p:2x4x8").wraps(i) for i in (0, 1, 2)] == [False, True, True]
+    for name, closed in (("v5p:4x4x8", True), ("v5p:2x4x8", False), ("v4:2x2x4", False), ("tpu7x:4x4x4", True)):
+        assert [parse(name).wraps(i) for i in (0, 1, 2)] == [closed] * 3
 
 
 def test_every_chip_has_a_peak():

@@ -56,9 +56,11 @@ class Topology:
         return (f"{self.slices}x " if self.slices > 1 else "") + f"{self.family}:{sizes}"
 
     def wraps(self, dimension: int) -> bool:
-        """Whether the torus is closed along a dimension: 16 chips of v5e and v6e, a multiple of 4 of the others."""
-        size = self.shape[dimension]
-        return size == 16 if self.chip.dimensions == 2 else size % 4 == 0
+        """Whether the torus is closed along a dimension: of v5e and v6e one of 16 chips, of the others each, where the slice
+        is made of whole cubes of 4x4x4 (2x2x4 is closed nowhere): the switches that close it lie between cubes."""
+        if self.chip.dimensions == 2:
+            return self.shape[dimension] == 16
+        return all(size % 4 == 0 for size in self.shape)
 
 
 def parse(text: str, slices: int = 1) -> Topology:
