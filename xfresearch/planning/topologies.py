@@ -93,7 +93,8 @@ def _accelerator_type(text: str, family: str, sizes: tuple) -> tuple:
     cores = CHIPS[family].cores
     if len(sizes) != 1 or sizes[0] % cores or sizes[0] // cores not in table:
         allowed = ", ".join(f"{family}-{chips * cores}" for chips in table)
-        raise UserError(f"--topology={text}: there is no such accelerator type; there are {allowed}")
+        shape = f"{family}:8x8" if table is FLAT else f"{family}:4x4x12"
+        raise UserError(f"--topology={text}: it is none of {allowed}; name other slices by their shape, as {shape}")
     return tuple(map(int, table[sizes[0] // cores].split("x")))
 
 
