@@ -42,9 +42,17 @@ parse() {
   done
 }
 
+# shellcheck disable=SC2034 # the scripts use it
+number='0|[1-9][0-9]*' # a form for require: bash takes 08 for octal
+
 # require NAME REGEX WHAT: the option NAME is given and of that form.
 require() {
   [[ ${option[$1]} =~ ^($2)$ ]] || fail "--$1='${option[$1]}' is not allowed: it must be $3"
+}
+
+# need PROGRAM: it is on this machine, unless only to be printed.
+need() {
+  [[ ${option[dry-run]} == yes ]] || command -v "$1" >/dev/null || fail "$1 is not installed on this machine"
 }
 
 # One shell-quoted line.
@@ -89,7 +97,7 @@ check_job() {
   ((${#job[@]})) || fail "the job is missing: write it after --, e.g. -- python -m xfresearch.evaluate --workdir runs/a"
   local module config commands
   module=$(job_module) config=$(job_flag --config)
-  commands=$(cd xfresearch && grep -l '__name__ == "__main__"' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
+  commands=$(cd xfresearch && grep -lE '^ *(command\.)?run\(main' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
   [[ -z $module || " $commands " == *" $module "* ]] ||
     fail "xfresearch.$module: there is no such command; there are $commands"
   [[ -z $config || -f ${config%%:*} ]] || fail "--config=$config: there is no such file in the checkout"

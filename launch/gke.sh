@@ -29,14 +29,16 @@ parse "$@"
 name='[a-z]([-a-z0-9]{0,38}[a-z0-9])?'
 require cluster "$name" "small letters, digits and dashes, at most 40"
 require workload "$name" "small letters, digits and dashes, at most 40"
-require tpu-type '(v4|v5p|v5litepod|v6e|tpu7x)-[0-9x]+' "a type such as v5litepod-16, v6e-256 or tpu7x-128"
+require tpu-type '(v4|v5p|v5litepod|v6e|tpu7x)-[0-9]+(x[0-9]+)*' "a type such as v5litepod-16, v6e-256 or tpu7x-128"
 require image '[^ ]+' "the image to run in"
 require slices '[1-9][0-9]*' "a number of slices, 1 or more"
 require zone '([a-z]+-[a-z]+[0-9]+-[a-z])?' "a zone such as europe-west4-b"
 require create '(spot|on-demand|flex|reservation=[^ ]+)?' "spot, on-demand, flex or reservation=NAME"
-require max-restarts '[0-9]+' "a number, 0 or more"
+require max-restarts "$number" "a number, 0 or more"
 check_job
 require_bucket "a container's disk is deleted with it"
+need xpk
+[[ ${option[build]} == no ]] || need docker # not found out after the cluster is there
 
 place=(--cluster "${option[cluster]}")
 [[ -z ${option[zone]} ]] || place+=(--zone "${option[zone]}")

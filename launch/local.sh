@@ -23,8 +23,8 @@ parse "$@"
 ((${#arguments[@]} == 1)) || fail "N is missing or not alone (${arguments[*]}): launch/local.sh N [-- COMMAND...]"
 n=${arguments[0]}
 [[ $n =~ ^[1-9][0-9]*$ ]] || fail "N=$n is not allowed: it must be a number of processes, 1 or more"
-require port '[0-9]*' "a port number"
-require grace '[0-9]+' "a number of seconds"
+require port '([1-9][0-9]{0,4})?' "a port number"
+require grace "$number" "a number of seconds"
 ((${#job[@]})) || job=(python -m xfresearch.train --config configs/quickstart.py --workdir "runs/quickstart-$n")
 check_job
 require_many

@@ -17,7 +17,9 @@ declare -A option=([gpus]='' [image]='' [dry-run]=no)
 parse "$@"
 ((${#arguments[@]} == 0)) || fail "${arguments[0]}: not understood; the command goes after --"
 require gpus '([0-9]+(,[0-9]+)*)?' "numbers of GPUs such as 0,1,2"
+require image '[^ ]*' "the image to run in"
 check_job
+[[ -z ${option[image]} ]] || need docker
 
 # JAX_PLATFORMS: without a GPU this is an error, not a run on the CPU.
 environment=('JAX_PLATFORMS=cuda,cpu')

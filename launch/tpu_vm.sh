@@ -33,13 +33,14 @@ parse "$@"
 require name '[a-z][-a-z0-9]{0,38}[a-z0-9]' "small letters, digits and dashes, 2 to 40 of them"
 require zone '[a-z]+-[a-z]+[0-9]+-[a-z]' "a zone such as europe-west4-b"
 require slices '[1-9][0-9]*' "a number of slices, 1 or more"
-require retries '[0-9]+' "a number, 0 or more"
-require poll '[0-9]+' "a number of seconds"
+require retries "$number" "a number, 0 or more"
+require poll "$number" "a number of seconds"
 [[ ${option[accelerator]} != tpu7x* ]] ||
   fail "--accelerator='${option[accelerator]}' is not allowed: tpu7x is had on GKE alone (launch/gke.sh)"
-require accelerator '(v4|v5p|v5litepod|v6e)-[0-9]+' "v4-N or v5p-N (N cores, 2 a chip), v5litepod-N or v6e-N (N chips)"
+require accelerator '(v4|v5p|v5litepod|v6e)-[1-9][0-9]*' "v4-N or v5p-N (N cores, 2 a chip), v5litepod-N or v6e-N (N chips)"
 [[ ${option[spot]} != "${option[guaranteed]}" ]] || fail "--spot and --guaranteed: give one of the two"
 check_job
+need gcloud
 
 # Facts of TYPE: its software, and whether it is one host (8 chips of v5e and v6e, 4 chips of 2 cores of v4 and v5p).
 generation=${option[accelerator]%%-*} size=${option[accelerator]#*-}
@@ -55,22 +56,22 @@ place=(--zone "${option[zone]}")
 tpus=(gcloud compute tpus queued-resources)
 everywhere=(--worker=all --node=all --batch-size=all "${place[@]}") # in batches, the first would wait for the second
 archive=${TMPDIR:-/tmp}/xfresearch-${option[name]}.tar.gz
-lost=0 assumed=''
+lost=0 assumed='' looks=1 # the first look is not repeated: nothing is lost, and the mistake is most likely ours
 
 say() { printf '[launch] %s\n' "$*" >&2; }
 
-# look COMMAND...: what the command prints, in `seen`. A look that fails is repeated; with --dry-run it sees `assumed`.
+# look COMMAND...: what the command prints, in `seen`, tried `looks` times; with --dry-run it sees `assumed`.
 look() {
   local i
   if [[ ${option[dry-run]} == yes ]]; then
     run "$@" && seen=$assumed
     return
   fi
-  for i in 1 2 3 4 5; do
+  for ((i = 1; i <= looks; i++)); do
     seen=$("$@") && return
-    ((i == 5)) || sleep "${option[poll]}"
+    ((i == looks)) || sleep "${option[poll]}"
   done
-  give_up "gcloud failed five times in a row"
+  give_up "gcloud failed"
 }
 
 # Puts the state of the queued resource into `state`, empty where there is none; PREEMPTED where one of its nodes is
@@ -144,6 +145,7 @@ work() {
 
 [[ ${option[attach]} == no ]] || assumed=ACTIVE
 read_state
+looks=5
 if [[ -n $state && ${option[attach]} == no ]]; then
   fail "--name=${option[name]}: there is such a queued resource already ($state): --attach goes on with it," \
     "$(quoted "${tpus[@]}" delete "${option[name]}" "${place[@]}" --force) removes it"

@@ -4,6 +4,8 @@ Says what a training step costs on a machine that is not here: compiles it for t
 collectives and an estimate of the time. Ends with exit code 1 where it does not fit.
 """
 
+import math
+import re
 import sys
 
 from xfresearch import command
@@ -22,42 +24,60 @@ def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.plan", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
     parser.add_argument("--topology", metavar="NAME", help="v5p:4x4x8, v5p-256, '2x v6e:16x16', h100:8x4, ...")
-    parser.add_argument("--slices", metavar="N", type=int, default=1, help="slices of that topology (default 1)")
+    parser.add_argument("--slices", metavar="N", type=int, help="slices of that topology (default 1)")
     parser.add_argument("--mesh", metavar="AXIS=N,...", default="", help="same as --config.mesh.AXIS=N for each axis")
-    parser.add_argument("--tokens", metavar="N", type=float, default=1e12, help="budget for the hours (default 1e12)")
-    parser.add_argument("--search", action="store_true", help="try meshes, recomputation and batch sizes")
-    parser.add_argument("--hlo", metavar="FILE", default="", help="also write the compiled program's text")
+    parser.add_argument("--tokens", metavar="N", type=float, help="budget for the hours (default 1e12)")
+    parser.add_argument("--search", action="store_true", default=None, help="try meshes, recomputation and batch sizes")
+    parser.add_argument("--hlo", metavar="FILE", help="also write the compiled program's text")
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON")
-    return parser.parse_known_args(arguments)
+    options, overrides = parser.parse_known_args(arguments)
+    check(options)
+    options.slices, options.tokens = options.slices or 1, options.tokens or 1e12
+    return options, overrides
+
+
+def check(options) -> None:
+    """UserError for options that do not go together; said now, not after minutes of compiling."""
+    from xfresearch.errors import UserError
+
+    if options.topology is None:
+        for name in ("search", "slices", "tokens", "hlo"):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name} needs --topology NAME")
+        if not options.mesh:
+            raise UserError("--topology NAME, --mesh AXIS=N,... or both are needed (see --help)")
+    if options.slices is not None and options.slices < 1:
+        raise UserError(f"--slices={options.slices} is not allowed: it must be at least 1")
+    if options.tokens is not None and not 0 < options.tokens < math.inf:
+        raise UserError(f"--tokens={options.tokens:g} is not allowed: it must be more than 0, and finite")
+    if options.hlo is not None and options.search:
+        raise UserError(f"--hlo={options.hlo} is not allowed with --search: that compiles several programs")
+    for option, path in (("--hlo", options.hlo), ("--json", options.json)):
+        if path is not None:
+            command.check_output(option, path)
 
 
 def mesh_overrides(text: str) -> list[str]:
     """'fsdp=64,tensor=4' as overrides of the config."""
     from xfresearch.errors import UserError
 
-    found = []
+    found = {}
     for word in filter(None, text.split(",")):
-        axis, _, size = word.partition("=")
-        if not size.lstrip("-").isdigit():
+        axis, _, size = (part.strip() for part in word.partition("="))
+        if not re.fullmatch("-?[0-9]+", size):
             raise UserError(f"--mesh={text}: {word!r} is not AXIS=N")
-        found.append(f"--config.mesh.{axis.strip()}={size}")
-    return found
+        if axis in found:
+            raise UserError(f"--mesh={text}: {axis} is there twice")
+        found[axis] = f"--config.mesh.{axis}={size}"
+    return list(found.values())
 
 
 def main(arguments: list[str]) -> None:
     options, overrides = parse(arguments)
-    from xfresearch.errors import UserError
     from xfresearch.planning import topologies
 
-    if options.search and not options.topology:
-        raise UserError("--search needs --topology NAME")
-    if not options.topology and not options.mesh:
-        raise UserError("--topology NAME, --mesh AXIS=N,... or both are needed (see --help)")
-    for option, path in (("--hlo", options.hlo), ("--json", options.json)):
-        if path:  # said now, not after minutes of compiling
-            command.check_output(option, path)
-    topology = options.topology and topologies.parse(options.topology, options.slices)
-    if not topology or topology.tpu:
+    topology = None if options.topology is None else topologies.parse(options.topology, options.slices)
+    if topology is None or topology.tpu:
         topologies.set_environment()
 
     from xfresearch import config_io

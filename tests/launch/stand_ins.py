@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -138,6 +139,9 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored where the tests run in the background
         )
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -116,14 +116,21 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v5p-8 --keep --slices 2 {TRAIN} --workdir runs/a", "its own disk"),
         ("gke.sh", f"{GKE} {TRAIN} --workdir runs/a", "a container's disk is deleted with it, so it must be gs://"),
         ("gke.sh", f"{GKE} --create cheap {TRAIN}", "--create='cheap' is not allowed: it must be spot, on-demand"),
+        ("tpu_vm.sh", f"{TPU_VM} --retries 08 {TRAIN}", "--retries='08' is not allowed"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-08 {TRAIN}", "--accelerator='v6e-08' is not allowed"),
+        ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.last_words", "there is no such command"),
         ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100' is not allowed"),
+        ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x' is not allowed"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image='' is not allowed"),
         ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two' is not allowed"),
         ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x' is not allowed"),
+        ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08' is not allowed"),
+        ("slurm.sbatch", f"--name a/b {TRAIN}", "--name='a/b' is not allowed: it must be letters"),
         ("multi_gpu.sh", f"--gpus 0-3 {TRAIN}", "--gpus='0-3' is not allowed: it must be numbers of GPUs"),
         ("local.sh", "", "N is missing"),
         ("local.sh", "0", "N=0 is not allowed: it must be a number of processes"),
         ("local.sh", "2 --port x", "--port='x' is not allowed"),
+        ("local.sh", "2 --port 0", "--port='0' is not allowed"),
         ("local.sh", "2 -- python -m xfresearch.trane", "xfresearch.trane: there is no such command"),
         *(
             ("local.sh", f"2 -- python -m xfresearch.{name}", f"xfresearch.{name} is not allowed here: it runs as one")
@@ -136,6 +143,30 @@ def test_a_mistake_is_one_line_and_nothing_is_run(launcher, script, arguments, s
     assert done.returncode == 2 and launcher.calls == [] and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and says in line, line
+
+
+@pytest.mark.parametrize(
+    "script, arguments, program",
+    [
+        ("tpu_vm.sh", f"{TPU_VM} {TRAIN}", "gcloud"),
+        ("gke.sh", f"{GKE} {TRAIN}", "xpk"),
+        ("gke.sh", f"{GKE} --create spot --build {TRAIN}", "docker"),
+        ("slurm.sbatch", TRAIN, "sbatch"),
+        ("multi_gpu.sh", f"--image x:1 {TRAIN}", "docker"),
+    ],
+)
+def test_a_program_that_is_missing_is_said_before_anything_is_run(launcher, tmp_path, script, arguments, program):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    there = {tool: shutil.which(tool) for tool in ("bash", "dirname", "sed", "grep", "paste", "sort", "tr")}
+    there |= {name: launcher.folder / "bin" / name for name in ("xpk", "gcloud", "sbatch", "docker") if name != program}
+    for name, path in there.items():
+        (tools / name).symlink_to(path)
+    done = launcher.run(script, *arguments.split(), PATH=str(tools), VIRTUAL_ENV=str(tmp_path))
+    assert (done.returncode, done.stderr) == (2, f"error: {program} is not installed on this machine\n")
+    assert launcher.calls == []
+    dry = launcher.run(script, "--dry-run", *arguments.split(), PATH=str(tools), VIRTUAL_ENV=str(tmp_path))
+    assert dry.returncode == 0 and program in dry.stdout, dry.stderr
 
 
 def test_one_host_that_is_kept_may_keep_its_results(launcher):

@@ -96,6 +96,12 @@ def test_a_lost_connection_is_taken_up_on_the_same_machines(launcher):
     assert launcher.verbs.count("ssh") == 4
 
 
+def test_a_gcloud_that_fails_at_once_is_not_asked_again(launcher):
+    launcher.answers(f"{TPUS} list", *[("", 1)] * 9)
+    done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
+    assert done.returncode == 1 and launcher.verbs == ["list"] and "gcloud failed: given up" in done.stderr
+
+
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
 def test_it_gives_up_after_the_retries(launcher, state):
     launcher.answers(f"{TPUS} list", "", *[state] * 99)

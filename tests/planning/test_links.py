@@ -90,10 +90,10 @@ def test_gpus_share_a_switch():
 def test_a_roofline_is_the_slowest_or_the_sum():
     chip = CHIPS["v5e"]
     works = [
-        Work("dot", "", 2, chip.peak, 0.5 * chip.memory_bandwidth),
+        Work("dot", "", 2, chip.peak("bfloat16"), 0.5 * chip.memory_bandwidth),
         Work("add", "", 1, 0, 3 * chip.memory_bandwidth),
     ]
     works.append(Work("c", "", 1, 0, chip.memory_bandwidth))  # what the collective itself moves
-    found = roofline(chip, works, [(one("all-gather", 4), 0.5, 0.25)])
+    found = roofline(chip, works, [(one("all-gather", 4), 0.5, 0.25)], "bfloat16")
     assert found == Roofline(arithmetic=2, memory=5, links=0.5, network=0.25, instructions=5)
     assert (found.overlapped, found.serial, found.limit) == (5, 5.75, "memory")

@@ -34,6 +34,19 @@ def test_what_is_there_is_not_compiled_again(tmp_path, monkeypatch):
     assert len(compiled) == len(named.DEPTH) and set(json.loads(file.read_text())["rows"]) == set(compiled)
 
 
+def test_the_last_that_is_tried_takes_the_least_memory():
+    def plan(batch: int, speed: float, memory: float) -> dict:
+        sizes = {"batch": {"sequences": batch}, "mesh": {"fsdp": 4}, "remat": "none"}
+        return sizes | {"utilisation": [speed, 1.0], "memory": {"total": memory, "available": 10.0}}
+
+    found = [plan(1, 0.1, 4), plan(2, 0.5, 9), plan(3, 0.4, 10), plan(4, 0.9, 99), plan(5, 0.3, 8), plan(6, 0.2, 7)]
+    batches = [options[1] for options in named.ranked(found)]
+    assert batches == [f"--config.batch_size={n}" for n in (2, 3, 5, 1)]
+    assert named.ranked([plan(1, 0.9, 99), plan(2, 0.5, 50)]) == [
+        named.overrides(2, "fsdp=4", "--config.training.remat=none")
+    ]
+
+
 def test_the_tables_hold_every_result():
     rows = json.loads(RESULTS.read_text())["rows"]
     text = scale.tables(rows)
@@ -51,9 +64,12 @@ def result(group: str) -> list[dict]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", ["large", "weak scaling", "every config"])
-def test_every_named_plan_fits(group):
-    assert [row["config"] for row in result(group) if not row.get("fits")] == []
+def test_every_named_plan_fits_but_one():
+    """47 G parameters with two moments and gradients leave 64 chips of v5e less than 4 of 16 GiB."""
+    rows = [row for group in ("large", "weak scaling", "every config") for row in result(group)]
+    assert [f"{row['config']} {row['topology']['name']}" for row in rows if not row["fits"]] == [
+        "configs/mixtral_8x7b.py v5e:8x8"
+    ]
 
 
 @pytest.mark.long

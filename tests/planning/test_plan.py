@@ -12,6 +12,8 @@ from xfresearch.config_io import parse
 from xfresearch.errors import UserError
 from xfresearch.planning import formula, plans, program, search, topologies
 
+LAYERS = ("scan", "unroll")
+SPLASH = "--config.model.blocks.main.attention.kernel=splash"
 TINY = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.model.vocab_size=264"]
 
 
@@ -36,10 +38,15 @@ def test_a_mesh_alone_is_checked_on_no_devices(capsys, tmp_path):
     assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
 
 
+def test_what_unrolled_layers_keep_is_not_given_as_nothing(capsys):
+    out = {layers: run(capsys, *TINY, "--mesh", "fsdp=2", f"--config.training.layers={layers}") for layers in LAYERS}
+    assert ["kept for the backward pass" in out[layers] for layers in LAYERS] == [True, False]
+
+
 def test_a_mesh_alone_is_checked_with_the_kernels_of_a_tpu(capsys, monkeypatch):
     lowered, trace = [], program.trace
     monkeypatch.setattr(program, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
-    run(capsys, *TINY, "--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=splash")
+    run(capsys, *TINY, "--mesh", "fsdp=2", SPLASH)
     assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # layers as on a TPU
 
 
@@ -53,8 +60,26 @@ def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
     assert written["flops"]["traced"] == written["model_flops"]
     slow, fast = written["step_seconds"]
     assert slow > fast and written["hours"][0] == pytest.approx(1e6 / 512 * slow / 3600)
-    peak = 4 * 989.4e12
+    peak = 4 * 989.4e12 / 2  # the size is one of float32, which a GPU multiplies at half the rate
     assert written["utilisation"] == [pytest.approx(written["model_flops"] / (peak * t)) for t in (slow, fast)]
+
+
+@pytest.mark.parametrize(("between", "axis"), [("auto", "data"), ("data", "data"), ("fsdp", "fsdp")])
+def test_hosts_are_spread_over_the_axis_that_is_between_them(between, axis):
+    machine = topologies.parse("h100:2x2")
+    config = parse([*TINY, "--config.mesh.fsdp=2", f"--config.mesh.between={between}"])
+    found = plans.formula_plan(config, machine, 1e12, topologies.gpus(machine))
+    sent = {
+        over: sum(row["sent"] for row in found["collectives"] if row["axes"] == [over]) for over in ("data", "fsdp")
+    }
+    assert sent["data"] and sent["fsdp"] and sent["data"] != sent["fsdp"]
+    assert found["time"]["network"] == pytest.approx(sent[axis] / 5e10)
+
+
+def test_no_text_is_promised_of_a_program_that_is_not_compiled(tmp_path):
+    with pytest.raises(UserError, match="needs a program, and h100:2 is planned by formula"):
+        plan.main([*TINY, "--topology", "h100:2", "--hlo", str(tmp_path / "step.txt")])
+    assert not (tmp_path / "step.txt").exists()
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_to_try(capsys, tmp_path):
@@ -92,9 +117,21 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
     ("arguments", "says"),
     [
         ([], "--topology NAME, --mesh AXIS=N,... or both"),
-        (["--search"], "--search needs --topology"),
+        *(
+            ([*option.split(), "--mesh", "fsdp=2"], f"{option.split()[0]} needs --topology")
+            for option in ("--search", "--slices 2", "--tokens 1e9", "--hlo step.txt")
+        ),
+        (["--topology", "h100:2", "--search", "--hlo", "step.txt"], "--hlo=step.txt is not allowed with --search"),
+        (["--topology", "h100:2", "--slices", "0"], "--slices=0 is not allowed: it must be at least 1"),
+        *(
+            (["--topology", "h100:2", "--tokens", tokens], f"--tokens={tokens} is not allowed: it must be more than 0")
+            for tokens in ("0", "-5", "nan", "inf")
+        ),
         (["--topology", "v5q:4x4"], "did you mean"),
+        (["--topology", "", "--mesh", "fsdp=2"], "--topology=: there is no such machine"),
         (["--mesh", "fsdp"], "'fsdp' is not AXIS=N"),
+        (["--mesh", "fsdp=--2"], "'fsdp=--2' is not AXIS=N"),
+        (["--mesh", "fsdp=2,data=2,fsdp=4"], "fsdp is there twice"),
         (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
         (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 where no --topology"),
         (["--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=cudnn"], "it is for GPU, this is tpu"),
@@ -102,6 +139,10 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
         (["--mesh", "expert=2"], "config.mesh.expert=2 is not allowed"),
         (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
         (["--topology", "h100:3"], "batch_size=8 is not allowed"),
+        (["--topology", "h100:2x2", "--mesh", "tensor=4,data=1", "--config.mesh.between=data"], "multiple of 2 slices"),
+        (["--topology", "h100:2", SPLASH], "blocks.main.attention.kernel='splash' is not allowed here: it is for TPU"),
+        (["--topology", "h100:2", "--search", SPLASH], "it is for TPU, this is gpu"),
+        (["--topology", "h100:2", "--config.model.param_dtype=float64"], "config.model.param_dtype='float64' is not"),
     ],
 )
 def test_mistakes_are_one_line(arguments, says):
@@ -151,6 +192,15 @@ def test_the_formula_knows_the_collectives_of_each_axis():
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
     whole = sum(plans.memory.state_bytes(found.state).values())
     assert found.memory["parameters"] + found.memory["optimiser"] == whole
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_formula_multiplies_as_often_as_the_step_that_is_traced(optimizer):
+    config = program.ready(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
+    found = formula.reckon(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
+    passes, update = (work.flops for work in found.works)
+    assert found.flops == program.traced_flops(config) == 4 * passes + 2 * update
+    assert (update > 0) == (optimizer == "muon")
 
 
 def test_every_command_starts_on_the_cpu_at_once_where_libtpu_is_and_no_tpu(tmp_path):

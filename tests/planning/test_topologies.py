@@ -43,6 +43,8 @@ def test_slices_multiply():
         ("v6e:32x32", "at most 16x16"),
         ("v5e:0x4", "at least 1"),
         ("h100:16", "at most 8 GPUs per host"),
+        ("h100:x8", "there is no such machine"),
+        ("v5p:8xx8x4", "there is no such machine"),
     ],
 )
 def test_what_there_is_not_is_said_in_one_line(text, says):
@@ -51,12 +53,13 @@ def test_what_there_is_not_is_said_in_one_line(text, says):
     assert "\n" not in str(error.value) and text in str(error.value)
 
 
-def test_a_torus_closes_at_16_or_at_a_multiple_of_4():
+def test_a_torus_closes_at_16_or_where_it_is_made_of_whole_cubes():
     assert [parse("v5e:4x16").wraps(i) for i in (0, 1)] == [False, True]
-    assert [parse("v5p:2x4x8").wraps(i) for i in (0, 1, 2)] == [False, True, True]
+    for name, closed in (("v5p:4x4x8", True), ("v5p:2x4x8", False), ("v4:2x2x4", False), ("tpu7x:4x4x4", True)):
+        assert [parse(name).wraps(i) for i in (0, 1, 2)] == [closed] * 3
 
 
 def test_every_chip_has_a_peak():
-    assert {name: round(chip.peak * chip.devices / 1e12) for name, chip in CHIPS.items()} == {
+    assert {name: round(chip.peak("bfloat16") * chip.devices / 1e12) for name, chip in CHIPS.items()} == {
         "v4": 275, "v5e": 197, "v5p": 459, "v6e": 918, "tpu7x": 2307, "a100": 312, "h100": 989, "h200": 989, "b200": 2250
     }  # fmt: skip

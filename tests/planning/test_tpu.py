@@ -55,6 +55,16 @@ def test_two_plans_at_once(tmp_path):
         assert parts["parameters"] == pytest.approx(plan["parameters"] * 4 / 4, rel=0.1)  # float32, over 4 devices
 
 
+def test_slices_exchange_along_the_axis_that_is_between_them(tmp_path):
+    sizes = ("--mesh", "fsdp=4", "--config.model.vocab_size=264", "--config.sequence_length=128")
+    code, _, error = finish(start(tmp_path, "two", "--config", TINY, "--topology", "2x v5p:2x2x1", *sizes))
+    assert (code, error) == (0, ""), error[-2000:]
+    plan = json.loads((tmp_path / "two.json").read_text())
+    over = [row for row in plan["collectives"] if "data" in row["axes"]]
+    assert [(row["kind"], row["axes"]) for row in over] == [("all-reduce", ["data"])]
+    assert plan["time"]["network"] > 0
+
+
 def test_what_does_not_fit_is_no_crash(tmp_path):
     big = ("--config", str(ROOT / "configs/llama.py"), "--config.model.dtype=bfloat16", "--mesh", "fsdp=4")
     code, out, error = finish(start(tmp_path, "big", *big, "--topology", "v5e:2x2"))

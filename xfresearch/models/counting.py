@@ -22,10 +22,11 @@ def count_flops(fn, *abstract_args) -> int:
     A conditional counts its dearest branch. ValueError for matrix products whose number cannot be read from the program:
     inside a while loop, a shard_map or a custom kernel (count its plain implementation instead).
     """
-    return _count(jax.make_jaxpr(fn)(*abstract_args).jaxpr)
+    return count_jaxpr(jax.make_jaxpr(fn)(*abstract_args).jaxpr)
 
 
-def _count(jaxpr) -> int:
+def count_jaxpr(jaxpr) -> int:
+    """FLOPs of what is traced already, as of `count_flops`."""
     return sum(_equation(equation) for equation in jaxpr.eqns)
 
 
@@ -33,7 +34,7 @@ def _equation(equation) -> int:
     name = equation.primitive.name
     if name in PRODUCTS:
         return PRODUCTS[name](equation)
-    inner = [_count(_open(jaxpr)) for jaxpr in core.jaxprs_in_params(equation.params)]
+    inner = [count_jaxpr(_open(jaxpr)) for jaxpr in core.jaxprs_in_params(equation.params)]
     if name == "scan":
         return equation.params["length"] * sum(inner)
     if name == "cond":

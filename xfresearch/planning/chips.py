@@ -28,10 +28,9 @@ class Chip:
     cores: int = 1  # TensorCores per chip, which v4, v5p and tpu7x accelerator types count
     host: int = 4  # chips per host
 
-    @property
-    def peak(self) -> float:
-        """Dense bfloat16 FLOP/s of one device."""
-        return peak_flops(self.kind, "bfloat16")
+    def peak(self, dtype: str) -> float:
+        """Dense FLOP/s of one device in matrix products of bfloat16 or float32."""
+        return peak_flops(self.kind, dtype)
 
     @property
     def switched(self) -> bool:

@@ -22,6 +22,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from xfresearch.config import Config
 from xfresearch.models.axes import BATCH, row_parts
+from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.planning import memory, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
@@ -55,14 +56,14 @@ def reckon(config: Config, sizes: dict[str, int]) -> Formula:
     shares = _Shares(config, sizes)
     weights = _weights(config, sizes, state["params"])
     kept, everything = shares.kept(config.training.remat), shares.kept("none")
-    flops = shares.flops()
+    passes, update = shares.flops()
     return Formula(
-        works=_works(config, sizes, state, weights, flops, kept, everything),
+        works=_works(config, sizes, state, weights, (passes, update), kept, everything),
         collectives=_collectives(config, sizes, weights),
         memory=_memory(config, sizes, state, weights, kept, everything),
         kept=kept,
         state=state,
-        flops=flops,
+        flops=passes + update,
     )
 
 
@@ -82,8 +83,11 @@ class _Shares:
             if not _weights_of_attention(shape, self.config)
         ]
 
-    def flops(self) -> float:
-        return _flops_of_one_sequence(_canonical(self.config, self.config.training.remat)) * self.config.batch_size
+    def flops(self) -> tuple[float, float]:
+        """Of the passes over all sequences, and of the optimiser, which multiplies once a step (Muon)."""
+        config = _canonical(self.config, self.config.training.remat)
+        update = _flops_of_update(config)
+        return (_flops_of_one_sequence(config) - update) * self.config.batch_size, update
 
 
 def _weights_of_attention(shape: str, config: Config) -> bool:
@@ -114,7 +118,17 @@ def _one_sequence(config: Config):
 
 @lru_cache
 def _flops_of_one_sequence(config: Config) -> int:
-    return program.traced_flops(config)
+    return count_jaxpr(_one_sequence(config))
+
+
+@lru_cache
+def _flops_of_update(config: Config) -> int:
+    from xfresearch.training.optimizer import make_optimizer
+
+    state = _shapes(config)
+    return count_flops(
+        make_optimizer(config.optimizer, config.steps).update, state["params"], state["opt"], state["params"]
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,7 @@ class _Weight:
 
 
 def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
-    width = 4 if config.model.dtype == "float32" else 8 if config.model.dtype == "float64" else 2
+    width = 4 if config.model.dtype == "float32" else 2
     found = []
     for leaf in jax.tree.leaves(params):
         cut = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
@@ -179,15 +193,16 @@ def _sum(kept: list) -> float:
     return sum(size for _, _, size in kept)
 
 
-def _works(config: Config, sizes: dict, state, weights: list, flops: float, kept: list, everything: list) -> list[Work]:
+def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept: list, everything: list) -> list[Work]:
     devices, again = int(np.prod(list(sizes.values()))), config.training.remat != "none"
     parts, gathered = config.training.accumulate, sum(w.gathered for w in weights)
     moved = parts * gathered * (3 + again) + 2 * parts * (_sum(everything) * (1 + again) + (_sum(kept) if again else 0))
     whole = sum(memory.state_bytes(state).values())
     update = 2 * whole + 2 * sum(w.kept for w in weights)
+    shards = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]  # replicas all do the same update
     return [
-        Work("passes", "forward and backward", 1, flops / devices, moved),
-        Work("update", "optimiser", 1, 0, update),
+        Work("passes", "forward and backward", 1, flops[0] / devices, moved),
+        Work("update", "optimiser", 1, flops[1] / shards, update),
     ]
 
 

@@ -45,12 +45,12 @@ class Span:
 
 
 def places(topology: Topology, devices) -> list[Place]:
-    """Where each of the mesh's devices stands, in the mesh's order."""
-    if topology.tpu:
-        size = len(topology.shape)
-        return [Place(getattr(d, "slice_index", None) or 0, tuple(d.coords[:size])) for d in devices]
-    per_host = topology.shape[0]
-    return [Place(i // per_host, (i % per_host,)) for i in range(topology.devices)]
+    """Where each of the mesh's devices stands, in the mesh's order; GPUs of a host share a switch, so any number will do."""
+
+    def chip(device) -> tuple[int, ...]:
+        return tuple(device.coords[: len(topology.shape)]) if topology.tpu else (device.id,)
+
+    return [Place(getattr(device, "slice_index", None) or 0, chip(device)) for device in devices]
 
 
 def seconds(collective: Collective, topology: Topology, where: list[Place]) -> tuple[float, float]:

@@ -70,25 +70,33 @@ def named() -> tuple[Named, ...]:
 
 
 def chosen(plan: Named) -> list[tuple[str, ...]]:
-    """Overrides with the meshes and recomputations that fit by formula, the best first, at the config's batch or the next
-    larger one."""
+    """Overrides with meshes and recomputations to try, at the config's batch or the next larger one: the fastest that fit
+    by formula, and last what takes the least memory, since the formula may be wrong."""
     from xfresearch.config_io import parse
     from xfresearch.planning import plans, program, search, topologies
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)
     config = program.ready(parse(["--config", str(ROOT / plan.config)]))
-    devices, fitting = topologies.tpu_devices(topology), []
+    devices, found = topologies.tpu_devices(topology), []
     for candidate in search.candidates(config, topology, batches=(1,)):
         try:
-            found = plans.formula_plan(candidate, topology, 1e12, devices)
+            found.append(plans.formula_plan(candidate, topology, 1e12, devices))
         except UserError:
             continue
-        if found["memory"]["total"] <= search.MARGIN * found["memory"]["available"]:
-            fitting.append(found)
-    if not fitting:
-        raise UserError(f"{plan.name}: nothing fits by formula")
-    return [_overrides_of(found) for found in sorted(fitting, key=lambda found: -found["utilisation"][0])]
+    if not found:
+        raise UserError(f"{plan.name}: no mesh goes with this config")
+    return ranked(found)
+
+
+def ranked(found: list[dict]) -> list[tuple[str, ...]]:
+    """Overrides of the TRIES plans by formula that `chosen` speaks of."""
+    from xfresearch.planning import search
+
+    fitting = [one for one in found if one["memory"]["total"] <= search.MARGIN * one["memory"]["available"]]
+    fitting.sort(key=lambda one: -one["utilisation"][0])
+    smallest = min(found, key=lambda one: one["memory"]["total"])
+    return list(dict.fromkeys(_overrides_of(one) for one in (*fitting[: TRIES - 1], smallest)))
 
 
 def _overrides_of(found: dict) -> tuple[str, ...]:
@@ -97,9 +105,9 @@ def _overrides_of(found: dict) -> tuple[str, ...]:
 
 
 def compile_one(plan: Named) -> dict:
-    """The plan as compiled; of a mesh that was to be chosen the first that fits, the formula's best TRIES being tried."""
+    """The plan as compiled; of meshes to choose from the first that fits."""
     try:
-        several = [plan.overrides] if plan.overrides else chosen(plan)[:TRIES]
+        several = [plan.overrides] if plan.overrides else chosen(plan)
     except UserError as error:
         return {"config": plan.config, "overrides": [], "error": str(error)}
     for options in several:

@@ -4,14 +4,14 @@ from dataclasses import replace
 from math import prod
 
 from xfresearch.config import Config
-from xfresearch.errors import require
+from xfresearch.errors import UserError, require
 from xfresearch.models.axes import row_parts
 from xfresearch.planning import memory, program
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import places
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
-from xfresearch.planning.topologies import Topology, tpu_devices
+from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
 
 LARGEST = 6  # arrays that are named where a plan does not fit
@@ -19,18 +19,19 @@ LARGEST = 6  # arrays that are named where a plan does not fit
 
 def compiled_plan(config: Config, topology: Topology, tokens: float, devices, text_file: str = "") -> dict:
     """The plan of a config, its step compiled for the topology's devices. UserError where the two do not go together."""
-    from xfresearch.training.sharding import make_mesh
+    from xfresearch.training.sharding import make_mesh, spread_axis
 
     config = program.ready(config)
     mesh = make_mesh(config, devices)
     state, traced = program.trace(config, mesh)
     compiled = program.compile_step(traced, text_file)
     sizes = dict(mesh.shape)
+    between = spread_axis(sizes, topology.slices, config.mesh.between)
     plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
     if isinstance(compiled, program.Refused):
         return plan | {"memory": _refused(config, sizes, state, traced, compiled)}
     works = work(compiled.program, routed_tokens(config, sizes))
-    found = collectives(compiled.program, sizes, config.mesh.between, topology.slices)
+    found = collectives(compiled.program, sizes, between, topology.slices)
     timed = time_collectives(found, topology, places(topology, mesh.devices.flat))
     plan["memory"] = _memory(config, topology, sizes, state, compiled)
     plan["flops"] = _flops(config, works, topology)
@@ -38,7 +39,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_turns()
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
     plan["collectives"] = _table(timed)
-    return plan | estimate(plan, roofline(topology.chip, works, timed), topology, tokens)
+    return plan | estimate(plan, roofline(topology.chip, works, timed, config.model.dtype), topology, tokens)
 
 
 def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
@@ -59,7 +60,7 @@ def head(config: Config, topology: Topology | None, mesh: dict[str, int], method
     attention = longer.flops_per_token - counted.flops_per_token  # what grows with the length
     return {
         "method": method,
-        "topology": topology and describe(topology),
+        "topology": topology and describe(topology, config.model.dtype),
         "mesh": mesh,
         "parameters": counted.parameters,
         "active_parameters": counted.active_parameters,
@@ -76,13 +77,13 @@ def head(config: Config, topology: Topology | None, mesh: dict[str, int], method
     }
 
 
-def describe(topology: Topology) -> dict:
+def describe(topology: Topology, dtype: str) -> dict:
     chip = topology.chip
     return {
         "name": topology.name,
         "chips": topology.chips,
         "devices": topology.devices,
-        "peak_flops": chip.peak,
+        "peak_flops": chip.peak(dtype),
         "memory": chip.memory,
         "memory_bandwidth": chip.memory_bandwidth,
         "link_bandwidth": chip.link,
@@ -180,7 +181,7 @@ def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> d
     """Step time and what follows from it, each as [not overlapped, overlapped]."""
     times = [line.serial, line.overlapped]
     per_step = plan["batch"]["tokens"]
-    ideal = plan["model_flops"] / (topology.chip.peak * topology.devices)
+    ideal = plan["model_flops"] / (topology.chip.peak(plan["dtype"]) * topology.devices)
     hours = [tokens / per_step * time / 3600 for time in times]
     return {
         "time": {
@@ -195,23 +196,25 @@ def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> d
     }
 
 
-def formula_plan(config: Config, topology: Topology, tokens: float, devices=None) -> dict:
-    """The plan of a config by formula. `devices` are the topology's, where it is a TPU's."""
+def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> dict:
+    """The plan of a config by formula. UserError where config and topology do not go together."""
+    from xfresearch.models.kernel_choices import attention_choices, expert_choices
     from xfresearch.planning.formula import reckon
-    from xfresearch.training.sharding import check_batch, device_mesh, mesh_sizes
+    from xfresearch.training.sharding import make_mesh
 
     config = program.ready(config)
-    sizes = mesh_sizes(config.mesh, topology.devices)
-    check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
+    mesh = make_mesh(config, devices)
+    for refuse in (attention_choices, expert_choices):  # a kernel that was asked for and cannot serve
+        refuse(config, mesh)
+    sizes = dict(mesh.shape)
     found = reckon(config, sizes)
-    mesh = device_mesh(sizes, devices, config.mesh.between).devices.flat if devices else None
-    timed = time_collectives(found.collectives, topology, places(topology, mesh))
+    timed = time_collectives(found.collectives, topology, places(topology, mesh.devices.flat))
     plan = head(config, topology, sizes, "formula")
     plan["memory"] = _memory_by_formula(config, sizes, found, topology)
     plan["flops"] = {"traced": found.flops}
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
     plan["collectives"] = _table(timed)
-    return plan | estimate(plan, roofline(topology.chip, found.works, timed), topology, tokens)
+    return plan | estimate(plan, roofline(topology.chip, found.works, timed, config.model.dtype), topology, tokens)
 
 
 def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) -> dict:
@@ -246,19 +249,24 @@ def check(config: Config) -> dict:
     state, traced = program.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth // len(config.model.pattern), sizes)
-    parts = memory.state_bytes(state) | {"kept for the backward pass": sum(size for _, _, size in kept)}
+    parts = memory.state_bytes(state)
+    if kept:  # unrolled layers stack nothing up that could be read
+        parts["kept for the backward pass"] = sum(size for _, _, size in kept)
     return head(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
 
 
 def make_plan(config: Config, topology: Topology, tokens: float, text_file: str = "") -> dict:
     """The plan by the best means there is: compiled for TPUs and for GPUs that are here, otherwise by formula."""
-    devices = tpu_devices(topology) if topology.tpu else _gpus(topology)
-    if devices:
-        return compiled_plan(config, topology, tokens, devices, text_file)
-    return formula_plan(config, topology, tokens)
+    if topology.tpu:
+        return compiled_plan(config, topology, tokens, tpu_devices(topology), text_file)
+    if here := _gpus_here(topology):
+        return compiled_plan(config, topology, tokens, here, text_file)
+    if text_file:
+        raise UserError(f"--hlo={text_file} needs a program, and {topology.name} is planned by formula: it is not here")
+    return formula_plan(config, topology, tokens, gpus(topology))
 
 
-def _gpus(topology: Topology) -> list:
+def _gpus_here(topology: Topology) -> list:
     """As many of the machine's GPUs as the topology has, if they are of its kind."""
     import jax
 
@@ -266,4 +274,4 @@ def _gpus(topology: Topology) -> list:
         found = [device for device in jax.devices("gpu") if device.device_kind.startswith(topology.chip.kind)]
     except RuntimeError:
         return []
-    return found[: topology.devices] if len(found) >= topology.devices else []
+    return found[: topology.devices] if topology.slices == 1 and len(found) >= topology.devices else []

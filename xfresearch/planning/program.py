@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from xfresearch.command import write_text
 from xfresearch.config import Config
+from xfresearch.errors import require
 from xfresearch.models.kernel_choices import with_kernels
 from xfresearch.planning import hlo, memory
 
@@ -32,10 +33,12 @@ class Refused:
 
 
 def ready(config: Config) -> Config:
-    """The config with its vocabulary known, without reading any text."""
+    """The config with its vocabulary known, without reading any text. UserError where it is one of float64."""
     from xfresearch.data.tokenizers import vocab_size
     from xfresearch.training.abstract import with_vocabulary
 
+    needs = "float32 in a plan: these chips are not made for float64"
+    require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, needs)
     return with_vocabulary(config, config.model.vocab_size or vocab_size(config.data))
 
 

@@ -39,16 +39,17 @@ class Roofline:
         return max(("arithmetic", "memory", "links", "network"), key=lambda name: getattr(self, name))
 
 
-def roofline(chip: Chip, works: list[Work], timed: list[tuple[Collective, float, float]]) -> Roofline:
-    """`timed`: each collective with the seconds of one run on links and network."""
+def roofline(chip: Chip, works: list[Work], timed: list[tuple[Collective, float, float]], dtype: str) -> Roofline:
+    """`timed`: each collective with the seconds of one run on links and network. dtype: that of the matrix products."""
+    peak = chip.peak(dtype)
     during = {collective.name for collective, _, _ in timed}  # their bytes move while they run
     return Roofline(
-        arithmetic=sum(w.runs * w.flops for w in works) / chip.peak,
+        arithmetic=sum(w.runs * w.flops for w in works) / peak,
         memory=sum(w.runs * w.bytes for w in works) / chip.memory_bandwidth,
         links=sum(c.runs * inside for c, inside, _ in timed),
         network=sum(c.runs * between for c, _, between in timed),
         instructions=sum(
-            w.runs * max(w.flops / chip.peak, w.bytes / chip.memory_bandwidth) for w in works if w.name not in during
+            w.runs * max(w.flops / peak, w.bytes / chip.memory_bandwidth) for w in works if w.name not in during
         ),
     )
 

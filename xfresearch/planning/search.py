@@ -8,7 +8,7 @@ from xfresearch.config import Config
 from xfresearch.errors import UserError
 from xfresearch.models.axes import row_parts
 from xfresearch.planning import plans, program
-from xfresearch.planning.topologies import Topology, tpu_devices
+from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 
 COMPILED = 4  # plans that fit, compiled before the search ends
 BATCHES = (1, 2, 4)  # times the config's batch, or the smallest that every device has a row of
@@ -22,16 +22,16 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
     from tqdm import tqdm
 
     config = program.ready(config)
-    devices = tpu_devices(topology) if topology.tpu else None
-    tried = []
+    devices = tpu_devices(topology) if topology.tpu else gpus(topology)
+    tried, reason = [], ""
     options = list(candidates(config, topology))
     for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
         try:
             tried.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
-        except UserError:  # the mesh does not go with the model
-            continue
+        except UserError as error:  # the mesh does not go with the model
+            reason = error
     if not tried:
-        raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config and its batch")
+        raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config; the last: {reason}")
     margin = MARGIN if topology.tpu else 1
     fitting = [(c, p) for c, p in tried if p["memory"]["total"] <= margin * p["memory"]["available"]]
     fitting.sort(key=lambda pair: -pair[1]["utilisation"][0])

@@ -56,14 +56,16 @@ class Topology:
         return (f"{self.slices}x " if self.slices > 1 else "") + f"{self.family}:{sizes}"
 
     def wraps(self, dimension: int) -> bool:
-        """Whether the torus is closed along a dimension: 16 chips of v5e and v6e, a multiple of 4 of the others."""
-        size = self.shape[dimension]
-        return size == 16 if self.chip.dimensions == 2 else size % 4 == 0
+        """Whether the torus is closed along a dimension: of v5e and v6e one of 16 chips, of the others each, where the slice
+        is made of whole cubes of 4x4x4 (2x2x4 is closed nowhere): the switches that close it lie between cubes."""
+        if self.chip.dimensions == 2:
+            return self.shape[dimension] == 16
+        return all(size % 4 == 0 for size in self.shape)
 
 
 def parse(text: str, slices: int = 1) -> Topology:
     """The topology that `text` names; UserError, with the nearest name, where there is none."""
-    words = re.fullmatch(r"\s*(?:(\d+)\s*x\s+)?([A-Za-z]\w*)([:-])([\dx]+)\s*", text)
+    words = re.fullmatch(r"\s*(?:(\d+)\s*x\s+)?([A-Za-z]\w*)([:-])(\d+(?:x\d+)*)\s*", text, re.ASCII)
     family = words and words[2].lower()
     if not words or family not in {*FAMILIES, *CHIPS}:
         known = [*CHIPS, *FAMILIES]
@@ -71,8 +73,8 @@ def parse(text: str, slices: int = 1) -> Topology:
         raise UserError(f"--topology={text}: there is no such machine{guess} (examples: {EXAMPLES})")
     slices = slices * int(words[1] or 1)
     family = FAMILIES.get(family, family)
-    sizes = tuple(int(size) for size in words[4].split("x") if size)
-    if min(sizes, default=0) < 1 or slices < 1:
+    sizes = tuple(int(size) for size in words[4].split("x"))
+    if min(sizes) < 1 or slices < 1:
         raise UserError(f"--topology={text}: sizes are at least 1 (examples: {EXAMPLES})")
     if CHIPS[family].switched:
         return _hosts(text, family, sizes, slices)
@@ -91,7 +93,8 @@ def _accelerator_type(text: str, family: str, sizes: tuple) -> tuple:
     cores = CHIPS[family].cores
     if len(sizes) != 1 or sizes[0] % cores or sizes[0] // cores not in table:
         allowed = ", ".join(f"{family}-{chips * cores}" for chips in table)
-        raise UserError(f"--topology={text}: there is no such accelerator type; there are {allowed}")
+        shape = f"{family}:8x8" if table is FLAT else f"{family}:4x4x12"
+        raise UserError(f"--topology={text}: it is none of {allowed}; name other slices by their shape, as {shape}")
     return tuple(map(int, table[sizes[0] // cores].split("x")))
 
 
@@ -116,6 +119,22 @@ def set_environment() -> None:
 
 def libtpu_installed() -> bool:
     return importlib.util.find_spec("libtpu") is not None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a mesh asks of a device, of a GPU that is not here."""
+
+    id: int
+    slice_index: int  # its host, as JAX numbers those whose GPUs have no faster network between them
+    device_kind: str
+    platform: str = "gpu"
+    process_index: int = 0
+
+
+def gpus(topology: Topology) -> list[Gpu]:
+    """GPUs of the topology to lay a mesh over, without any being there."""
+    return [Gpu(i, i // topology.shape[0], topology.chip.kind) for i in range(topology.devices)]
 
 
 def tpu_devices(topology: Topology) -> list:

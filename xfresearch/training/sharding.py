@@ -65,17 +65,20 @@ def device_mesh(sizes: dict[str, int], devices, between: str) -> Mesh:
     if slices == 1:
         array = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
     else:
-        able = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
-        require(
-            able, "mesh", sizes, f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices"
-        )
-        between = able[0]
+        between = spread_axis(sizes, slices, between)
         inside = {name: size // slices if name == between else size for name, size in sizes.items()}
         across = [slices if name == between else 1 for name in sizes]
         array = mesh_utils.create_hybrid_device_mesh(
             tuple(inside.values()), across, devices, allow_split_physical_axes=True
         )
     return Mesh(array, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def spread_axis(sizes: dict[str, int], slices: int, between: str) -> str:
+    """The axis that is spread over the slices: mesh.between, or the first that can be; UserError where none can."""
+    able = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
+    require(able, "mesh", sizes, f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices")
+    return able[0]
 
 
 def param_shardings(mesh, params):
