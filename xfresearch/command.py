@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         options, rest = super().parse_known_args(args, namespace)
-        if getattr(options, "json", None):  # said now, not after hours of work
+        if getattr(options, "json", None) is not None:  # said now, not after hours of work
             check_output("--json", options.json)
         return options, rest
 

@@ -106,8 +106,6 @@ def parse(arguments: list[str]):
     if bool(options.workdir) == bool(options.compare):
         raise UserError("--workdir DIR or --compare DIR DIR is required, one of the two (see --help)")
     task_commands.check(options)
-    if options.json:
-        command.check_output("--json", options.json)
     if options.all_steps and options.step is not None:
         raise UserError(f"--step={options.step} is not allowed with --all-steps: give one of the two")
     return options

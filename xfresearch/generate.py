@@ -20,8 +20,6 @@ Without a prompt, the model starts a new text. The same seed gives the same text
 
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
-    if options.json:
-        command.check_output("--json", options.json)
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
     from xfresearch import api

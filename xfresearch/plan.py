@@ -52,9 +52,8 @@ def check(options) -> None:
         raise UserError(f"--tokens={options.tokens:g} is not allowed: it must be more than 0, and finite")
     if options.hlo is not None and options.search:
         raise UserError(f"--hlo={options.hlo} is not allowed with --search: that compiles several programs")
-    for option, path in (("--hlo", options.hlo), ("--json", options.json)):
-        if path is not None:
-            command.check_output(option, path)
+    if options.hlo is not None:
+        command.check_output("--hlo", options.hlo)
 
 
 def mesh_overrides(text: str) -> list[str]:
