@@ -14,6 +14,8 @@ from xfresearch.planning import formula, plans, program, search, topologies
 
 LAYERS = ("scan", "unroll")
 SPLASH = "--config.model.blocks.main.attention.kernel=splash"
+CUDNN = [f"--config.model.blocks.main.attention.{key}" for key in ("kernel=cudnn", "head_size=256")]
+CUDNN += ["--config.model.dtype=bfloat16"]
 TINY = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.model.vocab_size=264"]
 
 
@@ -48,6 +50,10 @@ def test_a_mesh_alone_is_checked_with_the_kernels_of_a_tpu(capsys, monkeypatch):
     monkeypatch.setattr(program, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
     run(capsys, *TINY, "--mesh", "fsdp=2", SPLASH)
     assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # layers as on a TPU
+
+
+def test_gpus_are_planned_with_the_kernels_that_they_have(capsys):
+    assert "formula, not compiled" in run(capsys, *TINY, "--topology", "h100:2", *CUDNN)
 
 
 def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
@@ -142,6 +148,7 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
         (["--topology", "h100:2x2", "--mesh", "tensor=4,data=1", "--config.mesh.between=data"], "multiple of 2 slices"),
         (["--topology", "h100:2", SPLASH], "blocks.main.attention.kernel='splash' is not allowed here: it is for TPU"),
         (["--topology", "h100:2", "--search", SPLASH], "it is for TPU, this is gpu"),
+        (["--topology", "a100:2", *CUDNN], "on this GPU a multiple of 8 to 128"),
         (["--topology", "h100:2", "--config.model.param_dtype=float64"], "config.model.param_dtype='float64' is not"),
     ],
 )

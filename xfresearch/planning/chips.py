@@ -27,6 +27,7 @@ class Chip:
     devices: int = 1  # JAX devices per chip
     cores: int = 1  # TensorCores per chip, which v4, v5p and tpu7x accelerator types count
     host: int = 4  # chips per host
+    compute_capability: str = ""  # of a GPU: which kernels it has
 
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s of one device in matrix products of bfloat16 or float32."""
@@ -51,8 +52,8 @@ CHIPS = {
 # GPU: NVIDIA's data sheets; NVLink's "total bandwidth" is of both directions. The network is one 400 Gb/s adapter per GPU
 # (200 Gb/s with the A100), as in DGX systems. 6 % of memory is left to CUDA, NCCL and fragmentation.
 CHIPS |= {
-    "a100": Chip("NVIDIA A100", 0.94 * 80e9, 2.039e12, 3e11, 0, 2.5e10, host=8),
-    "h100": Chip("NVIDIA H100", 0.94 * 80e9, 3.35e12, 4.5e11, 0, 5e10, host=8),
-    "h200": Chip("NVIDIA H200", 0.94 * 141e9, 4.8e12, 4.5e11, 0, 5e10, host=8),
-    "b200": Chip("NVIDIA B200", 0.94 * 180e9, 7.7e12, 9e11, 0, 5e10, host=8),
+    "a100": Chip("NVIDIA A100", 0.94 * 80e9, 2.039e12, 3e11, 0, 2.5e10, host=8, compute_capability="8.0"),
+    "h100": Chip("NVIDIA H100", 0.94 * 80e9, 3.35e12, 4.5e11, 0, 5e10, host=8, compute_capability="9.0"),
+    "h200": Chip("NVIDIA H200", 0.94 * 141e9, 4.8e12, 4.5e11, 0, 5e10, host=8, compute_capability="9.0"),
+    "b200": Chip("NVIDIA B200", 0.94 * 180e9, 7.7e12, 9e11, 0, 5e10, host=8, compute_capability="10.0"),
 }

@@ -128,13 +128,15 @@ class Gpu:
     id: int
     slice_index: int  # its host, as JAX numbers those whose GPUs have no faster network between them
     device_kind: str
+    compute_capability: str
     platform: str = "gpu"
     process_index: int = 0
 
 
 def gpus(topology: Topology) -> list[Gpu]:
     """GPUs of the topology to lay a mesh over, without any being there."""
-    return [Gpu(i, i // topology.shape[0], topology.chip.kind) for i in range(topology.devices)]
+    chip = topology.chip
+    return [Gpu(i, i // topology.shape[0], chip.kind, chip.compute_capability) for i in range(topology.devices)]
 
 
 def tpu_devices(topology: Topology) -> list:
