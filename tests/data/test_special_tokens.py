@@ -76,6 +76,17 @@ def test_gpt2s_two_files_begin_and_end_as_their_folder_says(load):
     assert tokenizer.decode([2, *ids, 2]) == "ab</s>"
 
 
+@pytest.mark.parametrize("more, says", [
+    ({"tokenizer_config.json": {"tokenizer_class": "Qwen2TokenizerFast"}}, "the tokenizer is a Qwen2Tokenizer: "),
+    ({"added_tokens.json": {"<tool>": 14}}, "the tokenizer is GPT-2's with added_tokens.json: "),
+])  # fmt: skip
+def test_two_files_like_gpt2s_that_are_read_otherwise_are_refused(load, more, says):
+    files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
+    assert load(files | {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}}).vocab_size == 14
+    with pytest.raises(UserError, match=says):
+        load(files | more)
+
+
 def test_gpt2s_two_files_alone_have_a_separator_of_a_customary_name_or_get_one(load):
     files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
     tokenizer = load(files)

@@ -19,6 +19,7 @@ class Beside:
     adds_begin: bool = False  # asked only where the tokenizer's own file cannot say it
     end: str = ""
     stops: tuple[int, ...] = ()
+    kind: str = ""  # the class that transformers reads it with, without "Fast"
     files: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -35,7 +36,8 @@ def read(directory: epath.Path) -> Beside:
     if stops:  # alone: the folder's other settings are not the tokenizer's
         files["generation_config.json"] = json.dumps({"eos_token_id": stops}).encode() + b"\n"
     adds_begin = said.get("add_bos_token") is True
-    return Beside(_name(said.get("bos_token")), adds_begin, _name(said.get("eos_token")), stops, files)
+    kind = str(said.get("tokenizer_class", "")).removesuffix("Fast")
+    return Beside(_name(said.get("bos_token")), adds_begin, _name(said.get("eos_token")), stops, kind, files)
 
 
 def _read(path: epath.Path) -> dict:

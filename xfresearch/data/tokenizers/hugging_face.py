@@ -143,11 +143,21 @@ def _keeps(step: dict) -> bool:
 
 
 def gpt2_tokenizer(vocabulary: epath.Path, beside: Beside) -> str:
-    """tokenizer.json of GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe."""
+    """tokenizer.json of GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe.
+
+    UserError where others have such files too (Qwen, Phi), which cut words in another way or have more tokens.
+    """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors
 
-    hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(_merges_file(vocabulary))))
+    merges, added = _merges_file(vocabulary), vocabulary.with_name("added_tokens.json")
+    ours = beside.kind in ("", "GPT2Tokenizer")
+    if not ours or added.is_file():
+        what = f"GPT-2's with {added.name}" if ours else f"a {beside.kind}"
+        raise UserError(
+            f"the tokenizer is {what}: it takes a tokenizer.json, which transformers' save_pretrained writes"
+        )
+    hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hf.decoder = decoders.ByteLevel()
     special = {name: hf.token_to_id(name) for name in (END_OF_TEXT, beside.begin, beside.end)}
