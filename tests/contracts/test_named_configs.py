@@ -48,8 +48,8 @@ def state_of(workdir) -> dict:
 
 
 def _cases() -> list:
-    """Every day those unlike the others; under `long` all of them."""
-    often = ("gpt2", "mixtral_8x7b", "lambda_lm")
+    """Every day those unlike the others, but for experts (training/test_resume.py); under `long` all of them."""
+    often = ("gpt2", "lambda_lm")
     rest = [name for name in NAMED if name not in often]
     return [*often, *(pytest.param(name, marks=pytest.mark.long) for name in rest)]
 

@@ -24,6 +24,6 @@ def errors(request) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", marked(["pattern", "configs/mixtral_8x7b.py", "configs/lambda_lm.py"]))
+@pytest.mark.parametrize("name", marked(["pattern", "configs/lambda_lm.py"]))  # experts: training/test_meshes.py
 def test_sharded_equals_unsharded(errors, name):
     assert errors[name] < TOLERANCE["float64"]

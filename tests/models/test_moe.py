@@ -82,7 +82,10 @@ def test_statistics_of_every_layer_scanned_and_unrolled(remat):
     config = VARIANTS["pattern"]
     params, tokens_BL = random_params(config), tokens_for(config)
     lm, ctx = transformer.bind(config, params), Context(np.broadcast_to(np.arange(8), (2, 8)))
-    scanned, unrolled = (lm(tokens_BL, ctx, layers=m, remat=remat).statistics for m in ("scan", "unroll"))
+    scanned, unrolled = (
+        jax.jit(lambda tokens_BL, m=m: lm(tokens_BL, ctx, layers=m, remat=remat).statistics)(tokens_BL)
+        for m in ("scan", "unroll")
+    )
     assert scanned["dense"] == unrolled["dense"] == {}
     assert {name: x.shape for name, x in scanned["sparse"].items()} == {
         **dict.fromkeys(("router_load", "router_mass"), (2, 2, 8)),

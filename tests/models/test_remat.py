@@ -17,7 +17,7 @@ def gradients(config, layers, remat):
     return jax.grad(loss)
 
 
-@pytest.mark.parametrize("layers", ["scan", "unroll"])
+@pytest.mark.parametrize("layers", ["scan", pytest.param("unroll", marks=pytest.mark.long)])
 def test_gradients_are_the_same_under_every_policy(layers, x64):
     config = plain(in_float64(VARIANTS["pattern"]))
     config = change(config, "blocks.dense.dropout", 0.2)  # the same draws are made anew

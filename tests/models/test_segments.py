@@ -47,16 +47,19 @@ def test_padding_adds_nothing_to_auxiliary_losses(x64):
     config = in_float64(plain(NAMED["moe"]))
     params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
     changed_BL = np.where(segments_BL == 0, (tokens_BL + 1) % config.vocab_size, tokens_BL)
-    losses, changed = (
-        forward(config, params, tokens, positions_BL=positions_BL, segments_BL=segments_BL)[1]
-        for tokens in (tokens_BL, changed_BL)
+    run = jax.jit(
+        lambda tokens_BL: forward(config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL)[1]
     )
+    losses, changed = run(tokens_BL), run(changed_BL)
     for name, value in losses.items():
         assert float(value[0]) == float(changed[name][0]) != 0
 
 
 def test_a_sequence_of_padding_alone_is_finite():
     config = NAMED["moe"]
-    logits, losses = forward(config, random_params(config), tokens_for(config), segments_BL=np.zeros((2, 8), np.int32))
+    padding_BL, params = np.zeros((2, 8), np.int32), random_params(config)
+    logits, losses = jax.jit(lambda tokens_BL: forward(config, params, tokens_BL, segments_BL=padding_BL))(
+        tokens_for(config)
+    )
     assert np.isfinite(logits).all()
     assert all((value == 0).all() for value in losses.values())

@@ -155,6 +155,7 @@ def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, 
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
+@pytest.mark.long  # every day: tests/training/test_processes.py
 def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
