@@ -38,6 +38,7 @@ ALIKE = (
     "feed_forward.kind=solu",
 )
 ALIKE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017", "configs/gptj", "configs/normless")
+ALIKE += ("configs/lambda_lm",)  # attention.kind=lambda
 CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if not name.startswith(ALIKE))]
 
 

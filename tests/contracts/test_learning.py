@@ -15,7 +15,7 @@ from xfresearch.models.layouts import LAYOUTS
 STEPS, BATCH, LENGTH, VOCAB = 80, 16, 32, 128
 BASE = {"vocab_size": VOCAB, "max_length": LENGTH, "position": "learned"}
 KINDS = ["relu2", "softmax", "solu", "swiglu", "moe", "lambda"]
-NAMED_HERE = ("all_attention_enwik8_small", "dyt", "merged_query", "mixtral_8x7b", "normless", "vanilla_2017")
+NAMED_HERE = ("all_attention_enwik8_small", "dyt", "merged_query", "normless")
 
 
 def learners() -> dict:
