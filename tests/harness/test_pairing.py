@@ -116,6 +116,7 @@ def test_holm_keeps_the_chance_of_any_false_alarm():
             (60, 8, 5, 27),
             "a is 3.0 points ahead of b on piqa, which may be chance (95 % interval -4.2 to 10.1, 100 items, p 0.58)",
         ),
+        ((60, 5, 5, 30), "a and b are equal on piqa (95 % interval -6.4 to 6.4, 100 items, p 1)"),
         ((600, 0, 0, 600), "a and b do not differ on any of 1,200 items of piqa"),
     ],
 )

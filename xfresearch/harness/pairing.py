@@ -94,6 +94,8 @@ def sentence(first: str, second: str, task: str, metric: str, found: dict) -> st
     )
     if not found["first_higher"] + found["second_higher"]:
         return f"{first} and {second} do not differ on any of {found['items']:,} items of {task}"
+    if not found["difference"]:
+        return f"{first} and {second} are equal on {task} {about}"
     if low > 0 and p < 1 - CONFIDENCE:
         return f"{ahead} is {size} better than {behind} on {task} {about}"
     return f"{ahead} is {size} ahead of {behind} on {task}, which may be chance {about}"
