@@ -19,8 +19,7 @@ from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
 from xfresearch.harness import tasks
 from xfresearch.models.sizes import longest_sequence
-from xfresearch.training.checkpoint import fingerprints
-from xfresearch.training.workdir import in_bucket
+from xfresearch.training.checkpoint import fingerprints, in_bucket
 
 NUMBER = int | float | np.integer | np.floating | np.bool_
 RESAMPLES = 1000  # for standard errors of what is no mean, which lm_eval draws

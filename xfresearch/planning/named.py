@@ -73,20 +73,13 @@ def chosen(plan: Named) -> list[tuple[str, ...]]:
     """Overrides with meshes and recomputations to try, at the config's batch or the next larger one: the fastest that fit
     by formula, and last what takes the least memory, since the formula may be wrong."""
     from xfresearch.config_io import parse
-    from xfresearch.planning import plans, program, search, topologies
+    from xfresearch.planning import program, search, topologies
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)
     config = program.ready(parse(["--config", str(ROOT / plan.config)]))
-    devices, found = topologies.tpu_devices(topology), []
-    for candidate in search.candidates(config, topology, batches=(1,)):
-        try:
-            found.append(plans.formula_plan(candidate, topology, 1e12, devices))
-        except UserError:
-            continue
-    if not found:
-        raise UserError(f"{plan.name}: no mesh goes with this config")
-    return ranked(found)
+    found = search.by_formula(config, topology, 1e12, topologies.tpu_devices(topology), batches=(1,))
+    return ranked([plan for _, plan in found])
 
 
 def ranked(found: list[dict]) -> list[tuple[str, ...]]:

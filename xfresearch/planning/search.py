@@ -19,19 +19,9 @@ MARGIN = 1.1  # what the formula says may be this much over the memory, since it
 
 def search(config: Config, topology: Topology, tokens: float) -> dict:
     """{"tried", "compiled": rows, best first, "best": its plan or None}. UserError where no mesh goes with the config."""
-    from tqdm import tqdm
-
     config = program.ready(config)
     devices = tpu_devices(topology) if topology.tpu else gpus(topology)
-    tried, reason = [], ""
-    options = list(candidates(config, topology))
-    for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
-        try:
-            tried.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
-        except UserError as error:  # the mesh does not go with the model
-            reason = error
-    if not tried:
-        raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config; the last: {reason}")
+    tried = by_formula(config, topology, tokens, devices)
     margin = MARGIN if topology.tpu else 1
     fitting = [(c, p) for c, p in tried if p["memory"]["total"] <= margin * p["memory"]["available"]]
     fitting.sort(key=lambda pair: -pair[1]["utilisation"][0])
@@ -43,6 +33,24 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
     fit.sort(key=lambda plan: -plan["utilisation"][0])
     refused = [plan for plan in compiled if not plan["memory"]["fits"]]
     return {"tried": rows, "compiled": [row(plan) for plan in fit + refused], "best": fit[0] if fit else None}
+
+
+def by_formula(
+    config: Config, topology: Topology, tokens: float, devices, batches=BATCHES
+) -> list[tuple[Config, dict]]:
+    """Every candidate that goes with the model, and its plan by formula; UserError where there is none."""
+    from tqdm import tqdm
+
+    found, reason = [], ""
+    options = list(candidates(config, topology, batches))
+    for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
+        try:
+            found.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
+        except UserError as error:  # the mesh does not go with the model
+            reason = error
+    if not found:
+        raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config; the last: {reason}")
+    return found
 
 
 def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
@@ -60,7 +68,7 @@ def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[
     return found
 
 
-def candidates(config: Config, topology: Topology, batches=BATCHES):
+def candidates(config: Config, topology: Topology, batches):
     """Configs to try: every mesh of all devices, recomputation and batch that may go together."""
     for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), batches):
         rows = row_parts(sizes) * config.training.accumulate

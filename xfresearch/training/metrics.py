@@ -11,7 +11,7 @@ from etils import epath
 
 from xfresearch.command import write_text
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import in_bucket
+from xfresearch.training.checkpoint import in_bucket
 
 # Where time goes: what a process measures, and what restarts took (`workdir.time_gone`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")

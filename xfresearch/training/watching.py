@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config import LogConfig
-from xfresearch.training.workdir import in_bucket
+from xfresearch.training.checkpoint import in_bucket
 
 LOOK_SECONDS = 10  # between two looks for a request: a bucket is slow to ask
 SPREAD_STEPS = 20  # updates at least between two gatherings of the hosts' times
