@@ -247,6 +247,21 @@ def test_nothing_scored_is_not_a_number():
     assert evaluation.perplexity(1000.0) == math.inf
 
 
+def test_figures_do_not_depend_on_how_rows_were_batched():
+    """Rows of padding between the units, and the order of the units, come from the batch size and the processes."""
+    random, found = np.random.default_rng(0), set()
+    tokens_U = random.integers(20, 65, 11).astype(np.float64)
+    sums = {"nll": (tokens_U * random.normal(3, 0.3, 11)).astype(np.float32), "tokens": tokens_U}
+    sums |= {"correct": tokens_U // 3, "bytes": 2 * tokens_U}
+    for _ in range(50):
+        at = random.permutation(16)[:11]
+        spread = {name: np.zeros(16, values.dtype) for name, values in sums.items()}
+        for name, values in sums.items():
+            spread[name][at] = values
+        found.add(json.dumps(evaluation.summary(spread)))
+    assert len(found) == 1
+
+
 def test_limit_takes_the_first_sequences(run, tmp_path):
     assert evaluated(run, "--limit", "3", tmp_path=tmp_path)["tokens"] == 48
 

@@ -85,22 +85,27 @@ def on_host(sums: dict) -> dict:
 
 def summary(sums: dict) -> dict:
     """The figures of an evaluation from sums over its units [U], those in SUMS and perhaps 'characters'; NaN where
-    nothing was scored."""
+    nothing was scored.
+
+    Sums are exact (math.fsum): they do not depend on the order of the units, nor on rows of padding between them, so
+    that any batch size and any number of processes give the same figures from the same losses.
+    """
     nll_U, correct_U, tokens_U, bytes_U = (np.asarray(sums[name], np.float64) for name in SUMS)
-    nll, tokens, size = nll_U.sum(), tokens_U.sum(), bytes_U.sum()
+    nll, tokens, size = math.fsum(nll_U), math.fsum(tokens_U), math.fsum(bytes_U)
     loss = nll / tokens if tokens else math.nan
     units = int((tokens_U > 0).sum())
     characters = {}
     if "characters" in sums:
         count = sums["characters"].sum()
         characters = {"bits_per_character": float(nll / count / math.log(2)) if count else math.nan}
-    spread = math.sqrt(np.square(nll_U - loss * tokens_U).sum() * units / (units - 1)) if units > 1 else math.nan
+    squares = math.fsum(np.square(nll_U - loss * tokens_U))
+    spread = math.sqrt(squares * units / (units - 1)) if units > 1 else math.nan
     return {
         "loss": float(loss),
         "perplexity": perplexity(loss),
         "bits_per_byte": float(nll / size / math.log(2)) if size else math.nan,
         **characters,
-        "accuracy": float(correct_U.sum() / tokens) if tokens else math.nan,
+        "accuracy": math.fsum(correct_U) / tokens if tokens else math.nan,
         "standard_error": float(spread / tokens) if tokens else math.nan,
         "units": units,
         "tokens": int(tokens),

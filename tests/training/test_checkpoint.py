@@ -49,6 +49,18 @@ def test_evaluation_gets_the_averaged_parameters(saved):
     jax.tree.map(np.testing.assert_array_equal, params, state["ema"])
 
 
+def test_orbax_has_no_say_in_preemption(tmp_path, monkeypatch):
+    """A question of Orbax's would move the step at which JAX tells all processes to stop past the loop's questions."""
+    from jax.experimental import multihost_utils
+
+    asked = []
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: asked.append(step) or True)
+    checkpoints = checkpoint.Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints.save(8, make_state(), {})
+    checkpoints.close()
+    assert checkpoint.steps(tmp_path) == [8] and not asked
+
+
 def damage(path, how: str) -> None:
     data = path.read_bytes()
     if how == "truncated":

@@ -21,7 +21,7 @@ from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.training import checkpoint
 
 LAST = 12
-TWO = "--config.mesh.fsdp=2"
+TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch that two processes do not divide
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_four_goes_on_in_one(single, four, cache, tmp_path):
 def two(tmp_path_factory, single, cache):
     """Two processes that go on from a single one's checkpoint."""
     workdir = copied_back_to(4, single, tmp_path_factory.mktemp("two") / "run")
-    train(2, workdir, cache, TWO, "--config.evaluation.batch_size=3").succeed()  # which two do not divide
+    train(2, workdir, cache, *TWO).succeed()
     return workdir
 
 
@@ -214,9 +214,9 @@ def test_two_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(
     workdir = copied_back_to(4, single, tmp_path / "run")
     begun = (workdir / "run.json").stat().st_mtime
     early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # data are there, the step is compiled now
-    assert 4 < stopped_by_a_notice(1, 2, workdir, cache, TWO, **early) < LAST
-    killed(1, 2, workdir, cache, TWO, rows=2)
-    ended = train(2, workdir, cache, TWO, f"--json={tmp_path}/results.json").succeed()
+    assert 4 < stopped_by_a_notice(1, 2, workdir, cache, *TWO, **early) < LAST
+    killed(1, 2, workdir, cache, *TWO, rows=2)
+    ended = train(2, workdir, cache, *TWO, f"--json={tmp_path}/results.json").succeed()
     assert fingerprints(workdir) == fingerprints(two)
     assert curve(workdir) == curve(two)
     assert_all_time_is_accounted_for(workdir, json.loads((tmp_path / "results.json").read_text()))

@@ -41,6 +41,17 @@ def _orbax():
     return ocp
 
 
+@cache
+def _manager_class():
+    class Manager(_orbax().CheckpointManager):
+        def reached_preemption(self, step: int) -> bool:
+            """Never. JAX agrees on the step to stop at by the highest number that any process has asked about: the loop
+            counts its questions from 0, and Orbax would ask about `step`, after which a resumed run misses the notice."""
+            return False
+
+    return Manager
+
+
 def _without_abandoned(hook):
     """`hook`, for exceptions that nobody can catch, without those of arrays that Orbax gives up once one of them fails.
 
@@ -110,7 +121,7 @@ class Checkpoints:
             preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
         )
         self.directory, self.ocp = directory(workdir), ocp
-        self.manager = ocp.CheckpointManager(self.directory, options=options)
+        self.manager = _manager_class()(self.directory, options=options)
 
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
         """Starts writing `state`; `loss` (validation, nats per token) ranks it. Stopped where an earlier write failed."""
