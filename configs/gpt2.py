@@ -15,7 +15,8 @@ def get_config(size: str = "full"):
     model.position, model.init = "learned", "normal"
     block = model.blocks.main
     block.feed_forward.kind = "gelu_tanh"
-    block.norm_bias = block.attention.bias = block.feed_forward.bias = True
+    block.norm_bias = block.feed_forward.bias = True
+    block.attention.bias = ("query", "key", "value", "output")
     if size == "full":
         model.width, model.depth, block.attention.heads = 768, 12, 12
         model.vocab_size, config.data.bpe_vocab = 50257, 50257

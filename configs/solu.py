@@ -12,7 +12,8 @@ def get_config(size: str = "full"):
     config = common.base(size)
     model, block = config.model, config.model.blocks.main
     model.position, block.feed_forward.kind = "learned", "solu"
-    block.norm_bias = block.attention.bias = block.feed_forward.bias = True
+    block.norm_bias = block.feed_forward.bias = True
+    block.attention.bias = ("query", "key", "value", "output")
     if size == "full":
         model.width, model.depth, block.attention.heads = 768, 12, 12
         config.sequence_length = 1024

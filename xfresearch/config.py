@@ -13,9 +13,9 @@ from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.variants import ACTIVATIONS, ATTENTIONS, FEED_FORWARDS, NORMS
 
 
-def option(default, doc: str, low=None, high=None):
-    """A field with its documentation and, for numbers, the closed range it may take."""
-    metadata = {"doc": doc, "low": low, "high": high}
+def option(default, doc: str, low=None, high=None, above=None):
+    """A field with its documentation and, for numbers, the closed range it may take, or what it must be above."""
+    metadata = {"doc": doc, "low": low, "high": high, "above": above}
     if dataclasses.is_dataclass(default) or isinstance(default, dict):
         return field(default_factory=lambda: dict(default) if isinstance(default, dict) else default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -26,6 +26,8 @@ NormKind = Literal[*NORMS]
 SiteNormKind = Literal["", *NORMS]
 AttentionKind = Literal[*ATTENTIONS]
 ExpertKind = Literal[*[name for name, activation in ACTIVATIONS.items() if not activation.norm]]
+# Slots in the heads' softmax, or slots of the model's width under an activation that acts on each of them alone.
+MemoryActivation = Literal["softmax", *[name for name, a in ACTIVATIONS.items() if a.elementwise and not a.gated]]
 FeedForwardKind = Literal[*FEED_FORWARDS]
 LayoutKind = Literal[*LAYOUTS]
 
@@ -99,8 +101,9 @@ class AttentionConfig:
         "queries, keys and values are clipped to [-clip, clip], after norms and before RoPE (OLMo); 0 is not",
         low=0.0,
     )
-    bias: bool = option(False, "biases on the projections that are learned")
-    output_bias: bool = option(True, "under bias, W_O has one too")
+    bias: tuple[str, ...] = option(
+        (), "learned projections that have a bias: names among 'query', 'key', 'value', 'output'"
+    )
     scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query), or of head_size if merged", low=0.0)
     softcap: float = option(
         0.0,
@@ -109,6 +112,11 @@ class AttentionConfig:
     )
     memory_slots: int = option(0, "persistent key-value slots M, in one softmax with the context", low=0)
     memory_heads: Literal["each", "shared"] = option("each", "slots of each key-value head's own, or one set for all")
+    memory_activation: MemoryActivation = option(
+        "softmax",
+        "softmax: slots of the heads' sizes join their softmax; another: f(x k^T + b) v beside the heads, with keys and "
+        "values of the model's width and a bias (the feed-forward restated as memory)",
+    )
     sees_itself: bool = option(True, "a token attends to itself, and not only to those before it")
     window: int = option(0, "how many tokens a token attends to, the nearest ones; 0 is all", low=0)
     span: Literal["full", "adaptive"] = option("full", "adaptive: each head learns how much of the window it uses")
@@ -179,7 +187,10 @@ class BlockConfig:
     norm_cast: Literal["after_gain", "before_gain"] = option(
         "after_gain", "where float32 goes back to the dtype of the computation (before_gain as in Llama)"
     )
-    norm_alpha: float = option(0.5, "first value of dyt's alpha", low=0.0)
+    norm_alpha: float = option(0.5, "first value of dyt's alpha", above=0.0)
+    norm_alpha_attention: float = option(
+        0.0, "first value of dyt's alpha at attention's sites; 0 is norm_alpha", low=0.0
+    )
     branch_gain: float = option(
         0.0, "first value of a branch's trained gain (skipless); 0 is 0.1 sqrt(18 / depth)", low=0.0
     )
@@ -213,7 +224,7 @@ class ModelConfig:
     init: Literal["fan_in", "normal"] = option(
         "fan_in", "std of kernels and embedding: 1/sqrt(inputs) (1/sqrt(width)), or init_std"
     )
-    init_std: float = option(0.02, "std under init = 'normal'", low=0.0)
+    init_std: float = option(0.02, "std under init = 'normal'", above=0.0)
     dtype: Literal["float32", "bfloat16", "float64"] = option("float32", "dtype of the computation")
     param_dtype: Literal["float32", "float64"] = option("float32", "dtype in which parameters are kept")
 

@@ -6,6 +6,7 @@ and types against the dataclasses, so that a mistake is one line instead of a st
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from pathlib import Path
@@ -74,10 +75,14 @@ def _convert(kind, value, key: str):
 
 
 def _check_range(spec: dataclasses.Field, value, key: str) -> None:
-    low, high = spec.metadata["low"], spec.metadata["high"]
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = " and ".join(f"{word} {n}" for word, n in (("at least", low), ("at most", high)) if n is not None)
+    low, high, above = (spec.metadata[name] for name in ("low", "high", "above"))
+    inside = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
+    if not inside:
+        words = (("at least", low), ("above", above), ("at most", high))
+        bounds = " and ".join(f"{word} {n}" for word, n in words if n is not None)
         raise UserError(f"{key}={value!r} is not allowed: it must be {bounds}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value!r} is not allowed: it must be a finite number")
 
 
 def _short(value) -> str:

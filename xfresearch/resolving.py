@@ -1,6 +1,6 @@
 """Fills in a config's derived sizes and checks what needs more than one field; UserError on the first that is wrong."""
 
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 
 from xfresearch.config import (
     AttentionConfig,
@@ -13,8 +13,9 @@ from xfresearch.config import (
     RopeConfig,
 )
 from xfresearch.errors import nearest, require
-from xfresearch.models.layouts import LAYOUTS, check_sites
-from xfresearch.models.sizes import head_sizes, longest_sequence, rotary_size
+from xfresearch.models.layouts import LAYOUTS, check_sites, norm_kind
+from xfresearch.models.options import check_read
+from xfresearch.models.sizes import has_heads, head_sizes, longest_sequence, matrices, rotary_size, wide_slots
 from xfresearch.models.variants import ACTIVATIONS
 
 
@@ -64,9 +65,9 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         model.param_dtype,
         "float64 where model.dtype is float64",
     )
-    learned, offset = "0 unless model.position='learned'", model.position_offset
-    require(not offset or model.position == "learned", "model.position_offset", offset, learned)
     model = replace(model, blocks=blocks)
+    check_read(model)
+    _check_final_norm(model)
     _check_shared_positions(model)
     for name, block in blocks.items():
         _check_reach(block.attention, model, f"model.blocks.{name}.attention")
@@ -78,29 +79,33 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 def _resolve_block(block: BlockConfig, model: ModelConfig, key: str) -> BlockConfig:
     moe = block.feed_forward.moe
     require(moe.top_k <= moe.experts, f"{key}.feed_forward.moe.top_k", moe.top_k, f"at most moe.experts={moe.experts}")
-    require(
-        not (block.feed_forward.kind == "moe" and block.feed_forward.bias),
-        f"{key}.feed_forward.bias",
-        True,
-        "False under kind='moe'",
-    )
     check_sites(block, key)
-    attention = _resolve_attention(block, model, f"{key}.attention")
-    return replace(block, attention=attention, feed_forward=_resolve_feed_forward(block.feed_forward, model.width))
+    block = replace(block, attention=_resolve_attention(block, model, f"{key}.attention"))
+    if all(s.name != "feed_forward" for s in LAYOUTS[block.layout].sublayers):
+        return block
+    feed_forward = _resolve_feed_forward(block.feed_forward, model.width, f"{key}.feed_forward")
+    return replace(block, feed_forward=feed_forward)
 
 
-def _resolve_feed_forward(f: FeedForwardConfig, width: int) -> FeedForwardConfig:
-    if f.hidden:
-        return f
+def _resolve_feed_forward(f: FeedForwardConfig, width: int, key: str) -> FeedForwardConfig:
     kind = f.moe.expert if f.kind == "moe" else f.kind
     hidden = int(f.hidden_factor * width + 1e-6)
     if ACTIVATIONS[kind].gated and f.gated_hidden == "matched":
         hidden = 8 * max(round(hidden * 2 / 3 / 8), 1)
+    if f.hidden and f.hidden != max(hidden, 1):  # a config that was resolved before says both, in agreement
+        for name in ("hidden_factor", "gated_hidden"):
+            value, default = getattr(f, name), type(f).__dataclass_fields__[name].default
+            given = f"{default!r}, its default, where hidden={f.hidden} is given"
+            require(value == default, f"{key}.{name}", value, given)
+        return f
     return replace(f, hidden=max(hidden, 1))
 
 
 def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> AttentionConfig:
     a, width = block.attention, model.width
+    _check_slots(block, key)
+    if not has_heads(a):
+        return replace(a, bias=_resolve_bias(a, ("output",), key))
     if not a.head_size:
         require(width % a.heads == 0, f"{key}.heads", a.heads, f"a divisor of model.width={width}, or set head_size")
         a = replace(a, head_size=width // a.heads)
@@ -109,26 +114,42 @@ def _resolve_attention(block: BlockConfig, model: ModelConfig, key: str) -> Atte
         both = "left out under query='merged', which stands for both"
         require(a.key in ("learned", "identity_whole"), f"{key}.key", a.key, both)
         a = replace(a, key="learned" if a.rank else "identity_whole")
-    if LAYOUTS[block.layout].fused:  # the heads are what the feed-forward reads
+    if LAYOUTS[block.layout].fused and a.kind != "lambda":  # the heads are what the feed-forward reads
         a = replace(a, output="identity")
     divides = f"a divisor of attention.heads={a.heads}"
     require(a.heads % a.kv_heads == 0, f"{key}.kv_heads", a.kv_heads, divides)
-    require(not a.rank or a.query == "merged", f"{key}.rank", a.rank, "0 unless query='merged'")
+    require(a.rank <= width, f"{key}.rank", a.rank, f"at most model.width={width}, where the matrix has full rank")
     if a.kind == "lambda":
         _check_lambda(a, model, key)
+    a = replace(a, bias=_resolve_bias(a, tuple(matrices(replace(block, attention=a), width)), key))
     _check_identities(a, block, width, key)
     _check_positions(a, width, key)
     _check_shaping(a, key)
     return a
 
 
+def _resolve_bias(a: AttentionConfig, projections: tuple[str, ...], key: str) -> tuple[str, ...]:
+    """`bias` in the order of the projections."""
+    allowed = f"names among the projections that are learned: {', '.join(projections)}"
+    require(set(a.bias) <= set(projections), f"{key}.bias", a.bias, allowed)
+    return tuple(name for name in projections if name in a.bias)
+
+
+def _check_slots(block: BlockConfig, key: str) -> None:
+    """Slots alone need slots; those of the model's width are added to the residual stream, not to the heads."""
+    a = block.attention
+    slots = "at least 1 under kind='slots', which attends to nothing else"
+    require(a.kind != "slots" or a.memory_slots > 0, f"{key}.memory_slots", a.memory_slots, slots)
+    apart = f"'softmax' under layout={block.layout!r}: the feed-forward reads the heads there"
+    fused = LAYOUTS[block.layout].fused and wide_slots(a)
+    require(not fused, f"{key}.memory_activation", a.memory_activation, apart)
+    own = "'learned' or an identity under kind='slots': slots have keys of their own"
+    require(a.kind != "slots" or a.query != "merged", f"{key}.query", a.query, own)
+
+
 def _check_lambda(a: AttentionConfig, model: ModelConfig, key: str) -> None:
-    """A lambda layer has heads and what `lambdas` says, and nothing else of what attention can have."""
-    own = {"kind", "heads", "kv_heads", "head_size", "lambdas", "output", "kernel"}
-    only = {f.name: f.default for f in fields(a) if f.name not in own and f.default is not MISSING}
-    for name, value in (only | {"kv_heads": a.heads}).items():
-        given = getattr(a, name)
-        require(given == value, f"{key}.{name}", given, f"{value!r} under kind='lambda', which has nothing of the kind")
+    """A lambda layer's heads share its keys and values and make up the width."""
+    require(a.kv_heads == a.heads, f"{key}.kv_heads", a.kv_heads, "0 under kind='lambda', whose heads share all keys")
     needs = f"model.width={model.width} / heads={a.heads} under kind='lambda', which has no output matrix"
     require(a.heads * a.head_size == model.width, f"{key}.head_size", a.head_size, needs)
     require(model.causal, "model.causal", False, f"True under {key}.kind='lambda', which reads the tokens so far")
@@ -176,13 +197,10 @@ def _check_identities(a: AttentionConfig, block: BlockConfig, width: int, key: s
 
 def _check_positions(a: AttentionConfig, width: int, key: str) -> None:
     """What turns or rescales each head's queries and keys cannot be merged into one matrix between them."""
-    merged = a.query == "merged"
     turned = (
         "without query='merged': RoPE turns queries and keys by their positions, which no one matrix between them does"
     )
-    require(not (merged and a.position == "rope"), f"{key}.position", a.position, turned)
-    normed = "'none' under query='merged', which has no queries and keys of its own to norm"
-    require(not (merged and a.qk_norm != "none"), f"{key}.qk_norm", a.qk_norm, normed)
+    require(a.query != "merged" or a.position != "rope", f"{key}.position", a.position, turned)
     if a.position == "rope":
         size = head_sizes(a, width).qk
         turns = f"a share of the {size} dimensions of a query that leaves an even number, at least 2"
@@ -198,8 +216,19 @@ def _check_stretching(rope: RopeConfig, key: str) -> None:
     require(high > low, f"{key}.high_frequency", high, f"above rope.low_frequency={low}")
     require(not yarn or low > 0, f"{key}.low_frequency", low, "above 0 under rope.scaling='yarn'")
     require(not yarn or rope.theta > 1, f"{key}.theta", rope.theta, "above 1 under rope.scaling='yarn'")
-    alone = "0 unless rope.scaling='yarn'"
-    require(yarn or not rope.attention_factor, f"{key}.attention_factor", rope.attention_factor, alone)
+
+
+def _check_final_norm(model: ModelConfig) -> None:
+    """A stream that a block's last norm has normed is not normed again; ResiDual's second stream has only that norm."""
+    last = model.blocks[model.pattern[-1]]
+    sublayer = LAYOUTS[last.layout].sublayers[-1]
+    ends_normed = "post" in sublayer.norms and norm_kind(last, sublayer.name, "post") != "none"
+    if any(LAYOUTS[block.layout].dual for block in model.blocks.values()):
+        norm = "a norm under layout='resi_dual', whose second stream has no other"
+        require(model.final_norm != "none", "model.final_norm", model.final_norm, norm)
+        return
+    again = f"'none' where the last block, of layout={last.layout!r}, ends in a norm"
+    require(not ends_normed or model.final_norm == "none", "model.final_norm", model.final_norm, again)
 
 
 def _check_shared_positions(model: ModelConfig) -> None:
@@ -217,6 +246,8 @@ def _check_moe(model: ModelConfig, moe: MoeConfig, key: str) -> None:
     apart = "at most 1 under expert='softmax': side by side they would share one softmax"
     require(moe.shared <= 1 or moe.expert != "softmax", f"{key}.shared", moe.shared, apart)
     if moe.routing == "token_choice":
+        gate = "False under top_k=1: the gate would be 1 whatever the router says, and its gradient 0"
+        require(moe.top_k > 1 or not moe.renormalise, f"{key}.renormalise", True, gate)
         needs = "at least 1 where an expert's capacity is a share of it"
         require(not moe.capacity or model.max_length > 0, "model.max_length", model.max_length, needs)
         return

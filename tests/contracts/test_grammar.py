@@ -29,7 +29,8 @@ from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, make_train_step
 
 LENGTH, BATCH, VOCAB = 8, 2, 257
-SMALL = replace(BASE, vocab_size=VOCAB, max_length=LENGTH)
+MAIN = replace(MAIN, feed_forward=replace(MAIN.feed_forward, hidden=0))  # of a size that every layout can have
+SMALL = replace(BASE, vocab_size=VOCAB, max_length=LENGTH, blocks={"main": MAIN})
 FIELDS = {path: [get(BASE, path), *values] for path, values in choices().items()} | {
     "blocks.main.attention.memory_slots": [0, 1, 5],
     "blocks.main.attention.heads": [1, 2, 4],
@@ -68,11 +69,11 @@ def applied(config, drawn, check):
 
 @st.composite
 def models(draw):
-    blocks = {}
+    blocks, small = {}, replace(SMALL, final_norm=draw(st.sampled_from(["layer", "none"])))  # post-norm has none
     for name in ("a", "b"):
-        blocks[name] = applied(MAIN, draw(changes(OF_BLOCK)), lambda block: model({"blocks": {"main": block}}, SMALL))
+        blocks[name] = applied(MAIN, draw(changes(OF_BLOCK)), lambda block: model({"blocks": {"main": block}}, small))
     pattern = draw(st.sampled_from(PATTERNS))
-    config = replace(SMALL, pattern=pattern, depth=len(pattern), blocks={name: blocks[name] for name in set(pattern)})
+    config = replace(small, pattern=pattern, depth=len(pattern), blocks={name: blocks[name] for name in set(pattern)})
     try:
         resolve_model(config)
     except UserError:  # two blocks that cannot share a table of positions

@@ -39,17 +39,23 @@ BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"mai
 # What a choice cannot do without, added to its variant: fields of the model, or else of its block.
 NEEDS = {
     ("position_offset", "*"): {"position": "learned"},
-    ("layout", "all_attention"): {"attention.memory_slots": 32},
+    ("layout", "all_attention"): {"attention.memory_slots": 32, "feed_forward.hidden": 0, "final_norm": "none"},
+    ("layout", "attention_only"): {"feed_forward.hidden": 0},
+    ("layout", "post_norm"): {"final_norm": "none"},
+    ("layout", "deep_norm"): {"final_norm": "none"},
+    ("attention.kind", "slots"): {"attention.memory_slots": 32},
+    ("attention.memory_activation", "*"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},
     ("attention.key", "identity_whole"): {"attention.head_size": 32},
     ("attention.qk_norm_over", "heads"): {"attention.qk_norm": "rms", "attention.kv_heads": 2},
     ("attention.clip", "*"): {"attention.qk_norm": "rms", "attention.position": "rope"},
     ("attention.softcap", 1.0): {"attention.position": "t5", "attention.memory_slots": 32},
-    ("attention.output_bias", False): {"attention.bias": True},
     ("attention.rank", "*"): {"attention.query": "merged"},
     ("attention.memory_heads", "shared"): {"attention.memory_slots": 32},
     ("attention.rope.fraction", "*"): {"attention.position": "rope"},
-    ("attention.rope.scaling", "*"): {"attention.position": "rope", "attention.rope.original_length": 64},
+    ("attention.rope.scaling", "linear"): {"attention.position": "rope"},
+    ("attention.rope.scaling", "llama3"): {"attention.position": "rope", "attention.rope.original_length": 64},
+    ("attention.rope.scaling", "yarn"): {"attention.position": "rope", "attention.rope.original_length": 64},
     ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
     ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
     ("norm_bare", "*"): {"norm_bias": True},
@@ -60,6 +66,7 @@ NEEDS = {
         "feed_forward.kind": "swiglu",
     },
     ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
+    ("feed_forward.moe.top_k", 1): {"feed_forward.moe.renormalise": False},
     # With sigmoid scores, DeepSeek-V3.
     ("feed_forward.moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
 }
@@ -92,9 +99,13 @@ FEW = {
     "embedding_norm": ["layer"],
     "final_norm": ["dyt", "none"],
     "blocks.main.attention.qk_norm": ["rms", "layer"],
+    "blocks.main.attention.memory_activation": ["relu", "gelu"],
     "blocks.main.feed_forward.moe.expert": ["relu", "geglu"],
 }
-TUPLES = {"blocks.main.norm_bare": [("attention_in",)]}
+TUPLES = {
+    "blocks.main.norm_bare": [("attention_in",)],
+    "blocks.main.attention.bias": [("query", "key", "value", "output"), ("output",)],
+}
 SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
     *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward.moe.experts"),
@@ -104,6 +115,7 @@ ELSEWHERE = {
     "init": "tests/models/test_initialisation.py",
     "init_std": "tests/models/test_initialisation.py",
     "blocks.main.norm_alpha": "tests/models/test_initialisation.py",
+    "blocks.main.norm_alpha_attention": "tests/models/test_controls.py",
     "blocks.main.branch_gain": "tests/models/test_initialisation.py",
     "dtype": "tests/models/test_precision.py",
     "param_dtype": "tests/models/test_precision.py",
@@ -183,7 +195,7 @@ def needed(path: str, value) -> dict:
     return {name if hasattr(BASE, name) else f"blocks.main.{name}": v for name, v in needs.items()}
 
 
-def _single() -> dict:
+def single() -> dict:
     """One field changed at a time."""
     found = {"base": {}}
     for path, values in choices().items():
@@ -207,7 +219,7 @@ def _sites() -> dict:
             seen |= set(sites)
             kinds = dict(zip(sites, itertools.cycle(("rms", "none", "layer")), strict=False))
             found[f"sites-{name}"] = {
-                **{"blocks.main.layout": name, "blocks.main.norm": "rms"},
+                "blocks.main.layout": name,
                 **{f"blocks.main.norms.{site}": kind for site, kind in kinds.items()},
                 **needed("blocks.main.layout", name),
             }
@@ -217,7 +229,7 @@ def _sites() -> dict:
 def _patterns() -> dict:
     """Models of several blocks, one of them twice, with layers that share nothing."""
     sparse = model({"blocks.main.feed_forward.kind": "moe", "blocks.main.layout": "peri_norm"}).blocks["main"]
-    memory = model({"blocks.main.attention.memory_slots": 32, "blocks.main.layout": "all_attention"}).blocks["main"]
+    memory = model({"blocks.main.layout": "all_attention", **needed("blocks.main.layout", "all_attention")}).blocks["main"]
     windows = [{"attention.position": "relative_key", "attention.window": w} for w in (5, 0)]
     near, far = (model({f"blocks.main.{k}": v for k, v in change.items()}).blocks["main"] for change in windows)
     return {
@@ -231,6 +243,22 @@ def _patterns() -> dict:
     }
 
 
+def _memories() -> dict:
+    """The feed-forward restated as memory in a layer of its own, after one of attention alone; slots of the heads' sizes."""
+    slots = {"kind": "slots", "memory_slots": 32}
+    wide = replace(MAIN, layout="attention_only", feed_forward=FeedForwardConfig())
+    blocks = {
+        "tokens": replace(wide, attention=AttentionConfig(heads=4, position="rope")),
+        "wide": replace(wide, attention=AttentionConfig(**slots, memory_activation="relu", bias=("output",))),
+        "slots": replace(wide, attention=AttentionConfig(**slots, heads=4, kv_heads=2, bias=("query",), softcap=2.0)),
+    }
+    beside = {"blocks.main.attention.memory_slots": 32, "blocks.main.attention.kv_heads": 2}
+    return {
+        "memory-layers": {"blocks": blocks, "pattern": ("tokens", "wide", "slots"), "depth": 3},
+        "attention.position=rope+slots": {"blocks.main.attention.position": "rope", **beside},
+    }
+
+
 def _named() -> dict:
     """Every file in configs/ at its tiny size, with a small vocabulary where the tokenizer would give it."""
     files = [f for f in sorted((ROOT / "configs").glob("*.py")) if "def get_config(" in f.read_text()]
@@ -241,7 +269,7 @@ def _named() -> dict:
 def _variants() -> dict:
     """{name: config}, the first name of each of several equal configs."""
     found = {}
-    for name, changes in (_single() | _positions() | _sites() | _patterns()).items():
+    for name, changes in (single() | _positions() | _sites() | _patterns() | _memories()).items():
         config = model(changes)
         if config not in found.values():
             found[name] = config

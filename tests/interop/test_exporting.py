@@ -106,7 +106,7 @@ OVER_HEADS = {"attention.qk_norm": "rms", "attention.qk_norm_over": "heads"}
 CHOSEN = [
     (LLAMA, {"attention.window": 5}, "mistral"),
     (MIXTRAL, {"attention.window": 5, "feed_forward.moe.expert": "geglu"}, "mixtral"),
-    (LLAMA, {"attention.bias": True, "attention.output_bias": False}, "qwen2"),
+    (LLAMA, {"attention.bias": ("query", "key", "value")}, "qwen2"),
     (LLAMA, {"attention.qk_norm": "rms", "attention.head_size": 6}, "qwen3"),
     (LLAMA, {**BARE, "attention.clip": 0.5}, "olmo"),
     (LLAMA, {**OVER_HEADS, "layout": "output_norm"}, "olmo2"),

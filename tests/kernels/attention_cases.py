@@ -6,13 +6,16 @@ import numpy as np
 
 from tests.tolerances import relative_error
 from xfresearch.kernels.attention import CAUSAL, Sight, attention
+from xfresearch.kernels.sight import Slots
 
 
-def draw(B=2, L=200, H=4, G=2, K=16, V=None, M=0, segments=False, seed=0, dtype="float32"):
-    """((q, k, v, memory), segments of queries and keys or None), drawn from a normal distribution."""
+def draw(B=2, L=200, H=4, G=2, K=16, V=None, M=0, own=False, segments=False, seed=0, dtype="float32"):
+    """((q, k, v, memory), segments of queries and keys or None), drawn from a normal distribution. `own`: the memory meets
+    queries of its own, as under RoPE."""
     rng, V = np.random.default_rng(seed), V or K
     q, k, v = (rng.normal(size=(B, L, heads, size)) for heads, size in ((H, K), (G, K), (G, V)))
-    memory = (rng.normal(size=(M, G, K)), rng.normal(size=(M, G, V))) if M else None
+    memory = Slots(None, rng.normal(size=(M, G, K)), rng.normal(size=(M, G, V))) if M else None
+    memory = memory._replace(query=rng.normal(size=(B, L, H, K))) if own else memory
     ids = jnp.asarray(np.sort(rng.integers(0, 3, (B, L)), 1), jnp.int32)
     arrays = jax.tree.map(lambda x: jnp.asarray(x, dtype), (q, k, v, memory))
     return arrays, (ids, ids) if segments else None
@@ -21,8 +24,18 @@ def draw(B=2, L=200, H=4, G=2, K=16, V=None, M=0, segments=False, seed=0, dtype=
 def plain(arrays, segments=None, sight: Sight = CAUSAL, **named):
     q, k, v, memory = arrays
     q_segments, k_segments = segments or (None, None)
-    named |= {"q_segments_BL": q_segments, "k_segments_BS": k_segments, "sight": sight, "memory": memory}
+    named |= {"q_segments_BL": q_segments, "k_segments_BS": k_segments, "sight": sight}
+    if memory is not None:
+        named |= {"memory": (memory.key, memory.value), "memory_q_BLHK": memory.query}
     return attention(q, k, v, implementation="plain", **named)
+
+
+def scaled(q_BLHK, memory, factor=None):
+    """The queries, and those of the memory, times 1/sqrt(K) or `factor`: as kernels of libraries are given them."""
+    factor = q_BLHK.shape[-1] ** -0.5 if factor is None else factor
+    if memory is not None and memory.query is not None:
+        memory = memory._replace(query=factor * memory.query)
+    return factor * q_BLHK, memory
 
 
 def value_and_gradients(function, arrays):

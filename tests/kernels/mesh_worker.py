@@ -11,11 +11,11 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
 
 from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
-from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
+from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
 from xfresearch.kernels import ring_attention, splash_attention
 from xfresearch.kernels.chunked_attention import chunked, chunked_part
 from xfresearch.kernels.cudnn_attention import cudnn
-from xfresearch.kernels.sight import Sight
+from xfresearch.kernels.sight import Sight, Slots
 from xfresearch.kernels.splash_attention import splash
 from xfresearch.models.kernel_choices import with_kernels
 from xfresearch.models.partition import activation_spec
@@ -25,11 +25,11 @@ DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "
 DTYPES |= {"cudnn": "bfloat16"}
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 HALVES = {"data": 2, "tensor": 2, "context": 2}
-PACKED = {"L": 64, "M": 5, "segments": True}
+PACKED = {"L": 64, "M": 5, "own": True, "segments": True}
 # name: (implementation, mesh, what is drawn, sight)
 CASES = {
     "splash, memory": ("splash", HALVES, {"L": 256, "M": 5}, Sight()),
-    "splash, memory, documents, window": ("splash", HALVES, {"L": 250, "M": 5, "segments": True}, Sight(window=40)),
+    "splash, memory, documents, window": ("splash", HALVES, PACKED | {"L": 250}, Sight(window=40)),
     "splash, one key-value head": ("splash", {"tensor": 4, "context": 2}, {"B": 1, "L": 256, "G": 1}, Sight()),
     "ring": ("ring", {"context": 8}, {"L": 64}, Sight()),
     "ring, memory, documents": ("ring", {"tensor": 2, "context": 4}, PACKED, Sight()),
@@ -62,7 +62,8 @@ def run(implementation: str, mesh, sight: Sight, segments, arrays):
         return plain(arrays, segments, sight, mesh=mesh)
     function = {"splash": splash, "chunked": chunked, "cudnn": cudnn}.get(implementation, ring_attention.ring)
     ring_attention.platform = lambda mesh: "tpu" if implementation == "ring of splash" else "cpu"
-    return function(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight, mesh)
+    q, memory = scaled(q, memory)
+    return function(q, k, v, memory, segments, sight, mesh)
 
 
 def cudnn_on_cpu() -> None:
@@ -112,7 +113,10 @@ def of_kernel(implementation: str, sizes: dict, drawn: dict, sight: Sight) -> Re
         return jax.device_put(x, NamedSharding(mesh, activation_spec(mesh, letters, x.shape)))
 
     q, k, v, memory = arrays
-    placed = (put(q, "BLHK"), put(k, "BLGK"), put(v, "BLGK"), memory and tuple(put(m, "MGK") for m in memory))
+    if memory is not None:
+        own = None if memory.query is None else put(memory.query, "BLHK")
+        memory = Slots(own, put(memory.key, "MGK"), put(memory.value, "MGK"))
+    placed = (put(q, "BLHK"), put(k, "BLGK"), put(v, "BLGK"), memory)
     return compare(lambda arrays: run(implementation, mesh, sight, segments, arrays), placed, expected)
 
 

@@ -18,8 +18,8 @@ from xfresearch.models.partition import compute_capability
 IMPLEMENTATIONS = ("plain", "blocked")
 
 
-def reference(q, k, v, memory=None, q_segments=None, k_segments=None, q_offset=0, causal=True):
-    """o = softmax([q Mk^T, q k^T] / sqrt(K)) [Mv; v], one query and one head at a time."""
+def reference(q, k, v, memory=None, q_segments=None, k_segments=None, q_offset=0, causal=True, own=None):
+    """o = softmax([own Mk^T, q k^T] / sqrt(K)) [Mv; v], one query and one head at a time; `own` is q unless given."""
     B, L, H, K = q.shape
     S, G = k.shape[1:3]
     o = np.zeros(q.shape)
@@ -31,10 +31,12 @@ def reference(q, k, v, memory=None, q_segments=None, k_segments=None, q_offset=0
         if q_segments is not None:
             sees &= k_segments[b] == q_segments[b, l]
         keys, values = k[b, sees, g], v[b, sees, g]
+        logits = keys @ q[b, l, h]
         if memory is not None:
-            keys, values = np.concatenate([memory[0][:, g], keys]), np.concatenate([memory[1][:, g], values])
-        if len(keys):
-            w = np.exp(keys @ q[b, l, h] / np.sqrt(K))
+            logits = np.concatenate([memory[0][:, g] @ (q if own is None else own)[b, l, h], logits])
+            values = np.concatenate([memory[1][:, g], values])
+        if len(logits):
+            w = np.exp(logits / np.sqrt(K))
             o[b, l, h] = w @ values / w.sum()
     return o
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.kernels import attention_cases
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels import chunked_attention, pallas_attention
@@ -23,12 +24,14 @@ CASES = {
     "memory and a window without itself": ({"L": 9, "M": 1, "G": 4}, Sight(nearest=1, window=4)),
     "a query that sees nothing": ({"L": 9}, Sight(nearest=1)),
     "not causal": ({"L": 9, "M": 5, "segments": True}, EVERYTHING),
+    "memory met by queries of its own": ({"L": 9, "M": 5, "own": True, "segments": True}, CAUSAL),
 }
 
 
 def scaled(function, arrays, segments, sight):
     q, k, v, memory = arrays
-    return function(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight)
+    q, memory = attention_cases.scaled(q, memory)
+    return function(q, k, v, memory, segments, sight)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,7 +73,7 @@ def library(q, k, v, **named):
 
 def merged_by_autodiff(arrays):
     q, k, v, memory = arrays
-    slots = [jnp.broadcast_to(m, (q.shape[0], *m.shape)) for m in memory]
+    slots = [jnp.broadcast_to(m, (q.shape[0], *m.shape)) for m in (memory.key, memory.value)]
     return merge([library(q, k, v, is_causal=True), library(q, *slots)])[0]
 
 
@@ -92,7 +95,7 @@ def test_a_causal_mask_over_joined_keys_is_wrong(memory_first, x64):
     q, k, v, memory = arrays
     joined = [
         jnp.concatenate([jnp.broadcast_to(m, (2, *m.shape)), x][:: 1 if memory_first else -1], 1)
-        for m, x in zip(memory, (k, v), strict=True)
+        for m, x in ((memory.key, k), (memory.value, v))
     ]
     right = plain(arrays)
     assert relative_error(jax.nn.dot_product_attention(q, *joined, is_causal=True), right) > 0.05
@@ -149,7 +152,7 @@ def test_cudnn_with_memory_computes_what_its_kernels_do(sdpa, monkeypatch, x64):
     monkeypatch.setattr(sdpa, "_dot_product_attention_fwd_impl", forward)
     monkeypatch.setattr(sdpa, "_dot_product_attention_bwd_impl", backward)
     for window in (0, 4):
-        arrays, _ = draw(L=9, M=5, dtype="float64")
+        arrays, _ = draw(L=9, M=5, own=bool(window), dtype="float64")
         expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Sight(window=w)), arrays)
         found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Sight(window=w)), arrays)
         assert error(found, expected) < TOLERANCE["float64"]

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
+from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
 from tests.tolerances import TOLERANCE
 from xfresearch.kernels import attention as face
 from xfresearch.kernels import splash_attention
 from xfresearch.kernels.attention import Sight, attention
+from xfresearch.kernels.sight import Slots
 from xfresearch.kernels.splash_attention import SightMask, splash
 
 
@@ -28,13 +29,14 @@ CASES = {
     "documents and memory": ({"L": 128, "M": 130, "segments": True}, Sight(), 0.0),
     "documents and memory under a softcap": ({"L": 128, "M": 130, "segments": True}, Sight(), 1.5),
     "documents and a window": ({"L": 140, "segments": True}, Sight(window=30), 0.0),
+    "memory met by queries of its own": ({"L": 150, "M": 5, "own": True}, Sight(), 0.0),
     "memory and a window without itself": ({"L": 150, "M": 5, "G": 1}, Sight(nearest=1, window=30), 0.0),
     "not causal": ({"L": 150, "M": 5, "B": 1}, Sight(causal=False), 0.0),
 }
 
 
 # Documents and memory under a softcap are in the next test.
-DAILY = ("documents and memory", "memory and a window without itself")
+DAILY = ("documents and memory", "memory met by queries of its own", "memory and a window without itself")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,8 @@ def test_splash_is_plain(name):
 
     def fast(arrays):
         q, k, v, memory = arrays
-        return splash(q * q.shape[-1] ** -0.5, k, v, memory, segments, sight, softcap=softcap)
+        q, memory = scaled(q, memory)
+        return splash(q, k, v, memory, segments, sight, softcap=softcap)
 
     expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight, softcap=softcap), arrays)
     assert error(value_and_gradients(fast, arrays), expected) < TOLERANCE["float32"]
@@ -56,7 +59,7 @@ def test_attention_passes_everything_on(monkeypatch):
     """Scale, softcap, segments, memory shared by all heads, window: through the face, as on a TPU, and under remat."""
     monkeypatch.setattr(face, "platform", lambda mesh=None: "tpu")
     (q, k, v, _), segments = draw(L=140, segments=True)
-    memory = tuple(x[0, :6, :1] for x in (k, v))
+    memory = Slots(0.5 * q, *(x[0, :6, :1] for x in (k, v)))
     named = {
         "q_segments_BL": segments[0],
         "k_segments_BS": segments[1],
@@ -68,7 +71,7 @@ def test_attention_passes_everything_on(monkeypatch):
     @jax.checkpoint
     def fast(arrays):
         q, k, v, memory = arrays
-        return attention(q, k, v, memory=memory, **named)
+        return attention(q, k, v, memory=memory[1:], memory_q_BLHK=memory.query, **named)
 
     assert "splash" in str(jax.make_jaxpr(fast)((q, k, v, memory)))
     expected = value_and_gradients(

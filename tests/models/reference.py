@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from tests.models.reference_attention import ATTENTIONS
-from tests.models.reference_norms import NORMS, norm_of, softcap, softmax
+from tests.models.reference_norms import ELEMENTWISE, NORMS, gelu, gelu_tanh, logistic, norm_of, softcap, softmax
 
 # Positions at the embedding. Vaswani et al. 2017, sec. 3.5.
 
@@ -26,24 +26,8 @@ def sinusoidal(positions, width):
 # 2021 (ReLU^2); Elhage et al. 2022 (SoLU, LayerNorm after it). GATED: which act on the gate and multiply.
 
 
-def logistic(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def gelu(x):
-    return x * np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)))(x)
-
-
-def gelu_tanh(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
 PLAIN = {
-    "relu": lambda x: np.where(x > 0, x, 0),
-    "relu2": lambda x: np.where(x > 0, x * x, 0),
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "swish": lambda x: x * logistic(x),
+    **ELEMENTWISE,
     "softmax": softmax,
     "solu": lambda x: x * softmax(x),
 }
@@ -61,8 +45,10 @@ ACTIVATIONS = PLAIN | GATED
 def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0), norm=None):
     if kind in GATED:
         return (GATED[kind](x @ gate + biases[1]) * (x @ up + biases[0])) @ down + biases[2]
-    h = PLAIN[kind](x @ up + biases[0])
-    return (norm(h) if norm else h) @ down + biases[2]
+    z = x @ up + biases[0]
+    if norm:  # of z exp(z - max z): SoLU without its denominator, a factor of each token that a norm takes out
+        return norm(z * np.exp(z - z.max(-1, keepdims=True))) @ down + biases[2]
+    return PLAIN[kind](z) @ down + biases[2]
 
 
 def dense(p, x_LD, config, epsilon):
@@ -171,6 +157,21 @@ def _fused_output(x, a, f, n, b, N):
     return x + y, y
 
 
+def _no_residual_between(x, a, f, n, b, N):
+    return _fused_output(x, a, f, n, b, N)
+
+
+def _no_skip(x, a, f, n, b, N):
+    y = a(n["attention_in"](x))
+    z = f(n["feed_forward_in"](y))
+    return z, y + z
+
+
+def _attention_only(x, a, f, n, b, N):
+    y = a(n["attention_in"](x))
+    return x + y, y
+
+
 def _skipless(x, a, f, n, b, N):
     y = a(n["attention_in"](x))
     z = b * f(n["feed_forward_in"](y))
@@ -196,6 +197,9 @@ LAYOUTS = {
     "parallel_two_norms": _parallel_two_norms,
     "no_norm_between": _no_norm_between,
     "fused_output": _fused_output,
+    "no_residual_between": _no_residual_between,
+    "no_skip": _no_skip,
+    "attention_only": _attention_only,
     "skipless": _skipless,
     "skipless_parallel": _skipless_parallel,
     "all_attention": _all_attention,

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tests.models.reference_norms import norm_of, softcap, softmax
+from tests.models.reference_norms import ELEMENTWISE, norm_of, softcap, softmax
 
 # Positions. Su et al. 2021, eq. 34 as complex numbers, dimension i paired with i + K/2.
 
@@ -79,8 +79,9 @@ def logit_bias(p, shared, config, longest, q, h, t, s):
 
 # Attention. Vaswani et al. 2017, eq. 1; query head h reads key-value head h // (H / G) (Ainslie et al. 2023). An absent
 # matrix is the identity, on a head's slice of x or on all of it; merged: logits x_t W_h x_s. Persistent memory as in the
-# code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax, unrotated. Shaped attention:
-# He & Hofmann 2023, eq. 5, aI + bA - cC.
+# code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax; they have no position, and meet
+# the query before RoPE. Slots of the model's width are their eq. 4 (and Geva et al. 2021, eq. 2), beside the heads.
+# Shaped attention: He & Hofmann 2023, eq. 5, aI + bA - cC.
 
 
 def scale(config, size):
@@ -120,29 +121,56 @@ def attention(p, x_LD, block, positions, segments, shared, longest):
     nearest, o = int(not config.sees_itself), []
     allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
                         for t in range(L)])  # fmt: skip
-    slots = p.get("memory")
+    slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
     queries, keys, values = queries_keys_values(p, x_LD, block)
     for h in range(H):
         g = h // (H // G)
-        q, k, v = queries[h], keys[g], values[g]
+        bare, q, k, v = queries[h], queries[h], keys[g], values[g]
         if config.position == "rope":
             q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
         bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
                          for t in range(L)])  # fmt: skip
         scores = np.where(allowed, softcap(q @ k.T * scale(config, q.shape[1]), config.softcap) + bias, -np.inf)
         if slots:
-            key, value = (x[:, g if x.shape[1] > 1 else 0] for x in (slots["key"], slots["value"]))
-            to_slots = q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])
-            scores = np.concatenate([scores, softcap(to_slots, config.softcap)], -1)
-            v = np.concatenate([v, math.sqrt(len(value)) * value])
+            to_slots, slot_values = slots_of(slots, config, bare, g)
+            scores, v = np.concatenate([scores, to_slots], -1), np.concatenate([v, slot_values])
         w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
         if config.shaping != "none":
             a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
             w = a * np.eye(L) + b * w - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
         o.append(w @ v)
+    y_LD = written(p, o)
+    return y_LD + wide_memory(p["memory"], config, x_LD) if config.memory_slots and not slots else y_LD
+
+
+def written(p, heads):
+    """What heads [L, V] write: through W_O, or side by side."""
     if "output" not in p:
-        return np.concatenate(o, -1)
-    return sum(o[h] @ p["output"]["kernel"][h] for h in range(H)) + p["output"].get("bias", 0)
+        return np.concatenate(heads, -1)
+    return sum(o @ kernel for o, kernel in zip(heads, p["output"]["kernel"], strict=True)) + p["output"].get("bias", 0)
+
+
+def slots_of(p, config, q, g):
+    """Logits [L, M] of the slots of key-value head g, and their values."""
+    key, value = (x[:, g if x.shape[1] > 1 else 0] for x in (p["key"], p["value"]))
+    logits = q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])
+    return softcap(logits, config.softcap), math.sqrt(len(value)) * value
+
+
+def wide_memory(p, config, x_LD):
+    return ELEMENTWISE[config.memory_activation](x_LD @ p["key"].T + p["bias"]) @ p["value"]
+
+
+def slot_attention(p, x_LD, block, positions, segments, shared, longest):
+    """Attention to slots alone."""
+    config, o = block.attention, []
+    if config.memory_activation != "softmax":
+        return wide_memory(p["memory"], config, x_LD) + p.get("output", {}).get("bias", 0)
+    for h in range(config.heads):
+        q = head_of(p.get("query"), config.query, x_LD, h, config.head_size)
+        logits, values = slots_of(p["memory"], config, q, h // (config.heads // config.kv_heads))
+        o.append(softmax(logits) @ values)
+    return written(p, o)
 
 
 # Lambda layer. Bello 2021, sec. 3.1-3.2 (eq. of the multi-query lambda layer, intra-depth in app. C), its context cut to
@@ -177,4 +205,4 @@ def mix_by_lambdas(q, k, v, distances, segments):
     return np.array(y)
 
 
-ATTENTIONS = {"softmax": attention, "lambda": lambda_layer}
+ATTENTIONS = {"softmax": attention, "slots": slot_attention, "lambda": lambda_layer}

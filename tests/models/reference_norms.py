@@ -1,4 +1,6 @@
-"""The norms of the NumPy reference, and what all of it does to logits: float64, written from the papers' equations."""
+"""Norms, activations and caps of the NumPy reference: float64, written from the papers' equations."""
+
+import math
 
 import numpy as np
 
@@ -6,6 +8,28 @@ import numpy as np
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
+
+
+def logistic(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return x * np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)))(x)
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+# Activations that act on each hidden unit alone. Hendrycks & Gimpel 2016 (both forms of GELU); So et al. 2021 (ReLU^2).
+ELEMENTWISE = {
+    "relu": lambda x: np.where(x > 0, x, 0),
+    "relu2": lambda x: np.where(x > 0, x * x, 0),
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "swish": lambda x: x * logistic(x),
+}
 
 
 def softcap(x, cap):

@@ -98,8 +98,9 @@ def test_a_trimmed_model_is_the_same_and_computes_less(sees_itself, x64):
 
 
 def test_a_width_is_for_evaluation_to_set():
+    adaptive_span = "--config.model.blocks.main.attention.span=adaptive"
     with pytest.raises(UserError, match="trimmed=64 is not allowed: it must be 0 to train"):
-        parse(["--config", "configs/gpt2.py:tiny", "--config.model.blocks.main.attention.trimmed=64"])
+        parse(["--config", "configs/gpt2.py:tiny", "--config.model.blocks.main.attention.trimmed=64", adaptive_span])
 
 
 def test_a_span_that_needs_everything_is_not_trimmed(x64):

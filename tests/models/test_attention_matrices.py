@@ -38,10 +38,12 @@ def test_merged_is_the_pair_multiplied_out(x64):
     assert relative_error(logits(merged, params), expected) < TOLERANCE["float64"]
 
 
-def test_biases_of_all_matrices_or_of_all_but_the_last(x64):
-    for changes, without in (({}, set()), ({"output_bias": False}, {"output"})):
-        params = kernels(transformer.abstract(attention(bias=True, **changes)))
-        assert {name for name, matrix in params.items() if "bias" not in matrix} == without
+@pytest.mark.parametrize("names", [("output", "key"), ("query", "key", "value")])
+def test_each_projection_has_a_bias_or_has_none(names, x64):
+    config = attention(bias=names)
+    params = kernels(transformer.abstract(config))
+    assert {name for name, matrix in params.items() if "bias" in matrix} == set(names)
+    assert config == attention(bias=names[::-1]), "the order of the names does not matter"
 
 
 @pytest.mark.parametrize("name, heads", [("query", H), ("key", H), ("value", H), ("output", H)])
@@ -104,12 +106,14 @@ def test_closed_forms_of_the_pair_and_of_the_merged_matrix(n, m, h, p):
         ({"query": "identity", "head_size": 6}, r"query='identity' .* heads \* size = model.width=32, here 4 \* 6"),
         ({"value": "identity", "kv_heads": 2}, r"value='identity' .* here 2 \* 8"),
         ({"output": "identity", "head_size": 6}, r"output='identity' .* here 4 \* 6"),
-        ({"rank": 3}, "rank=3 .* 0 unless query='merged'"),
+        ({"rank": 3}, "rank=3 .* only query='merged' reads it"),
         ({"shaping": "shaped", "memory_slots": 2}, "'none' with memory_slots"),
         ({"shaping": "skip_init", "sees_itself": False}, "'none' with memory_slots.* or sees_itself=False"),
         ({"shaping": "shaped", "query": "identity"}, "unless query has a matrix"),
         ({"shaping": "shaped", "position": "alibi"}, "and position is not 'alibi'"),
         ({"query": "merged", "key": "identity"}, "left out under query='merged'"),
+        ({"bias": ("query", "gate")}, "bias=.* names among the projections that are learned: query, key, value, output"),
+        ({"bias": ("key",), "key": "identity"}, "names among the projections that are learned: query, value, output"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):

@@ -60,7 +60,9 @@ def run(case: str) -> dict:
     mesh = jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * 5)
     moe = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=F, moe=MoeConfig(experts=E)))
     config = ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": moe})
-    config = in_float64(resolved({MOE + "z_loss": 0.1, MOE + "balance_loss": 0.1, **KINDS[kind]}, config))
+    balanced = KINDS[kind].get(MOE + "balance", "loss") == "loss"
+    losses = {MOE + "z_loss": 0.1} | ({MOE + "balance_loss": 0.1} if balanced else {})
+    config = in_float64(resolved({**losses, **KINDS[kind]}, config))
     params = random_params(config)
     if kind == "one-sided":  # all tokens go to the first two experts
         params["blocks"]["main"]["feed_forward"]["router_bias"] += 100.0 * (np.arange(E) < 2)

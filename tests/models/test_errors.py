@@ -1,5 +1,7 @@
 """Every impossible model says so in one line that names the key, the value and what is allowed."""
 
+import math
+
 import pytest
 
 from tests.contracts.variants import BASE, MAIN, change, fields, get, model
@@ -11,14 +13,15 @@ from xfresearch.models.costs import costs
 B = "blocks.main."
 A, F = B + "attention.", B + "feed_forward."
 
+ABOVE_ZERO = ("init_std", "blocks.main.norm_alpha")  # 0 would leave everything at 0
 IMPOSSIBLE = [
     ({A + "heads": 5}, ["blocks.main.attention.heads=5", "a divisor of model.width=32", "head_size"]),
     ({A + "kv_heads": 3}, ["attention.kv_heads=3", "a divisor of attention.heads=4"]),
     ({A + "kv_heads": 8}, ["attention.kv_heads=8", "a divisor of attention.heads=4"]),
     ({A + "head_size": 5, A + "position": "rope"}, ["attention.rope.fraction=1.0", "5 dimensions", "even"]),
-    ({A + "rank": 3}, ["attention.rank=3", "0 unless query='merged'"]),
+    ({A + "rank": 3}, ["attention.rank=3", "0, its default, since only query='merged' reads it"]),
     ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
-    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "False under kind='moe'"]),
+    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "False, its default, since only a kind other than 'moe'"]),
     ({F + "kind": "moe", F + "moe.capacity": 1.0, "max_length": 0}, ["model.max_length=0", "at least 1", "capacity"]),
     ({"pattern": ()}, ["model.pattern=()", "at least one"]),
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
@@ -66,7 +69,16 @@ def test_every_number_refuses_what_is_below_its_range(path):
     data = to_config_dict(change(BASE, path, type(get(BASE, path))(-1)))
     with pytest.raises(UserError) as error:
         model_from(data)
-    one_line(error, [f"config.model.{path}=-1", "at least"])
+    one_line(error, [f"config.model.{path}=-1", "at least" if path not in ABOVE_ZERO else "above 0"])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("path", ["blocks.main.norm_epsilon", "init_std", "blocks.main.attention.rope.theta"])
+def test_numbers_are_finite(path, value):
+    data = to_config_dict(change(BASE, path, value))
+    with pytest.raises(UserError) as error:
+        model_from(data)
+    one_line(error, [f"config.model.{path}={value}"])
 
 
 def test_costs_of_a_model_whose_vocabulary_is_unknown():

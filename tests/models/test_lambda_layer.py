@@ -176,11 +176,11 @@ def test_initial_outputs_do_not_grow_with_the_window():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({A + "memory_slots": 4}, ["attention.memory_slots=4", "0 under kind='lambda'"]),
-        ({A + "position": "rope"}, ["attention.position='rope'", "'none' under kind='lambda'"]),
-        ({A + "kv_heads": 2}, ["attention.kv_heads=2", "4 under kind='lambda'"]),
-        ({A + "bias": True}, ["attention.bias=True", "False under kind='lambda'"]),
-        ({A + "dropout": 0.1}, ["attention.dropout=0.1", "0.0 under kind='lambda'"]),
+        ({A + "memory_slots": 4}, ["attention.memory_slots=4", "only kind='softmax' or 'slots' reads it"]),
+        ({A + "position": "rope"}, ["attention.position='rope'", "only kind='softmax' reads it"]),
+        ({A + "kv_heads": 2}, ["attention.kv_heads=2", "0 under kind='lambda'"]),
+        ({A + "bias": ("query",)}, ["attention.bias=('query',)", "only kind='softmax' or 'slots' reads it"]),
+        ({A + "dropout": 0.1}, ["attention.dropout=0.1", "only kind='softmax' or 'slots' reads it"]),
         ({A + "head_size": 6}, ["attention.head_size=6", "model.width=32 / heads=4", "no output matrix"]),
         ({A + "lambdas.window": 0, "max_length": 0}, ["model.max_length=0", "at least 1", "lambdas.window=0"]),
     ],

@@ -104,12 +104,12 @@ def test_t5_buckets(buckets, farthest):
     "changes, message",
     [
         ({"query": "merged", "position": "rope"}, "without query='merged': RoPE turns"),
-        ({"query": "merged", "qk_norm": "rms"}, "'none' under query='merged'"),
+        ({"query": "merged", "qk_norm": "rms"}, "'none', its default, since only query other than 'merged'"),
         ({"position": "rope", "rope.fraction": 0.4}, "leaves an even number"),
         ({"position": "rope", "rope.high_frequency": 0.5}, "above rope.low_frequency=1.0"),
         ({"position": "rope", "rope.scaling": "yarn", "rope.low_frequency": 0.0}, "above 0 under rope.scaling='yarn'"),
         ({"position": "rope", "rope.scaling": "yarn", "rope.theta": 1.0}, "above 1 under rope.scaling='yarn'"),
-        ({"position": "rope", "rope.attention_factor": 1.2}, "0 unless rope.scaling='yarn'"),
+        ({"position": "rope", "rope.attention_factor": 1.2}, "0.0, its default, since only rope.scaling='yarn'"),
         ({"position": "t5", "t5_distance": 16}, "above t5_buckets / 2 = 16"),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_offset_moves_rows_and_leaves_the_length():
     assert moved["position"]["table"].shape == (8, config.width)
     found, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
     np.testing.assert_array_equal(found, expected)
-    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0 unless model.position="):
+    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0, its default, since only position="):
         model({"position_offset": 2})
 
 

@@ -14,8 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.errors import UserError
+from xfresearch.models.sizes import PROJECTIONS
 
 REQUIRED = object()
+# For a key that says whether all of attention's projections have a bias.
+BIASES = {False: (), True: PROJECTIONS}
 
 
 class Refused(UserError):

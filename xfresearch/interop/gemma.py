@@ -6,7 +6,7 @@ Its first checkpoints say `hidden_act: gelu` and mean the approximation by tanh,
 from dataclasses import replace
 
 from xfresearch.interop import llama
-from xfresearch.interop.family import Key
+from xfresearch.interop.family import BIASES, Key
 
 TANH = {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu_tanh"}
 
@@ -21,7 +21,7 @@ FAMILY = replace(
         Key("tie_word_embeddings", "tie_embeddings", True),
         Key("head_dim", "*.attention.head_size", 256),
         Key("hidden_act", "*.feed_forward.kind", "gelu_pytorch_tanh", TANH),
-        Key("attention_bias", "*.attention.bias", False),
+        Key("attention_bias", "*.attention.bias", False, BIASES),
     ),
     needs={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
 )

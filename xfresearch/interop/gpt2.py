@@ -4,6 +4,7 @@ Its matrices are [inputs, outputs].
 """
 
 from xfresearch.interop.family import Family, Key, norm, row
+from xfresearch.models.sizes import PROJECTIONS
 
 PLAIN = {
     "gelu_new": "gelu_tanh",
@@ -31,7 +32,7 @@ FAMILY = Family(
         "final_norm": "layer",
         "*.norm": "layer",
         "*.norm_bias": True,
-        "*.attention.bias": True,
+        "*.attention.bias": PROJECTIONS,
         "*.feed_forward.bias": True,
     },
     keys=(

@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and feed-forward side by side, a LayerNorm each,
 RoPE on a quarter of each head, and one matrix that holds each head's query, key and value next to each other."""
 
-from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
+from xfresearch.interop.family import BIASES, Family, Key, Rope, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN, QKV
 
 LAYER = "gpt_neox.layers.{layer}"
@@ -24,7 +24,7 @@ FAMILY = Family(
         Key("tie_word_embeddings", "tie_embeddings", False),
         Key("use_parallel_residual", "*.layout", True, {True: "parallel_two_norms", False: "pre_norm"}),
         Key("num_attention_heads", "*.attention.heads", 64),
-        Key("attention_bias", "*.attention.bias", True),
+        Key("attention_bias", "*.attention.bias", True, BIASES),
         Key("intermediate_size", "*.feed_forward.hidden", 24576),
         Key("hidden_act", "*.feed_forward.kind", "gelu", PLAIN),
         Key("layer_norm_eps", "*.norm_epsilon", 1e-5),

@@ -1,6 +1,6 @@
 """Llama 2 and 3 (Touvron et al. 2023b; Grattafiori et al. 2024): pre-norm RMSNorm, RoPE, SwiGLU, grouped keys and values."""
 
-from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
+from xfresearch.interop.family import BIASES, Family, Key, Rope, linear, norm, row
 
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "relu": "reglu"}
 
@@ -55,7 +55,7 @@ FAMILY = Family(
     keys=(
         *KEYS,
         Key("hidden_act", "*.feed_forward.kind", "silu", GATED),
-        Key("attention_bias", "*.attention.bias", False),
+        Key("attention_bias", "*.attention.bias", False, BIASES),
         Key("mlp_bias", "*.feed_forward.bias", False),
     ),
     rows=(*EMBEDDING, *NORMS, *ATTENTION, *FEED_FORWARD),

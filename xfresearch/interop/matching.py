@@ -9,27 +9,16 @@ from typing import NamedTuple
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.interop.config import paths_of
 from xfresearch.models.layouts import LAYOUTS, norm_kind
+from xfresearch.models.options import unread
 from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
 
 ABSENT = "absent"
 # Drawing, training and rounding.
 MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
-BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm", "norm_cast"}
-ATTENTION = {"kernel", "dropout", "trimmed", "span_loss"}
+BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm_alpha_attention", "norm", "norm_cast"}
+ATTENTION = {"kernel", "dropout", "trimmed", "span_loss", "rope.fraction"}
 FEED_FORWARD = {"hidden_factor", "gated_hidden"}
 MOE = {"kernel", "jitter", "balance_loss", "z_loss", "bias_speed", "balance"}
-
-# What some attention has nothing of, and which attention reads it.
-READ_BY = {
-    "rope": lambda a: a.position == "rope",
-    "t5_buckets": lambda a: a.position == "t5",
-    "t5_distance": lambda a: a.position == "t5",
-    "lambdas": lambda a: a.kind == "lambda",
-    "memory_heads": lambda a: a.memory_slots,
-    "span_ramp": lambda a: a.span == "adaptive",
-    "qk_norm_over": lambda a: a.qk_norm != "none",
-    "output_bias": lambda a: a.bias,
-}
 
 
 class Difference(NamedTuple):
@@ -76,34 +65,25 @@ def meaning(model: ModelConfig) -> dict:
 
 
 def _block(block: BlockConfig, model: ModelConfig) -> dict:
-    found = {name: value for name, value in paths_of(block).items() if "." not in name and name not in BLOCK}
+    idle = unread(block, model)
+    own = {name: value for name, value in paths_of(block).items() if name not in idle}
+    found = {name: value for name, value in own.items() if "." not in name and name not in BLOCK}
     found["layout"] = next(name for name, layout in LAYOUTS.items() if layout == LAYOUTS[block.layout])
     for sublayer in LAYOUTS[block.layout].sublayers:
         for place in sublayer.norms:
             found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
-    if not block.norm_gain:
-        del found["norm_offset"]
-    return found | _attention(block.attention, model.width) | _feed_forward(block.feed_forward)
+    unused = {f"attention.{name}" for name in ATTENTION} | {f"feed_forward.{name}" for name in FEED_FORWARD}
+    unused |= {f"feed_forward.moe.{name}" for name in MOE}
+    found |= {path: value for path, value in own.items() if "." in path and path not in unused}
+    found = {path: value for path, value in found.items() if not (path.startswith("norms.") and value == "")}
+    return found | _computed(block, model.width)
 
 
-def _attention(a, width: int) -> dict:
-    unread = ATTENTION | {name for name, reads in READ_BY.items() if not reads(a)}
-    found = {f"attention.{path}": value for path, value in paths_of(a).items() if path.split(".")[0] not in unread}
-    found["attention.scale"] = logit_scale(a, width)
+def _computed(block: BlockConfig, width: int) -> dict:
+    """Options by the numbers that they come to."""
+    a, f, found = block.attention, block.feed_forward, {}
+    if a.kind == "softmax":
+        found["attention.scale"] = logit_scale(a, width)
     if a.position == "rope":
-        found.pop("attention.rope.fraction")
         found["attention.rope.size"] = rotary_size(a.head_size, a.rope.fraction)
-        keep = {"none": (), "linear": ("factor",)}.get(a.rope.scaling)
-        scaling = {"factor", "low_frequency", "high_frequency", "original_length", "attention_factor"}
-        for name in scaling - set(scaling if keep is None else keep):
-            found.pop(f"attention.rope.{name}", None)
-    return found
-
-
-def _feed_forward(f) -> dict:
-    found = {
-        f"feed_forward.{name}": value for name, value in paths_of(f).items() if name.split(".")[0] not in FEED_FORWARD
-    }
-    unused = {f"feed_forward.moe.{name}" for name in (MOE if f.kind == "moe" else vars(f.moe))}
-    found = {path: value for path, value in found.items() if path not in unused}
     return found | ({"feed_forward.moe.bias": f.moe.balance == "bias"} if f.kind == "moe" else {})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama
-from xfresearch.interop.family import Key
+from xfresearch.interop.family import BIASES, Key
 
 CLIP = Key("clip_qkv", "*.attention.clip", 0.0, write=lambda clip: clip or None)
 
@@ -21,7 +21,7 @@ FAMILY = replace(
     keys=(
         *(key for key in llama.KEYS if key.theirs != "rms_norm_eps"),
         Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
-        Key("attention_bias", "*.attention.bias", False),
+        Key("attention_bias", "*.attention.bias", False, BIASES),
         CLIP,
     ),
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama
-from xfresearch.interop.family import Key, norm, row
+from xfresearch.interop.family import BIASES, Key, norm, row
 
 QK_NORMS = (
     row("model.layers.{layer}.self_attn.q_norm.weight", "HK", "attention/query_norm/gain"),
@@ -20,7 +20,7 @@ FAMILY = replace(
         *llama.KEYS,
         Key("rms_norm_eps", "*.norm_epsilon", 1e-5),
         Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
-        Key("attention_bias", "*.attention.bias", False),
+        Key("attention_bias", "*.attention.bias", False, BIASES),
     ),
     rows=(
         *llama.EMBEDDING,

@@ -7,7 +7,7 @@ Its heads share the width: it has no `head_dim`.
 from dataclasses import replace
 
 from xfresearch.interop import llama
-from xfresearch.interop.family import Key, row
+from xfresearch.interop.family import BIASES, Key, row
 from xfresearch.interop.olmo import CLIP
 from xfresearch.interop.olmo2 import QK_NORM, QK_NORMS
 
@@ -23,7 +23,7 @@ FAMILY = replace(
         Key("max_position_embeddings", "max_length", 4096),
         Key("rms_norm_eps", "*.norm_epsilon", 1e-5),
         Key("hidden_act", "*.feed_forward.moe.expert", "silu", llama.GATED),
-        Key("attention_bias", "*.attention.bias", False),
+        Key("attention_bias", "*.attention.bias", False, BIASES),
         Key("num_experts", "*.feed_forward.moe.experts", 64),
         Key("num_experts_per_tok", "*.feed_forward.moe.top_k", 8),
         Key("norm_topk_prob", "*.feed_forward.moe.renormalise", False),

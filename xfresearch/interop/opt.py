@@ -1,7 +1,7 @@
 """OPT (Zhang et al. 2022): GPT-2 with ReLU, matrices of its own for queries, keys and values, and a table of positions whose
 first two rows no position reads. One of its sizes has its norms after the sublayers, and then none before the head."""
 
-from xfresearch.interop.family import Family, Key, linear, norm, row
+from xfresearch.interop.family import BIASES, Family, Key, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN
 
 LAYER = "model.decoder.layers.{layer}"
@@ -26,7 +26,7 @@ FAMILY = Family(
         Key("layer_norm_elementwise_affine", "*.norm_gain", True),
         Key("layer_norm_elementwise_affine", "*.norm_bias", True),
         Key("num_attention_heads", "*.attention.heads", 12),
-        Key("enable_bias", "*.attention.bias", True),
+        Key("enable_bias", "*.attention.bias", True, BIASES),
         Key("enable_bias", "*.feed_forward.bias", True),
         Key("ffn_dim", "*.feed_forward.hidden", 3072),
         Key("activation_function", "*.feed_forward.kind", "relu", PLAIN),

@@ -3,6 +3,7 @@ RoPE in halves on a part of each head."""
 
 from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN
+from xfresearch.models.sizes import PROJECTIONS
 
 LAYER = "model.layers.{layer}"
 
@@ -16,7 +17,7 @@ FAMILY = Family(
         "*.norm": "layer",
         "*.norm_bias": True,
         "*.attention.position": "rope",
-        "*.attention.bias": True,
+        "*.attention.bias": PROJECTIONS,
         "*.feed_forward.bias": True,
     },
     keys=(

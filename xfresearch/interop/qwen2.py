@@ -17,7 +17,7 @@ FAMILY = replace(
     llama.FAMILY,
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    fixed=llama.FIXED | {"*.attention.bias": True, "*.attention.output_bias": False},
+    fixed=llama.FIXED | {"*.attention.bias": ("query", "key", "value")},
     keys=(
         *llama.KEYS,
         Key("max_position_embeddings", "max_length", 32768),

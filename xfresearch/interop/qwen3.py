@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama, qwen2
-from xfresearch.interop.family import Key, row
+from xfresearch.interop.family import BIASES, Key, row
 
 QK_NORMS = (
     row("model.layers.{layer}.self_attn.q_norm.weight", "K", "attention/query_norm/gain"),
@@ -18,7 +18,7 @@ FAMILY = replace(
     keys=(
         *qwen2.FAMILY.keys,
         Key("head_dim", "*.attention.head_size", 128),
-        Key("attention_bias", "*.attention.bias", False),
+        Key("attention_bias", "*.attention.bias", False, BIASES),
     ),
     rows=(*llama.FAMILY.rows, *QK_NORMS),
 )

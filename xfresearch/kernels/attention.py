@@ -2,7 +2,9 @@
 
     w = softmax([cap(scale q Mk^T), cap(scale q k^T) + bias])        o = w [Mv; v]        cap(x) = c tanh(x / c), or x
 
-Memory slots have no position and no batch dimension; every query sees all of them. A query at absolute position p sees
+Memory slots have no position and no batch dimension; every query sees all of them. Where queries and keys are rotated by
+their positions, slots meet the queries as they were before the rotation (`memory_q_BLHK`): their logits would depend on the
+absolute position otherwise. A query at absolute position p sees
 the keys of its own segment at distances d = p - s from `nearest` (0, or 1 where it does not see itself) on, `window` of
 them. Keys and values may have numbers of heads of their own; each serves H / G query heads.
 
@@ -21,7 +23,7 @@ from xfresearch.kernels.blocked_attention import blocked
 from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
-from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight
+from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight, Slots
 from xfresearch.models.partition import compute_capability, constrain, platform
 
 __all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
@@ -183,6 +185,16 @@ def describe(
     )
 
 
+def _scaled(factor: float, q_BLHK, memory: Slots | None):
+    """The queries, and those that meet the memory, times `factor`."""
+
+    def scale(q):
+        return q * jnp.asarray(factor, q.dtype)
+
+    own = None if memory is None else memory.query
+    return scale(q_BLHK), memory if own is None else memory._replace(query=scale(own))
+
+
 FUSED = ("splash", "cudnn", "pallas", "chunked", "ring")  # all of one signature
 
 
@@ -197,6 +209,7 @@ def attention(
     v_BSGV,
     *,
     memory=None,
+    memory_q_BLHK=None,
     q_segments_BL=None,
     k_segments_BS=None,
     q_offset=0,
@@ -214,6 +227,7 @@ def attention(
     """o_BLHV, in q's dtype; softmax in float32 (float64 for float64 inputs). A query that sees nothing gets 0.
 
     memory: (mk_MGK, mv_MGV), keys and values that every query sees, in the same softmax.
+    memory_q_BLHK: the queries that meet the memory; q_BLHK itself unless given.
     segments: integers; a query sees the keys of equal ones only (and the memory always). Both or neither.
     q_offset: position of the first query, keys being at 0 to S - 1; a number or a traced scalar.
     scale: factor of the logits, 1/sqrt(K) unless given.
@@ -230,13 +244,15 @@ def attention(
     call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, sight, altered, mesh)
     name = choose_attention(call, implementation).name
     (L, K), S = (q_BLHK.shape[1], q_BLHK.shape[3]), k_BSGK.shape[1]
+    if memory is not None:
+        memory = Slots(memory_q_BLHK, *memory)
     if name in FUSED:
-        q_BLHK = (q_BLHK * (1 / math.sqrt(K) if scale is None else scale)).astype(q_BLHK.dtype)
+        q_BLHK, memory = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, memory)
         capped = {"softcap": softcap} if softcap else {}  # splash and chunked alone are chosen then
         return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh, **capped)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
-        q_BLHK = q_BLHK * jnp.asarray(scale * math.sqrt(K), q_BLHK.dtype)
+        q_BLHK, memory = _scaled(scale * math.sqrt(K), q_BLHK, memory)
     if name == "blocked":
         return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mesh)
     rest = {"softcap": softcap, "bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}

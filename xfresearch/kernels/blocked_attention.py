@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.on_mesh import on_mesh
-from xfresearch.kernels.sight import CAUSAL, softmax_dtype, visible
+from xfresearch.kernels.sight import CAUSAL, Slots, softmax_dtype, visible
 
 BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
 
@@ -30,9 +30,13 @@ def _in_parts(_, q_BLHK, k_BSGK, v_BSGK, memory, segments):
     def split(x):
         return jnp.split(x, count)
 
-    parts_of_segments = list(zip(*map(split, segments), strict=True)) if segments else [None] * count
-    parts = zip(split(q_BLGRK), split(k_BSGK), split(v_BSGK), parts_of_segments, strict=True)
-    return jnp.concatenate([_blocked(q, k, v, memory, s) for q, k, v, s in parts]).reshape(q_BLHK.shape)
+    parts_of_memory, parts_of_segments = [memory] * count, [None] * count
+    if memory is not None and memory.query is not None:
+        parts_of_memory = [memory._replace(query=q) for q in split(memory.query.reshape(q_BLGRK.shape))]
+    if segments:
+        parts_of_segments = list(zip(*map(split, segments), strict=True))
+    parts = zip(split(q_BLGRK), split(k_BSGK), split(v_BSGK), parts_of_memory, parts_of_segments, strict=True)
+    return jnp.concatenate([_blocked(*part) for part in parts]).reshape(q_BLHK.shape)
 
 
 @jax.custom_vjp
@@ -60,17 +64,19 @@ def _unrows(parts, shape):
 def _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
     R = q_BLGRK.shape[3]
     q, k, v = _rows(q_BLGRK), k_BSGK.transpose(2, 0, 1, 3), v_BSGK.transpose(2, 0, 1, 3)
+    own = None if memory is None or memory.query is None else _rows(memory.query)
     outputs, saved = [], []
     for start, end in _spans(q_BLGRK.shape[1]):
         part = segments and (segments[0][:, start:end], segments[1][:, :end])
         distance_LS = jnp.arange(start, end)[:, None] - jnp.arange(end)
         mask_BNS = jnp.repeat(visible(distance_LS, CAUSAL, part), R, 1)
-        rows = q[:, :, start * R : end * R]
-        o, weights = _block_forward(rows, k[:, :, :end], v[:, :, :end], memory, mask_BNS, segments is not None)
+        rows = slice(None), slice(None), slice(start * R, end * R)
+        slots = memory and memory._replace(query=q[rows] if own is None else own[rows])
+        o, weights = _block_forward(q[rows], k[:, :, :end], v[:, :, :end], slots, mask_BNS, segments is not None)
         outputs.append(o)
         saved.append(weights)
     o_BLGRK = _unrows(outputs, q_BLGRK.shape).astype(q.dtype)
-    return o_BLGRK, (q, k, v, memory, o_BLGRK, saved)
+    return o_BLGRK, (q, k, v, memory and memory._replace(query=own), o_BLGRK, saved)
 
 
 def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
@@ -79,7 +85,7 @@ def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
     logits = jnp.where(mask_BNS, logits, jnp.finfo(wide).min)
     top, to_memory, pm = logits.max(-1, keepdims=True), None, None
     if memory is not None:
-        to_memory = jnp.einsum("GBNK,MGK->GBNM", q_GBNK, memory[0], preferred_element_type=wide) * scale
+        to_memory = jnp.einsum("GBNK,MGK->GBNM", memory.query, memory.key, preferred_element_type=wide) * scale
         top = jnp.maximum(top, to_memory.max(-1, keepdims=True))
     p = jnp.exp(logits - top)
     if empty_rows:
@@ -90,7 +96,7 @@ def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
         pm = jnp.exp(to_memory - top)
         total += pm.sum(-1, keepdims=True)
         pm = pm.astype(dtype)
-        o += jnp.einsum("GBNM,MGK->GBNK", pm, memory[1], preferred_element_type=wide)
+        o += jnp.einsum("GBNM,MGK->GBNK", pm, memory.value, preferred_element_type=wide)
     reciprocal = 1 / jnp.where(total > 0, total, 1)
     return o * reciprocal, (p.astype(dtype), pm, reciprocal)
 
@@ -99,16 +105,21 @@ def _blocked_backward(residuals, do_BLGRK):
     q, k, v, memory, o_BLGRK, saved = residuals
     (L, _, R), wide = o_BLGRK.shape[1:4], softmax_dtype(q)
     do, delta = _rows(do_BLGRK), _rows((do_BLGRK.astype(wide) * o_BLGRK).sum(-1, keepdims=True))
+    own = memory is not None and memory.query is not None  # slots have met queries of their own
     blocks = []
     for (start, end), weights in zip(_spans(L), saved, strict=True):
-        rows = (slice(None), slice(None), slice(start * R, end * R))
-        blocks.append(_block_backward(q[rows], k[:, :, :end], v[:, :, :end], memory, weights, do[rows], delta[rows]))
-    dq, dk, dv, dmemory = zip(*blocks, strict=True)
+        rows = slice(None), slice(None), slice(start * R, end * R)
+        slots = memory and memory._replace(query=memory.query[rows] if own else q[rows])
+        blocks.append(_block_backward(q[rows], k[:, :, :end], v[:, :, :end], slots, weights, do[rows], delta[rows]))
+    dq, dk, dv, dslots = zip(*blocks, strict=True)
+    if memory is not None:
+        dq_memory, dmk, dmv = zip(*dslots, strict=True)
+        dq = dq if own else [a + b for a, b in zip(dq, dq_memory, strict=True)]
+        dq_memory = _unrows(dq_memory, o_BLGRK.shape).astype(q.dtype) if own else None
+        dslots = Slots(dq_memory, sum(dmk).astype(memory.key.dtype), sum(dmv).astype(memory.value.dtype))
     dq_BLGRK = _unrows(dq, o_BLGRK.shape).astype(q.dtype)
     dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 2, 0, 3).astype(q.dtype) for x in (dk, dv))
-    if memory is not None:
-        dmemory = tuple(sum(x).astype(m.dtype) for x, m in zip(zip(*dmemory, strict=True), memory, strict=True))
-    return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dmemory, None
+    return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dslots, None
 
 
 def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1):
@@ -122,12 +133,12 @@ def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1
     dv = jnp.einsum("GBNS,GBNK->GBSK", p, g, preferred_element_type=wide)
     if memory is None:
         return dq, dk, dv, None
-    dp = jnp.einsum("GBNK,MGK->GBNM", g, memory[1], preferred_element_type=wide)
+    dp = jnp.einsum("GBNK,MGK->GBNM", g, memory.value, preferred_element_type=wide)
     ds = (pm * (dp - delta) * scale).astype(dtype)
-    dq += jnp.einsum("GBNM,MGK->GBNK", ds, memory[0], preferred_element_type=wide)
-    dmk = jnp.einsum("GBNM,GBNK->MGK", ds, q_GBNK, preferred_element_type=wide)
+    dq_memory = jnp.einsum("GBNM,MGK->GBNK", ds, memory.key, preferred_element_type=wide)
+    dmk = jnp.einsum("GBNM,GBNK->MGK", ds, memory.query, preferred_element_type=wide)
     dmv = jnp.einsum("GBNM,GBNK->MGK", pm, g, preferred_element_type=wide)
-    return dq, dk, dv, (dmk, dmv)
+    return dq, dk, dv, (dq_memory, dmk, dmv)
 
 
 def _sum_prefixes(parts, length: int):

@@ -81,14 +81,17 @@ def chunked_part(sight: Sight, softcap=0.0) -> Part:
 
 def with_memory(context: tuple, q_BLHK, memory, softcap=0.0):
     """o_BLHV of `context`, a part with its keys and values and its constants, and of the slots where there are some."""
-    found = [context] if memory is None else [context, memory_part(q_BLHK, memory, softcap)]
+    if memory is None:
+        found, queries = [context], (q_BLHK,)
+    else:
+        found, queries = [context, memory_part(q_BLHK, memory, softcap)], (q_BLHK, memory.met_by(q_BLHK))
     parts, keys_values, constants = zip(*found, strict=True)
-    return merged(parts, q_BLHK, keys_values, constants)
+    return merged(parts, queries, keys_values, constants)
 
 
 def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots alone: the part, its keys and values, its constants."""
-    return folded(chunked_part(EVERYTHING, softcap)), tuple(m[None] for m in memory), (None, 0)
+    return folded(chunked_part(EVERYTHING, softcap)), (memory.key[None], memory.value[None]), (None, 0)
 
 
 def ring_parts(q_BLHK, sight: Sight, steps: int):

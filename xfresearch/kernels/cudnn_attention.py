@@ -23,8 +23,8 @@ def cudnn(q_BLHK, k_BSGK, v_BSGK, memory, segments, sight: Sight, mesh=None):
     def local(_, q, k, v, memory, segments):
         if memory is None:
             return jax.nn.dot_product_attention(q, k, v, **settings)
-        slots = tuple(m[None] for m in memory)
-        return merged((cudnn_part(sight), folded(cudnn_part(EVERYTHING))), q, ((k, v), slots), (None, None))
+        parts, slots = (cudnn_part(sight), folded(cudnn_part(EVERYTHING))), (memory.key[None], memory.value[None])
+        return merged(parts, (q, memory.met_by(q)), ((k, v), slots), (None, None))
 
     # By hand: JAX's own way to cut it refuses one key-value head, which all devices have, beside queries of theirs alone.
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGK, memory, None, keys="S")

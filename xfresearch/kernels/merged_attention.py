@@ -18,8 +18,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.sight import softmax_dtype
-
 
 class Part(NamedTuple):
     """Attention to one set of keys. `constants` is what is not differentiated: segments, masks."""
@@ -29,25 +27,27 @@ class Part(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def merged(parts: tuple[Part, ...], q_BLHK, keys_values: tuple, constants: tuple):
-    """o_BLHV of all parts together: keys_values[i] and constants[i] are those of parts[i]."""
-    return _forward(parts, q_BLHK, keys_values, constants)[0]
+def merged(parts: tuple[Part, ...], queries: tuple, keys_values: tuple, constants: tuple):
+    """o_BLHV of all parts together: queries[i], keys_values[i] and constants[i] are those of parts[i]. Queries differ where
+    one part's are rotated by their positions and another's are not."""
+    return _forward(parts, queries, keys_values, constants)[0]
 
 
-def _forward(parts, q_BLHK, keys_values, constants):
-    found = [part.forward(q_BLHK, *kv, c) for part, kv, c in zip(parts, keys_values, constants, strict=True)]
-    o, lse = merge(found)
-    return o.astype(q_BLHK.dtype), (q_BLHK, keys_values, constants, o.astype(q_BLHK.dtype), lse)
+def _forward(parts, queries, keys_values, constants):
+    each = zip(parts, queries, keys_values, constants, strict=True)
+    o, lse = merge([part.forward(q_BLHK, *kv, c) for part, q_BLHK, kv, c in each])
+    o = o.astype(queries[0].dtype)
+    return o, (queries, keys_values, constants, o, lse)
 
 
 def _backward(parts, residuals, do_BLHV):
-    q_BLHK, keys_values, constants, o, lse = residuals
-    dq, gradients = 0, []
-    for part, kv, c in zip(parts, keys_values, constants, strict=True):
-        dq_part, *rest = part.backward(q_BLHK, *kv, c, o, lse, do_BLHV)
-        dq += dq_part.astype(softmax_dtype(q_BLHK))
+    queries, keys_values, constants, o, lse = residuals
+    dqs, gradients = [], []
+    for part, q_BLHK, kv, c in zip(parts, queries, keys_values, constants, strict=True):
+        dq, *rest = part.backward(q_BLHK, *kv, c, o, lse, do_BLHV)
+        dqs.append(dq.astype(q_BLHK.dtype))
         gradients.append(tuple(d.astype(x.dtype) for d, x in zip(rest, kv, strict=True)))
-    return dq.astype(q_BLHK.dtype), tuple(gradients), None
+    return tuple(dqs), tuple(gradients), None
 
 
 merged.defvjp(_forward, _backward)

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.sight import Slots
 from xfresearch.models.partition import activation_spec
 
 
@@ -17,14 +18,16 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
     if mesh is None:
         return local(extra, q_BLHK, k, v, memory, segments)
     spec = partial(activation_spec, mesh)
-    slots = spec("MGK", memory[0].shape) if memory else None
+    slots = None
+    if memory is not None:
+        slots = Slots(None if memory.query is None else spec("BLHK", q_BLHK.shape), *[spec("MGK", memory.key.shape)] * 2)
     documents = (spec("BL", q_BLHK.shape[:2]), spec(f"B{keys}", k.shape[:2])) if segments else None
     run = jax.shard_map(
         local,
         mesh=mesh,
         in_specs=(
             *(extra_spec, spec("BLHK", q_BLHK.shape), spec(f"B{keys}GK", k.shape), spec(f"B{keys}GK", v.shape)),
-            *((slots, slots) if memory else None, documents),
+            *(slots, documents),
         ),
         out_specs=spec("BLHK", q_BLHK.shape),
         check_vma=False,  # Pallas calls do not say over which axes their outputs vary
@@ -34,12 +37,13 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
 
 def share_heads(k_BSGK, v_BSGV, memory):
     """Keys, values and memory slots with one number of heads, those of fewer heads repeated."""
-    G = math.lcm(k_BSGK.shape[2], v_BSGV.shape[2], *(m.shape[1] for m in memory or ()))
+    own = () if memory is None else (memory.key, memory.value)
+    G = math.lcm(k_BSGK.shape[2], v_BSGV.shape[2], *(m.shape[1] for m in own))
 
     def repeat(x):
         return x if x.shape[-2] == G else jnp.repeat(x, G // x.shape[-2], -2)
 
-    return repeat(k_BSGK), repeat(v_BSGV), memory and tuple(map(repeat, memory))
+    return repeat(k_BSGK), repeat(v_BSGV), memory and Slots(memory.query, *map(repeat, own))
 
 
 def pad(x, length: int, fill=0):

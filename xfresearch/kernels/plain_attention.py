@@ -13,16 +13,17 @@ from xfresearch.kernels.softcap import softcapped
 
 
 def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap, bias, shaping, dropout, tap):
-    dtype, wide, M = q_BLHK.dtype, softmax_dtype(q_BLHK), 0 if memory is None else memory[0].shape[0]
+    dtype, wide, M = q_BLHK.dtype, softmax_dtype(q_BLHK), 0 if memory is None else memory.key.shape[0]
     mask_BLS = visible(distance_LS, sight, segments)
     mask_BHLS = None if mask_BLS is None else mask_BLS[:, None]
-    logits_BHLS = softcapped(_scores(q_BLHK, k_BSGK), softcap)
+    logits_BHLS = softcapped(scores(q_BLHK, k_BSGK), softcap)
     if bias is not None:
         logits_BHLS += bias(q_BLHK, distance_LS).astype(wide)
     if mask_BHLS is not None:
         logits_BHLS = jnp.where(mask_BHLS, logits_BHLS, jnp.finfo(wide).min)
     if memory is not None:
-        logits_BHLS = jnp.concatenate([softcapped(_scores(q_BLHK, memory[0]), softcap), logits_BHLS], -1)
+        to_memory = softcapped(scores(memory.met_by(q_BLHK), memory.key), softcap)
+        logits_BHLS = jnp.concatenate([to_memory, logits_BHLS], -1)
     weights = jax.nn.softmax(logits_BHLS, -1)
     rate, key = dropout
     if rate > 0:
@@ -33,17 +34,17 @@ def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap,
     if shaping is not None:
         to_context = _shape(shaping, to_context, mask_BHLS, distance_LS)
     to_context = tap("weights", to_context) if tap else to_context
-    o_BLHV = _mix(to_context.astype(dtype), v_BSGV)
+    o_BLHV = mix(to_context.astype(dtype), v_BSGV)
     if memory is not None:
         to_memory = tap("coefficients", to_memory) if tap else to_memory
-        o_BLHV += _mix(to_memory.astype(dtype), memory[1])
+        o_BLHV += mix(to_memory.astype(dtype), memory.value)
     return o_BLHV.astype(dtype)
 
 
 # Query heads that share keys are one matrix of rows (r, l): with R and L apart, XLA on CPU takes 1.5 times as long.
 
 
-def _scores(q_BLHK, k):
+def scores(q_BLHK, k):
     """Logits [B, H, L, S] of keys [B, S, G, K], or [M, G, K] for every sequence."""
     (B, L, H, K), (S, G) = q_BLHK.shape, k.shape[-3:-1]
     q_BGNK = q_BLHK.transpose(0, 2, 1, 3).reshape(B, G, -1, K)
@@ -51,7 +52,7 @@ def _scores(q_BLHK, k):
     return jnp.einsum(product, q_BGNK, k, preferred_element_type=softmax_dtype(k)).reshape(B, H, L, S) / math.sqrt(K)
 
 
-def _mix(w_BHLS, v):
+def mix(w_BHLS, v):
     """Weighted sums [B, L, H, V] of values [B, S, G, V], or [M, G, V] for every sequence."""
     (B, H, L, S), (G, V) = w_BHLS.shape, v.shape[-2:]
     product = "BGNS,BSGV->BGNV" if v.ndim == 4 else "BGNS,SGV->BGNV"
@@ -80,6 +81,8 @@ def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest):
         before = jnp.pad(own[:, :-1], ((0, 0), (1, 0)) + ((0, 0),) * (own.ndim - 2), constant_values=fill)
         return jnp.concatenate([before, own], 2).reshape(B * count, 2 * b, *x.shape[2:])
 
+    if memory is not None and memory.query is not None:
+        memory = memory._replace(query=queries(memory.query))
     q_segments, k_segments = segments or (jnp.zeros((B, L), jnp.int32),) * 2
     inside = queries(q_segments, -1), keys(k_segments, -2)  # what is padded is seen by nobody
     distance_LS = (b + jnp.arange(b))[:, None] - jnp.arange(2 * b)

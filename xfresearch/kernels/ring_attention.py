@@ -44,7 +44,10 @@ def ring(q_BLHK, k_BLGK, v_BLGV, memory, segments, sight: Sight, mesh):
 
     def local(_, q, k, v, memory, segments):
         parts, constants = kernels.ring_parts(q, sight, steps)
-        part, slots, memory_constants = kernels.memory_part(q, memory) if memory else (None, None, None)
+        part = slots = memory_constants = None
+        if memory is not None:
+            part, keys_values, memory_constants = kernels.memory_part(q, memory)
+            slots = (memory.met_by(q), *keys_values)
         settings = Ring(parts, devices, sight.causal, part)
         return _ring(settings, q, (k, v), slots, (segments, constants, memory_constants))
 
@@ -67,7 +70,7 @@ def _ring(settings: Ring, q_BLHK, keys_values, slots, constants):
 def _forward(settings, q_BLHK, keys_values, slots, constants):
     segments, of_steps, of_memory = constants
     q_ids, ids = segments or (None, None)
-    whole = None if slots is None else settings.memory.forward(q_BLHK, *slots, of_memory)
+    whole = None if slots is None else settings.memory.forward(*slots, of_memory)
     travelling = (*keys_values, ids)
     for t, part in enumerate(settings.steps):
         travelling = _pass_on(settings, travelling, 1) if t else travelling
@@ -85,8 +88,7 @@ def _backward(settings, residuals, do_BLHV):
     q_ids, ids = segments or (None, None)
     dq, dslots = jnp.zeros(q_BLHK.shape, softmax_dtype(q_BLHK)), None
     if slots is not None:
-        dq_memory, *dslots = settings.memory.backward(q_BLHK, *slots, of_memory, *of_whole, do_BLHV)
-        dq, dslots = dq + dq_memory, _like(dslots, slots)
+        dslots = _like(settings.memory.backward(*slots, of_memory, *of_whole, do_BLHV), slots)
     gradients = tuple(jnp.zeros(x.shape, softmax_dtype(x)) for x in keys_values)
     travelling = (*keys_values, ids, gradients)
     for t, part in enumerate(settings.steps):

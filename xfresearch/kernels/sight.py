@@ -39,6 +39,18 @@ class Shaping(NamedTuple):
     uniform_H: jax.Array | float
 
 
+class Slots(NamedTuple):
+    """Persistent memory as a kernel has it: keys and values that every query sees, without position or batch dimension."""
+
+    query: jax.Array | None  # [B, L, H, K], the queries that meet the slots; None: those that meet the tokens
+    key: jax.Array  # [M, G, K]
+    value: jax.Array  # [M, G, V]
+
+    def met_by(self, q_BLHK):
+        """The queries that meet the slots, where `q` meets the tokens."""
+        return q_BLHK if self.query is None else self.query
+
+
 def visible(distance_LS, sight: Sight, segments):
     """Who sees whom: [B or 1, L, S], or None where everyone sees everyone. segments: of queries and of keys, or None."""
     seen = sight.sees(distance_LS)

@@ -1,7 +1,8 @@
 """Attention on TPU by JAX's splash kernel, which computes its mask inside and skips what it hides.
 
 Keys are [memory; tokens]. Where documents are packed, memory and tokens are two calls, merged: the kernel's segments are
-equal or not, and every document sees the memory. Lengths are padded to what the kernel's blocks need.
+equal or not, and every document sees the memory. So they are where the memory meets other queries than the tokens do (those
+before RoPE). Lengths are padded to what the kernel's blocks need.
 
 On a mesh each device has its own sequences, heads and queries, and all keys.
 """
@@ -31,7 +32,9 @@ def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, so
     q, k, v = (pad(x, length) for x in (q_BLHK, k_BSGK, v_BSGV))
     if segments is not None:
         segments = pad(segments[0], length, -1), pad(segments[1], length, -1)
-    joined = 0 if memory is None or segments is not None else memory[0].shape[0]  # slots among the kernel's keys
+    joined = memory.key.shape[0] if _joins(memory, segments) else 0  # slots among the kernel's keys
+    if memory is not None and memory.query is not None:
+        memory = memory._replace(query=pad(memory.query, length))
     heads = q.shape[2] // (1 if mesh is None else mesh.shape["tensor"])
     mask = SightMask(length, padded(joined + length, LANES), sight, seen=L, slots=joined)
     kernel = make_kernel(mask, heads, shards, softcap)
@@ -42,25 +45,30 @@ def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, so
 
 def _local(softcap, kernel, q_BLHK, k_BSGK, v_BSGV, memory, segments):
     """What one device computes: its sequences, its heads, its queries, all keys."""
-    B = q_BLHK.shape[0]
-    if memory is not None and segments is None:
+    B, joined = q_BLHK.shape[0], _joins(memory, segments)
+    if joined:
         k_BSGK, v_BSGV = (
             jnp.concatenate([jnp.broadcast_to(m, (B, *m.shape)), x], 1)
-            for m, x in zip(memory, (k_BSGK, v_BSGV), strict=True)
+            for m, x in ((memory.key, k_BSGK), (memory.value, v_BSGV))
         )
         k_BSGK, v_BSGV = (pad(x, padded(x.shape[1], LANES)) for x in (k_BSGK, v_BSGV))
-    if memory is None or segments is None:
+    if memory is None or joined:
         ids = None if segments is None else kernels.SegmentIds(*segments)
         return _heads_first(jax.vmap(kernel)(*map(_heads_first, (q_BLHK, k_BSGK, v_BSGV)), ids))
     part, slots, constants = memory_part(q_BLHK, memory, softcap)
-    parts = (splash_part(kernel), part)
-    return merged(parts, q_BLHK, ((k_BSGK, v_BSGV), slots), ((segments, infos(kernel)), constants))
+    parts, queries = (splash_part(kernel), part), (q_BLHK, memory.met_by(q_BLHK))
+    return merged(parts, queries, ((k_BSGK, v_BSGV), slots), ((segments, infos(kernel)), constants))
+
+
+def _joins(memory, segments) -> bool:
+    """Whether slots and tokens are the keys of one call."""
+    return memory is not None and memory.query is None and segments is None
 
 
 def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots alone: the part, its keys and values, its constants."""
-    (B, L, H, _), M = q_BLHK.shape, memory[0].shape[0]
-    slots = tuple(pad(m[None], padded(M, LANES)) for m in memory)
+    (B, L, H, _), M = q_BLHK.shape, memory.key.shape[0]
+    slots = tuple(pad(m[None], padded(M, LANES)) for m in (memory.key, memory.value))
     kernel = make_kernel(SightMask(B * L, padded(M, LANES), EVERYTHING, seen=M), H, 1, softcap)
     return folded(splash_part(kernel)), slots, (None, infos(kernel))
 

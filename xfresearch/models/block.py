@@ -16,6 +16,7 @@ from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, site_block, skip_scale
+from xfresearch.models.linear import times
 from xfresearch.models.norms import Norm
 from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
 
@@ -56,7 +57,7 @@ class Block(nnx.Module):
             y_BLD, caches[name], more = getattr(self, name)(sources["before"], place, cache and cache[name])
             y_BLD = place.dropout(self._norm(name, "out", y_BLD), self.dropout, name)
             if sublayer.gain:
-                y_BLD = getattr(self, f"{name}_gain")[...].astype(y_BLD.dtype) * y_BLD
+                y_BLD = times(y_BLD, getattr(self, f"{name}_gain")[...])
             y_BLD = place.tap("out", y_BLD)
             x_BLD = y_BLD if sublayer.skip == "none" else self.skip_scale * sources[sublayer.skip] + y_BLD
             if sum_BLD is not None and not (self.layout.fused and name == "attention"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from flax import nnx
 
 from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
-from xfresearch.models.feed_forward import input_width
+from xfresearch.models.feed_forward import input_width, value_std
 from xfresearch.models.layouts import inner_scale, output_scale
 from xfresearch.models.linear import draw, kernel_std
 from xfresearch.models.variants import ACTIVATIONS, load
@@ -36,7 +36,7 @@ class Experts(nnx.Module):
         into, std = (moe.experts, D, F), inner_scale(model, block) * kernel_std(model, D)
         self.up = nnx.Param(draw(rngs.params(), into, std, model))
         self.gate = nnx.Param(draw(rngs.params(), into, std, model)) if activation.gated else None
-        std = output_scale(model, block) * kernel_std(model, F)
+        std = output_scale(model, block, "feed_forward") * value_std(model, moe.expert, F)
         self.down = nnx.Param(draw(rngs.params(), (moe.experts, F, model.width), std, model))
 
     @property

@@ -11,7 +11,7 @@ from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.grouped_matmul import Call as Product
 from xfresearch.kernels.grouped_matmul import choose_grouped_matmul
 from xfresearch.models.partition import platform
-from xfresearch.models.sizes import head_sizes, slot_heads
+from xfresearch.models.sizes import head_sizes, slot_heads, softmax_slots
 
 
 def attention_choices(config: Config, mesh=None) -> dict[str, Choice]:
@@ -61,8 +61,8 @@ def attention_call(model: ModelConfig, block: BlockConfig, length: int, segments
 
     q, k = shape(1, length, a.heads, sizes.qk), shape(1, length, sizes.key_heads, sizes.qk)
     v = shape(1, length, sizes.value_heads, sizes.v)
-    slots = a.memory_slots, slot_heads(a)
-    memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if a.memory_slots else None
+    slots = softmax_slots(a), slot_heads(a)
+    memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if softmax_slots(a) else None
     biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
     altered = alteration(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
     sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
@@ -79,8 +79,11 @@ def with_kernels(model: ModelConfig, attention: str, moe: str) -> ModelConfig:
     """`model` with these kernels of attention and of experts in every block."""
 
     def asking(block: BlockConfig) -> BlockConfig:
-        f = block.feed_forward
-        feed_forward = replace(f, moe=replace(f.moe, kernel=moe))
-        return replace(block, attention=replace(block.attention, kernel=attention), feed_forward=feed_forward)
+        if block.attention.kind == "softmax":
+            block = replace(block, attention=replace(block.attention, kernel=attention))
+        if block.feed_forward.kind == "moe":
+            f = block.feed_forward
+            block = replace(block, feed_forward=replace(f, moe=replace(f.moe, kernel=moe)))
+        return block
 
     return replace(model, blocks={name: asking(block) for name, block in model.blocks.items()})

@@ -54,10 +54,16 @@ LAYOUTS = {
     "no_norm_between": Layout((_ATTENTION, Sublayer("feed_forward"))),
     # x + f(heads(norm(x))): no W_O, residual or norm between heads and W_1
     "fused_output": Layout((_SKIPLESS, Sublayer("feed_forward", skip="block")), fused=True),
+    # x + f(a(norm(x))): W_O, and no residual or norm between it and W_1; the control of fused_output
+    "no_residual_between": Layout((_SKIPLESS, Sublayer("feed_forward", skip="block"))),
+    # f(norm(a(norm(x)))): no skip at all; Graef 2024 removes matrices where there is no norm either
+    "no_skip": Layout(_both("in", skip="none")),
     # x = a(norm(x)), then x + b f(norm(x)); He & Hofmann 2023: with shaping and identities their V-SkipInit, SAS
     "skipless": Layout((_SKIPLESS, Sublayer("feed_forward", ("in",), gain=True))),
     # a(n) + b f(n), n = norm(x); He & Hofmann 2023, SAS-P
     "skipless_parallel": Layout((_SKIPLESS, Sublayer("feed_forward", reads="before", gain=True))),
+    # x + a(norm(x)), no feed-forward
+    "attention_only": Layout((_ATTENTION,)),
     # norm(x + a(x)), no feed-forward; Sukhbaatar et al. 2019
     "all_attention": Layout((Sublayer("attention", ("post",)),)),
     # norm(alpha x + f(x)), alpha = (2 depth)^(1/4); Wang et al. 2022
@@ -75,8 +81,11 @@ def norm_kind(block, sublayer: str, place: str) -> str:
 
 
 def site_block(block, sublayer: str, place: str):
-    """The block as the norm at one site has it: without gain and bias where `norm_bare` names the site."""
+    """The block as the norm at one site has it: without gain and bias where `norm_bare` names the site, and with the first
+    alpha of DyT that attention's sites have (Zhu et al. 2025: another one from width 2048 on)."""
     bare = f"{sublayer}_{place}" in block.norm_bare
+    if sublayer == "attention" and block.norm_alpha_attention:
+        block = replace(block, norm_alpha=block.norm_alpha_attention)
     return replace(block, norm_gain=False, norm_bias=False) if bare else block
 
 
@@ -101,13 +110,16 @@ def inner_scale(model, block) -> float:
     return (8 * model.depth) ** -0.25 if LAYOUTS[block.layout].deep_norm else 1.0
 
 
-def output_scale(model, block) -> float:
-    """Scale of the first kernels that write to the residual stream: 1/sqrt(writes), so that its variance does not grow
-    with depth (GPT-2, sec. 2.3); where a norm or a gain follows the write, or no skip goes around it, as `inner_scale`."""
-    layout = LAYOUTS[block.layout]
-    tamed = all({"out", "post"} & set(s.norms) or s.gain or s.skip == "none" for s in layout.sublayers)
-    writes = len(layout.sublayers) - layout.fused
-    return inner_scale(model, block) if tamed else (model.depth * writes) ** -0.5
+def output_scale(model, block, sublayer: str) -> float:
+    """Scale of the first values of a sublayer's last kernel: 1/sqrt(writes to the residual stream), so that the stream's
+    variance does not grow with depth (GPT-2, sec. 2.3); where a norm or a gain follows the write, or the sublayer has no
+    skip and so writes to no stream, as `inner_scale`."""
+    sublayers = {s.name: s for s in LAYOUTS[block.layout].sublayers}
+    writes = [s for s in sublayers.values() if s.skip != "none"]
+    tamed = all({"out", "post"} & set(s.norms) or s.gain for s in writes)
+    if tamed or sublayers[sublayer].skip == "none":
+        return inner_scale(model, block)
+    return (model.depth * len(writes)) ** -0.5
 
 
 def branch_gain(model, block) -> float:

@@ -20,6 +20,24 @@ def draw(key, shape, std: float, model: ModelConfig):
     return std * jax.random.truncated_normal(key, -3, 3, shape, jnp.dtype(model.param_dtype))
 
 
+def plus(x, bias):
+    """x + bias in x's dtype. Added in the bias's dtype, float32 or wider: its gradient sums over all tokens in that dtype,
+    where a sum in bfloat16 would be off by several per cent."""
+    return (x.astype(bias.dtype) + bias).astype(x.dtype)
+
+
+def times(x, factor):
+    """x * factor in x's dtype, computed in the factor's for the same reason."""
+    return (x.astype(factor.dtype) * factor).astype(x.dtype)
+
+
+class Bias(nnx.Module):
+    """A number for each of `rows` ids or dimensions."""
+
+    def __init__(self, model: ModelConfig, rows: int):
+        self.bias = nnx.Param(jnp.zeros(rows, model.param_dtype))
+
+
 class Linear(nnx.Module):
     """y[..., outputs] = x[..., inputs] . kernel[inputs, outputs] + bias[outputs]."""
 
@@ -37,4 +55,4 @@ class Linear(nnx.Module):
         rows = batch if ctx is not None and ctx.cuts("context") else (-1,)
         y = x.reshape(*rows, math.prod(inputs)) @ kernel.reshape(math.prod(inputs), math.prod(outputs))
         y = y.reshape(*batch, *outputs)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return y if self.bias is None else plus(y, self.bias[...])

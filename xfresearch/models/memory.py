@@ -13,12 +13,14 @@ from xfresearch.config import ModelConfig
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.sizes import wide_slots
 
 
 class Memory(NamedTuple):
-    """keys and values: [F, D] of a feed-forward, [E, F, D] of experts, [G, M, K] of slots as attention reads them (in the
-    space of each head's queries and values; G is 1 where they are shared). multipliers: of gated kinds, what the
-    coefficient f(x . k_i) is multiplied with, as x . u_i; shaped like the keys."""
+    """keys and values: [F, D] of a feed-forward, [E, F, D] of experts, [M, D] of slots of the model's width, [G, M, K] of
+    slots in the softmax (in the space of each head's queries and values; G is 1 where they are shared).
+
+    multipliers: of gated kinds, what the coefficient f(x . k_i) is multiplied with, as x . u_i; shaped like the keys."""
 
     keys: jax.Array
     values: jax.Array
@@ -46,6 +48,8 @@ def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> 
     for part in sublayer.split("."):
         own = own[part]
     own = jax.tree.map(lambda leaf: leaf[repeat], own)
+    if sublayer == "attention" and wide_slots(block.attention):
+        return Memory(own["memory"]["key"], own["memory"]["value"])
     if sublayer == "attention":
         bound = transformer.bind(model, params).blocks[stack].attention
         slots = jax.tree.map(lambda leaf: leaf[repeat], bound).slots(model.param_dtype)

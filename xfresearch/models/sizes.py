@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+PROJECTIONS = ("query", "key", "value", "output")
+
 
 class HeadSizes(NamedTuple):
     qk: int  # of a query and of a key
@@ -25,11 +27,14 @@ def head_sizes(a, width: int) -> HeadSizes:
 def matrices(block, width: int) -> dict[str, tuple]:
     """(inputs, outputs, whether it has a bias) of each of attention's matrices that is learned."""
     a, s = block.attention, head_sizes(block.attention, width)
-    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk), a.bias)}
-    found |= {"key": ((width,), (s.key_heads, s.qk), a.bias)} if a.key == "learned" else {}
-    found |= {"value": ((width,), (s.value_heads, s.v), a.bias)} if a.value == "learned" else {}
-    output = ((a.heads, s.v), (width,), a.bias and a.output_bias)
-    return found | ({"output": output} if a.output == "learned" else {})
+    if not has_heads(a):
+        return {}
+    tokens = a.kind == "softmax"  # slots alone have keys and values for parameters
+    found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
+    found |= {"key": ((width,), (s.key_heads, s.qk))} if tokens and a.key == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v))} if tokens and a.value == "learned" else {}
+    found |= {"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {}
+    return {name: (*sizes, name in a.bias) for name, sizes in found.items()}
 
 
 def qk_norm_shapes(a, width: int) -> dict[str, tuple]:
@@ -49,6 +54,21 @@ def cache_shapes(a, sizes: HeadSizes) -> dict[str, tuple[int, int]]:
 def logit_scale(a, width: int) -> float:
     """Factor of the attention logits."""
     return a.scale or (a.head_size if a.query == "merged" else head_sizes(a, width).qk) ** -0.5
+
+
+def softmax_slots(a) -> int:
+    """Persistent slots M that join the softmax of the heads."""
+    return a.memory_slots if a.memory_activation == "softmax" else 0
+
+
+def wide_slots(a) -> int:
+    """Persistent slots M of the model's width, read beside the heads or, under kind = 'slots', alone."""
+    return a.memory_slots - softmax_slots(a)
+
+
+def has_heads(a) -> bool:
+    """Whether an attention config has heads: slots of the model's width alone have none."""
+    return a.kind != "slots" or not wide_slots(a)
 
 
 def slot_heads(a) -> int:

@@ -18,7 +18,7 @@ from xfresearch.kernels.lookup import lookup
 from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.linear import draw, kernel_std
+from xfresearch.models.linear import Bias, draw, kernel_std, times
 from xfresearch.models.norms import Norm
 from xfresearch.models.partition import lay_layer
 from xfresearch.models.positions import SharedPositions, sinusoidal
@@ -43,13 +43,6 @@ class Table(nnx.Module):
 
     def __init__(self, model: ModelConfig, rows: int, rngs):
         self.table = nnx.Param(draw(rngs.params(), (rows, model.width), kernel_std(model, model.width), model))
-
-
-class Bias(nnx.Module):
-    """One number for each of `rows` ids."""
-
-    def __init__(self, model: ModelConfig, rows: int):
-        self.bias = nnx.Param(jnp.zeros(rows, model.param_dtype))
 
 
 class Transformer(nnx.Module):
@@ -91,14 +84,15 @@ class Transformer(nnx.Module):
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
-        x_BLD = lookup(self.embed.table[...].astype(model.dtype), "VD", tokens_BL, ctx.mesh)
+        # Looked up before the cast: the gradient of a row adds up all of its tokens, in float32.
+        x_BLD = lookup(self.embed.table[...], "VD", tokens_BL, ctx.mesh).astype(model.dtype)
         if model.embedding_scale == "sqrt_width":
             x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
         if self.embedding_scale is not None:
-            x_BLD *= self.embedding_scale[...].astype(model.dtype)
+            x_BLD = times(x_BLD, self.embedding_scale[...])
         if model.position == "learned":
             rows_BL = ctx.positions_BL + model.position_offset
-            x_BLD += lookup(self.position.table[...].astype(model.dtype), "LD", rows_BL, ctx.mesh)
+            x_BLD += lookup(self.position.table[...], "LD", rows_BL, ctx.mesh).astype(model.dtype)
         if model.position == "sinusoidal":
             x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")

@@ -18,6 +18,7 @@ NORMS = {
 
 ATTENTIONS = {
     "softmax": "xfresearch.models.attention:Attention",
+    "slots": "xfresearch.models.slot_attention:SlotAttention",
     "lambda": "xfresearch.models.lambda_layer:LambdaLayer",
 }
 
@@ -26,6 +27,7 @@ class Activation(NamedTuple):
     function: str
     gated: bool = False  # f(x W_gate) * x W_up instead of f(x W_up)
     norm: bool = False  # a LayerNorm follows
+    elementwise: bool = True  # acts on each hidden unit alone
 
 
 ACTIVATIONS = {
@@ -34,8 +36,8 @@ ACTIVATIONS = {
     "gelu": Activation("xfresearch.models.feed_forward:gelu"),
     "gelu_tanh": Activation("jax.nn:gelu"),
     "swish": Activation("jax.nn:silu"),
-    "softmax": Activation("jax.nn:softmax"),
-    "solu": Activation("xfresearch.models.feed_forward:solu", norm=True),
+    "softmax": Activation("jax.nn:softmax", elementwise=False),
+    "solu": Activation("xfresearch.models.feed_forward:solu", norm=True, elementwise=False),
     "glu": Activation("jax.nn:sigmoid", gated=True),
     "bilinear": Activation("xfresearch.models.feed_forward:identity", gated=True),
     "reglu": Activation("jax.nn:relu", gated=True),
