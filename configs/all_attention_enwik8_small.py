@@ -16,7 +16,7 @@ def get_config(size: str = "full"):
     config = common.base(size)
     model, block, attention = config.model, config.model.blocks.main, config.model.blocks.main.attention
     block.layout, block.norm_bias = "all_attention", True
-    model.final_norm, model.tie_embeddings = "none", False
+    model.final_norm, model.tie_embeddings, model.embedding_std = "none", False, 1.0
     attention.position, attention.sees_itself = "relative_key", False
     attention.span, attention.memory_slots = "adaptive", 32
     if size == "full":

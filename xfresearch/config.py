@@ -214,6 +214,7 @@ class ModelConfig:
         "fan_in", "std of kernels and embedding: 1/sqrt(inputs) (1/sqrt(width)), or init_std"
     )
     init_std: float = option(0.02, "std under init = 'normal'", low=0.0)
+    embedding_std: float = option(0.0, "std of the token embedding; 0 is as init says", low=0.0)
     dtype: Literal["float32", "bfloat16", "float64"] = option("float32", "dtype of the computation")
     param_dtype: Literal["float32", "float64"] = option("float32", "dtype in which parameters are kept")
 

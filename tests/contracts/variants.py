@@ -103,6 +103,7 @@ SIZES = {
 ELSEWHERE = {
     "init": "tests/models/test_initialisation.py",
     "init_std": "tests/models/test_initialisation.py",
+    "embedding_std": "tests/models/test_initialisation.py",
     "blocks.main.norm_alpha": "tests/models/test_initialisation.py",
     "blocks.main.branch_gain": "tests/models/test_initialisation.py",
     "dtype": "tests/models/test_precision.py",

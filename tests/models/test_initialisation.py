@@ -47,6 +47,14 @@ def test_normal_is_init_std_whatever_the_fan_in():
     assert std_of(changes, *block("attention", "output", "kernel")) == pytest.approx(0.025 * TRUNCATED, rel=0.03)
 
 
+@pytest.mark.parametrize("init", ["fan_in", "normal"])
+def test_embedding_std_is_the_token_embeddings_alone(init):
+    changes = {"init": init, "tie_embeddings": False, "position": "learned", "max_length": 512}
+    for name in ("embed", "head", "position"):
+        without, found = (std_of(changes | more, name, "table") for more in ({}, {"embedding_std": 1.0}))
+        assert found == pytest.approx(TRUNCATED if name == "embed" else without, rel=0.02), name
+
+
 def test_writes_are_not_scaled_where_a_norm_follows():
     found = std_of({"blocks.main.layout": "post_norm"}, *block("attention", "output", "kernel"))
     assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
