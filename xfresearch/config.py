@@ -250,7 +250,12 @@ class OptimizerConfig:
     beta1: float = option(0.9, "first moment (momentum for sgd and muon)", low=0.0, high=0.9999)
     beta2: float = option(0.95, "second moment", low=0.0, high=0.999999)
     epsilon: float = option(1e-8, "added to the second moment's root", low=0.0)
-    clip: float = option(1.0, "largest global norm of the gradient; 0 is no clipping", low=0.0)
+    clip: float = option(1.0, "largest norm of a gradient, as clip_by says; 0 is no clipping", low=0.0)
+    clip_by: Literal["global", "tensor"] = option(
+        "global",
+        "global: the gradient is clipped by the norm over all parameters, before scaling; tensor (adagrad only): each "
+        "layer's tensor takes a step times min(1, clip / norm of its gradient), and the sum of squares is not clipped",
+    )
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,10 @@ def _check_data(data: DataConfig) -> None:
 
 def _check_training(config: Config) -> None:
     optimizer, training = config.optimizer, config.training
+    by_tensor, clip = optimizer.clip_by == "tensor", optimizer.clip
+    alone = "'global' unless optimizer.kind='adagrad'"
+    require(not by_tensor or optimizer.kind == "adagrad", "optimizer.clip_by", optimizer.clip_by, alone)
+    require(not by_tensor or clip > 0, "optimizer.clip", clip, "above 0 under clip_by='tensor'")
     require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
     require(
         config.batch_size % training.accumulate == 0,
