@@ -80,8 +80,10 @@ class AttentionConfig:
     )
     rank: int = option(0, "rank of query = 'merged', and of nothing else; 0 is full", low=0)
     key: Literal["learned", "identity", "identity_whole"] = option("learned", "keys, as for queries")
-    value: Literal["learned", "identity", "identity_whole", "key"] = option(
-        "learned", "values, as for queries; 'key' is what the keys are before norm and rotation"
+    value: Literal["learned", "identity", "identity_whole", "identity_plus", "key"] = option(
+        "learned",
+        "values, as for queries; 'identity_plus' is a trained matrix a I + b W, a = b = 1 and W = 0 at first; 'key' is what "
+        "the keys are before norm and rotation",
     )
     output: Literal["learned", "identity"] = option("learned", "matrix W_O, or the heads side by side")
     position: Literal["none", "rope", "alibi", "t5", "relative_key"] = option(
@@ -181,7 +183,7 @@ class BlockConfig:
     )
     norm_alpha: float = option(0.5, "first value of dyt's alpha", low=0.0)
     branch_gain: float = option(
-        0.0, "first value of a branch's trained gain (skipless); 0 is 0.1 sqrt(18 / depth)", low=0.0
+        0.0, "first value of the feed-forward's trained gain (skipless layouts); 0 is 0.1 sqrt(18 / depth)", low=0.0
     )
     dropout: float = option(0.0, "dropout rate of what each sublayer writes", low=0.0, high=0.99)
     attention: AttentionConfig = option(AttentionConfig(), "the sublayer that mixes positions")

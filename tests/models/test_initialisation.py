@@ -91,6 +91,8 @@ def test_first_values_of_single_numbers():
     assert first(skipless, *block("feed_forward_gain")) == np.float32(0.1)  # He & Hofmann 2023: 0.1 at 18 layers
     assert first(skipless | {"depth": 2}, *block("feed_forward_gain")) == np.float32(0.3)
     assert first(skipless | {"blocks.main.branch_gain": 0.7}, *block("feed_forward_gain")) == np.float32(0.7)
+    for gain in ("attention_gain", "feed_forward_skip_gain"):  # their code: 1, and the skip's only where there is one
+        assert first(skipless, *block(gain)) == 1
     assert first({"embedding_scale": "learned"}, "embedding_scale") == np.float32(32**0.5)
 
 
@@ -114,6 +116,15 @@ def test_persistent_memory_is_drawn_as_in_the_paper():
     cache = transformer.bind(config, params).init_caches(1, 1)["main"]["attention"]["memory"]
     for used in cache:
         assert float(used.std()) == pytest.approx(1, rel=0.02)
+
+
+def test_identity_plus_starts_as_the_identity_and_has_both_gains():
+    """He & Hofmann 2023, eq. 6 and their code: W_V = a I + b W, a = b = 1, W = 0."""
+    config = model({"blocks.main.attention.value": "identity_plus"})
+    value = transformer.init(config, jax.random.key(0))["blocks"]["main"]["attention"]["value"]
+    assert value["kernel"].shape == (2, 32, 4, 8) and not np.any(value["kernel"])
+    for gain in ("identity_gain", "weight_gain"):
+        np.testing.assert_array_equal(value[gain], [1, 1])
 
 
 def test_layers_and_seeds_draw_different_numbers():

@@ -15,7 +15,7 @@ from flax import nnx
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, site_block, skip_scale
+from xfresearch.models.layouts import LAYOUTS, Sublayer, first_gain, norm_kind, site_block, skip_scale
 from xfresearch.models.norms import Norm
 from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
 
@@ -34,12 +34,15 @@ def sublayer_class(name: str, block: BlockConfig):
 
 class Block(nnx.Module):
     def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        self.layout, self.dropout, self.skip_scale = LAYOUTS[block.layout], block.dropout, skip_scale(model, block)
+        self.layout, self.dropout, self.dtype = LAYOUTS[block.layout], block.dropout, model.dtype
+        self.skip_scale = skip_scale(model, block)
         for sublayer in self.layout.sublayers:
             setattr(self, sublayer.name, sublayer_class(sublayer.name, block)(model, block, rngs))
             if sublayer.gain:
-                gain = jnp.full((), branch_gain(model, block), model.param_dtype)
+                gain = jnp.full((), first_gain(model, block, sublayer), model.param_dtype)
                 setattr(self, f"{sublayer.name}_gain", nnx.Param(gain))
+            if sublayer.skip_gain:
+                setattr(self, f"{sublayer.name}_skip_gain", nnx.Param(jnp.ones((), model.param_dtype)))
             for place in sublayer.norms:
                 kind = norm_kind(block, sublayer.name, place)
                 at = site_block(block, sublayer.name, place)
@@ -58,12 +61,19 @@ class Block(nnx.Module):
             if sublayer.gain:
                 y_BLD = getattr(self, f"{name}_gain")[...].astype(y_BLD.dtype) * y_BLD
             y_BLD = place.tap("out", y_BLD)
-            x_BLD = y_BLD if sublayer.skip == "none" else self.skip_scale * sources[sublayer.skip] + y_BLD
+            x_BLD = y_BLD if sublayer.skip == "none" else self._skip(sublayer) * sources[sublayer.skip] + y_BLD
             if sum_BLD is not None and not (self.layout.fused and name == "attention"):
                 sum_BLD = sum_BLD + y_BLD
             x_BLD = place.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
             aux |= more
         return Stream(x_BLD, sum_BLD), caches, aux
+
+    def _skip(self, sublayer: Sublayer):
+        return (
+            getattr(self, f"{sublayer.name}_skip_gain")[...].astype(self.dtype)
+            if sublayer.skip_gain
+            else self.skip_scale
+        )
 
     def _norm(self, sublayer: str, place: str, x_BLD):
         norm = getattr(self, f"{sublayer}_norm_{place}", None)
@@ -76,7 +86,8 @@ class Block(nnx.Module):
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> Costs:
         total = Costs()
         for sublayer in LAYOUTS[block.layout].sublayers:
-            total += sublayer_class(sublayer.name, block).costs(model, block, length) + weights(int(sublayer.gain))
+            total += sublayer_class(sublayer.name, block).costs(model, block, length)
+            total += weights(bool(sublayer.gain) + sublayer.skip_gain)
             for place in sublayer.norms:
                 kind, at = norm_kind(block, sublayer.name, place), site_block(block, sublayer.name, place)
                 total += Norm.costs(model.width, kind, at)

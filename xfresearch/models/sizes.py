@@ -27,7 +27,7 @@ def matrices(block, width: int) -> dict[str, tuple]:
     a, s = block.attention, head_sizes(block.attention, width)
     found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk), a.bias)}
     found |= {"key": ((width,), (s.key_heads, s.qk), a.bias)} if a.key == "learned" else {}
-    found |= {"value": ((width,), (s.value_heads, s.v), a.bias)} if a.value == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v), a.bias)} if a.value in ("learned", "identity_plus") else {}
     output = ((a.heads, s.v), (width,), a.bias and a.output_bias)
     return found | ({"output": output} if a.output == "learned" else {})
 
