@@ -5,8 +5,9 @@ configs/all_attention_enwik8_small.py:3m      about 3 M parameters on WikiText-2
 configs/all_attention_enwik8_small.py:tiny    trains in seconds on a CPU
 
 One sublayer per layer, norm(x + attention(x)), over the tokens before (not itself) and persistent slots; one relative key
-for all heads and layers. The paper trains blocks of 512 tokens that also see a cache of 8192; here a sequence is 8192
-tokens, as many tokens per update.
+for all heads and layers. The optimiser is theirs: Adagrad whose step is clipped tensor by tensor. Kernels have the standard
+deviation of PyTorch's linear layers, 1/sqrt(3 width), embeddings that of its embeddings, 1. What differs from the authors'
+code, and by how much, is in docs/models.md.
 """
 
 from configs import common
@@ -16,7 +17,7 @@ def get_config(size: str = "full"):
     config = common.base(size)
     model, block, attention = config.model, config.model.blocks.main, config.model.blocks.main.attention
     block.layout, block.norm_bias = "all_attention", True
-    model.final_norm, model.tie_embeddings = "none", False
+    model.final_norm, model.tie_embeddings, model.head_bias = "none", False, True
     attention.position, attention.sees_itself = "relative_key", False
     attention.span, attention.memory_slots = "adaptive", 32
     if size == "full":
@@ -26,7 +27,9 @@ def get_config(size: str = "full"):
         config.batch_size, config.sequence_length, config.steps = 4, 8192, 450_000
         config.optimizer.kind, config.optimizer.learning_rate = "adagrad", 0.07
         config.optimizer.schedule, config.optimizer.warmup = "constant", 32_000
-        config.optimizer.clip, config.optimizer.weight_decay, config.optimizer.epsilon = 0.03, 0.0, 1e-10
+        config.optimizer.clip, config.optimizer.clip_by = 0.03, "tensor"
+        config.optimizer.weight_decay, config.optimizer.epsilon = 0.0, 1e-10
     if size == "3m":
         attention.memory_slots = 1024
+    model.embedding_std, model.init, model.init_std = 1.0, "normal", (3 * model.width) ** -0.5
     return config

@@ -20,6 +20,7 @@ def get_config(size: str = "full"):
     block.feed_forward.kind, block.feed_forward.bias = "relu", True
     if size in ("full", "scale", "project"):
         model.width, model.depth, block.attention.heads, block.feed_forward.hidden = 8, 1, 1, 8
+        model.embedding_std = 1.0
         block.norms.attention_in = "layer" if size == "full" else size
         config.data.tokenizer, config.batch_size, config.sequence_length = "bytes", 120, 50
         config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.0

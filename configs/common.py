@@ -17,6 +17,17 @@ def base(size: str, sizes=SIZES):
     return config
 
 
+def following(block):
+    """A block like `block`, every key of which refers to the same key of `block`: what sets a key of `block`, in this
+    file or on the command line, sets it in both, and what sets a key of the new block sets that key alone."""
+    from ml_collections import ConfigDict, FieldReference
+
+    groups = {key for key in block if isinstance(block[key], ConfigDict)}
+    return ConfigDict(
+        {key: following(block[key]) if key in groups else FieldReference(block.get_ref(key)) for key in block}
+    )
+
+
 def _full(config) -> None:
     config.data.tokenizer, config.data.bpe_vocab = "bpe", 32_000
     config.batch_size, config.steps, config.optimizer.warmup = 64, 20_000, 500

@@ -4,7 +4,11 @@ configs/simplified.py         18 layers of width 768, the paper's size
 configs/simplified.py:3m      about 3 M parameters on WikiText-2
 configs/simplified.py:tiny    trains in seconds on a CPU
 
-The depth is set in this file, which makes the pattern of that length: the first layer is not like the others.
+As in the authors' code, the first layer alone has a W_V, which starts as the identity, and the last norm is a LayerNorm.
+--config.model.blocks.main.layout=skipless makes it SAS, whose feed-forward reads what attention wrote.
+
+An override of the block `main` reaches the first layer too, one of `first` the first layer alone. The depth is set in this
+file, which makes the pattern of that length.
 """
 
 from configs import common
@@ -15,15 +19,17 @@ def get_config(size: str = "full"):
     model, block = config.model, config.model.blocks.main
     block.layout, block.norm, block.feed_forward.kind = "skipless_parallel", "rms", "relu"
     block.attention.shaping = "shaped"
-    model.position, model.final_norm = "learned", "rms"
+    block.attention.value = block.attention.output = "identity"
+    model.position, model.final_norm = "learned", "layer"
     if size == "full":
         model.width, model.depth, block.attention.heads = 768, 18, 12
-        model.vocab_size = config.data.bpe_vocab = 50_257
-        config.sequence_length, config.batch_size, config.optimizer.learning_rate = 128, 128, 1e-3
+        model.vocab_size, model.init = 50_257, "normal"
+        config.data.bpe_vocab, config.sequence_length, config.batch_size, config.steps = 50_257, 128, 128, 40_000
+        config.optimizer.learning_rate, config.optimizer.beta2, config.optimizer.warmup = 1e-3, 0.999, 2_000
+        config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
     if size == "3m":
         block.feed_forward.hidden = 1280
-    # The first layer keeps its W_V (sec. 4.2 of the paper); all others have neither W_V nor W_O.
-    model.blocks.first = block.copy_and_resolve_references()
-    block.attention.value = block.attention.output = model.blocks.first.attention.output = "identity"
+    model.blocks.first = common.following(block)
+    model.blocks.first.attention.value = "identity_plus"
     model.pattern = ("first", *["main"] * (model.depth - 1))
     return config

@@ -106,6 +106,28 @@ def test_overrides_take_both_spellings_and_tuples():
     assert (config.steps, config.data.corpus) == (40, ("wikitext2", "python_stdlib"))
 
 
+@pytest.mark.parametrize("name", ["simplified", "normless"])
+def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
+    def blocks(*overrides):
+        overrides = [f"--config.model.blocks.{override}" for override in overrides]
+        return config_io.parse([f"--config=configs/{name}.py:tiny", *overrides]).model.blocks
+
+    plain = blocks()
+    different = {line.split(": ")[0] for line in config_io.differences(plain["main"], plain["first"], "block")}
+    both = blocks("main.attention.heads=2", "main.norm_bare=('attention_in',)", "main.attention.rope.theta=5.0")
+    for block in both.values():
+        assert (block.attention.heads, block.attention.head_size) == (2, 16)
+        assert block.norm_bare == ("attention_in",) and block.attention.rope.theta == 5
+    lines = config_io.differences(both["main"], both["first"], "block")
+    assert {line.split(": ")[0] for line in lines} == different, "first differs where the file says so, and nowhere else"
+    alone = blocks("first.attention.heads=2", "first.dropout=0.1")
+    assert (alone["first"].attention.heads, alone["first"].dropout) == (2, 0.1)
+    assert alone["main"] == plain["main"]
+    order = blocks("first.dropout=0.1", "main.dropout=0.2"), blocks("main.dropout=0.2", "first.dropout=0.1")
+    assert [(b["first"].dropout, b["main"].dropout) for b in order] == [(0.1, 0.2)] * 2
+    assert blocks("main.attention.value=learned")["first"].attention.value == plain["first"].attention.value
+
+
 def test_differences_name_each_changed_key():
     a, b = config_io.parse([GPT2]), config_io.parse([GPT2, "--config.seed=3", "--config.model.width=64"])
     assert config_io.differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]

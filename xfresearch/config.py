@@ -82,8 +82,10 @@ class AttentionConfig:
     )
     rank: int = option(0, "rank of query = 'merged', and of nothing else; 0 is full", low=0)
     key: Literal["learned", "identity", "identity_whole"] = option("learned", "keys, as for queries")
-    value: Literal["learned", "identity", "identity_whole", "key"] = option(
-        "learned", "values, as for queries; 'key' is what the keys are before norm and rotation"
+    value: Literal["learned", "identity", "identity_whole", "identity_plus", "key"] = option(
+        "learned",
+        "values, as for queries; 'identity_plus' is a trained matrix a I + b W, a = b = 1 and W = 0 at first; 'key' is what "
+        "the keys are before norm and rotation",
     )
     output: Literal["learned", "identity"] = option("learned", "matrix W_O, or the heads side by side")
     position: Literal["none", "rope", "alibi", "t5", "relative_key"] = option(
@@ -192,7 +194,7 @@ class BlockConfig:
         0.0, "first value of dyt's alpha at attention's sites; 0 is norm_alpha", low=0.0
     )
     branch_gain: float = option(
-        0.0, "first value of a branch's trained gain (skipless); 0 is 0.1 sqrt(18 / depth)", low=0.0
+        0.0, "first value of the feed-forward's trained gain (skipless layouts); 0 is 0.1 sqrt(18 / depth)", low=0.0
     )
     dropout: float = option(0.0, "dropout rate of what each sublayer writes", low=0.0, high=0.99)
     attention: AttentionConfig = option(AttentionConfig(), "the sublayer that mixes positions")
@@ -225,6 +227,7 @@ class ModelConfig:
         "fan_in", "std of kernels and embedding: 1/sqrt(inputs) (1/sqrt(width)), or init_std"
     )
     init_std: float = option(0.02, "std under init = 'normal'", above=0.0)
+    embedding_std: float = option(0.0, "std of the token embedding; 0 is as init says", low=0.0)
     dtype: Literal["float32", "bfloat16", "float64"] = option("float32", "dtype of the computation")
     param_dtype: Literal["float32", "float64"] = option("float32", "dtype in which parameters are kept")
 
@@ -260,7 +263,12 @@ class OptimizerConfig:
     beta1: float = option(0.9, "first moment (momentum for sgd and muon)", low=0.0, high=0.9999)
     beta2: float = option(0.95, "second moment", low=0.0, high=0.999999)
     epsilon: float = option(1e-8, "added to the second moment's root", low=0.0)
-    clip: float = option(1.0, "largest global norm of the gradient; 0 is no clipping", low=0.0)
+    clip: float = option(1.0, "largest norm of a gradient, as clip_by says; 0 is no clipping", low=0.0)
+    clip_by: Literal["global", "tensor"] = option(
+        "global",
+        "global: the gradient is clipped by the norm over all parameters, before scaling; tensor (adagrad only): each "
+        "layer's tensor takes a step times min(1, clip / norm of its gradient), and the sum of squares is not clipped",
+    )
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,9 @@ def _check_identities(a: AttentionConfig, block: BlockConfig, width: int, key: s
     sizes = head_sizes(a, width)
     splits = [("query", a.query, a.heads, sizes.qk), ("key", a.key, a.kv_heads, sizes.qk)]
     for name, kind, heads, size in [*splits, ("value", a.value, a.kv_heads, sizes.v)]:
-        fits = f"'identity' only where heads * size = model.width={width}, here {heads} * {size}"
-        require(kind != "identity" or heads * size == width, f"{key}.{name}", kind, fits)
+        fits = f"{kind!r} only where heads * size = model.width={width}, here {heads} * {size}"
+        cut = kind in ("identity", "identity_plus")
+        require(not cut or heads * size == width, f"{key}.{name}", kind, fits)
     fits = f"'identity' only where heads * size of a value = model.width={width}, here {a.heads} * {sizes.v}"
     fused = LAYOUTS[block.layout].fused
     require(fused or a.output != "identity" or a.heads * sizes.v == width, f"{key}.output", a.output, fits)
@@ -273,6 +274,10 @@ def _check_data(data: DataConfig) -> None:
 
 def _check_training(config: Config) -> None:
     optimizer, training = config.optimizer, config.training
+    by_tensor, clip = optimizer.clip_by == "tensor", optimizer.clip
+    alone = "'global' unless optimizer.kind='adagrad'"
+    require(not by_tensor or optimizer.kind == "adagrad", "optimizer.clip_by", optimizer.clip_by, alone)
+    require(not by_tensor or clip > 0, "optimizer.clip", clip, "above 0 under clip_by='tensor'")
     require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
     require(
         config.batch_size % training.accumulate == 0,

@@ -124,7 +124,7 @@ A, F = B + "attention.", B + "feed_forward."
     [
         ({B + "layout": "all_attention", F + "hidden": 64}, "feed_forward.hidden=64 .* 0, its default, since only a layout"),
         ({A + "query": "merged", A + "clip": 1.0}, "attention.clip=1.0 .* only query other than 'merged' reads it"),
-        ({B + "branch_gain": 0.5}, "branch_gain=0.5 .* only a layout with a gain"),
+        ({B + "branch_gain": 0.5}, "branch_gain=0.5 .* only a skipless layout"),
         ({A + "span_loss": 0.1}, "span_loss=0.1 .* only span='adaptive'"),
         ({A + "memory_heads": "shared"}, "memory_heads='shared' .* only memory_slots in the softmax"),
         ({F + "gated_hidden": "matched"}, "gated_hidden='matched' .* only a gated kind"),

@@ -114,6 +114,7 @@ SIZES = {
 ELSEWHERE = {
     "init": "tests/models/test_initialisation.py",
     "init_std": "tests/models/test_initialisation.py",
+    "embedding_std": "tests/models/test_initialisation.py",
     "blocks.main.norm_alpha": "tests/models/test_initialisation.py",
     "blocks.main.norm_alpha_attention": "tests/models/test_controls.py",
     "blocks.main.branch_gain": "tests/models/test_initialisation.py",

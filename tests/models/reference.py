@@ -107,8 +107,8 @@ def expert_choice(p, x_LD, config):
     return y_LD
 
 
-# Layouts: what each name stands for, with a attention, f the feed-forward, n[site] the norm at a site, b the trained gain
-# and N the depth. Each gives x and what its sublayers have written.
+# Layouts: what each name stands for, with a attention, f the feed-forward, n[site] the norm at a site, b[name] the trained
+# gains and N the depth. Each gives x and what its sublayers have written.
 
 
 def _pre_norm(x, a, f, n, b, N):
@@ -172,15 +172,20 @@ def _attention_only(x, a, f, n, b, N):
     return x + y, y
 
 
+# He & Hofmann 2023, eq. 1 with alpha_SA = 0: x = beta_SA a(norm(x)), then alpha_FF x + beta_FF f(norm(x)); in SAS-P (their
+# fig. 10) both sublayers read norm(x) and alpha_FF = 0 too.
+
+
 def _skipless(x, a, f, n, b, N):
-    y = a(n["attention_in"](x))
-    z = b * f(n["feed_forward_in"](y))
-    return y + z, y + z
+    y = b["attention_gain"] * a(n["attention_in"](x))
+    z = b["feed_forward_gain"] * f(n["feed_forward_in"](y))
+    return b["feed_forward_skip_gain"] * y + z, y + z
 
 
 def _skipless_parallel(x, a, f, n, b, N):
     h = n["attention_in"](x)
-    return a(h) + b * f(h), a(h) + b * f(h)
+    y = b["attention_gain"] * a(h) + b["feed_forward_gain"] * f(h)
+    return y, y
 
 
 def _all_attention(x, a, f, n, b, N):
@@ -232,8 +237,7 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
         return lambda x: norm_of(kind, p.get(f"{name}_norm_{place}", {}), x, config)
 
     norms = {site: norm(site) for site in vars(config.norms)}
-    gain = p.get("feed_forward_gain", 1.0)
-    x_LD, written = LAYOUTS[config.layout](x_LD, attend, feed, norms, gain, model_config.depth)
+    x_LD, written = LAYOUTS[config.layout](x_LD, attend, feed, norms, p, model_config.depth)
     return x_LD, written, losses
 
 

@@ -81,7 +81,7 @@ def logit_bias(p, shared, config, longest, q, h, t, s):
 # matrix is the identity, on a head's slice of x or on all of it; merged: logits x_t W_h x_s. Persistent memory as in the
 # code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax; they have no position, and meet
 # the query before RoPE. Slots of the model's width are their eq. 4 (and Geva et al. 2021, eq. 2), beside the heads.
-# Shaped attention: He & Hofmann 2023, eq. 5, aI + bA - cC.
+# Shaped attention: He & Hofmann 2023, eq. 5, aI + bA - cC; identity_plus is their eq. 6, W_V = a I + b W.
 
 
 def scale(config, size):
@@ -91,8 +91,11 @@ def scale(config, size):
 def head_of(part, kind, x_LD, head, size):
     if part is None:
         return x_LD if kind == "identity_whole" else x_LD[:, head * size : (head + 1) * size]
-    head = head if part["kernel"].shape[1] > 1 else 0
-    return x_LD @ part["kernel"][:, head] + (part["bias"][head] if "bias" in part else 0)
+    W = part["kernel"]
+    if kind == "identity_plus":
+        W = part["identity_gain"] * np.eye(len(W)).reshape(W.shape) + part["weight_gain"] * W
+    head = head if W.shape[1] > 1 else 0
+    return x_LD @ W[:, head] + (part["bias"][head] if "bias" in part else 0)
 
 
 def queries_keys_values(p, x_LD, block):

@@ -57,6 +57,19 @@ def test_identity_is_a_learned_identity(name, heads, x64):
     assert relative_error(logits(left_out, params), logits(learned, full)) < TOLERANCE["float64"]
 
 
+def test_identity_plus_is_a_learned_sum_and_weighs_two_numbers_more(x64):
+    plus, learned = attention(value="identity_plus"), attention()
+    params = random_params(plus)
+    full = jax.tree.map(lambda x: x, params)
+    part = kernels(full)["value"]
+    a, b = (part[name][:, None, None, None] for name in ("identity_gain", "weight_gain"))
+    kernels(full)["value"] = {"kernel": a * jnp.eye(D).reshape(D, H, K) + b * part["kernel"]}
+    assert relative_error(logits(plus, params), logits(learned, full)) < TOLERANCE["float64"]
+    assert costs(plus).parameters == costs(learned).parameters + 2 * 2
+    with pytest.raises(UserError, match="value='identity_plus' is not allowed: it must be 'identity_plus' only where"):
+        attention(value="identity_plus", kv_heads=2)
+
+
 @pytest.mark.parametrize("name, size", [("query", D), ("key", D), ("value", K)])
 def test_identity_whole_gives_every_head_all_of_the_input(name, size, x64):
     left_out, learned = attention(**{name: "identity_whole"}, head_size=size), attention(head_size=D)

@@ -21,7 +21,7 @@ IMPOSSIBLE = [
     ({A + "head_size": 5, A + "position": "rope"}, ["attention.rope.fraction=1.0", "5 dimensions", "even"]),
     ({A + "rank": 3}, ["attention.rank=3", "0, its default, since only query='merged' reads it"]),
     ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
-    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "False, its default, since only a kind other than 'moe'"]),
+    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "only a kind other than 'moe' reads it"]),
     ({F + "kind": "moe", F + "moe.capacity": 1.0, "max_length": 0}, ["model.max_length=0", "at least 1", "capacity"]),
     ({"pattern": ()}, ["model.pattern=()", "at least one"]),
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),

@@ -47,6 +47,14 @@ def test_normal_is_init_std_whatever_the_fan_in():
     assert std_of(changes, *block("attention", "output", "kernel")) == pytest.approx(0.025 * TRUNCATED, rel=0.03)
 
 
+@pytest.mark.parametrize("init", ["fan_in", "normal"])
+def test_embedding_std_is_the_token_embeddings_alone(init):
+    changes = {"init": init, "tie_embeddings": False, "position": "learned", "max_length": 512}
+    for name in ("embed", "head", "position"):
+        without, found = (std_of(changes | more, name, "table") for more in ({}, {"embedding_std": 1.0}))
+        assert found == pytest.approx(TRUNCATED if name == "embed" else without, rel=0.02), name
+
+
 def test_writes_are_not_scaled_where_a_norm_follows():
     found = std_of({"blocks.main.layout": "post_norm"}, *block("attention", "output", "kernel"))
     assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
@@ -83,6 +91,8 @@ def test_first_values_of_single_numbers():
     assert first(skipless, *block("feed_forward_gain")) == np.float32(0.1)  # He & Hofmann 2023: 0.1 at 18 layers
     assert first(skipless | {"depth": 2}, *block("feed_forward_gain")) == np.float32(0.3)
     assert first(skipless | {"blocks.main.branch_gain": 0.7}, *block("feed_forward_gain")) == np.float32(0.7)
+    for gain in ("attention_gain", "feed_forward_skip_gain"):  # their code: 1, and the skip's only where there is one
+        assert first(skipless, *block(gain)) == 1
     assert first({"embedding_scale": "learned"}, "embedding_scale") == np.float32(32**0.5)
 
 
@@ -106,6 +116,15 @@ def test_persistent_memory_is_drawn_as_in_the_paper():
     cache = transformer.bind(config, params).init_caches(1, 1)["main"]["attention"]["memory"]
     for used in cache:
         assert float(used.std()) == pytest.approx(1, rel=0.02)
+
+
+def test_identity_plus_starts_as_the_identity_and_has_both_gains():
+    """He & Hofmann 2023, eq. 6 and their code: W_V = a I + b W, a = b = 1, W = 0."""
+    config = model({"blocks.main.attention.value": "identity_plus"})
+    value = transformer.init(config, jax.random.key(0))["blocks"]["main"]["attention"]["value"]
+    assert value["kernel"].shape == (2, 32, 4, 8) and not np.any(value["kernel"])
+    for gain in ("identity_gain", "weight_gain"):
+        np.testing.assert_array_equal(value[gain], [1, 1])
 
 
 def test_layers_and_seeds_draw_different_numbers():

@@ -135,7 +135,7 @@ def test_an_offset_moves_rows_and_leaves_the_length():
     assert moved["position"]["table"].shape == (8, config.width)
     found, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
     np.testing.assert_array_equal(found, expected)
-    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0, its default, since only position="):
+    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0, its default"):
         model({"position_offset": 2})
 
 

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xfresearch.config import OptimizerConfig
+from xfresearch.config import Config, OptimizerConfig
+from xfresearch.errors import UserError
+from xfresearch.resolving import resolve
 from xfresearch.training.optimizer import SCALINGS, make_optimizer, make_schedule
 
 CONFIG = OptimizerConfig(learning_rate=1.0, warmup=10, final_fraction=0.1, decay_fraction=0.2)
@@ -82,3 +84,61 @@ def test_clipping_bounds_the_global_norm():
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     norm = np.sqrt(sum(np.square(u).sum() for u in jax.tree.leaves(updates)))
     np.testing.assert_allclose(norm, 0.5, rtol=1e-5)
+
+
+ADAGRAD = OptimizerConfig(
+    kind="adagrad", learning_rate=0.5, warmup=2, schedule="constant", weight_decay=0.0, epsilon=1e-3, clip=1.5
+)
+
+
+def _tensors(tree, layers: int = 2):
+    """{name: float64 array} with the layers of a stack as arrays of their own, as PyTorch keeps them."""
+    kernel = np.asarray(tree["blocks"]["main"]["attention"]["query"]["kernel"], np.float64)
+    return {"table": np.asarray(tree["embed"]["table"], np.float64)} | {i: kernel[i] for i in range(layers)}
+
+
+@pytest.mark.parametrize("clip_by", ["global", "tensor"])
+def test_adagrad_against_the_equations(clip_by):
+    """sum += g^2, p -= rate g / (sqrt(sum) + epsilon), rate = learning_rate min(1, t / warmup).
+
+    'tensor' (Sukhbaatar et al. 2019, their code): rate is multiplied by min(1, clip / |g|), |g| the norm of one tensor, and
+    sum adds up the unclipped g. 'global': first g is multiplied by min(1, clip / |g|), |g| the norm over all tensors.
+    """
+    config, scale = replace(ADAGRAD, clip_by=clip_by), {"table": 0.05, 0: 1.0, 1: 0.1}  # only layer 0 is above the clip
+    params, optimizer, random = _params(), make_optimizer(config, 100), np.random.default_rng(0)
+    state, expected, sums = optimizer.init(params), _tensors(params), dict.fromkeys(scale, 0.0)
+    for step in range(1, 5):
+        g = {name: scale[name] * random.standard_normal(p.shape) for name, p in expected.items()}
+        norms = {name: np.sqrt((x**2).sum()) for name, x in g.items()}
+        assert [name for name, norm in norms.items() if norm > config.clip] == [0]
+        total = np.sqrt(sum(norm**2 for norm in norms.values()))
+        for name, p in expected.items():
+            rate = 0.5 * min(1, step / 2)
+            clipped = g[name] * min(1, 1.5 / total) if clip_by == "global" else g[name]
+            sums[name] = sums[name] + clipped**2
+            if clip_by == "tensor":
+                rate *= min(1, 1.5 / norms[name])
+            expected[name] = p - rate * clipped / (np.sqrt(sums[name]) + 1e-3)
+        kernel = {"blocks": {"main": {"attention": {"query": {"kernel": jnp.asarray(np.stack([g[0], g[1]]))}}}}}
+        updates, state = optimizer.update({"embed": {"table": jnp.asarray(g["table"])}} | kernel, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    for name, found in _tensors(params).items():
+        np.testing.assert_allclose(found, expected[name], rtol=2e-5, atol=2e-6)
+
+
+def test_adagrad_leaves_what_has_no_gradient_and_knows_no_epsilon():
+    params, optimizer = _params(), make_optimizer(replace(ADAGRAD, epsilon=0.0, clip_by="tensor"), 10)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize(
+    "changes, key, allowed",
+    [
+        ({"kind": "adamw"}, "clip_by='tensor'", "'global' unless optimizer.kind='adagrad'"),
+        ({"clip": 0.0}, "clip=0.0", "above 0 under clip_by='tensor'"),
+    ],
+)
+def test_steps_are_clipped_by_tensor_for_adagrad_alone(changes, key, allowed):
+    with pytest.raises(UserError, match=f"config.optimizer.{key} is not allowed: it must be {allowed}"):
+        resolve(Config(optimizer=replace(ADAGRAD, clip_by="tensor", **changes)))

@@ -14,7 +14,8 @@ from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
 
 ABSENT = "absent"
 # Drawing, training and rounding.
-MODEL = {"init", "init_std", "dtype", "param_dtype", "dropout", "pattern", "blocks", "max_length", "position_offset"}
+MODEL = {"init", "init_std", "embedding_std", "dtype", "param_dtype", "dropout", "pattern", "blocks"}
+MODEL |= {"max_length", "position_offset"}  # these two matter where there is a table of positions (`meaning`)
 BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm_alpha_attention", "norm", "norm_cast"}
 ATTENTION = {"kernel", "dropout", "trimmed", "span_loss", "rope.fraction"}
 FEED_FORWARD = {"hidden_factor", "gated_hidden"}

@@ -10,8 +10,9 @@ R is the rotation of RoPE, by each token's position. Memory slots have no positi
 cap(x) is x, or softcap tanh(x / softcap); biases (models/logit_bias.py) are not capped.
 
 Without a matrix (`models/sizes.py` has the sizes): `identity` gives head h the h-th slice of x, `identity_whole` gives
-every head all of x; value = 'key' is v = x W_K. query = 'merged' is one trained matrix per head in place of the pair,
-logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and B_h of size D x rank.
+every head all of x; value = 'key' is v = x W_K, value = 'identity_plus' v = x (a I + b W). query = 'merged' is one trained
+matrix per head in place of the pair, logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and
+B_h of size D x rank.
 
 `clip` bounds queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
 
@@ -34,7 +35,7 @@ from xfresearch.kernels.attention import Sight, attention
 from xfresearch.models import costs as c
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.layouts import inner_scale, output_scale
-from xfresearch.models.linear import Linear, kernel_std
+from xfresearch.models.linear import IdentityPlus, Linear, kernel_std
 from xfresearch.models.logit_bias import AdaptiveSpan, logit_bias, relative_flops
 from xfresearch.models.norms import Norm
 from xfresearch.models.positions import rotate
@@ -56,7 +57,8 @@ class Attention(nnx.Module):
         self.config, self.dtype, self.sizes = a, model.dtype, sizes
         self.sight = Sight(model.causal, int(not a.sees_itself), a.trimmed or a.window)
         self.scale = logit_scale(a, D)
-        linears = {name: Linear(model, *matrix, rngs, scale=init_scale(model, block, name))
+        kinds = {"value": IdentityPlus if a.value == "identity_plus" else Linear}
+        linears = {name: kinds.get(name, Linear)(model, *matrix, rngs, scale=init_scale(model, block, name))
                    for name, matrix in matrices(block, D).items()}  # fmt: skip
         self.query, self.key, self.value, self.output = map(linears.get, ("query", "key", "value", "output"))
         norms = {name: Norm(model, a.qk_norm, block, shape) for name, shape in qk_norm_shapes(a, D).items()}
@@ -134,6 +136,7 @@ class Attention(nnx.Module):
         for shape in qk_norm_shapes(a, model.width).values():
             total += Norm.costs(math.prod(shape), a.qk_norm, block)
         total += memory_costs(model, block)
+        total += c.weights(2 * (a.value == "identity_plus"))
         total += c.weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
         mixing = 2 * a.heads * (sizes.qk + sizes.v) * length + relative_flops(model, block, length)
         entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes).values())

@@ -15,7 +15,7 @@ from flax import nnx
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.layouts import LAYOUTS, branch_gain, norm_kind, site_block, skip_scale
+from xfresearch.models.layouts import LAYOUTS, Sublayer, first_gain, norm_kind, site_block, skip_scale
 from xfresearch.models.linear import times
 from xfresearch.models.norms import Norm
 from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
@@ -39,8 +39,10 @@ class Block(nnx.Module):
         for sublayer in self.layout.sublayers:
             setattr(self, sublayer.name, sublayer_class(sublayer.name, block)(model, block, rngs))
             if sublayer.gain:
-                gain = jnp.full((), branch_gain(model, block), model.param_dtype)
+                gain = jnp.full((), first_gain(model, block, sublayer), model.param_dtype)
                 setattr(self, f"{sublayer.name}_gain", nnx.Param(gain))
+            if sublayer.skip_gain:
+                setattr(self, f"{sublayer.name}_skip_gain", nnx.Param(jnp.ones((), model.param_dtype)))
             for place in sublayer.norms:
                 kind = norm_kind(block, sublayer.name, place)
                 at = site_block(block, sublayer.name, place)
@@ -59,12 +61,18 @@ class Block(nnx.Module):
             if sublayer.gain:
                 y_BLD = times(y_BLD, getattr(self, f"{name}_gain")[...])
             y_BLD = place.tap("out", y_BLD)
-            x_BLD = y_BLD if sublayer.skip == "none" else self.skip_scale * sources[sublayer.skip] + y_BLD
+            x_BLD = y_BLD if sublayer.skip == "none" else self._skip(sublayer, sources[sublayer.skip]) + y_BLD
             if sum_BLD is not None and not (self.layout.fused and name == "attention"):
                 sum_BLD = sum_BLD + y_BLD
             x_BLD = place.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
             aux |= more
         return Stream(x_BLD, sum_BLD), caches, aux
+
+    def _skip(self, sublayer: Sublayer, x_BLD):
+        """What the sublayer's output is added to."""
+        if sublayer.skip_gain:
+            return times(x_BLD, getattr(self, f"{sublayer.name}_skip_gain")[...])
+        return self.skip_scale * x_BLD
 
     def _norm(self, sublayer: str, place: str, x_BLD):
         norm = getattr(self, f"{sublayer}_norm_{place}", None)
@@ -77,7 +85,8 @@ class Block(nnx.Module):
     def costs(model: ModelConfig, block: BlockConfig, length: int) -> Costs:
         total = Costs()
         for sublayer in LAYOUTS[block.layout].sublayers:
-            total += sublayer_class(sublayer.name, block).costs(model, block, length) + weights(int(sublayer.gain))
+            total += sublayer_class(sublayer.name, block).costs(model, block, length)
+            total += weights(bool(sublayer.gain) + sublayer.skip_gain)
             for place in sublayer.norms:
                 kind, at = norm_kind(block, sublayer.name, place), site_block(block, sublayer.name, place)
                 total += Norm.costs(model.width, kind, at)

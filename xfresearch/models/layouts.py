@@ -4,7 +4,8 @@ A sublayer is a function with norms and a skip around it:
 
     y = skip * x + gain * out_norm(fn(in_norm(x)))      then      y = post_norm(y)
 
-`Sublayer` says which norms exist at each place; an absent norm is the identity, an absent gain 1.
+`Sublayer` says which norms exist at each place; an absent norm is the identity, an absent gain 1. `skip` is 1, 0, a number
+that is fixed (DeepNorm's) or a trained one.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ class Sublayer:
     norms: tuple[str, ...] = ()  # a subset of ('in', 'out', 'post')
     reads: Literal["stream", "block", "before"] = "stream"  # x so far; the block's input; what the sublayer before read
     skip: Literal["stream", "block", "none"] = "stream"  # what its output is added to
-    gain: bool = False  # its output has a trained factor
+    gain: Literal["", "one", "small"] = ""  # its output has a trained factor, at first 1 or `branch_gain`
+    skip_gain: bool = False  # what its output is added to has a trained factor, at first 1
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ def _both(*norms: str, **more) -> tuple[Sublayer, ...]:
 
 _ATTENTION = Sublayer("attention", ("in",))
 _SKIPLESS = Sublayer("attention", ("in",), skip="none")
+_SKIPLESS_GAIN = replace(_SKIPLESS, gain="one")
 
 LAYOUTS = {
     # x + f(norm(x)); Radford et al. 2019
@@ -58,12 +61,12 @@ LAYOUTS = {
     "no_residual_between": Layout((_SKIPLESS, Sublayer("feed_forward", skip="block"))),
     # f(norm(a(norm(x)))): no skip at all; Graef 2024 removes matrices where there is no norm either
     "no_skip": Layout(_both("in", skip="none")),
-    # x = a(norm(x)), then x + b f(norm(x)); He & Hofmann 2023: with shaping and identities their V-SkipInit, SAS
-    "skipless": Layout((_SKIPLESS, Sublayer("feed_forward", ("in",), gain=True))),
-    # a(n) + b f(n), n = norm(x); He & Hofmann 2023, SAS-P
-    "skipless_parallel": Layout((_SKIPLESS, Sublayer("feed_forward", reads="before", gain=True))),
     # x + a(norm(x)), no feed-forward
     "attention_only": Layout((_ATTENTION,)),
+    # x = a attention(norm(x)), then b x + c f(norm(x)), a, b, c trained; He & Hofmann 2023, with shaping and identities SAS
+    "skipless": Layout((_SKIPLESS_GAIN, Sublayer("feed_forward", ("in",), gain="small", skip_gain=True))),
+    # a attention(n) + c f(n), n = norm(x), a, c trained; He & Hofmann 2023, with shaping and identities SAS-P
+    "skipless_parallel": Layout((_SKIPLESS_GAIN, Sublayer("feed_forward", reads="before", gain="small"))),
     # norm(x + a(x)), no feed-forward; Sukhbaatar et al. 2019
     "all_attention": Layout((Sublayer("attention", ("post",)),)),
     # norm(alpha x + f(x)), alpha = (2 depth)^(1/4); Wang et al. 2022
@@ -122,6 +125,7 @@ def output_scale(model, block, sublayer: str) -> float:
     return (model.depth * len(writes)) ** -0.5
 
 
-def branch_gain(model, block) -> float:
-    """First value of a sublayer's trained gain: 0.1 at 18 layers, falling with 1/sqrt(depth) (He & Hofmann 2023)."""
-    return block.branch_gain or 0.1 * (18 / model.depth) ** 0.5
+def first_gain(model, block, sublayer: Sublayer) -> float:
+    """First value of a sublayer's trained gain: 1, or `branch_gain`, which is 0.1 at 18 layers and falls with 1/sqrt(depth)
+    (He & Hofmann 2023; their code)."""
+    return 1.0 if sublayer.gain == "one" else block.branch_gain or 0.1 * (18 / model.depth) ** 0.5

@@ -42,13 +42,13 @@ class Linear(nnx.Module):
     """y[..., outputs] = x[..., inputs] . kernel[inputs, outputs] + bias[outputs]."""
 
     def __init__(self, model: ModelConfig, inputs: tuple, outputs: tuple, bias: bool, rngs, scale: float = 1.0):
-        self.axes = len(inputs)
+        self.axes = len(inputs)  # how many of x's last dimensions are inputs
         std = scale * kernel_std(model, math.prod(inputs))
         self.kernel = nnx.Param(draw(rngs.params(), (*inputs, *outputs), std, model))
         self.bias = nnx.Param(jnp.zeros(outputs, model.param_dtype)) if bias else None
 
     def __call__(self, x, ctx: Context | None = None):
-        kernel = self.kernel[...].astype(x.dtype)
+        kernel = self.matrix().astype(x.dtype)
         batch, inputs, outputs = x.shape[: -self.axes], kernel.shape[: self.axes], kernel.shape[self.axes :]
         # As a product of two matrices: with more dimensions, XLA on CPU takes twice as long for some gradients. A
         # sequence cut over devices cannot be one dimension with the batch.
@@ -56,3 +56,22 @@ class Linear(nnx.Module):
         y = x.reshape(*rows, math.prod(inputs)) @ kernel.reshape(math.prod(inputs), math.prod(outputs))
         y = y.reshape(*batch, *outputs)
         return y if self.bias is None else plus(y, self.bias[...])
+
+    def matrix(self):
+        """The kernel as x meets it."""
+        return self.kernel[...]
+
+
+class IdentityPlus(Linear):
+    """A linear map between dimensions of equal size whose matrix is a I + b W, with W = 0 and a = b = 1 at first, a, b and W
+    trained (He & Hofmann 2023, eq. 6, and their code). Weight decay draws W, and not the sum, to 0."""
+
+    def __init__(self, model: ModelConfig, inputs: tuple, outputs: tuple, bias: bool, rngs, scale: float = 1.0):
+        super().__init__(model, inputs, outputs, bias, rngs, scale=0.0)
+        self.identity_gain = nnx.Param(jnp.ones((), model.param_dtype))
+        self.weight_gain = nnx.Param(jnp.ones((), model.param_dtype))
+
+    def matrix(self):
+        kernel = self.kernel[...]
+        identity = jnp.eye(math.prod(kernel.shape[: self.axes]), dtype=kernel.dtype).reshape(kernel.shape)
+        return self.identity_gain[...] * identity + self.weight_gain[...] * kernel

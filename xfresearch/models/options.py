@@ -79,7 +79,7 @@ READERS = (
     Reader("norm_epsilon", _has_epsilon, "a norm of kind layer, rms or scale"),
     Reader("norm_alpha", lambda b, m: "dyt" in _norms(b, m), "a norm of kind dyt"),
     Reader("norm_alpha_attention", _dyt_in_attention, "a norm of kind dyt at attention's sites"),
-    Reader("branch_gain", lambda b, m: any(s.gain for s in LAYOUTS[b.layout].sublayers), "a layout with a gain"),
+    Reader("branch_gain", lambda b, m: any(s.gain == "small" for s in LAYOUTS[b.layout].sublayers), "a skipless layout"),
     Reader(SOFTMAX_ALONE, lambda b, m: b.attention.kind == "softmax", "kind='softmax'"),
     Reader(TWO_KINDS, lambda b, m: b.attention.kind in ("softmax", "slots"), "kind='softmax' or 'slots'"),
     Reader(HEADS, lambda b, m: has_heads(b.attention), "attention with heads (not kind='slots' of the model's width)"),

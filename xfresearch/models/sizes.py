@@ -32,7 +32,7 @@ def matrices(block, width: int) -> dict[str, tuple]:
     tokens = a.kind == "softmax"  # slots alone have keys and values for parameters
     found = {} if a.query.startswith("identity") else {"query": ((width,), (a.heads, s.qk))}
     found |= {"key": ((width,), (s.key_heads, s.qk))} if tokens and a.key == "learned" else {}
-    found |= {"value": ((width,), (s.value_heads, s.v))} if tokens and a.value == "learned" else {}
+    found |= {"value": ((width,), (s.value_heads, s.v))} if tokens and a.value in ("learned", "identity_plus") else {}
     found |= {"output": ((a.heads, s.v), (width,))} if a.output == "learned" else {}
     return {name: (*sizes, name in a.bias) for name, sizes in found.items()}
 

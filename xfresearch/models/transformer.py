@@ -39,17 +39,18 @@ class Output(NamedTuple):
 
 
 class Table(nnx.Module):
-    """One vector of width D for each of `rows` ids."""
+    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: as `model.init` says)."""
 
-    def __init__(self, model: ModelConfig, rows: int, rngs):
-        self.table = nnx.Param(draw(rngs.params(), (rows, model.width), kernel_std(model, model.width), model))
+    def __init__(self, model: ModelConfig, rows: int, rngs, std: float = 0.0):
+        std = std or kernel_std(model, model.width)
+        self.table = nnx.Param(draw(rngs.params(), (rows, model.width), std, model))
 
 
 class Transformer(nnx.Module):
     def __init__(self, model: ModelConfig, rngs):
         first = model.blocks[model.pattern[0]]
         self.config = model
-        self.embed = Table(model, model.vocab_size, rngs)
+        self.embed = Table(model, model.vocab_size, rngs, model.embedding_std)
         self.position = Table(model, position_rows(model), rngs) if model.position == "learned" else None
         self.shared = SharedPositions(model, rngs)
         learned_scale = jnp.full((), model.width**0.5, model.param_dtype)

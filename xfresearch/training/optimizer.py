@@ -1,9 +1,13 @@
-"""Learning-rate schedules and update rules, all of optax: clip -> scale -> decoupled weight decay -> learning rate.
+"""Learning-rate schedules and update rules of optax: clip -> scale -> decoupled weight decay -> learning rate.
 
-One chain serves every rule, so that they differ in nothing but the scaling of the gradient.
+One chain serves every rule, so that they differ in nothing but the scaling of the gradient (and, for Adagrad, in where its
+clip stands: `clip_by`).
 """
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 import optax
 
 from xfresearch.config import OptimizerConfig
@@ -28,7 +32,7 @@ SCALINGS = {
     "adamw": lambda c: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
     "lion": lambda c: optax.scale_by_lion(c.beta1, c.beta2),
     "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
-    "adagrad": lambda c: optax.scale_by_rss(initial_accumulator_value=0.0, eps=c.epsilon),
+    "adagrad": lambda c: _adagrad(c.epsilon),
     "muon": lambda c: _muon(c),
     "sgd": lambda c: optax.trace(c.beta1),
 }
@@ -36,9 +40,10 @@ SCALINGS = {
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """The update rule. Weight decay acts on matrices (models/axes.py) and never on norms, biases and embeddings."""
+    scaling, by_tensor = SCALINGS[config.kind](config), config.clip_by == "tensor"
     return optax.chain(
-        optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
-        SCALINGS[config.kind](config),
+        optax.clip_by_global_norm(config.clip) if config.clip and not by_tensor else optax.identity(),
+        _with_clipped_steps(scaling, config.clip) if by_tensor else scaling,
         optax.add_decayed_weights(config.weight_decay, mask=_matrices),
         optax.scale_by_learning_rate(make_schedule(config, steps)),
     )
@@ -46,6 +51,39 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 def _matrices(params):
     return jax.tree.map(lambda axes: axes.matrix, tree_axes(params))
+
+
+class SumOfSquares(NamedTuple):
+    """Adagrad's state."""
+
+    sum: optax.Params
+
+
+def _adagrad(epsilon: float) -> optax.GradientTransformation:
+    """g / (sqrt(sum of all g^2 so far) + epsilon) (Duchi et al. 2011, fig. 1). Of optax's own, epsilon is in the root."""
+
+    def update(grads, state, params=None):
+        sums = jax.tree.map(lambda total, g: total + jnp.square(g), state.sum, grads)
+        steps = jax.tree.map(lambda g, total: jnp.where(total > 0, g / (jnp.sqrt(total) + epsilon), 0), grads, sums)
+        return steps, SumOfSquares(sums)
+
+    return optax.GradientTransformation(lambda params: SumOfSquares(jax.tree.map(jnp.zeros_like, params)), update)
+
+
+def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
+    """`scaling`, each tensor's step times min(1, clip / |g|), where g is the tensor's gradient (Sukhbaatar et al. 2019,
+    their code). The state of `scaling` sees g unclipped. Layers that are stacked have a norm each."""
+
+    def shorten(step, g, axes: Axes):
+        within = tuple(range(axes.letters.startswith("N"), g.ndim))
+        norm = jnp.sqrt(jnp.square(g).sum(within, keepdims=True))
+        return step * clip / jnp.maximum(norm, clip)
+
+    def update(grads, state, params=None):
+        steps, state = scaling.update(grads, state, params)
+        return jax.tree.map(shorten, steps, grads, tree_axes(grads)), state
+
+    return optax.GradientTransformation(scaling.init, update)
 
 
 def _muon(config: OptimizerConfig):
