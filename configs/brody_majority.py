@@ -19,7 +19,7 @@ def get_config(size: str = "full"):
     block.feed_forward.kind, block.feed_forward.bias = "relu", True
     config.data.tokenizer = "bytes"
     if size == "tiny":
-        config.data.corpus, config.sequence_length = ("majority:classes=8,samples=1000,margin=4",), 24
+        config.data.corpus, config.sequence_length = ("majority:classes=8,samples=600,margin=4",), 24
         config.batch_size, config.steps = 64, 60
         return config
     config.data.corpus, config.sequence_length, config.batch_size = ("majority",), 50, 6000
