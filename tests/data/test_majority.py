@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from xfresearch.data.majority import Majority, _partition, _table, number_of_partitions
+from xfresearch.data.majority import Majority, _draw, _partition, _table, number_of_partitions
 
 LENGTH = 12
 
@@ -31,6 +31,8 @@ def counts(sequence) -> tuple:
 
 
 def both(task: Majority, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, targets) of each split, drawn anew as in another process."""
+    _draw.cache_clear()
     return [task.examples(split, length) for split in task.splits]
 
 
