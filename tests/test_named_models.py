@@ -81,5 +81,5 @@ def test_thin_and_deep_has_the_matrices_of_wide_and_few():
 
 def test_the_table_of_variants_compares_models_of_about_3_million():
     for name in NAMED:
-        if name not in ("quickstart", "variants"):
+        if name not in ("quickstart", "variants", "brody_majority"):  # the last predicts labels
             assert 2.9e6 < costs(f"{name}.py:3m", 257).parameters < 3.6e6, name

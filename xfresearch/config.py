@@ -205,7 +205,7 @@ class BlockConfig:
 class ModelConfig:
     width: int = option(256, "width D of the residual stream", low=1)
     depth: int = option(4, "layers N, a multiple of the pattern's length", low=1)
-    vocab_size: int = option(0, "vocabulary V; 0 is the tokenizer's", low=0)
+    vocab_size: int = option(0, "vocabulary V; 0 is the tokenizer's, or the classes of a data set with labels", low=0)
     max_length: int = option(0, "tokens that positions, spans and capacities reckon with; 0 is sequence_length", low=0)
     pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated to fill the depth")
     blocks: dict[str, BlockConfig] = option({"main": BlockConfig()}, "the blocks that the pattern names")
@@ -221,7 +221,9 @@ class ModelConfig:
     logit_softcap: float = option(
         0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 is none", low=0.0
     )
-    causal: bool = option(True, "a position sees only itself and those before; False is for encoders used as a library")
+    causal: bool = option(
+        True, "a position sees only itself and those before; False trains on labels alone (docs/majority.md)"
+    )
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99)
     init: Literal["fan_in", "normal"] = option(
         "fan_in", "std of kernels and embedding: 1/sqrt(inputs) (1/sqrt(width)), or init_std"
@@ -237,7 +239,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    corpus: tuple[str, ...] = option(("python_stdlib",), "corpora: NAME or NAME:PATH (text_files:notes/*.txt)")
+    corpus: tuple[str, ...] = option(
+        ("python_stdlib",), "corpora: NAME or NAME:PATH (text_files:notes/*.txt), or one with labels (majority)"
+    )
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () is equal shares")
     field: str = option("text", "field that holds the text, in .jsonl files and TFDS examples")
     tokenizer: str = option("bytes", "bytes | bpe (trained on the corpus) | path of a tokenizer's file or directory")

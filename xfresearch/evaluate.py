@@ -3,7 +3,8 @@ python -m xfresearch.evaluate (--workdir DIR | --compare DIR DIR) --tasks NAME,.
 
 Measures held-out loss of a trained model. Windows of --sequence-length tokens slide by --stride over the text; every
 token but the first (of each document, for a run that packs documents) is scored once, with more than length - stride
-tokens before it. With a stride of the whole length, the default, this is what training measures.
+tokens before it. With a stride of the whole length, the default, this is what training measures. Of a data set with labels
+(docs/majority.md) there are whole sequences and no windows.
 """
 
 import sys
@@ -11,6 +12,7 @@ from argparse import ArgumentTypeError
 from functools import cache
 
 from xfresearch import command, distributed
+from xfresearch.data.labels import trains_on_labels
 from xfresearch.errors import UserError
 from xfresearch.harness import commands as task_commands
 
@@ -49,29 +51,43 @@ def main(arguments: list[str]) -> None:
 
 
 def evaluate(options, workdir) -> None:
-    from xfresearch import evaluation
     from xfresearch.training import checkpoint
 
     if options.all_steps and not checkpoint.steps(workdir):
         raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
     lm, mesh = open_model(options.workdir, options.step)
-    sizes = (options.sequence_length, options.stride, options.limit)
-    text = evaluation.read_text(lm, workdir, options.data, options.split, *sizes)
+    held_out = read(lm, workdir, options)
     if distributed.first():
-        print(f"{text.corpus} {text.split}: windows of {text.length} tokens, stride {text.stride}", file=sys.stderr)
-    results = evaluate_steps(lm, workdir, text, options, mesh)
+        print(f"{held_out.corpus} {held_out.split}: {held_out.rows_are}", file=sys.stderr)
+    results = evaluate_steps(lm, workdir, held_out, options, mesh)
     if not distributed.first():
         return
     print(command.table({"step": [str(result["step"]) for result in results], **figures(results)}))
-    print(f"loss in nats per token; +- is its standard error over {results[0]['units']} {text.unit}")
+    each = "label" if trains_on_labels(lm.run.data) else "token"
+    print(f"loss in nats per {each}; +- is its standard error over {results[0]['units']} {held_out.unit}")
     if options.all_steps:
-        print(f"bits/byte  {sparkline([result['bits_per_byte'] for result in results])}")
+        name = "bits_per_byte" if "bits_per_byte" in results[0] else "accuracy"
+        print(f"{COLUMNS[name][0]}  {sparkline([result[name] for result in results])}")
     if options.per_document:
         print(document_table(results[-1]["documents"]))
     if options.json:
-        settings = {name: getattr(text, name) for name in ("corpus", "split", "length", "stride", "unit")}
+        names = ("corpus", "split", "length", "stride", "unit")
+        settings = {name: getattr(held_out, name) for name in names if hasattr(held_out, name)}
         measured = {"steps": results} if options.all_steps else results[0]
         command.write_json(options.json, command.finite({"workdir": options.workdir, **settings, **measured}))
+
+
+def read(lm, workdir, options):
+    """What to evaluate on: labels for a model that was trained on them, otherwise a text."""
+    from xfresearch import evaluation
+
+    where = (lm, workdir, options.data, options.split, options.sequence_length)
+    if not trains_on_labels(lm.run.data):
+        return evaluation.read_text(*where, options.stride, options.limit)
+    for name, given in (("stride", options.stride), ("per-document", options.per_document)):
+        if given:
+            raise UserError(f"--{name} is not allowed with {workdir}, which predicts labels: it is for texts")
+    return evaluation.read_labels(*where, options.limit)
 
 
 def open_model(path: str, step: int | None):
@@ -92,11 +108,17 @@ def parse(arguments: list[str]):
     add, positive = parser.add_argument, at_least(1)
     add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     add("--all-steps", action="store_true", help="every checkpoint of the run, as a curve")
-    add("--data", default="", metavar="CORPUS[:PATH]", help="text to evaluate on (default: the run's first corpus)")
+    add("--data", default="", metavar="CORPUS[:PATH]", help="corpus to evaluate on (default: the run's first)")
     add("--split", default="", help="split of the corpus (default: the run's evaluation split)")
     add("--sequence-length", type=positive, default=0, metavar="N", help="tokens of a window (default: as trained)")
     add("--stride", type=positive, default=0, metavar="N", help="tokens between windows (default: the window's length)")
-    add("--limit", type=at_least(0), default=0, metavar="N", help="evaluate the first N sequences only; 0 is all")
+    add(
+        "--limit",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="evaluate N sequences only, of a text the first; 0 is all",
+    )
     add("--per-document", action="store_true", help="also the loss of every document")
     add("--batch-size", type=positive, default=0, metavar="N", help="sequences at once (default: as trained)")
     add("--json", metavar="FILE", help="also write the results as JSON")
@@ -139,7 +161,7 @@ def mesh_of(run):
     return device_mesh(sizes, jax.devices(), run.mesh.between)
 
 
-def evaluate_steps(lm, workdir, text, options, mesh=None) -> list[dict]:
+def evaluate_steps(lm, workdir, held_out, options, mesh=None) -> list[dict]:
     """The figures of the model's own step, or of every step of the run; damaged checkpoints are named and left out."""
     from tqdm import tqdm
 
@@ -150,8 +172,8 @@ def evaluate_steps(lm, workdir, text, options, mesh=None) -> list[dict]:
     make_scorer = cache(
         lambda model: evaluation.make_scorer(model, lm.run.training.layers, lm.run.training.loss_rows, mesh)
     )
-    batch_size = min(evaluation.batch_size(lm.run, options.batch_size), len(text.rows))
-    batch_size, place = placing.on(mesh, batch_size, text.length)
+    batch_size = min(evaluation.batch_size(lm.run, options.batch_size), len(held_out.rows))
+    batch_size, place = placing.on(mesh, batch_size, held_out.length)
     results = []
     for step in checkpoint.steps(workdir) if options.all_steps else [lm.step]:
         try:
@@ -159,14 +181,24 @@ def evaluate_steps(lm, workdir, text, options, mesh=None) -> list[dict]:
         except checkpoint.Corrupt as error:
             print(f"warning: {error}; left out", file=sys.stderr)
             continue
-        with tqdm(desc=f"step {step}", total=len(text.rows), unit="seq", disable=None, leave=False) as bar:
+        with tqdm(desc=f"step {step}", total=len(held_out.rows), unit="seq", disable=None, leave=False) as bar:
             scorer = make_scorer(trim(lm.config, params))  # trained spans bound what there is to compute
-            scores = evaluation.score_text(scorer, params, text, batch_size, bar.update, place)
-        documents = (
-            {"documents": evaluation.document_figures(text, scores, lm.tokenizer)} if options.per_document else {}
-        )
-        results.append({"step": step, **evaluation.text_figures(text, scores), **documents})
+            measured = measure(scorer, params, held_out, (batch_size, bar.update, place), lm.tokenizer, options)
+        results.append({"step": step, **measured})
     return results
+
+
+def measure(scorer, params, held_out, how: tuple, tokenizer, options) -> dict:
+    """The figures of one step; `how` are the last arguments of evaluation.score_text and label_figures."""
+    from xfresearch import evaluation
+
+    if isinstance(held_out, evaluation.Labels):
+        return evaluation.label_figures(scorer, params, held_out, *how)
+    scores = evaluation.score_text(scorer, params, held_out, *how)
+    figures = evaluation.text_figures(held_out, scores)
+    if options.per_document:
+        figures["documents"] = evaluation.document_figures(held_out, scores, tokenizer)
+    return figures
 
 
 def figures(results: list[dict]) -> dict[str, list[str]]:

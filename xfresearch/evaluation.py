@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.config import Config, ModelConfig
-from xfresearch.data.pipeline import prepare, stream_tokens
+from xfresearch.data.labels import has_labels
+from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
@@ -25,7 +26,7 @@ from xfresearch.models.decoding import fast_layers
 from xfresearch.models.kernel_choices import for_reading
 from xfresearch.models.sizes import longest_sequence
 
-SUMS = ("nll", "correct", "tokens", "bytes")
+SUMS = ("nll", "correct", "tokens")  # and "bytes", where the tokens are of a text
 
 
 def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
@@ -48,22 +49,28 @@ def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh
 
 
 def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
-    """evaluator(params, batch, byte_lengths_V) -> sums over each sequence, {name: [B]} for the names in SUMS."""
+    """evaluator(params, batch, byte_lengths_V) -> sums over each sequence, {name: [B]} for the names in SUMS, and for
+    "bytes" unless byte_lengths_V is None."""
     scorer = make_scorer(model, layers, rows, mesh)
 
     @jax.jit
     def evaluator(params, batch, byte_lengths_V):
         nll_BL, correct_BL = scorer(params, batch)
         scored_BL = batch["weights"] > 0
-        bytes_BL = jnp.where(scored_BL, byte_lengths_V[batch["targets"]], 0)
-        return {name: x.sum(-1) for name, x in zip(SUMS, (nll_BL, correct_BL, scored_BL, bytes_BL), strict=True)}
+        each = dict(zip(SUMS, (nll_BL, correct_BL, scored_BL), strict=True))
+        if byte_lengths_V is not None:
+            each["bytes"] = jnp.where(scored_BL, byte_lengths_V[batch["targets"]], 0)
+        return {name: x_BL.sum(-1) for name, x_BL in each.items()}
 
     return evaluator
 
 
 def evaluate_batches(evaluator: Callable, params: dict, batches: Iterable[dict], byte_lengths) -> dict:
-    """`summary` over all `batches`, whose arrays may lie on any mesh. Reads one batch while the device has the next."""
-    byte_lengths, parts, waiting = np.asarray(byte_lengths, np.int32), [], None
+    """`summary` over all `batches`, whose arrays may lie on any mesh. Reads one batch while the device has the next.
+
+    `byte_lengths` [V] is the tokenizer's, or None for labels."""
+    byte_lengths = None if byte_lengths is None else np.asarray(byte_lengths, np.int32)
+    parts, waiting, names = [], None, SUMS if byte_lengths is None else (*SUMS, "bytes")
     for batch in batches:
         sums = evaluator(params, batch, byte_lengths)
         if waiting is not None:
@@ -71,7 +78,7 @@ def evaluate_batches(evaluator: Callable, params: dict, batches: Iterable[dict],
         waiting = sums
     if waiting is not None:
         parts.append(on_host(waiting))
-    return summary({name: np.concatenate([part[name] for part in parts] or [[]]) for name in SUMS})
+    return summary({name: np.concatenate([part[name] for part in parts] or [[]]) for name in names})
 
 
 def on_host(sums: dict) -> dict:
@@ -84,32 +91,38 @@ def on_host(sums: dict) -> dict:
 
 
 def summary(sums: dict) -> dict:
-    """The figures of an evaluation from sums over its units [U], those in SUMS and perhaps 'characters'; NaN where
-    nothing was scored.
+    """The figures of an evaluation from sums over its units [U], those in SUMS, and of a text 'bytes' and perhaps
+    'characters'; NaN where nothing was scored.
 
     Sums are exact (math.fsum): they do not depend on the order of the units, nor on rows of padding between them, so
     that any batch size and any number of processes give the same figures from the same losses.
     """
-    nll_U, correct_U, tokens_U, bytes_U = (np.asarray(sums[name], np.float64) for name in SUMS)
-    nll, tokens, size = math.fsum(nll_U), math.fsum(tokens_U), math.fsum(bytes_U)
+    nll_U, correct_U, tokens_U = (np.asarray(sums[name], np.float64) for name in SUMS)
+    nll, tokens = math.fsum(nll_U), math.fsum(tokens_U)
     loss = nll / tokens if tokens else math.nan
     units = int((tokens_U > 0).sum())
-    characters = {}
-    if "characters" in sums:
-        count = sums["characters"].sum()
-        characters = {"bits_per_character": float(nll / count / math.log(2)) if count else math.nan}
     squares = math.fsum(np.square(nll_U - loss * tokens_U))
     spread = math.sqrt(squares * units / (units - 1)) if units > 1 else math.nan
     return {
         "loss": float(loss),
-        "perplexity": perplexity(loss),
-        "bits_per_byte": float(nll / size / math.log(2)) if size else math.nan,
-        **characters,
+        **(_of_text(sums, nll, loss) if "bytes" in sums else {}),
         "accuracy": math.fsum(correct_U) / tokens if tokens else math.nan,
         "standard_error": float(spread / tokens) if tokens else math.nan,
         "units": units,
         "tokens": int(tokens),
-        "bytes": round(size),
+    }
+
+
+def _of_text(sums: dict, nll: float, loss: float) -> dict:
+    """What a loss says of a text, and of no labels: `nll` nats in all, `loss` by token."""
+    sizes = {name: math.fsum(sums[name]) for name in ("bytes", "characters") if name in sums}
+    bits = {name: nll / size / math.log(2) if size else math.nan for name, size in sizes.items()}
+    by_character = {"bits_per_character": bits["characters"]} if "characters" in bits else {}
+    return {
+        "perplexity": perplexity(loss),
+        "bits_per_byte": bits["bytes"],
+        **by_character,
+        "bytes": round(sizes["bytes"]),
     }
 
 
@@ -183,6 +196,10 @@ class Text(NamedTuple):
     stride: int
     unit: str  # what the standard error is over: documents, or sequences where there is only one document
 
+    @property
+    def rows_are(self) -> str:
+        return f"windows of {self.length} tokens, stride {self.stride}"
+
 
 def check_length(model: ModelConfig, length: int) -> None:
     """UserError where the model's tables of positions do not reach `length` tokens."""
@@ -208,6 +225,8 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     check_length(lm.config, length)
     if stride > length:
         raise UserError(f"stride {stride} is not allowed: it must be at most the sequence length, {length}")
+    if has_labels(corpus):
+        raise UserError(f"corpus {corpus!r} is not allowed: it has labels, and {workdir} predicts next tokens")
     if lm.tokenizer is None:
         raise UserError(f"{workdir} has no tokenizer, so that there are no tokens of a text to evaluate on")
     kept = workdir / "tokenizer"  # by a run; a model of others names its own
@@ -224,6 +243,56 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     rows = list(islice(pack_windows(every, length), limit or None))
     unit = "documents" if documents[rows[-1][-1].end - 1] > 0 else "sequences"
     return Text(corpus, split, tokens, documents, _sizes(lm.tokenizer, tokens, meta), rows, length, stride, unit)
+
+
+class Labels(NamedTuple):
+    """A split of a data set with labels, and how it is evaluated."""
+
+    corpus: str
+    split: str
+    sequences: LabelledSplit
+    rows: range  # as many sequences as are evaluated, evenly spread over the split
+    length: int
+    unit: str = "sequences"
+
+    @property
+    def rows_are(self) -> str:
+        return f"sequences of {self.length} tokens"
+
+
+def read_labels(lm, workdir, corpus="", split="", length=0, limit=0) -> Labels:
+    """A split of a data set with labels; by default what the training of `lm`, loaded from `workdir`, evaluates.
+
+    `limit` is of sequences (0: all). UserError where a value does not fit the model or the data.
+    """
+    corpus, split = corpus or lm.run.data.corpus[0], split or lm.run.evaluation.split
+    length = length or lm.run.sequence_length
+    check_length(lm.config, length)
+    if not has_labels(corpus):
+        raise UserError(f"corpus {corpus!r} is not allowed: it has no labels, and {workdir} predicts labels")
+    sequences = prepare(replace(lm.run, sequence_length=length), split, corpus)
+    classes, top = sequences.meta["vocab_size"], lm.config.vocab_size
+    if classes > top:
+        raise UserError(f"corpus {corpus!r} has {classes} classes; the model's vocabulary has {top}")
+    return Labels(corpus, split, sequences, range(min(limit or len(sequences), len(sequences))), length)
+
+
+def label_figures(
+    scorer: Callable,
+    params: dict,
+    labels: Labels,
+    batch_size: int,
+    progress=lambda rows: None,
+    place=lambda batch: batch,
+) -> dict:
+    """`summary` of all labels, each unit a sequence, with a scorer of `make_scorer`; calls `progress(rows)` after every
+    batch. `place` puts a batch where the scorer wants it."""
+    parts = []
+    for batch in evaluation_batches(labels.sequences, batch_size, len(labels.rows)):
+        nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
+        parts.append((nll_BL.sum(-1), correct_BL.sum(-1), batch["weights"].sum(-1)))
+        progress(batch_size)
+    return summary(dict(zip(SUMS, map(np.concatenate, zip(*parts, strict=True)), strict=True)))
 
 
 def _sizes(tokenizer, tokens: np.ndarray, meta: dict) -> dict[str, np.ndarray]:

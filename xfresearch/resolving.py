@@ -12,6 +12,7 @@ from xfresearch.config import (
     MoeConfig,
     RopeConfig,
 )
+from xfresearch.data.labels import OF_TEXT, open_data_set, trains_on_labels
 from xfresearch.errors import nearest, require
 from xfresearch.models.layouts import LAYOUTS, check_sites, norm_kind
 from xfresearch.models.options import check_read
@@ -32,11 +33,12 @@ def resolve(config: Config) -> Config:
     for name, block in model.blocks.items():
         trimmed, needs = block.attention.trimmed, "0 to train: evaluation sets it"
         require(not trimmed, f"model.blocks.{name}.attention.trimmed", trimmed, needs)
-    require(
-        model.causal, "model.causal", False, "True to train: a model that sees the tokens it predicts learns nothing"
-    )
     _check_data(config.data)
     _check_training(config)
+    if trains_on_labels(config.data):
+        return _resolve_labels(config)
+    blind = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
+    require(model.causal, "model.causal", False, blind)
     return config
 
 
@@ -270,6 +272,21 @@ def _check_data(data: DataConfig) -> None:
             data.weights,
             f"one weight above 0 for each of the {len(data.corpus)} corpora",
         )
+
+
+def _resolve_labels(config: Config) -> Config:
+    """`config` with the vocabulary of its labels; UserError where it asks for what only a text has."""
+    data, model = config.data, config.model
+    require(len(data.corpus) == 1, "data.corpus", data.corpus, "one alone, where it is a data set with labels")
+    without = f"under data.corpus={data.corpus[0]!r}, which has labels and no text"
+    for name in OF_TEXT:
+        usual = getattr(DataConfig(), name)
+        require(getattr(data, name) == usual, f"data.{name}", getattr(data, name), f"left at {usual!r} {without}")
+    require(not config.log.sample, "log.sample", config.log.sample, f"left at '' {without}")
+    classes = open_data_set(data.corpus[0], config.sequence_length).vocab_size
+    fits = f"0 or at least {classes}, the classes of data.corpus={data.corpus[0]!r}"
+    require(not 0 < model.vocab_size < classes, "model.vocab_size", model.vocab_size, fits)
+    return replace(config, model=replace(model, vocab_size=model.vocab_size or classes))
 
 
 def _check_training(config: Config) -> None:

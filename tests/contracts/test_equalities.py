@@ -42,7 +42,7 @@ ALIKE += ("configs/lambda_lm",)  # attention.kind=lambda
 CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if not name.startswith(ALIKE))]
 
 
-@pytest.fixture(params=marked(CACHED))
+@pytest.fixture(params=[case for case in marked(CACHED) if ALL[case.values[0]].causal])
 def variant(request, x64):
     """A variant in float64, parameters for it, and tokens."""
     config = in_float64(plain(ALL[request.param]))

@@ -62,9 +62,11 @@ def test_trains_by_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, ca
         ["--config", f"{ROOT}/configs/{name}.py:tiny", "--workdir", str(tmp_path), "--json", str(result), *flags]
     )
     figures = json.loads(result.read_text())
-    assert figures["step"] == STEPS and 0 < figures["evaluation"]["bits_per_byte"] < 12
+    measured = figures["evaluation"]
+    assert figures["step"] == STEPS and 0 < measured.get("bits_per_byte", measured["loss"]) < 12  # labels have no bytes
     assert "this model" in capsys.readouterr().out and (tmp_path / "report.html").exists()
     unbroken = state_of(tmp_path)
     shutil.rmtree(checkpoint.directory(tmp_path) / str(STEPS))
-    loop.train(read_json(tmp_path / "config.json"), tmp_path, load_tokenizer(str(tmp_path / "tokenizer")))
+    kept = tmp_path / "tokenizer"
+    loop.train(read_json(tmp_path / "config.json"), tmp_path, load_tokenizer(str(kept)) if kept.exists() else None)
     assert state_of(tmp_path) == unbroken

@@ -21,7 +21,7 @@ FATE = {
     "all_attention": "layers.0.layout='all_attention'",
     "all_attention_enwik8_large": "layers.0.layout='all_attention'",
     "all_attention_enwik8_small": "layers.0.layout='all_attention'",
-    "brody_majority": "layers.0.norm_bare=('attention_in',)",
+    "brody_majority": "causal=False",
     "dyt": "embedding_scale='learned'",
     "gpt2": "gpt2",
     "gptj": "gptj",

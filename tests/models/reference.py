@@ -222,7 +222,7 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
             mean = np.mean(p["attention"]["span"]["fraction"]) * longest
             losses["span_loss"] = config.attention.span_loss * mean * real.sum()
         attend = ATTENTIONS[config.attention.kind]
-        return attend(p["attention"], x, config, positions, segments, shared, longest)
+        return attend(p["attention"], x, config, positions, segments, shared, longest, model_config.causal)
 
     def feed(x):
         if config.feed_forward.kind != "moe":

@@ -66,7 +66,7 @@ def logit_bias(p, shared, config, longest, q, h, t, s):
     d, bias = t - s, 0.0
     x = d - (not config.sees_itself)  # steps back from the nearest token seen
     if config.position == "alibi":
-        bias -= alibi(h, config.heads) * d
+        bias -= alibi(h, config.heads) * abs(d)
     if config.position == "t5":
         bias += shared["relative_bias"][t5_bucket(d, config.t5_buckets, config.t5_distance), h]
     if config.position == "relative_key":
@@ -118,12 +118,12 @@ def norm_heads(p, heads, block):
     return np.split(norm_of(kind, flat, np.concatenate(heads, -1), block), len(heads), -1)
 
 
-def attention(p, x_LD, block, positions, segments, shared, longest):
+def attention(p, x_LD, block, positions, segments, shared, longest, causal):
     config = block.attention
     L, H, G, reach = len(x_LD), config.heads, config.kv_heads, config.window or 10**9
     nearest, o = int(not config.sees_itself), []
-    allowed = np.array([[segments[s] == segments[t] and nearest <= t - s < nearest + reach for s in range(L)]
-                        for t in range(L)])  # fmt: skip
+    allowed = np.array([[segments[s] == segments[t] and (not causal or nearest <= t - s < nearest + reach)
+                         for s in range(L)] for t in range(L)])  # fmt: skip
     slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
     queries, keys, values = queries_keys_values(p, x_LD, block)
     for h in range(H):
@@ -180,7 +180,7 @@ def slot_attention(p, x_LD, block, positions, segments, shared, longest):
 # the tokens up to n and its embeddings to the distances that there are; norms of queries and values token by token.
 
 
-def lambda_layer(p, x_LD, block, positions, segments, shared, longest):
+def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal):
     def project(name, i):
         y = x_LD @ p[name]["kernel"][:, i]
         scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)

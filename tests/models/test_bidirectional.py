@@ -47,6 +47,29 @@ def test_every_position_sees_every_other_of_its_document(changes, x64):
     np.testing.assert_array_equal(sees(config, segments_BL), segments_BL == segments_BL.T)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "rope"},
+        {"position": "alibi"},
+        {"memory_slots": 3, "kv_heads": 2},
+        {"shaping": "shaped"},
+    ],
+    ids=str,
+)
+def test_is_the_plain_model(changes, x64):
+    """Without positions: configs/brody_majority.py, which contracts/test_reference.py compares."""
+    changes = {f"blocks.main.attention.{name}": value for name, value in changes.items()}
+    config = in_float64(model({"causal": False} | changes))
+    params, tokens_BL = random_params(config), tokens_for(config)
+    segments_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1] * 8], np.int32)
+    logits_BLV, _ = forward(config, params, tokens_BL, segments_BL=segments_BL)
+    numpy_params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    for tokens_L, segments_L, logits_LV in zip(tokens_BL, segments_BL, logits_BLV, strict=True):
+        expected_LV, _ = reference.model(config, numpy_params, tokens_L, segments=segments_L)
+        assert relative_error(logits_LV, expected_LV) < TOLERANCE["float64"]
+
+
 def test_a_model_is_causal_unless_told_otherwise(x64):
     np.testing.assert_array_equal(sees(in_float64(plain(model({"depth": 1})))), np.tri(8) > 0)
 
@@ -105,9 +128,9 @@ def test_costs():
     assert costs(config).parameters == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def test_neither_trains_nor_decodes():
+def test_neither_trains_on_next_tokens_nor_decodes():
     config = model({"causal": False})
-    with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to train"):
+    with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to train on next"):
         resolve(Config(model=config))
     with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to decode"):
         transformer.bind(config, random_params(config)).init_caches(1, 8)

@@ -50,13 +50,12 @@ class PackedSplit:
         return ArrayRecordDataSource(str(self.directory / _ROWS))
 
 
-def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSplit:
-    """`split` of `corpus` (the first of config.data.corpus where none is given), tokenised, packed and cached.
+def prepare(config: Config, split: str, corpus: str) -> PackedSplit:
+    """`split` of `corpus`, tokenised, packed and cached.
 
     `.meta` holds n_sequences, n_tokens (separators included), n_predictions, n_documents, n_bytes and n_characters (of
     the text alone), and fill, the share of the sequences' tokens that are real. UserError if the corpus is too short.
     """
-    corpus = corpus or config.data.corpus[0]
     tokenizer = tokenizer_for(config.data)
     inputs = _inputs(config.data, split, corpus, tokenizer)
     key = digest([inputs, config.sequence_length])

@@ -11,9 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from xfresearch.config import Config
-from xfresearch.data.packed import PackedSplit, prepare, stream_tokens
+from xfresearch.data import packed
+from xfresearch.data.labels import LabelledSplit, has_labels
+from xfresearch.data.packed import PackedSplit, stream_tokens
 
-__all__ = ["Batches", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
+__all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
+
+
+def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSplit | LabelledSplit:
+    """The sequences of `split` of `corpus` (the first of config.data.corpus where none is given), read by index.
+
+    A text is tokenised, packed and cached first. UserError if it is too short, or the corpus has no such split.
+    """
+    corpus = corpus or config.data.corpus[0]
+    if has_labels(corpus):
+        return LabelledSplit(corpus, split, config.sequence_length)
+    return packed.prepare(config, split, corpus)
 
 
 class Batches:
@@ -92,7 +105,7 @@ class Prefetch:
 
 
 def evaluation_batches(
-    packed: PackedSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | None = None
+    held_out: PackedSplit | LabelledSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches [batch_size, L] in order, or only these `rows` of each; the last is filled up with rows of weight 0, so that
     shapes never change.
@@ -100,13 +113,13 @@ def evaluation_batches(
     With a `limit`, that many sequences spread evenly over the split.
     """
     rows = np.arange(batch_size) if rows is None else np.asarray(rows)
-    total = len(packed)
+    total = len(held_out)
     used = min(limit or total, total)
     indices = np.arange(used) * total // used
     for first in range(0, used, batch_size):
         real = first + rows < used
         own = indices[(first + rows)[real]]
-        batch = packed.read(own if len(own) else indices[:1])
+        batch = held_out.read(own if len(own) else indices[:1])
         yield {name: _spread(values[: len(own)], real) for name, values in batch.items()}
 
 
@@ -119,13 +132,13 @@ def _spread(values: np.ndarray, real: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _order(corpora: list[PackedSplit], weights: tuple[float, ...], seed: int):
+def _order(corpora: list[PackedSplit | LabelledSplit], weights: tuple[float, ...], seed: int):
     """grain MapDataset without end of (corpus, sequence) pairs."""
     import grain
 
     seeds = np.random.SeedSequence(seed).generate_state(len(corpora))
     orders = [
-        grain.MapDataset.range(len(packed)).shuffle(seed=int(own)).map(lambda i, number=number: (number, i)).repeat()
-        for number, (packed, own) in enumerate(zip(corpora, seeds, strict=True))
+        grain.MapDataset.range(len(sequences)).shuffle(seed=int(own)).map(lambda i, number=number: (number, i)).repeat()
+        for number, (sequences, own) in enumerate(zip(corpora, seeds, strict=True))
     ]
     return orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights or None)

@@ -42,7 +42,7 @@ from xfresearch.training.workdir import keep, starts, time_gone
 
 class Result(NamedTuple):
     step: int
-    evaluation: dict  # of the last step: loss, bits_per_byte, ... ({} where there was none)
+    evaluation: dict  # of the last step: loss, accuracy, ... ({} where there was none)
     clock: Clock
     params: dict  # what evaluation uses: averaged weights where the run keeps them
     stopped_by: str  # the signal that ended it early, or ''
@@ -67,7 +67,7 @@ class Run:
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
         distributed.heed_notices(True)  # one that comes while programs are compiled is not lost
         self.bytes_per_token = _bytes_per_token(self.batches)
-        self.byte_lengths = tokenizer.byte_lengths
+        self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
         self.utilisation_per_rate = _utilisation_per_rate(config)
         self.rows = self.rows_of(config.batch_size)
         self.optimizer = make_optimizer(config.optimizer, config.steps)
@@ -171,7 +171,8 @@ class Run:
         finite, tokens = bool(metrics.pop("finite")), int(metrics.pop("tokens"))
         values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
         self.clock.count(tokens)
-        values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
+        if self.bytes_per_token:
+            values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
         values["tokens_per_second"] = self.clock.rate()
         if self.utilisation_per_rate:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
@@ -213,8 +214,8 @@ class Run:
 
 
 def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Result:
-    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome. `clock` may
-    have counted what went before.
+    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome. `tokenizer`
+    is None for a data set with labels; `clock` may have counted what went before.
 
     Saves and returns early on SIGTERM or SIGINT, of many processes whichever it reaches. Raises Stopped where the loss is
     not finite or a checkpoint cannot be written, UserError where the config does not fit the devices or the data.
@@ -318,9 +319,10 @@ class PreemptionNotice:
             distributed.heed_notices(False)
 
 
-def _bytes_per_token(batches: Batches) -> float:
+def _bytes_per_token(batches: Batches) -> float | None:
+    """None where the data are no text."""
     metas = [corpus.meta for corpus in batches.corpora]
-    return sum(meta["n_bytes"] for meta in metas) / sum(meta["n_tokens"] for meta in metas)
+    return sum(meta["n_bytes"] for meta in metas) / sum(meta["n_tokens"] for meta in metas) or None
 
 
 def _due(step: int, every: int, last: int) -> bool:

@@ -102,7 +102,8 @@ class Silent:
 class Progress:
     """The progress of a run on standard error: a bar on a terminal, elsewhere a plain line now and then."""
 
-    def __init__(self, total_steps: int, start_step: int, bytes_per_token: float):
+    def __init__(self, total_steps: int, start_step: int, bytes_per_token: float | None):
+        """`bytes_per_token` is None where tokens are not of a text."""
         from tqdm import tqdm
 
         self.total, self.start, self.bytes_per_token = total_steps, start_step, bytes_per_token
@@ -118,8 +119,8 @@ class Progress:
         """Update number `step` is done: it saw `tokens` tokens at `loss` nats each."""
         now = time.monotonic()
         self._tokens += tokens
-        bits = bits_per_byte(loss, self.bytes_per_token)
-        text = f"loss {loss:.3f}  {bits:.3f} bits/byte  {self._rate(now, self._tokens):,.0f} tokens/s"
+        bits = f"{bits_per_byte(loss, self.bytes_per_token):.3f} bits/byte  " if self.bytes_per_token else ""
+        text = f"loss {loss:.3f}  {bits}{self._rate(now, self._tokens):,.0f} tokens/s"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)

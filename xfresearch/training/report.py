@@ -23,15 +23,15 @@ def write_report(
     machine: dict,
     marks: dict[str, float],
     result: dict,
-    sample: str,
-    prompt: str,
+    sample: str | None,
+    prompt: str | None,
     commands: dict[str, str],
 ) -> epath.Path:
     """Writes `workdir`/report.html from the run's metrics.jsonl and what is given; returns its path.
 
     config: nested; the resolved one. marks: bits per byte by name. result: numbers of the last evaluation, with
-    `bits_per_byte`, and under `time` the share of time by kind. sample: what the model wrote after `prompt`.
-    commands: what to type next, by what it does.
+    `bits_per_byte` (`accuracy` alone of labels), and under `time` the share of time by kind. sample: what the model wrote
+    after `prompt`; None of labels. commands: what to type next, by what it does.
     """
     import jinja2
 
@@ -44,13 +44,15 @@ def write_report(
         lstrip_blocks=True,
     )
     environment.filters |= {"short": short, "visible": visible}
+    headline = "accuracy" if sample is None else "bits_per_byte"
     html = environment.get_template("report.html.jinja").render(
         config=config,
         machine=machine,
         bars=_bars(marks, result),
         pictures=_pictures(read_metrics(path.with_name("metrics.jsonl")), config, marks),
-        facts={name: value for name, value in result.items() if name not in ("bits_per_byte", "time")},
-        bits=result.get("bits_per_byte"),
+        facts={name: value for name, value in result.items() if name not in (headline, "time")},
+        headline=headline.replace("_", " "),
+        figure=result.get(headline),
         time={kind: share for kind, share in result.get("time", {}).items() if share > 0},
         sample=sample,
         prompt=prompt,
@@ -94,10 +96,12 @@ def _bars(marks: dict[str, float], result: dict) -> list[tuple[str, float, float
 
 def _pictures(rows: list[dict], config: dict, marks: dict[str, float]) -> list[tuple[str, str, str]]:
     """(title, caption, SVG) of every curve that the rows hold."""
-    tokens = config["batch_size"] * config["sequence_length"]
+    tokens, of_text = config["batch_size"] * config["sequence_length"], any("bits_per_byte" in row for row in rows)
+    beside = ("Bits per byte", "by step, beside the marks" if marks else "by step", "bits_per_byte", 1, marks, False)
+    of_labels = ("Accuracy", "of held-out labels, by step", "accuracy", 1, {}, False)
     wanted = (
-        ("Bits per byte", "by step, beside the marks" if marks else "by step", "bits_per_byte", 1, marks, False),
-        ("Loss", "nats per token, by tokens seen", "loss", tokens, {}, False),
+        beside if of_text else of_labels,
+        ("Loss", f"nats per {'token' if of_text else 'label'}, by tokens seen", "loss", tokens, {}, False),
         ("Learning rate", "by step", "learning_rate", 1, {}, True),
         ("Tokens per second", "of training, by step", "tokens_per_second", 1, {}, True),
         ("Busiest expert", "its load over an even share, a line for each layer, by step", "busiest", 1, {}, True),

@@ -1,7 +1,7 @@
 """A training run from the command line: claim the directory, train, then show what came out.
 
-What it ends with: held-out bits per byte beside three marks (data/marks.py), a sample, report.html and the commands to go
-on. None of this is in the training loop.
+What it ends with: held-out bits per byte beside three marks (data/marks.py) and a sample, or of a data set with labels the
+held-out accuracy, report.html and the commands to go on. None of this is in the training loop.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
 
     `arguments` are those that `config` was parsed from.
     """
+    from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
     from xfresearch.training.abstract import with_vocabulary
@@ -41,8 +42,8 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
         loop.setup_jax(config)
         require_same(config)
         distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
-        tokenizer = tokenizer_for(config.data)
-        config = with_vocabulary(config, tokenizer.vocab_size)
+        tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
+        config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
         distributed.first_does(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
             raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
@@ -84,10 +85,9 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
     """Prints and writes what a finished run has to say."""
     from xfresearch.training.report import write_report
 
-    marks = _marks(config) if len(config.data.corpus) == 1 else {}
-    prompt, sample = _sample(config, tokenizer, result.params) if result.params else ("", NO_SAMPLE)
-    first_line = (prompt.splitlines() or [""])[0]
-    commands = _commands(config, path, arguments, first_line)
+    marks = _marks(config) if tokenizer and len(config.data.corpus) == 1 else {}
+    prompt, sample = _sample(config, tokenizer, result.params)
+    commands = _commands(config, path, arguments, prompt)
     start = starts(path)[-1]
     report = write_report(
         path,
@@ -104,13 +104,15 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
     return {"marks": marks, "sample": sample, "report": str(report)}
 
 
-def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: str) -> dict[str, str]:
-    """What to type next, as a shell takes it."""
+def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: str | None) -> dict[str, str]:
+    """What to type next, as a shell takes it; `prompt` is None where there is no text to generate."""
     file, overrides = split(arguments)
     again = ["--config", file, *(f"--config.{key}={value}" for key, value in overrides if key != "steps")]
+    first_line = ((prompt or "").splitlines() or [""])[0]
+    generate = {"generate": ["generate", "--workdir", str(path), "--prompt", first_line]}
     commands = {
         "evaluate": ["evaluate", "--workdir", str(path)],
-        "generate": ["generate", "--workdir", str(path), "--prompt", prompt],
+        **({} if prompt is None else generate),
         "go on": ["train", *again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"],
     }
     return {
@@ -120,11 +122,13 @@ def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: st
 
 def _print(config, path, marks, result, prompt, sample, report, commands) -> None:
     if result.evaluation:
-        print(f"\nheld-out bits per byte ({config.evaluation.split} split of {', '.join(config.data.corpus)})")
-        rows = [*marks.items(), ("this model", result.evaluation["bits_per_byte"])]
-        for name, value in sorted(rows, key=lambda row: -row[1]):
-            print(f"  {value:6.3f}  {name}")
-    print(f"\nsample, after {prompt!r}:\n{prompt}{sample}\n")
+        name = "bits_per_byte" if "bits_per_byte" in result.evaluation else "accuracy"
+        what = f"{config.evaluation.split} split of {', '.join(config.data.corpus)}"
+        print(f"\nheld-out {name.replace('_', ' ')} ({what})")
+        rows = [*marks.items(), ("this model", result.evaluation[name])]
+        for who, value in sorted(rows, key=lambda row: -row[1]):
+            print(f"  {value:6.3f}  {who}")
+    print("" if sample is None else f"\nsample, after {prompt!r}:\n{prompt}{sample}\n")
     shares = ", ".join(f"{name} {share:.1%}" for name, share in result.clock.shares().items())
     print(
         f"goodput      {result.clock.shares()['step']:.1%} of {result.clock.seconds_in_all():,.0f} s, {_starts(path)}"
@@ -163,8 +167,12 @@ def _marks(config: Config) -> dict[str, float]:
     return json.loads(kept.read_text())
 
 
-def _sample(config: Config, tokenizer, params) -> tuple[str, str]:
-    """The prompt and what the model writes after it."""
+def _sample(config: Config, tokenizer, params) -> tuple[str | None, str | None]:
+    """The prompt and what the model writes after it; None and None where it predicts labels."""
+    if tokenizer is None:
+        return None, None
+    if not params:
+        return "", NO_SAMPLE
     from xfresearch.api import LanguageModel
     from xfresearch.data.corpora import documents
 

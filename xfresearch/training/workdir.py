@@ -99,11 +99,16 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
 
 
 def keep(path: epath.Path, config: Config, tokenizer) -> None:
-    """Writes tokenizer/ and config.json: what is in the directory is of this config from now on."""
-    tokenizer.save(str(path / "tokenizer"))
-    for file in (path / "tokenizer").iterdir():
-        if file.name not in tokenizer.files:  # of the tokenizer before a fork
-            file.unlink()
+    """Writes tokenizer/, where there is a tokenizer, and config.json: what is in the directory is of this config from now
+    on."""
+    folder = path / "tokenizer"
+    if tokenizer is None and folder.exists():
+        folder.rmtree()
+    if tokenizer is not None:
+        tokenizer.save(str(folder))
+        for file in folder.iterdir():
+            if file.name not in tokenizer.files:  # of the tokenizer before a fork
+                file.unlink()
     write_json(path / "config.json", json.loads(to_json(config)))
 
 

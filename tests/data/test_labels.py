@@ -1,0 +1,133 @@
+"""Data sets with labels in the pipeline: batches, the vocabulary, what is refused; and another one, added as one class."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ROOT
+from xfresearch.config import option
+from xfresearch.config_io import parse
+from xfresearch.data import labels
+from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.errors import UserError
+
+TINY = f"--config={ROOT}/configs/brody_majority.py:tiny"
+
+
+def config_with(*overrides: str):
+    return parse([TINY, *(f"--config.{override}" for override in overrides)])
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Two bits, and at the second whether both are the same; the first has no label."""
+
+    copies: int = option(3, "of each of the four sequences", low=1)
+
+    splits, vocab_size = ("train", "validation"), 2
+
+    def check(self, length: int) -> None:
+        if length != 2:
+            raise UserError("only two")
+
+    def examples(self, split, length):
+        tokens_NL = np.array([[a, b] for a in (0, 1) for b in (0, 1)] * self.copies)
+        return tokens_NL, np.stack([np.full(len(tokens_NL), -1), (tokens_NL[:, 0] == tokens_NL[:, 1]).astype(int)], 1)
+
+
+@pytest.fixture
+def parity(monkeypatch):
+    monkeypatch.setitem(labels.DATA_SETS, "parity", f"{__name__}:Parity")
+    return config_with("data.corpus=('parity:copies=2',)", "sequence_length=2", "batch_size=4")
+
+
+def test_another_data_set_is_a_class_and_a_line(parity):
+    assert parity.model.vocab_size == 2 and len(prepare(parity, "train")) == 8
+    batch = Batches(parity).batch(0)
+    assert {name: (values.dtype.name, values.shape) for name, values in batch.items()} == {
+        **{name: ("int32", (4, 2)) for name in ("tokens", "targets", "segments", "positions")},
+        "weights": ("float32", (4, 2)),
+    }
+    np.testing.assert_array_equal(batch["weights"], [[0, 1]] * 4)
+    np.testing.assert_array_equal(batch["targets"][:, 1], batch["tokens"][:, 0] == batch["tokens"][:, 1])
+    assert batch["targets"].min() == 0  # no label is a target that the loss can look up
+    np.testing.assert_array_equal(batch["positions"], [[0, 1]] * 4)
+    assert (batch["segments"] == 1).all()
+
+
+def test_every_sequence_comes_once_in_an_epoch_in_an_order_of_the_seed(parity):
+    def epoch(seed):
+        batches = Batches(parity, seed=seed)
+        return [tuple(row) for step in (0, 1) for row in batches.batch(step)["tokens"].tolist()]
+
+    assert set(Counter(epoch(0)).values()) == {2}
+    assert epoch(0) == epoch(0) and any(epoch(0) != epoch(seed) for seed in (1, 2, 3))
+
+
+def test_evaluation_fills_its_last_batch_up_with_nothing(parity):
+    batches = list(evaluation_batches(prepare(parity, "validation"), 3))
+    assert [int(batch["weights"].sum()) for batch in batches] == [3, 3, 2]
+
+
+def test_the_vocabulary_is_the_classes_and_may_be_larger():
+    assert config_with().model.vocab_size == 8
+    assert config_with("model.vocab_size=10").model.vocab_size == 10
+
+
+def test_a_causal_model_may_train_on_labels_too():
+    assert config_with("model.causal=True").model.causal
+
+
+SAID = "which has labels and no text"
+MISTAKES = [
+    (["data.corpus=('majority','python_stdlib')"], r"config.data.corpus=\('majority', 'python_stdlib'\) .* one alone"),
+    (
+        ["data.tokenizer=bpe"],
+        f"config.data.tokenizer='bpe' is not allowed: it must be left at 'bytes' under .*, {SAID}",
+    ),
+    (["data.packing=documents"], f"config.data.packing='documents' .* left at 'stream' .* {SAID}"),
+    (["data.field=story"], f"config.data.field='story' .* left at 'text' .* {SAID}"),
+    (["data.manual_dir=x"], f"config.data.manual_dir='x' .* left at '' .* {SAID}"),
+    (["data.workers=2"], f"config.data.workers=2 .* left at 0 .* {SAID}"),
+    (["data.weights=(2.0,)"], rf"config.data.weights=\(2.0,\) .* left at \(\) .* {SAID}"),
+    (["log.sample=a"], f"config.log.sample='a' .* left at '' .* {SAID}"),
+    (
+        ["model.vocab_size=7"],
+        "config.model.vocab_size=7 .* 0 or at least 8, the classes of data.corpus='majority:classes=8",
+    ),
+    (["data.corpus=('majority:classes',)"], "data.corpus='majority:classes' .* of the form majority:OPTION=VALUE"),
+    (["data.corpus=('majority:class=3',)"], "majority.class=3: there is no such key; did you mean 'classes'?"),
+    (["data.corpus=('majority:classes=1',)"], "majority.classes=1 is not allowed: it must be at least 2"),
+    (["data.corpus=('majority:classes=ten',)"], "majority.classes='ten' has the wrong type str: it must be an integer"),
+    (
+        ["data.corpus=('majority:margin=23',)"],
+        "majority.margin=23 .* smaller: sequences of 24 tokens have 0 partitions",
+    ),
+    (
+        ["data.corpus=('majority:samples=105',)"],
+        "majority.samples=105 .* a multiple of per_partition=10, twice it at least",
+    ),
+    (
+        ["data.corpus=('majority:samples=10',)"],
+        "majority.samples=10 .* a multiple of per_partition=10, twice it at least",
+    ),
+    (["data.corpus=('majority:margin=20',)"], "majority.samples=100000 .* at most 40: sequences of 24 tokens have 4"),
+    (
+        ["data.corpus=('python_stdlib',)"],
+        "config.model.causal=False .* True to train on next tokens: .* learns nothing",
+    ),
+]
+
+
+@pytest.mark.parametrize("overrides, said", MISTAKES, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_mistakes_are_said_in_one_line(overrides, said):
+    with pytest.raises(UserError, match=said) as raised:
+        config_with(*overrides)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_split_that_there_is_not():
+    with pytest.raises(UserError, match=r"corpus 'majority:.*' has no split 'test'; it has: train, validation"):
+        prepare(config_with(), "test")

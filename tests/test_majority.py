@@ -1,0 +1,157 @@
+"""configs/brody_majority.py through the commands: it learns, says what it can, goes on bit for bit, and is evaluated."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import xfresearch as xf
+from tests.contracts.variants import ROOT
+from xfresearch import api, evaluate, evaluation, generate, train
+from xfresearch.config_io import parse
+from xfresearch.data.pipeline import prepare
+from xfresearch.errors import UserError
+from xfresearch.training import checkpoint
+from xfresearch.training.metrics import read_metrics
+
+CONFIG = f"{ROOT}/configs/brody_majority.py:tiny"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def trained(workdir, cache) -> dict:
+    """What the command writes as JSON."""
+    import jax
+
+    result = workdir.with_suffix(".json")
+    flags = [f"--config.data.cache_dir={cache}", "--config.log.tensorboard=False", "--config.checkpoint.keep=9"]
+    train.main(["--config", CONFIG, "--workdir", str(workdir), "--json", str(result), *flags])
+    jax.config.update("jax_compilation_cache_dir", None)
+    return json.loads(result.read_text())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache):
+    workdir = tmp_path_factory.mktemp("runs") / "m"
+    return workdir, trained(workdir, cache)
+
+
+def test_learns_more_than_to_copy(run):
+    """A model that repeats each token is right as often as tokens are of their sequence's majority, and that is what is
+    best without looking at other tokens: labels that come of looking are the rest."""
+    workdir, result = run
+    held_out = prepare(api.run_of(workdir), "validation")
+    copies = (held_out.tokens_NL == held_out.targets_NL).mean()
+    assert 0.4 < copies < 0.6
+    assert result["evaluation"]["accuracy"] > (1 + copies) / 2
+    assert result["evaluation"]["loss"] < 0.5 < -np.log(1 / 8)
+
+
+def test_says_nothing_of_texts(run, capsys):
+    workdir, result = run
+    assert result["marks"] == {} and result["sample"] is None and not (workdir / "tokenizer").exists()
+    rows = read_metrics(workdir / "metrics.jsonl")
+    assert {row["kind"] for row in rows} == {"train", "evaluation"}
+    of_texts = {"bits_per_byte", "bytes", "perplexity", "bits_per_character"}
+    assert not [row for row in rows if of_texts & row.keys()] and not of_texts & result["evaluation"].keys()
+    html = (workdir / "report.html").read_text()
+    figure = f"{result['evaluation']['accuracy']:.3f}"
+    assert f'<div class="figure">{figure}</div><p>accuracy of held-out labels</p>' in html
+    assert "<h3>Accuracy</h3><span>of held-out labels, by step" in html and "nats per label" in html
+    assert not any(word in html for word in ("<h2>Sample", "Bits per byte", "bits per byte", "xfresearch.generate"))
+
+
+def test_goes_on_bit_for_bit(run, cache, tmp_path):
+    workdir, whole = run
+    broken = shutil.copytree(workdir, tmp_path / "broken")
+    last = checkpoint.steps(broken)[-1]
+    for step in checkpoint.steps(broken)[1:]:
+        shutil.rmtree(checkpoint.directory(broken) / str(step))
+    assert trained(broken, cache)["evaluation"] == whole["evaluation"]
+
+    def state(directory):
+        return json.loads((checkpoint.directory(directory) / str(last) / "meta" / "metadata").read_text())[
+            "fingerprints"
+        ]
+
+    def curve(directory):
+        rows = read_metrics(directory / "metrics.jsonl")
+        return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+
+    assert state(broken) == state(workdir) and curve(broken) == curve(workdir)
+
+
+def evaluated(run, *options, tmp_path) -> dict:
+    evaluate.main(["--workdir", str(run[0]), "--json", str(tmp_path / "out.json"), *options])
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_evaluate_measures_every_label(run, tmp_path, capsys):
+    found = evaluated(run, "--step", "15", "--batch-size", "50", tmp_path=tmp_path)  # later, losses are all rounding
+    said = capsys.readouterr()
+    assert "accuracy" in said.out and "loss in nats per label; +- is its standard error over 120 sequences" in said.out
+    assert "bits" not in said.out and "sequences of 24 tokens" in said.err
+    assert (found["tokens"], found["units"]) == (120 * 24, 120)
+    lm, held_out = api.load(run[0], 15), prepare(api.run_of(run[0]), "validation")
+    logits_NLV = np.asarray(lm(held_out.tokens_NL), np.float64)
+    assert found["accuracy"] == (logits_NLV.argmax(-1) == held_out.targets_NL).mean()
+    shifted = logits_NLV - logits_NLV.max(-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    nll_NL = -np.take_along_axis(logs, held_out.targets_NL[..., None], -1)[..., 0]
+    assert found["loss"] == pytest.approx(nll_NL.mean(), rel=1e-5)
+    of_sequences = nll_NL.mean(1)
+    assert found["standard_error"] == pytest.approx(of_sequences.std(ddof=1) / 120**0.5, rel=1e-4)
+
+
+def test_evaluate_of_every_step_and_of_other_data(run, tmp_path, capsys):
+    steps = evaluated(run, "--all-steps", tmp_path=tmp_path)["steps"]
+    assert [each["step"] for each in steps] == [15, 30, 45, 60] and steps[0]["accuracy"] < steps[-1]["accuracy"]
+    assert "accuracy  " in capsys.readouterr().out
+    same = evaluated(run, tmp_path=tmp_path)
+    other = evaluated(run, "--data", "majority:classes=8,samples=600,margin=4,seed=1", tmp_path=tmp_path)
+    longer = evaluated(run, "--sequence-length", "30", "--limit", "20", tmp_path=tmp_path)
+    assert other["loss"] != same["loss"] and (longer["tokens"], longer["units"]) == (600, 20)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--stride", "8"], "--stride is not allowed with .*, which predicts labels: it is for texts"),
+        (["--per-document"], "--per-document is not allowed with .*, which predicts labels"),
+        (
+            ["--data", "python_stdlib"],
+            "corpus 'python_stdlib' is not allowed: it has no labels, and .* predicts labels",
+        ),
+        (["--data", "majority"], "majority.samples=100000 is not allowed: it must be at most 3840"),
+        (["--data", "majority:classes=9,samples=100"], "has 9 classes; the model's vocabulary has 8"),
+        (["--split", "test"], "has no split 'test'; it has: train, validation"),
+    ],
+)
+def test_evaluate_refuses_what_labels_do_not_have(run, options, said):
+    with pytest.raises(UserError, match=said):
+        evaluate.main(["--workdir", str(run[0]), *options])
+
+
+def test_texts_and_labels_are_not_mixed_up(run, tmp_path):
+    of_text = parse(["--config", f"{ROOT}/configs/gpt2.py:tiny"])
+    lm = SimpleNamespace(config=of_text.model, run=of_text)
+    with pytest.raises(UserError, match="corpus 'majority' is not allowed: it has labels, and .* predicts next tokens"):
+        evaluation.read_text(lm, tmp_path, "majority")
+    with pytest.raises(UserError, match="this model has no tokenizer"):
+        generate.main(["--workdir", str(run[0]), "--prompt", "a"])
+
+
+def test_the_full_config_is_the_published_model():
+    """As counted in the published code: embeddings of 20 x 8, attention's 4 x 8 x 8, a norm, and 2 x (8 x 8 + 8)."""
+    for arm in ("full", "scale", "project"):
+        config = parse(["--config", f"{ROOT}/configs/brody_majority.py:{arm}"])
+        assert xf.costs(config).parameters == 160 + 256 + 16 + 144
+        assert (config.model.causal, config.model.dtype, config.model.vocab_size) == (False, "float32", 20)
+        # Theirs falls to 0 over 140,000 updates, of which 1,000 epochs of 14 are made.
+        share = 1 - config.steps / 140_000
+        assert config.optimizer.final_fraction == pytest.approx(share) and config.optimizer.schedule == "linear"
