@@ -36,6 +36,12 @@ VARIANTS = {
     "fused_output": Variant(
         "heads straight into W_1: no W_O, residual or norm between", "-", {"layout": "fused_output"}
     ),
+    "no_residual_between": Variant(
+        "W_O kept, no residual or norm between it and W_1: the control of fused_output",
+        "-",
+        {"layout": "no_residual_between"},
+    ),
+    "no_skip": Variant("no skip around either sublayer", "Graef 2024", {"layout": "no_skip"}),
     "deep_norm": Variant("norm(alpha x + f(x))", "Wang et al. 2022", {"layout": "deep_norm", ".final_norm": "none"}),
     "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
     "skipless": Variant(
@@ -77,6 +83,14 @@ VARIANTS = {
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head beside the feed-forward", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}
+    ),
+    "memory_restated": Variant(
+        "the feed-forward as 1024 slots of the model's width beside the heads",
+        "Sukhbaatar et al. 2019",
+        {
+            **{"layout": "attention_only", "attention.memory_slots": 1024, "attention.memory_activation": "gelu"},
+            "attention.bias": ("output",),
+        },
     ),
     # lambda layers
     "lambda_global": Variant(
