@@ -147,10 +147,11 @@ def test_texts_and_labels_are_not_mixed_up(run, tmp_path):
 
 
 def test_the_full_config_is_the_published_model():
-    """As counted in the published code: embeddings of 20 x 8, attention's 4 x 8 x 8, a norm, and 2 x (8 x 8 + 8)."""
+    """As counted in the published code: embeddings of 20 x 8, attention's 4 x 8 x 8 and a bias of its output, a norm, and
+    2 x (8 x 8 + 8)."""
     for arm in ("full", "scale", "project"):
         config = parse(["--config", f"{ROOT}/configs/brody_majority.py:{arm}"])
-        assert xf.costs(config).parameters == 160 + 256 + 16 + 144
+        assert xf.costs(config).parameters == 160 + 256 + 8 + 16 + 144
         assert (config.model.causal, config.model.dtype, config.model.vocab_size) == (False, "float32", 20)
         # Theirs falls to 0 over 140,000 updates, of which 1,000 epochs of 14 are made.
         share = 1 - config.steps / 140_000

@@ -291,7 +291,7 @@ def label_figures(
     for batch in evaluation_batches(labels.sequences, batch_size, len(labels.rows)):
         nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
         parts.append((nll_BL.sum(-1), correct_BL.sum(-1), batch["weights"].sum(-1)))
-        progress(batch_size)
+        progress(int(batch["segments"].any(-1).sum()))  # the last batch is filled up with rows of nothing
     return summary(dict(zip(SUMS, map(np.concatenate, zip(*parts, strict=True)), strict=True)))
 
 

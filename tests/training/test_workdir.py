@@ -76,6 +76,12 @@ def test_of_two_tokenizers_the_last_is_kept(workdir):
     assert load_tokenizer(workdir / "tokenizer").vocab_size == other.vocab_size != ByteTokenizer().vocab_size
 
 
+def test_a_fork_to_labels_keeps_no_tokenizer(workdir):
+    for tokenizer in (ByteTokenizer(), None, None):
+        keep(workdir, tiny_config(), tokenizer)
+        assert (workdir / "tokenizer").exists() == (tokenizer is not None)
+
+
 def flags(workdir, cache, *overrides: str) -> list[str]:
     corpus = f"--config.data.corpus=('text_files:{ROOT}/xfresearch/models/*.py',)"
     config = f"--config={ROOT}/configs/gpt2.py:tiny"
