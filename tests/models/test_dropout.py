@@ -1,13 +1,18 @@
-"""Dropout: of the embedding, of what sublayers write, and of attention weights."""
+"""Dropout: of the embedding, of what sublayers write, and of attention weights, those of memory slots included."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, model, random_params, tokens_for
+from tests.contracts.variants import VARIANTS, change, forward, model, random_params, tokens_for
+from tests.training.test_step import make_batch, make_config
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
+from xfresearch.training.optimizer import make_optimizer
+from xfresearch.training.step import init_state, make_train_step
 
 SITES = ["dropout", "blocks.main.dropout", "blocks.main.attention.dropout"]
 KEY = jax.random.key(3)
@@ -83,3 +88,80 @@ def test_embedding_dropout_is_in_the_embed_tap():
     config, taps = model({"dropout": 0.5}), Taps(record=["embed"])
     forward(config, random_params(config), tokens_for(config, 8, 32), key=KEY, taps=taps)
     assert float((taps.values["embed"] == 0).mean()) == pytest.approx(0.5, abs=0.03)
+
+
+PIECE = 256  # bits of a mask that are compared: those of one head, or half of a sequence's [16, 32]
+
+
+@pytest.fixture
+def draws(monkeypatch):
+    """Everything drawn at random while the model runs, also in a compiled loop: bits, one half zeros at a rate of 0.5."""
+    found = []
+
+    def spy(name):
+        draw = getattr(jax.random, name)
+
+        def spied(*args):
+            x = draw(*args)
+            jax.debug.callback(lambda x: found.append(np.ravel(x < 1)), x)
+            return x
+
+        monkeypatch.setattr(jax.random, name, spied)
+
+    spy("bernoulli")  # masks
+    spy("uniform")  # jitter: 0.5 to 1.5, in float32 it is below 1 for the bits that a mask is 0 for
+    return found
+
+
+def assert_independent(draws, count: int):
+    """No two pieces of any of the `count` draws are alike: of layers, sites, microbatches, steps, sequences, heads. Draws of
+    different shapes from one key would begin alike."""
+    jax.effects_barrier()
+    assert len(draws) == count
+    signs = 2.0 * np.concatenate([bits.reshape(-1, PIECE) for bits in draws]) - 1
+    correlation = signs @ signs.T / PIECE - np.eye(len(signs))
+    assert np.abs(correlation).max() < 0.5  # eight standard deviations
+
+
+def noisy(config):
+    """Every rate of `config` at 0.5, and its routers' jitter."""
+    rates = {"dropout": 0.5}
+    for name, block in config.blocks.items():
+        jitter = ["feed_forward.moe.jitter"] if block.feed_forward.kind == "moe" else []
+        rates |= {f"blocks.{name}.{field}": 0.5 for field in ["dropout", "attention.dropout", *jitter]}
+    return model(rates, config)
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_no_two_draws_of_a_pattern_are_alike(layers, draws):
+    config = noisy(VARIANTS["pattern"])
+    forward(config, random_params(config), tokens_for(config, 4, 16), layers, key=KEY)
+    assert_independent(draws, 1 + config.depth * 3 + config.depth // 2)
+
+
+def test_no_two_draws_of_microbatches_and_steps_are_alike(draws):
+    config = make_config(accumulate=2)
+    config = replace(config, sequence_length=16, model=noisy(change(config.model, "width", 32)))
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
+    for _ in range(2):
+        state, _ = step(state, make_batch([16] * 8, L=16))
+    assert_independent(draws, 2 * 2 * (1 + config.model.depth * 3))
+
+
+@pytest.mark.parametrize("name", ["weights", "coefficients"])
+def test_weights_of_tokens_and_of_slots_are_dropped(name):
+    """0 at the rate, else 1 / (1 - rate): slots are in the tokens' softmax and in its dropout (Sukhbaatar et al. 2019)."""
+    config = model({"blocks.main.attention.memory_slots": 32, "blocks.main.attention.dropout": 0.3})
+    params, tokens_BL = random_params(config), tokens_for(config, 8, 32)
+
+    def weights(key):
+        taps = Taps(record=[f"blocks.0.attention.{name}"])
+        forward(config, params, tokens_BL, key=key, taps=taps)
+        return np.concatenate([np.ravel(value) for value in taps.values.values()])
+
+    dropped, whole = weights(KEY), weights(None)
+    factors = dropped[whole > 0] / whole[whole > 0]
+    np.testing.assert_allclose(factors[factors > 0], 1 / 0.7, rtol=1e-5)
+    assert (factors == 0).mean() == pytest.approx(0.3, abs=0.02)
+    assert factors.mean() == pytest.approx(1, abs=0.03)
