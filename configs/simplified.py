@@ -18,7 +18,7 @@ def get_config(size: str = "full"):
     config = common.base(size)
     model, block = config.model, config.model.blocks.main
     block.layout, block.norm, block.feed_forward.kind = "skipless_parallel", "rms", "relu"
-    block.attention.shaping = "shaped"
+    block.attention.shaping, block.attention.bias = "shaped", ("query", "key")
     block.attention.value = block.attention.output = "identity"
     model.position, model.final_norm = "learned", "layer"
     if size == "full":

@@ -45,7 +45,7 @@ VARIANTS = {
     "deep_norm": Variant("norm(alpha x + f(x))", "Wang et al. 2022", {"layout": "deep_norm", ".final_norm": "none"}),
     "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
     "skipless": Variant(
-        "shaped attention without skip, W_V and W_O (SAS)",
+        "shaped attention without skip, W_V and W_O: SAS but for the first layer, which has a W_V there",
         "He & Hofmann 2023",
         {
             **{"layout": "skipless", "attention.shaping": "shaped"},
@@ -53,7 +53,7 @@ VARIANTS = {
         },
     ),
     "v_skip_init": Variant(
-        "aI + bA without skip", "He et al. 2023", {"layout": "skipless", "attention.shaping": "skip_init"}
+        "aI + bA without skip, b = 0 at first", "He et al. 2023", {"layout": "skipless", "attention.shaping": "skip_init"}
     ),
     # norms
     "scale": Variant("LayerNorm's scaling alone: RMSNorm", "Brody et al. 2023", {"norm": "scale"}),

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import jax
 import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, ROOT
 from xfresearch.config_io import parse
+from xfresearch.models import transformer
 
 
 def costs(argument: str, vocabulary: int = 0):
@@ -35,6 +37,37 @@ def costs(argument: str, vocabulary: int = 0):
 def test_parameters_are_the_published_ones(argument, vocabulary, published, unit):
     digits = len(str(published).partition(".")[2])
     assert round(costs(argument, vocabulary).parameters / unit, digits) == published
+
+
+def test_all_attention_enwik8_is_as_in_the_authors_code():
+    """Sukhbaatar et al. 2019, models.py: PyTorch's defaults, embeddings N(0, 1) and linear layers of standard
+    deviation 1/sqrt(3 inputs), and a bias of the head. adagrad_with_grad_clip.py: the step is clipped, tensor by tensor."""
+    config = parse(["--config", f"{ROOT}/configs/all_attention_enwik8_small.py:3m", "--config.model.vocab_size=257"])
+    params = transformer.init(config.model, jax.random.key(0))
+    attention = params["blocks"]["main"]["attention"]
+    linear = [attention[name]["kernel"] for name in ("query", "key", "value", "output")] + [params["head"]["table"]]
+    for weights, std in [(params["embed"]["table"], 1.0), *((w, (3 * 256) ** -0.5) for w in linear)]:
+        assert float(weights.std()) == pytest.approx(std, rel=0.02)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 3_287_825  # of their model at this size
+    for size in ("small", "large"):
+        optimizer = parse(["--config", f"{ROOT}/configs/all_attention_enwik8_{size}.py"]).optimizer
+        assert (optimizer.kind, optimizer.clip_by, optimizer.clip) == ("adagrad", "tensor", 0.03)
+
+
+def test_simplified_and_normless_keep_what_the_authors_keep():
+    """He & Hofmann 2023, their code: W_V of the first layer alone, a LayerNorm before the head and, where the blocks have
+    no norms, in the first layer; trained gains beta_SA = 1 and beta_FF = 0.1 at 18 layers; biases of queries and keys."""
+    for name, norms in (("simplified", ("rms", "rms")), ("normless", ("layer", "none"))):
+        model = parse(["--config", f"{ROOT}/configs/{name}.py"]).model
+        blocks = [model.blocks[block] for block in ("first", "main")]
+        assert tuple(block.norm for block in blocks) == norms and model.final_norm == "layer"
+        assert [block.attention.value for block in blocks] == ["identity_plus", "identity"]
+        params = transformer.abstract(model)["blocks"]["main_1"]
+        assert params.keys() >= {"attention_gain", "feed_forward_gain"}
+        assert {name: "bias" in part for name, part in params["attention"].items() if "kernel" in part} == {
+            "query": True,
+            "key": True,
+        }
 
 
 def test_mixtral_has_13_billion_active():
