@@ -119,9 +119,7 @@ def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
         assert (block.attention.heads, block.attention.head_size) == (2, 16)
         assert block.norm_bare == ("attention_in",) and block.attention.rope.theta == 5
     lines = config_io.differences(both["main"], both["first"], "block")
-    assert {line.split(": ")[0] for line in lines} == different, (
-        "first differs where the file says so, and nowhere else"
-    )
+    assert {line.split(": ")[0] for line in lines} == different, "first differs where the file says so, and nowhere else"
     alone = blocks("first.attention.heads=2", "first.dropout=0.1")
     assert (alone["first"].attention.heads, alone["first"].dropout) == (2, 0.1)
     assert alone["main"] == plain["main"]
