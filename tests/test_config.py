@@ -38,14 +38,14 @@ MISTAKES = [
     ("--config.model.pattern=('main','other')", ["model.pattern=('main', 'other')", "names of blocks: main"]),
     ("--config.model.pattern=()", ["model.pattern=()", "at least one"]),
     ("--config.model.pattern=('main','main','main')", ["model.depth=2", "a multiple of the 3 blocks"]),
-    ("--config.model.blocks.main.attention.rank=3", ["attention.rank=3", "0 unless query='merged'"]),
+    ("--config.model.blocks.main.attention.rank=3", ["attention.rank=3", "0, its default, since only query='merged'"]),
     ("--config.model.blocks.main.layout=prenorm", ["layout='prenorm'", "did you mean 'pre_norm'"]),
     (
         "--config.model.blocks.main.norms.attention_out=rms",
         ["norms.attention_out='rms'", "attention_in, feed_forward_in"],
     ),
     ("--config.model.blocks.main.feed_forward.moe.top_k=9", ["moe.top_k=9", "at most moe.experts=8"]),
-    ("--config.model.blocks.main.feed_forward.kind=moe", ["feed_forward.bias=True", "False under kind='moe'"]),
+    ("--config.model.blocks.main.feed_forward.kind=moe", ["feed_forward.bias=True", "only a kind other than 'moe'"]),
     ("--config.model.dtype=float64", ["model.param_dtype='float32'", "float64"]),
     ("--config.model.dropout=1.0", ["model.dropout=1.0", "at most 0.99"]),
     ("--config.training.accumulate=3", ["training.accumulate=3", "divisor of batch_size=8"]),
@@ -114,10 +114,10 @@ def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
 
     plain = blocks()
     different = {line.split(": ")[0] for line in config_io.differences(plain["main"], plain["first"], "block")}
-    both = blocks("main.attention.heads=2", "main.norm_bare=('attention_in',)", "main.attention.rope.theta=5.0")
+    both = blocks("main.attention.heads=2", "main.norm_bare=('attention_in',)", "main.attention.softcap=5.0")
     for block in both.values():
         assert (block.attention.heads, block.attention.head_size) == (2, 16)
-        assert block.norm_bare == ("attention_in",) and block.attention.rope.theta == 5
+        assert block.norm_bare == ("attention_in",) and block.attention.softcap == 5
     lines = config_io.differences(both["main"], both["first"], "block")
     assert {line.split(": ")[0] for line in lines} == different, "first differs where the file says so, and nowhere else"
     alone = blocks("first.attention.heads=2", "first.dropout=0.1")

@@ -12,7 +12,6 @@ from argparse import ArgumentTypeError
 from functools import cache
 
 from xfresearch import command, distributed
-from xfresearch.data.labels import trains_on_labels
 from xfresearch.errors import UserError
 from xfresearch.harness import commands as task_commands
 
@@ -63,8 +62,7 @@ def evaluate(options, workdir) -> None:
     if not distributed.first():
         return
     print(command.table({"step": [str(result["step"]) for result in results], **figures(results)}))
-    each = "label" if trains_on_labels(lm.run.data) else "token"
-    print(f"loss in nats per {each}; +- is its standard error over {results[0]['units']} {held_out.unit}")
+    print(f"loss in nats per {held_out.each}; +- is its standard error over {results[0]['units']} {held_out.unit}")
     if options.all_steps:
         name = "bits_per_byte" if "bits_per_byte" in results[0] else "accuracy"
         print(f"{COLUMNS[name][0]}  {sparkline([result[name] for result in results])}")
@@ -80,6 +78,7 @@ def evaluate(options, workdir) -> None:
 def read(lm, workdir, options):
     """What to evaluate on: labels for a model that was trained on them, otherwise a text."""
     from xfresearch import evaluation
+    from xfresearch.data.labels import trains_on_labels
 
     where = (lm, workdir, options.data, options.split, options.sequence_length)
     if not trains_on_labels(lm.run.data):

@@ -196,6 +196,8 @@ class Text(NamedTuple):
     stride: int
     unit: str  # what the standard error is over: documents, or sequences where there is only one document
 
+    each = "token"  # that is predicted
+
     @property
     def rows_are(self) -> str:
         return f"windows of {self.length} tokens, stride {self.stride}"
@@ -254,6 +256,8 @@ class Labels(NamedTuple):
     rows: range  # as many sequences as are evaluated, evenly spread over the split
     length: int
     unit: str = "sequences"
+
+    each = "label"
 
     @property
     def rows_are(self) -> str:

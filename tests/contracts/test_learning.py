@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.contracts.variants import NAMED, forward, model
+from tests.contracts.variants import NAMED, forward, model, needed
 from xfresearch.models import transformer
 from xfresearch.models.layouts import LAYOUTS
 
@@ -21,8 +21,7 @@ NAMED_HERE = ("all_attention_enwik8_small", "dyt", "merged_query", "normless")
 def learners() -> dict:
     """Each layout and each kind of feed-forward once, and the named configs (but the one that sees the tokens it would
     predict: tests/test_majority.py)."""
-    memory = {"blocks.main.attention.memory_slots": 32}
-    found = {name: {"blocks.main.layout": name} | (memory if name == "all_attention" else {}) for name in LAYOUTS}
+    found = {name: {"blocks.main.layout": name} | needed("blocks.main.layout", name) for name in LAYOUTS}
     of = {kind: "feed_forward.kind" for kind in KINDS} | {"lambda": "attention.kind"}
     found |= {kind: {f"blocks.main.{of[kind]}": kind} for kind in KINDS}
     found = {name: model(BASE | changes) for name, changes in found.items()}

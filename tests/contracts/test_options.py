@@ -127,7 +127,7 @@ A, F = B + "attention.", B + "feed_forward."
         ({B + "branch_gain": 0.5}, "branch_gain=0.5 .* only a skipless layout"),
         ({A + "span_loss": 0.1}, "span_loss=0.1 .* only span='adaptive'"),
         ({A + "memory_heads": "shared"}, "memory_heads='shared' .* only memory_slots in the softmax"),
-        ({F + "gated_hidden": "matched"}, "gated_hidden='matched' .* only a gated kind"),
+        ({F + "gated_hidden": "matched", F + "hidden": 0}, "gated_hidden='matched' .* only a gated kind"),
         ({F + "hidden": 50, F + "hidden_factor": 3.0}, "hidden_factor=3.0 .* its default, where hidden=50 is given"),
         ({A + "rope.theta": 100.0}, "rope.theta=100.0 .* only position='rope'"),
         ({A + "rank": 33, A + "query": "merged"}, "rank=33 .* at most model.width=32"),

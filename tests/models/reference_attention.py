@@ -164,7 +164,7 @@ def wide_memory(p, config, x_LD):
     return ELEMENTWISE[config.memory_activation](x_LD @ p["key"].T + p["bias"]) @ p["value"]
 
 
-def slot_attention(p, x_LD, block, positions, segments, shared, longest):
+def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal):
     """Attention to slots alone."""
     config, o = block.attention, []
     if config.memory_activation != "softmax":

@@ -56,19 +56,18 @@ def test_embedding_std_is_the_token_embeddings_alone(init):
 
 
 def test_writes_are_not_scaled_where_a_norm_follows():
-    found = std_of({"blocks.main.layout": "post_norm"}, *block("attention", "output", "kernel"))
+    found = std_of({"blocks.main.layout": "post_norm", "final_norm": "none"}, *block("attention", "output", "kernel"))
     assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
 
 
 def test_deep_norm_scales_values_and_feed_forward_down_and_the_pair_of_query_and_key_not():
     """Wang et al. 2022, fig. 2: beta = (8 N)^(-1/4)."""
-    beta = (8 * 2) ** -0.25
+    beta, deep = (8 * 2) ** -0.25, {"blocks.main.layout": "deep_norm", "final_norm": "none"}
     for name, scale in [("query", 1), ("key", 1), ("value", beta), ("output", beta)]:
-        found = std_of({"blocks.main.layout": "deep_norm"}, *block("attention", name, "kernel"))
+        found = std_of(deep, *block("attention", name, "kernel"))
         assert found == pytest.approx(128**-0.5 * TRUNCATED * scale, rel=0.02), name
-    assert std_of({"blocks.main.layout": "deep_norm"}, *block("feed_forward", "up", "kernel")) == pytest.approx(
-        128**-0.5 * TRUNCATED * beta, rel=0.02
-    )
+    found = std_of(deep, *block("feed_forward", "up", "kernel"))
+    assert found == pytest.approx(128**-0.5 * TRUNCATED * beta, rel=0.02)
 
 
 def test_a_merged_matrix_gives_logits_as_large_as_the_pair():
@@ -107,7 +106,7 @@ def test_experts_are_drawn_like_a_feed_forward():
 def test_persistent_memory_is_drawn_as_in_the_paper():
     """Stored keys N(0, 1/K) and values N(0, 1/M); as attention reads them, both N(0, 1)."""
     K, M = 32, 256
-    config = model({"width": 128, "blocks.main.layout": "all_attention", "blocks.main.attention.memory_slots": M})
+    config = model({"width": 128, "blocks.main.attention.memory_slots": M})
     params = transformer.init(config, jax.random.key(0))
     memory = params["blocks"]["main"]["attention"]["memory"]
     assert memory["key"].shape == memory["value"].shape == (2, M, 4, K)

@@ -37,7 +37,8 @@ DENSE = BlockConfig()
 
 
 def make_config(block=DENSE, layers="scan", **training) -> Config:
-    model = ModelConfig(width=16, depth=2, vocab_size=11, blocks={"main": block})
+    final = "none" if block is MEMORY else "layer"
+    model = ModelConfig(width=16, depth=2, vocab_size=11, final_norm=final, blocks={"main": block})
     data = DataConfig(packing="documents")
     run = Config(
         steps=10,

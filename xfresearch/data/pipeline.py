@@ -12,7 +12,8 @@ import numpy as np
 
 from xfresearch.config import Config
 from xfresearch.data import packed
-from xfresearch.data.labels import LabelledSplit, has_labels
+from xfresearch.data.labelled import LabelledSplit
+from xfresearch.data.labels import has_labels
 from xfresearch.data.packed import PackedSplit, stream_tokens
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]

@@ -75,8 +75,8 @@ def _block(block: BlockConfig, model: ModelConfig) -> dict:
             found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
     unused = {f"attention.{name}" for name in ATTENTION} | {f"feed_forward.{name}" for name in FEED_FORWARD}
     unused |= {f"feed_forward.moe.{name}" for name in MOE}
-    found |= {path: value for path, value in own.items() if "." in path and path not in unused}
-    found = {path: value for path, value in found.items() if not (path.startswith("norms.") and value == "")}
+    groups = ("attention.", "feed_forward.")
+    found |= {path: value for path, value in own.items() if path.startswith(groups) and path not in unused}
     return found | _computed(block, model.width)
 
 

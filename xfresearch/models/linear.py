@@ -31,6 +31,11 @@ def times(x, factor):
     return (x.astype(factor.dtype) * factor).astype(x.dtype)
 
 
+def rounded(parameter, dtype):
+    """The numbers nearest to `parameter` that `dtype` has, in float32 or wider."""
+    return parameter.astype(dtype).astype(jnp.promote_types(dtype, jnp.float32))
+
+
 class Bias(nnx.Module):
     """A number for each of `rows` ids or dimensions."""
 

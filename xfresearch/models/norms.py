@@ -17,6 +17,7 @@ from flax import nnx
 
 from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.costs import Costs, weights
+from xfresearch.models.linear import plus, rounded, times
 from xfresearch.models.variants import NORMS, load
 
 
@@ -62,13 +63,17 @@ class Norm(nnx.Module):
             y_BLD = y_BLD * self.alpha[...].astype(wide)
         y_BLD = load(NORMS[self.kind])(y_BLD.reshape(*x_BLD.shape[: -self.axes], -1), self.epsilon)
         y_BLD = y_BLD.reshape(x_BLD.shape)
-        if self.cast == "before_gain":
-            y_BLD = y_BLD.astype(x_BLD.dtype)
+        if self.cast == "before_gain":  # each step rounded to x's dtype, and computed in float32 for the gradients' sums
+            return self._affine(y_BLD.astype(x_BLD.dtype))
+        return self._affine(y_BLD).astype(x_BLD.dtype)
+
+    def _affine(self, y_BLD):
+        """y times the gain, plus the bias, both rounded to y's dtype."""
         if self.gain is not None:
-            y_BLD = y_BLD * (self.offset + self.gain[...]).astype(y_BLD.dtype)
+            y_BLD = times(y_BLD, rounded(self.offset + self.gain[...], y_BLD.dtype))
         if self.bias is not None:
-            y_BLD = y_BLD + self.bias[...].astype(y_BLD.dtype)
-        return y_BLD.astype(x_BLD.dtype)
+            y_BLD = plus(y_BLD, rounded(self.bias[...], y_BLD.dtype))
+        return y_BLD
 
     @staticmethod
     def costs(width: int, kind: str, block: BlockConfig) -> Costs:
