@@ -20,7 +20,7 @@ from xfresearch.models import transformer
 from xfresearch.models.axes import path_name
 from xfresearch.training.optimizer import make_optimizer
 
-# {path: what each dimension is: b one matrix for each, i inputs, o outputs}; the first b are the stacked layers.
+# {path: what each dimension is, for each rank}: b one matrix for each, i inputs, o outputs; the first b are stacked layers.
 MATRICES = {
     "block/attention/query/kernel": "bioo",
     "block/attention/key/kernel": "bioo",
@@ -28,8 +28,8 @@ MATRICES = {
     "block/attention/output/kernel": "biio",
     "block/attention/lambda_key/kernel": "bioo",
     "block/attention/lambda_value/kernel": "bioo",
-    "block/attention/memory/key": "bibo",  # a matrix of slots for each head
-    "block/attention/memory/value": "bibo",
+    "block/attention/memory/key": "bibo boi",  # a matrix of slots for each head; of the width, like W_up transposed
+    "block/attention/memory/value": "bibo bio",
     "block/feed_forward/up/kernel": "bio",
     "block/feed_forward/gate/kernel": "bio",
     "block/feed_forward/down/kernel": "bio",
@@ -50,7 +50,9 @@ OTHERS = {
     *("shared/relative_key", "shared/relative_bias", "block/attention/distances"),
     *(f"block/attention/{name}/bias" for name in ("query", "key", "value", "output")),
     *("block/feed_forward/up/bias", "block/feed_forward/gate/bias", "block/feed_forward/down/bias"),
-    *("block/attention_gain", "block/feed_forward_gain", "block/feed_forward/router_bias"),
+    *("block/attention_gain", "block/feed_forward_gain", "block/feed_forward_skip_gain"),
+    *("block/attention/value/identity_gain", "block/attention/value/weight_gain"),
+    *("block/attention/memory/bias", "block/feed_forward/router_bias"),
     *(f"block/attention/shaping/{name}" for name in ("identity", "weights", "uniform")),
     "block/attention/span/fraction",
 }
@@ -59,6 +61,12 @@ SIZES = {"b": 2, "i": 3, "o": 4}
 
 def kind_of(path: str) -> str:
     return re.sub(r"^blocks/[^/]+/", "block/", path)
+
+
+def letters(kind: str, ndim: int) -> str:
+    """What the dimensions of a parameter are; b alone where it is no matrix."""
+    forms = MATRICES[kind].split() if kind in MATRICES else ["b" * ndim]
+    return next(form for form in forms if len(form) == ndim)
 
 
 def leaves(tree) -> dict:
@@ -79,13 +87,12 @@ def params():
     """A parameter of each kind; of one that has two ranks, each is in a block of its own."""
     random, tree = np.random.default_rng(0), {}
     for kind, ndim in sorted(KINDS):
-        letters = MATRICES.get(kind, "b" * ndim)
-        assert len(letters) == ndim, kind
         *folders, name = kind.replace("block/", f"blocks/of_{ndim}/").split("/")
         inner = tree
         for folder in folders:
             inner = inner.setdefault(folder, {})
-        inner[name] = jnp.asarray(random.standard_normal([SIZES[letter] for letter in letters]), jnp.float32)
+        sizes = [SIZES[letter] for letter in letters(kind, ndim)]
+        inner[name] = jnp.asarray(random.standard_normal(sizes), jnp.float32)
     return tree
 
 
@@ -120,7 +127,7 @@ def test_muon_takes_matrices_and_nothing_else(params):
 
 def matrices(leaf, kind: str):
     """[matrices, inputs, outputs]"""
-    letters = MATRICES[kind]
-    order = sorted(range(len(letters)), key=lambda i: "bio".index(letters[i]))
-    sizes = [math.prod(leaf.shape[i] for i in order if letters[i] == letter) for letter in "bio"]
+    meanings = letters(kind, leaf.ndim)
+    order = sorted(range(leaf.ndim), key=lambda i: "bio".index(meanings[i]))
+    sizes = [math.prod(leaf.shape[i] for i in order if meanings[i] == letter) for letter in "bio"]
     return np.asarray(leaf).transpose(order).reshape(sizes)
