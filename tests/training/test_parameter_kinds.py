@@ -1,0 +1,133 @@
+"""Which parameters decay and which Muon takes, by a table written by hand: matrices of linear maps, and nothing else.
+
+GPT-2's and Llama's practice: no decay of norms, gains, biases, embeddings and positions. Experts, and slots of attention
+(keys and values of a layer that reads them by a softmax), are matrices (Sukhbaatar et al. 2019, sec. 3). Muon's authors
+leave embeddings, the head and all vectors to Adam (Jordan et al. 2024).
+"""
+
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import ALL
+from xfresearch.config import OptimizerConfig
+from xfresearch.models import transformer
+from xfresearch.models.axes import path_name
+from xfresearch.training.optimizer import make_optimizer
+
+# {path: what each dimension is, for each rank}: b one matrix for each, i inputs, o outputs; the first b are stacked layers.
+MATRICES = {
+    "block/attention/query/kernel": "bioo",
+    "block/attention/key/kernel": "bioo",
+    "block/attention/value/kernel": "bioo",
+    "block/attention/output/kernel": "biio",
+    "block/attention/lambda_key/kernel": "bioo",
+    "block/attention/lambda_value/kernel": "bioo",
+    "block/attention/memory/key": "bibo boi",  # a matrix of slots for each head; of the width, like W_up transposed
+    "block/attention/memory/value": "bibo bio",
+    "block/feed_forward/up/kernel": "bio",
+    "block/feed_forward/gate/kernel": "bio",
+    "block/feed_forward/down/kernel": "bio",
+    "block/feed_forward/shared/up/kernel": "bio",
+    "block/feed_forward/shared/gate/kernel": "bio",
+    "block/feed_forward/shared/down/kernel": "bio",
+    "block/feed_forward/router/kernel": "bio",
+    "block/feed_forward/experts/up": "bbio",
+    "block/feed_forward/experts/gate": "bbio",
+    "block/feed_forward/experts/down": "bbio",
+}
+NORMS = ["embedding_norm", "final_norm", "block/feed_forward/hidden_norm"]
+NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
+NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "query_scaling", "value_scaling")]
+OTHERS = {
+    *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha"))),
+    *("embed/table", "head/table", "head_bias/bias", "position/table", "embedding_scale"),
+    *("shared/relative_key", "shared/relative_bias", "block/attention/distances"),
+    *(f"block/attention/{name}/bias" for name in ("query", "key", "value", "output")),
+    *("block/feed_forward/up/bias", "block/feed_forward/gate/bias", "block/feed_forward/down/bias"),
+    *("block/attention_gain", "block/feed_forward_gain", "block/feed_forward_skip_gain"),
+    *("block/attention/value/identity_gain", "block/attention/value/weight_gain"),
+    *("block/attention/memory/bias", "block/feed_forward/router_bias"),
+    *(f"block/attention/shaping/{name}" for name in ("identity", "weights", "uniform")),
+    "block/attention/span/fraction",
+}
+SIZES = {"b": 2, "i": 3, "o": 4}
+
+
+def kind_of(path: str) -> str:
+    return re.sub(r"^blocks/[^/]+/", "block/", path)
+
+
+def letters(kind: str, ndim: int) -> str:
+    """What the dimensions of a parameter are; b alone where it is no matrix."""
+    forms = MATRICES[kind].split() if kind in MATRICES else ["b" * ndim]
+    return next(form for form in forms if len(form) == ndim)
+
+
+def leaves(tree) -> dict:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+KINDS = {(kind_of(p), x.ndim) for config in ALL.values() for p, x in leaves(transformer.abstract(config)).items()}
+
+
+def test_every_parameter_is_in_the_table():
+    paths = {path for path, _ in KINDS}
+    assert paths - MATRICES.keys() - OTHERS == set()
+    assert MATRICES.keys() - paths == set()
+
+
+@pytest.fixture(scope="module")
+def params():
+    """A parameter of each kind; of one that has two ranks, each is in a block of its own."""
+    random, tree = np.random.default_rng(0), {}
+    for kind, ndim in sorted(KINDS):
+        *folders, name = kind.replace("block/", f"blocks/of_{ndim}/").split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        sizes = [SIZES[letter] for letter in letters(kind, ndim)]
+        inner[name] = jnp.asarray(random.standard_normal(sizes), jnp.float32)
+    return tree
+
+
+def first_update(rule: str, params, gradients, decay: float) -> dict:
+    """{path: update}, at a learning rate of 1."""
+    config = OptimizerConfig(kind=rule, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=decay, clip=0.0)
+    optimizer = make_optimizer(config, 10)
+    return leaves(jax.jit(lambda: optimizer.update(gradients, optimizer.init(params), params)[0])())
+
+
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_matrices_decay_and_nothing_else(rule, params):
+    update = first_update(rule, params, jax.tree.map(jnp.zeros_like, params), decay=0.1)
+    for path, param in leaves(params).items():
+        expected = -0.1 * param if kind_of(path) in MATRICES else 0 * param
+        np.testing.assert_allclose(update[path], expected, rtol=1e-6, err_msg=path)
+
+
+def test_muon_takes_matrices_and_nothing_else(params):
+    """Its update has the gradient's singular vectors, and singular values near each other; Adam's first one is a sign."""
+    update = first_update("muon", params, params, decay=0.0)
+    for path, gradient in leaves(params).items():
+        if kind_of(path) not in MATRICES:
+            np.testing.assert_allclose(jnp.abs(update[path]), jnp.abs(update[path]).max(), rtol=1e-3, err_msg=path)
+            continue
+        for matrix, step in zip(*(matrices(leaf, kind_of(path)) for leaf in (gradient, update[path])), strict=True):
+            left, _, right = np.linalg.svd(matrix, full_matrices=False)
+            values = left.T @ -step @ right.T
+            assert np.diag(values).max() < 2.5 * np.diag(values).min(), path
+            assert np.abs(values - np.diag(np.diag(values))).max() < 1e-3 * values.max(), path
+
+
+def matrices(leaf, kind: str):
+    """[matrices, inputs, outputs]"""
+    meanings = letters(kind, leaf.ndim)
+    order = sorted(range(leaf.ndim), key=lambda i: "bio".index(meanings[i]))
+    sizes = [math.prod(leaf.shape[i] for i in order if meanings[i] == letter) for letter in "bio"]
+    return np.asarray(leaf).transpose(order).reshape(sizes)
