@@ -207,6 +207,12 @@ def _split(model: ModelConfig):
 
 def abstract(model: ModelConfig) -> dict:
     """The parameters' shapes and dtypes, without drawing them."""
+    return jax.tree.map(lambda leaf: leaf, _abstract(model, jax.config.jax_enable_x64))
+
+
+@cache
+def _abstract(model: ModelConfig, x64: bool) -> dict:
+    """Traced once for a model; `x64` is JAX's setting, which float64 parameters depend on."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 
