@@ -63,7 +63,8 @@ VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if pa
 # Models without a part, and the options of that part.
 DAILY = {"layout=all_attention": ".feed_forward.", "attention.kind=lambda": ".attention."}
 CONTEXTS = ("base", *DAILY, "feed_forward.kind=moe", "layout=skipless", "norm=dyt", "attention.position=rope")
-CONTEXTS += ("attention.rank=6", "attention.span=adaptive", "attention.kind=slots", "attention.rope.scaling=yarn", "layout=fused_output")
+CONTEXTS += ("attention.rank=6", "attention.span=adaptive", "attention.kind=slots", "attention.rope.scaling=yarn")
+CONTEXTS += ("layout=fused_output",)
 VALUES |= {path: ["rms"] for path in VALUES if ".norms." in path}
 
 
