@@ -1,11 +1,12 @@
-"""Writes tests/interop/recorded/: small random models as `transformers` saves them, and what it says of some tokens.
+"""Writes tests/interop/recorded/: small random models as `transformers` saves them, what it says of some tokens, and what
+two steps of training make of two of them.
 
     python -m tests.interop.record
 
 in an environment with requirements-parity.txt (`make parity` makes one). So the default suite compares with `transformers`
 without PyTorch; tests/parity/test_hf_recorded.py says whether the recording is still what `transformers` says.
 
-Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0.
+Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0.
 """
 
 import shutil
@@ -29,6 +30,15 @@ MODELS = {
     "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}),
 }
 LENGTH, PROMPT, CONTINUATION = 15, 7, 12
+TINY = {**MODELS["mixtral"][1], "hidden_size": 8, "intermediate_size": 6, "num_attention_heads": 2, "head_dim": 4,
+        "num_key_value_heads": 1, "num_local_experts": 4}  # fmt: skip
+# Training: {name: (arguments of MixtralConfig, sequences in a batch)}. Their balance loss takes all layers and sequences
+# together, ours each by itself: the two are compared with one layer and one sequence.
+TRAINED = {
+    "two_layers": (TINY | {"router_aux_loss_coef": 0.0}, 3),
+    "balanced": (TINY | {"router_aux_loss_coef": 0.1, "num_hidden_layers": 1}, 1),
+}
+STEPS, RATE = 2, 1.0  # large steps: their rounding to float32 is small beside them
 SEED = 1  # of weights whose greedy texts do not repeat one token
 
 
@@ -50,6 +60,25 @@ def said(name: str, folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def batches(name: str) -> np.ndarray:
+    """Tokens [STEPS, B, LENGTH + 1]: each but the first is predicted from those before it."""
+    _, rows = TRAINED[name]
+    return np.random.default_rng(rows).integers(0, SIZES["vocab_size"], (STEPS, rows, LENGTH + 1))
+
+
+def train(name: str, folder: Path) -> None:
+    """Writes the model before and after STEPS of SGD to `folder`, and the loss of each."""
+    import transformers
+    from safetensors.numpy import save_file
+
+    from tests.parity import hf_torch
+
+    arguments, _ = TRAINED[name]
+    hf_torch.write_random(transformers.MixtralConfig(**arguments), folder / "before", seed=SEED)
+    losses = hf_torch.train(folder / "before", batches(name), RATE, folder / "after")
+    save_file({"losses": np.array(losses)}, folder / "losses.safetensors")
+
+
 def main() -> None:
     import transformers
     from safetensors.numpy import save_file
@@ -60,6 +89,8 @@ def main() -> None:
     for name, (kind, arguments) in MODELS.items():
         hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
         save_file(said(name, RECORDED / name), RECORDED / f"{name}.safetensors")
+    for name in TRAINED:
+        train(name, RECORDED / "trained" / name)
 
 
 if __name__ == "__main__":

@@ -104,3 +104,22 @@ def write_gradients(folder: Path, tokens_BL, dtype: str, out: Path) -> float:
             parameter.data = parameter.grad
         model.save_pretrained(out)
         return loss.item()
+
+
+def train(folder: Path, batches_NBL, rate: float, out: Path) -> list[float]:
+    """One step of SGD for each batch, in float64, on the mean cross-entropy and the balance loss that config.json weighs.
+    The model is written to the folder `out` in float32. The loss of each step, before it."""
+    losses = []
+    with precision("float64"):
+        model = read(folder, "float64")
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        for tokens_BL in map(torch.from_numpy, batches_NBL):
+            said = model(tokens_BL[:, :-1], use_cache=False, output_router_logits=True)
+            loss = torch.nn.functional.cross_entropy(said.logits.flatten(0, 1), tokens_BL[:, 1:].flatten())
+            loss = loss + model.config.router_aux_loss_coef * said.aux_loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    model.float().save_pretrained(out)
+    return losses
