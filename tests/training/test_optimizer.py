@@ -86,6 +86,42 @@ def test_clipping_bounds_the_global_norm():
     np.testing.assert_allclose(norm, 0.5, rtol=1e-5)
 
 
+def _adamw(g, state, t):
+    """Kingma & Ba 2015, alg. 1."""
+    m, v = 0.8 * state[0] + 0.2 * g, 0.9 * state[1] + 0.1 * g**2
+    return m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-2), (m, v)
+
+
+def _lion(g, state, t):
+    """Chen et al. 2023, alg. 2."""
+    return np.sign(0.8 * state[0] + 0.2 * g), (0.9 * state[0] + 0.1 * g,)
+
+
+def _sgd(g, state, t):
+    m = 0.8 * state[0] + g
+    return m, (m,)
+
+
+@pytest.mark.parametrize("rule", [_adamw, _lion, _sgd])
+def test_rules_against_their_equations(rule):
+    """p -= rate (step + decay p), with the decay of Loshchilov & Hutter 2019, alg. 2, for matrices."""
+    given = {"kind": rule.__name__[1:], "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-2, "clip": 0.0, "weight_decay": 0.3}
+    config = OptimizerConfig(**given, learning_rate=0.1, warmup=2, schedule="constant")
+    params, optimizer, random = _params(), make_optimizer(config, 100), np.random.default_rng(0)
+    state, leaves = optimizer.init(params), [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
+    states = [(0.0, 0.0)] * len(leaves)
+    for t in range(1, 5):
+        gradients = [random.standard_normal(leaf.shape) for leaf in leaves]
+        for i, g in enumerate(gradients):
+            step, states[i] = rule(g, states[i], t)
+            decay = 0.3 * (leaves[i].ndim == 4)  # the kernel, not the table
+            leaves[i] = leaves[i] - 0.1 * min(1, t / 2) * (step + decay * leaves[i])
+        updates, state = optimizer.update(jax.tree.unflatten(jax.tree.structure(params), gradients), state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    for found, expected in zip(jax.tree.leaves(params), leaves, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
 ADAGRAD = OptimizerConfig(
     kind="adagrad", learning_rate=0.5, warmup=2, schedule="constant", weight_decay=0.0, epsilon=1e-3, clip=1.5
 )
