@@ -2,6 +2,7 @@
 # make test    the test suite
 # make long    tests that take long, by chance drawn ones among them
 # make parity  our variants against PyTorch libraries, in an environment of its own
+# make mutations   faults put into copies of the code, one by one: does a test see each? about an hour
 # make eval    lm_eval, for python -m xfresearch.evaluate --tasks, and the tests that need it
 # make libtpu  the compiler for TPUs, which python -m xfresearch.plan needs; it runs without one
 # make plans   named plans, compiled for TPUs that are not here: hours on two cores, goes on where it stopped
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 
-.PHONY: train test long parity eval libtpu plans docs clean
+.PHONY: train test long mutations parity eval libtpu plans docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -22,6 +23,9 @@ test: $(VENV)/.ready-test
 
 long: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n auto -m long
+
+mutations: $(VENV)/.ready-test
+	$(BIN)/python -m tests.mutations
 
 parity: $(PARITY)/.ready
 	$(PARITY)/bin/python -m pytest -m parity tests/parity

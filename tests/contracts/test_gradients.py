@@ -140,9 +140,10 @@ def test_gradient_where_experts_choose_tokens(x64):
 
 
 SLOTS = {"depth": 1, "blocks.main.attention.memory_slots": 32, "blocks.main.attention.kv_heads": 2}
+CAPPED = {"blocks.main.attention.softcap": 2.0, "logit_softcap": 2.0, "head_bias": True}
 FAST = {
     "blocked": (model(SLOTS), "blocked", "auto"),
-    "chunked": (model({**SLOTS, "blocks.main.attention.softcap": 2.0}), "chunked", "auto"),
+    "chunked": (model({**SLOTS, **CAPPED}), "chunked", "auto"),
     "experts": (model({"depth": 1, "blocks.main.feed_forward.kind": "moe"}), "plain", "blocked"),
 }
 
