@@ -25,8 +25,11 @@ from xfresearch.models import transformer
 
 B, L, SHORT = 32, 64, 4
 ROUNDING = 3  # times what roundings at the taps make: between taps there are others
-# Biases, both tables, gains before and after the cast, scalars, slots and shared keys, experts.
-EVERY_DAY = [f"configs/{name}.py" for name in ("gpt2", "llama", "simplified", "dyt", "all_attention", "mixtral_8x7b")]
+# Biases, gains of branches, the scale and both tables of embeddings, gains after the cast: sums over tokens.
+EVERY_DAY = [
+    *("attention.bias=('query', 'key', 'value', 'output')", "feed_forward.bias=True", "layout=skipless"),
+    *("embedding_scale=learned", "position=learned", "configs/llama.py"),
+]
 
 
 @pytest.fixture(autouse=True)
