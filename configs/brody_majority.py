@@ -15,7 +15,8 @@ def get_config(size: str = "full"):
     config = common.base(size, sizes=("full", "scale", "project", "tiny"))
     model, block = config.model, config.model.blocks.main
     model.causal, model.final_norm, model.dtype = False, "none", "float32"
-    block.norm_bias, block.norm_bare, block.norm_epsilon = True, ("attention_in",), 0.0
+    block.norm_bias, block.norm_epsilon = True, 0.0
+    block.norms.attention_in.gain = block.norms.attention_in.bias = False
     block.feed_forward.kind, block.feed_forward.bias, block.attention.bias = "relu", True, ("output",)
     config.data.tokenizer = "bytes"
     if size == "tiny":
@@ -25,7 +26,7 @@ def get_config(size: str = "full"):
     config.data.corpus, config.sequence_length, config.batch_size = ("majority",), 50, 6000
     model.width, model.depth, block.attention.heads, block.feed_forward.hidden = 8, 1, 1, 8
     model.embedding_std = 1.0
-    block.norms.attention_in = "layer" if size == "full" else size
+    block.norms.attention_in.kind = "layer" if size == "full" else size
     config.steps, optimizer = 14_000, config.optimizer  # 1,000 epochs
     optimizer.learning_rate, optimizer.weight_decay, optimizer.beta2, optimizer.clip = 1e-3, 0.0, 0.999, 0.0
     optimizer.schedule, optimizer.warmup, optimizer.final_fraction = "linear", 0, 0.9  # to 0 after 10,000 epochs

@@ -1,6 +1,6 @@
 """What the named configs share: the sizes of a run that go with the sizes of a model."""
 
-from xfresearch.config_io import default_config
+from xfresearch.config.files import default_config
 from xfresearch.errors import UserError, nearest
 
 SIZES = ("full", "3m", "tiny")
@@ -15,17 +15,6 @@ def base(size: str, sizes=SIZES):
     config = default_config()
     {"3m": _three_million, "5m": _five_million, "tiny": _tiny}.get(size, _full)(config)
     return config
-
-
-def following(block):
-    """A block like `block`, every key of which refers to the same key of `block`: what sets a key of `block`, in this
-    file or on the command line, sets it in both, and what sets a key of the new block sets that key alone."""
-    from ml_collections import ConfigDict, FieldReference
-
-    groups = {key for key in block if isinstance(block[key], ConfigDict)}
-    return ConfigDict(
-        {key: following(block[key]) if key in groups else FieldReference(block.get_ref(key)) for key in block}
-    )
 
 
 def _full(config) -> None:

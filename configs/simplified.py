@@ -7,11 +7,11 @@ configs/simplified.py:tiny    trains in seconds on a CPU
 As in the authors' code, the first layer alone has a W_V, which starts as the identity, and the last norm is a LayerNorm.
 --config.model.blocks.main.layout=skipless makes it SAS, whose feed-forward reads what attention wrote.
 
-An override of the block `main` reaches the first layer too, one of `first` the first layer alone. The depth is set in this
-file, which makes the pattern of that length.
+An override of the block `main` reaches the first layer too, one of `first` the first layer alone.
 """
 
 from configs import common
+from xfresearch.config.groups import follow
 
 
 def get_config(size: str = "full"):
@@ -29,7 +29,7 @@ def get_config(size: str = "full"):
         config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
     if size == "3m":
         block.feed_forward.hidden = 1280
-    model.blocks.first = common.following(block)
+    model.blocks.first = follow(block)
     model.blocks.first.attention.value = "identity_plus"
-    model.pattern = ("first", *["main"] * (model.depth - 1))
+    model.segments = ((("first",), 1), (("main",), 0))
     return config

@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from xfresearch.config.describing import describe
+
 from xfresearch.command import run
-from xfresearch.config_io import describe
 from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
@@ -60,8 +61,8 @@ def _all(rows: dict, *path: str) -> str:
 def _row(name: str, row: dict) -> str:
     from configs.variants import VARIANTS
     from xfresearch.comparison import summary
-    from xfresearch.config_io import parse
-    from xfresearch.models.costs import costs
+    from xfresearch.config.files import parse
+    from xfresearch.models.closed_form import costs
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])

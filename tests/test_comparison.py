@@ -44,7 +44,7 @@ def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monk
 
 
 def test_an_unknown_variant_is_one_line_with_the_nearest_name():
-    from xfresearch.config_io import parse
+    from xfresearch.config.files import parse
 
     with pytest.raises(UserError, match="there is no such variant; did you mean 'alibi'"):
         parse(["--config", "configs/variants.py:alibbi"])

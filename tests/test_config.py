@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xfresearch import command, config_io
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 
 ROOT = Path(__file__).parent.parent

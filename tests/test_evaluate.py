@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import api, command, evaluate, evaluation
+from xfresearch import command, evaluate, evaluation, loading
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.errors import UserError
 from xfresearch.evaluation import Window, evaluate_batches, make_evaluator, make_scorer, pack_windows, windows
@@ -114,7 +114,7 @@ def test_window_batches_hold_what_the_windows_say():
 @pytest.mark.parametrize("kind", ["run", "document_run"])
 def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
     run = request.getfixturevalue(kind)
-    lm = api.load(run)
+    lm = loading.load(run)
     text = evaluation.read_text(lm, run, length=8, stride=stride)
     scores = evaluation.score_text(make_scorer(lm.config), lm.params, text, 4)
     starts = np.flatnonzero(np.diff(text.documents, prepend=-1)) if kind == "document_run" else np.array([0])
@@ -133,7 +133,7 @@ def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
 @pytest.mark.parametrize("kind", ["run", "document_run"])
 def test_the_whole_length_as_stride_is_what_training_measures(kind, request, tmp_path):
     run = request.getfixturevalue(kind)
-    lm = api.load(run)
+    lm = loading.load(run)
     packed = prepare(lm.run, "validation")
     evaluator = make_evaluator(lm.config, "scan", rows=7)
     trained = evaluate_batches(evaluator, lm.params, evaluation_batches(packed, 3, 0), lm.tokenizer.byte_lengths)
@@ -146,7 +146,7 @@ def test_the_whole_length_as_stride_is_what_training_measures(kind, request, tmp
 
 def test_figures_are_their_definitions(run, tmp_path):
     measured = evaluated(run, "--per-document", tmp_path=tmp_path)
-    lm = api.load(run)
+    lm = loading.load(run)
     text = evaluation.read_text(lm, run)
     raw = lm.tokenizer.decode_bytes(text.tokens[1:])
     nll = measured["loss"] * measured["tokens"]
@@ -202,7 +202,8 @@ import jax, numpy as np
 from tests.test_evaluate import random_batch
 from tests.tiny_runs import tiny_model
 from xfresearch.evaluation import evaluate_batches, make_evaluator
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
+from xfresearch.sharding.partition import batch_sharding, state_shardings
+from xfresearch.sharding.mesh import make_mesh
 
 lm, batch = tiny_model("moe", mesh__fsdp=2), random_batch()
 mesh = make_mesh(lm.run)
@@ -339,7 +340,7 @@ def test_windows_longer_than_learned_positions_are_refused(tmp_path, texts):
 
 def test_tokens_that_the_model_has_no_rows_for_are_refused(document_run):
     """A separator made up for a tokenizer without one."""
-    lm = api.load(document_run)
+    lm = loading.load(document_run)
     lm.config = replace(lm.config, vocab_size=256)
     with pytest.raises(UserError, match="as tokens, corpus .* has 256; the model's vocabulary ends at 255"):
         evaluation.read_text(lm, document_run)

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from tests.tiny_runs import ROOT, make_run
-from xfresearch import api, command, evaluate, generate
-from xfresearch.config_io import read_json
+from xfresearch import command, evaluate, generate, loading
+from xfresearch.config.files import read_json
 from xfresearch.data.cache import cache_root
 from xfresearch.errors import UserError
 
@@ -24,7 +24,7 @@ def run(tmp_path_factory):
 def test_prints_prompt_and_text_and_the_rate_apart(run, capsys):
     generate.main(["--workdir", str(run), "--prompt", "def main(", "--max-new-tokens", "40", "--seed", "3"])
     out, err = capsys.readouterr()
-    assert out == "def main(" + api.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
+    assert out == "def main(" + loading.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
     assert re.fullmatch(r"\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
 
 
@@ -47,7 +47,7 @@ def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys)
     options += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     generate.main(["--workdir", str(run), *options, "--json", str(tmp_path / "deep" / "out.json")])
     prompts = ["a", "", "class A:\n"]
-    texts = api.load(run, 10).generate(prompts, **settings)
+    texts = loading.load(run, 10).generate(prompts, **settings)
     out = capsys.readouterr().out
     pieces = [f"--- prompt {i} of 3 ---\n{p}{t}" for i, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
     assert out == "\n\n".join(pieces) + "\n"
@@ -59,7 +59,7 @@ def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys)
 
 def test_without_a_prompt_a_text_is_begun(run, capsys):
     generate.main(["--workdir", str(run), "--max-new-tokens", "10", "--temperature", "0"])
-    lm = api.load(run)
+    lm = loading.load(run)
     assert capsys.readouterr().out == lm.generate("", 10, temperature=0.0) + "\n"
 
 

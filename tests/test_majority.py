@@ -9,11 +9,11 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import ROOT
-from xfresearch import api, evaluate, evaluation, generate, train
-from xfresearch.config_io import parse
+from xfresearch import evaluate, evaluation, generate, loading, train
+from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
 from xfresearch.data.pipeline import prepare
 from xfresearch.errors import UserError
-from xfresearch.training import checkpoint
 from xfresearch.training.metrics import read_metrics
 
 CONFIG = f"{ROOT}/configs/brody_majority.py:tiny"
@@ -45,7 +45,7 @@ def test_learns_more_than_to_copy(run):
     """A model that repeats each token is right as often as tokens are of their sequence's majority, and that is what is
     best without looking at other tokens: labels that come of looking are the rest."""
     workdir, result = run
-    held_out = prepare(api.run_of(workdir), "validation")
+    held_out = prepare(loading.run_of(workdir), "validation")
     copies = (held_out.tokens_NL == held_out.targets_NL).mean()
     assert 0.4 < copies < 0.6
     assert result["evaluation"]["accuracy"] > (1 + copies) / 2
@@ -69,13 +69,13 @@ def test_says_nothing_of_texts(run, capsys):
 def test_goes_on_bit_for_bit(run, cache, tmp_path):
     workdir, whole = run
     broken = shutil.copytree(workdir, tmp_path / "broken")
-    last = checkpoint.steps(broken)[-1]
-    for step in checkpoint.steps(broken)[1:]:
-        shutil.rmtree(checkpoint.directory(broken) / str(step))
+    last = store.steps(broken)[-1]
+    for step in store.steps(broken)[1:]:
+        shutil.rmtree(store.directory(broken) / str(step))
     assert trained(broken, cache)["evaluation"] == whole["evaluation"]
 
     def state(directory):
-        return json.loads((checkpoint.directory(directory) / str(last) / "meta" / "metadata").read_text())[
+        return json.loads((store.directory(directory) / str(last) / "meta" / "metadata").read_text())[
             "fingerprints"
         ]
 
@@ -97,7 +97,7 @@ def test_evaluate_measures_every_label(run, tmp_path, capsys):
     assert "accuracy" in said.out and "loss in nats per label; +- is its standard error over 120 sequences" in said.out
     assert "bits" not in said.out and "sequences of 24 tokens" in said.err
     assert (found["tokens"], found["units"]) == (120 * 24, 120)
-    lm, held_out = api.load(run[0], 15), prepare(api.run_of(run[0]), "validation")
+    lm, held_out = loading.load(run[0], 15), prepare(loading.run_of(run[0]), "validation")
     logits_NLV = np.asarray(lm(held_out.tokens_NL), np.float64)
     assert found["accuracy"] == (logits_NLV.argmax(-1) == held_out.targets_NL).mean()
     shifted = logits_NLV - logits_NLV.max(-1, keepdims=True)

@@ -7,7 +7,7 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, ROOT
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.models import transformer
 
 

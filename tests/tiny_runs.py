@@ -5,11 +5,11 @@ from pathlib import Path
 
 import jax
 
-from xfresearch.api import LanguageModel
-from xfresearch.config_io import parse
+from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
 from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.language_model import LanguageModel
 from xfresearch.models import transformer
-from xfresearch.training import checkpoint
 
 ROOT = Path(__file__).parent.parent
 ANATOMIES = ("gpt2", "all_attention", "moe")
@@ -44,7 +44,7 @@ def make_run(directory: Path, anatomy: str = "gpt2", steps=(10, 20), **overrides
     for number, step in enumerate(steps):
         lm.step, lm.params = step, rough_params(lm.config, seed=number)
         if number:
-            checkpoint.save_params(directory, step, lm.params)
+            store.save_params(directory, step, lm.params)
         else:
             lm.save(directory)
     return directory

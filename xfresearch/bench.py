@@ -19,7 +19,8 @@ the file already has is not run again. It takes --config.key=value for all of th
 
 import time
 
-from xfresearch.command import Parser, run, write_json
+from xfresearch.command import Parser, run
+from xfresearch.files import write_json
 
 FLOOR, FLOOR_SIZE = "floor", 1536  # of the one large product, a square matrix by another
 
@@ -151,7 +152,7 @@ def bench_grouped_matmul(a, draw):
     import numpy as np
 
     from xfresearch.kernels.grouped_matmul import REFUSALS, Call, choose_grouped_matmul, grouped_matmul
-    from xfresearch.models.partition import platform
+    from xfresearch.sharding.devices import platform
 
     rng = np.random.default_rng(0)
     sizes_E = jnp.asarray(rng.multinomial(a.tokens, rng.dirichlet(np.full(a.experts, 5.0))), jnp.int32)

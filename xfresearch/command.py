@@ -5,8 +5,6 @@ line that names a log file, where the stack trace is.
 """
 
 import argparse
-import json
-import math
 import os
 import sys
 import tempfile
@@ -14,6 +12,7 @@ import traceback
 
 from xfresearch import distributed
 from xfresearch.errors import Stopped, UserError
+from xfresearch.files import check_output
 from xfresearch.hardware import start_without_tpu
 
 CONFIG_HELP = (
@@ -83,57 +82,3 @@ def _keep_trace() -> str:
     with tempfile.NamedTemporaryFile("w", prefix="xfresearch-", suffix=".log", delete=False) as log:
         traceback.print_exc(file=log)
     return log.name
-
-
-def check_output(option: str, path: str) -> None:
-    """UserError where a file of that name cannot be written; to be called before long work. Makes its folder."""
-    from etils import epath
-
-    target = epath.Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(target)
-        temporary.write_text("")
-        temporary.unlink()
-    except OSError as error:
-        raise UserError(f"{option}={path} cannot be written: {error.strerror or error}") from None
-    if target.is_dir():
-        raise UserError(f"{option}={path} cannot be written: it is a folder")
-
-
-def write_json(path: str, value) -> None:
-    """Writes `value` as JSON under a temporary name, then renames it."""
-    write_text(path, json.dumps(value, indent=2, default=float) + "\n")
-
-
-def write_text(path: str, text: str) -> None:
-    """Writes a text under a temporary name, then renames it."""
-    from etils import epath
-
-    target = epath.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(target)
-    temporary.write_text(text)
-    temporary.replace(target)
-
-
-def _temporary(target):
-    return target.parent / f".{target.name}.{os.getpid()}.tmp"
-
-
-def table(columns: dict[str, list[str]]) -> str:
-    """Aligned text, numbers to the right."""
-    widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
-    rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
-    return "\n".join(
-        "  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row, strict=True)) for row in rows
-    )
-
-
-def finite(value):
-    """`value` with None for every number that JSON cannot write."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

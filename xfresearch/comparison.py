@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
-from xfresearch.command import write_json
-from xfresearch.config import Config
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
+from xfresearch.config.run import Config
+from xfresearch.files import write_json
 
 BASELINE = "configs/gpt2.py:3m"
 ROUNDS = 7
@@ -112,7 +112,7 @@ class Trial:
         from xfresearch.training.step import init_state, layers_mode, make_train_step
 
         loop.setup_jax(config)
-        optimizer = make_optimizer(config.optimizer, config.steps)
+        optimizer = make_optimizer(config)
         self.config, self.heldout = config, prepare(config, config.evaluation.split)
         self.byte_lengths = tokenizer_for(config.data).byte_lengths
         self.start = jax.jit(lambda seed: init_state(config, optimizer, seed))

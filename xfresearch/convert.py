@@ -62,14 +62,14 @@ def size(text: str) -> int:
 def import_folder(options) -> None:
     """Reads a Hugging Face folder and writes a directory that evaluate, generate and xf.load read."""
     require_new(Path(options.workdir), "import")
-    from xfresearch import api
+    from xfresearch import loading
     from xfresearch.interop.folder import is_folder, stored_tensors
 
-    folder, _ = api.locate(options.folder)
+    folder, _ = loading.locate(options.folder)
     if not is_folder(folder):
         raise UserError(f"{folder} is a run's directory: import reads a Hugging Face folder")
     begin = time.perf_counter()
-    lm = api.load(folder, dtype=options.dtype)
+    lm = loading.load(folder, dtype=options.dtype)
     seconds = time.perf_counter() - begin
     lm.save(options.workdir)
     read = sum(tensor.bytes for tensor in stored_tensors(folder).values())
@@ -79,10 +79,10 @@ def import_folder(options) -> None:
 def export_folder(options) -> None:
     """Writes the model of a run as a Hugging Face folder."""
     require_new(Path(options.folder), "export")
-    from xfresearch import api
+    from xfresearch import loading
     from xfresearch.interop.folder import stored_tensors
 
-    lm = api.load(options.workdir, options.step)
+    lm = loading.load(options.workdir, options.step)
     begin = time.perf_counter()
     family = lm.export_hf(options.folder, options.family, options.dtype, options.shard_size)
     seconds = time.perf_counter() - begin

@@ -9,11 +9,13 @@ tokens before it. With a stride of the whole length, the default, this is what t
 
 import sys
 from argparse import ArgumentTypeError
-from functools import cache
+from functools import cache, partial
 
 from xfresearch import command, distributed
 from xfresearch.errors import UserError
+from xfresearch.files import write_json
 from xfresearch.harness import commands as task_commands
+from xfresearch.tables import table
 
 EPILOG = """\
 examples:
@@ -39,9 +41,9 @@ COLUMNS = {
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
     distributed.check(options)
-    from xfresearch import api
+    from xfresearch import loading
 
-    workdir, _ = api.locate(options.workdir or options.compare[0])  # of a checkpoint the run's: logs of errors go there
+    workdir, _ = loading.locate(options.workdir or options.compare[0])  # of a checkpoint the run's: logs of errors go there
     with distributed.joined(options, str(workdir)):
         if options.tasks:
             task_commands.run(options, open_model)
@@ -50,9 +52,9 @@ def main(arguments: list[str]) -> None:
 
 
 def evaluate(options, workdir) -> None:
-    from xfresearch.training import checkpoint
+    from xfresearch.checkpoints import store
 
-    if options.all_steps and not checkpoint.steps(workdir):
+    if options.all_steps and not store.steps(workdir):
         raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
     lm, mesh = open_model(options.workdir, options.step)
     held_out = read(lm, workdir, options)
@@ -61,7 +63,7 @@ def evaluate(options, workdir) -> None:
     results = evaluate_steps(lm, workdir, held_out, options, mesh)
     if not distributed.first():
         return
-    print(command.table({"step": [str(result["step"]) for result in results], **figures(results)}))
+    print(table({"step": [str(result["step"]) for result in results], **figures(results)}))
     print(f"loss in nats per {held_out.each}; +- is its standard error over {results[0]['units']} {held_out.unit}")
     if options.all_steps:
         name = "bits_per_byte" if "bits_per_byte" in results[0] else "accuracy"
@@ -72,7 +74,7 @@ def evaluate(options, workdir) -> None:
         names = ("corpus", "split", "length", "stride", "unit")
         settings = {name: getattr(held_out, name) for name in names if hasattr(held_out, name)}
         measured = {"steps": results} if options.all_steps else results[0]
-        command.write_json(options.json, command.finite({"workdir": options.workdir, **settings, **measured}))
+        write_json(options.json, {"workdir": options.workdir, **settings, **measured})
 
 
 def read(lm, workdir, options):
@@ -91,13 +93,13 @@ def read(lm, workdir, options):
 
 def open_model(path: str, step: int | None):
     """The model at `path`, as xf.load reads it, and the mesh that its parameters lie on; None for one device."""
-    from xfresearch import api
+    from xfresearch import loading
     from xfresearch.data.cache import keep_programs
 
-    run = api.run_of(path)
+    run = loading.run_of(path)
     keep_programs(run.data)
     mesh = mesh_of(run)
-    return api.load(path, step, mesh), mesh
+    return loading.load(path, step, mesh), mesh
 
 
 def parse(arguments: list[str]):
@@ -150,8 +152,8 @@ def mesh_of(run):
         return None
     import jax
 
-    from xfresearch.config import MeshConfig
-    from xfresearch.training.sharding import device_mesh, mesh_sizes
+    from xfresearch.config.run import MeshConfig
+    from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
     try:
         sizes = mesh_sizes(run.mesh, jax.device_count())
@@ -164,24 +166,25 @@ def evaluate_steps(lm, workdir, held_out, options, mesh=None) -> list[dict]:
     """The figures of the model's own step, or of every step of the run; damaged checkpoints are named and left out."""
     from tqdm import tqdm
 
-    from xfresearch import api, evaluation
-    from xfresearch.models.span import trim
-    from xfresearch.training import checkpoint, placing
+    from xfresearch import evaluation, loading
+    from xfresearch.checkpoints import store
+    from xfresearch.models.context import Execution
+    from xfresearch.models.reach import trained_reach
+    from xfresearch.sharding import placing
 
-    make_scorer = cache(
-        lambda model: evaluation.make_scorer(model, lm.run.training.layers, lm.run.training.loss_rows, mesh)
-    )
+    training = lm.run.training
+    make_scorer = cache(partial(evaluation.make_scorer, lm.config, training.layers, training.loss_rows, mesh))
     batch_size = min(evaluation.batch_size(lm.run, options.batch_size), len(held_out.rows))
     batch_size, place = placing.on(mesh, batch_size, held_out.length)
     results = []
-    for step in checkpoint.steps(workdir) if options.all_steps else [lm.step]:
+    for step in store.steps(workdir) if options.all_steps else [lm.step]:
         try:
-            params = lm.params if step == lm.step else api.read_params(workdir, lm.config, step, mesh)
-        except checkpoint.Corrupt as error:
+            params = lm.params if step == lm.step else loading.read_params(workdir, lm.config, step, mesh)
+        except store.Corrupt as error:
             print(f"warning: {error}; left out", file=sys.stderr)
             continue
         with tqdm(desc=f"step {step}", total=len(held_out.rows), unit="seq", disable=None, leave=False) as bar:
-            scorer = make_scorer(trim(lm.config, params))  # trained spans bound what there is to compute
+            scorer = make_scorer(Execution(reach=trained_reach(lm.config, params)))
             measured = measure(scorer, params, held_out, (batch_size, bar.update, place), lm.tokenizer, options)
         results.append({"step": step, **measured})
     return results
@@ -216,7 +219,7 @@ def document_table(documents: list[dict], shown: int = 5) -> str:
             beginnings = {"starts": [repr(d["starts"]) for d in part]}
             lines += [
                 f"{title} documents by bits/byte (of {len(documents)})",
-                command.table(names | figures(part) | beginnings),
+                table(names | figures(part) | beginnings),
             ]
     return "\n".join(lines)
 

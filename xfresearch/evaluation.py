@@ -15,32 +15,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import Config, ModelConfig
+from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, Execution
 from xfresearch.models.decoding import fast_layers
-from xfresearch.models.kernel_choices import for_reading
-from xfresearch.models.sizes import longest_sequence
+from xfresearch.models.model_config import ModelConfig, longest_sequence
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes", where the tokens are of a text
 
 
-def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
+def make_scorer(
+    model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None, execution: Execution = Execution()
+) -> Callable:
     """scorer(params, batch) -> (nll_BL, correct_BL), 0 where the batch's weight is 0. Jitted; make it once.
 
     `rows` is how many tokens' logits a device has at once, `mesh` what the parameters and batches lie on.
     """
     layers = fast_layers(mesh) if layers == "auto" else layers
-    model = for_reading(model)
 
     @jax.jit
     def scorer(params, batch):
         lm = transformer.bind(model, params)
-        out = lm(batch["tokens"], Context(batch["positions"], batch["segments"], mesh=mesh), layers=layers)
+        ctx = Context(batch["positions"], batch["segments"], mesh=mesh, execution=execution)
+        out = lm(batch["tokens"], ctx, layers=layers)
         nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.logit_head(), batch["targets"], rows, mesh)
         scored_BL = batch["weights"] > 0
         return [jnp.where(scored_BL, x_BL, 0) for x_BL in (nll_BL, correct_BL)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from xfresearch import command
 from xfresearch.errors import UserError
+from xfresearch.files import write_json
 
 EPILOG = """\
 examples:
@@ -22,11 +23,11 @@ def main(arguments: list[str]) -> None:
     options = parse(arguments)
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
-    from xfresearch import api
+    from xfresearch import loading
     from xfresearch.data.cache import keep_programs
 
-    keep_programs(api.run_of(options.workdir).data)
-    lm = api.load(options.workdir, options.step)
+    keep_programs(loading.run_of(options.workdir).data)
+    lm = loading.load(options.workdir, options.step)
     printer = Printer(prompts)
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
     texts = lm.generate(prompts, **sampling, stream=printer)
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> None:
             for prompt, text, count in zip(prompts, texts, printer.counts, strict=True)
         ]
         result = {"workdir": options.workdir, "step": lm.step, **sampling, **printer.timing(), "samples": samples}
-        command.write_json(options.json, result)
+        write_json(options.json, result)
 
 
 def parse(arguments: list[str]):

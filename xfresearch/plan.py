@@ -9,6 +9,7 @@ import re
 import sys
 
 from xfresearch import command
+from xfresearch.files import check_output, write_json
 
 EPILOG = """\
 examples:
@@ -53,7 +54,7 @@ def check(options) -> None:
     if options.hlo is not None and options.search:
         raise UserError(f"--hlo={options.hlo} is not allowed with --search: that compiles several programs")
     if options.hlo is not None:
-        command.check_output("--hlo", options.hlo)
+        check_output("--hlo", options.hlo)
 
 
 def mesh_overrides(text: str) -> list[str]:
@@ -79,13 +80,13 @@ def main(arguments: list[str]) -> None:
     if topology is None or topology.tpu:
         topologies.set_environment()
 
-    from xfresearch import config_io
+    from xfresearch.config import files
 
-    config = config_io.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
+    config = files.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     found = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
     found |= run(config, topology, options)
     if options.json:
-        command.write_json(options.json, found)
+        write_json(options.json, found)
     if not found["fits"]:
         sys.exit(1)
 

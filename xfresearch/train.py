@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from xfresearch import command, distributed
+from xfresearch.files import write_json
 
 EPILOG = """\
 examples:
@@ -30,19 +31,20 @@ def main(arguments: list[str]) -> None:
     options, overrides = parser.parse_known_args(arguments)
     distributed.check(options)
 
-    from xfresearch import config_io
+    from xfresearch.config import files
+    from xfresearch.config.reading import to_json
 
     given = ["--config", options.config, *overrides]
-    config = config_io.parse(given)
+    config = files.parse(given)
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
     with distributed.joined(options, workdir):
         from xfresearch.training import session
 
         if distributed.first():
-            print(config_io.to_json(config), file=sys.stderr)
+            print(to_json(config), file=sys.stderr)
         results = session.run(config, workdir, given, options.fork)
         if options.json and distributed.first():
-            command.write_json(options.json, results)
+            write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 
-from xfresearch.config import Config, DataConfig, ModelConfig, TrainingConfig
+from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.kernels import lambda_scan
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.training import step
 
 

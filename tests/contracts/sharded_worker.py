@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 
 from tests.contracts.variants import ALL, KEPT, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
-from xfresearch.training.sharding import batch_sharding, param_shardings
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 8
 # Gradients take three times as long to compile; these have every kind of sublayer.

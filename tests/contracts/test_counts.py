@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT, forward, plain
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig
-from xfresearch.config_io import parse
+from xfresearch.config import AttentionConfig, FeedForwardConfig
+from xfresearch.config.files import parse
 from xfresearch.models import transformer
-from xfresearch.models.costs import costs
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.closed_form import costs
 from xfresearch.models.counting import count_flops
+from xfresearch.models.model_config import ModelConfig
 
 
 def sizes(tree) -> int:

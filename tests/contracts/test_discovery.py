@@ -6,8 +6,9 @@ import pytest
 
 from tests.contracts import variants
 from tests.models import reference
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.variants import ACTIVATIONS, NORMS
+from xfresearch.models.norms import NORMS
 
 FIELDS = variants.fields()
 

@@ -14,6 +14,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from xfresearch.models.kernel_choices import with_kernels
 
 from tests.contracts import losses
 from tests.contracts.test_kernels import attention_kernels
@@ -30,8 +31,7 @@ from tests.contracts.variants import (
     random_params,
 )
 from xfresearch.kernels import chunked_attention, grouped_matmul
-from xfresearch.models.axes import path_name
-from xfresearch.models.kernel_choices import with_kernels
+from xfresearch.trees import path_name
 
 STEP, TOLERANCE = 3e-6, 1e-7
 # Two documents and padding, then one document.

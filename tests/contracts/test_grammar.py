@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from xfresearch.models.kernel_choices import for_reading
 
 import xfresearch as xf
 from tests.contracts.variants import BASE, MAIN, change, choices, forward, get, model
 from tests.training.test_step import make_batch
-from xfresearch.config import Config, OptimizerConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, OptimizerConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
-from xfresearch.models.costs import costs
-from xfresearch.models.kernel_choices import for_reading
-from xfresearch.resolving import resolve, resolve_model
+from xfresearch.models.closed_form import costs
+from xfresearch.models.model_config import resolve_model
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, make_train_step
 

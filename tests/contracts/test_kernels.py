@@ -6,6 +6,7 @@ import typing
 import jax
 import numpy as np
 import pytest
+from xfresearch.models.kernel_choices import attention_call, with_kernels
 
 from tests.contracts.variants import (
     ALL,
@@ -23,8 +24,7 @@ from tests.contracts.variants import (
 )
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels.attention import REFUSALS
-from xfresearch.models.kernel_choices import attention_call, with_kernels
-from xfresearch.models.variants import ACTIVATIONS
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 
 # Kernels that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
 ELSEWHERE = {

@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from tests.contracts.variants import ALL, forward, marked, mesh_sizes
 from xfresearch.models import transformer
-from xfresearch.training.sharding import batch_sharding, param_shardings
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 64
 

@@ -10,9 +10,10 @@ import pytest
 
 from tests.contracts.variants import NAMED, ROOT
 from xfresearch import train
-from xfresearch.config_io import read_json
+from xfresearch.checkpoints import store
+from xfresearch.config.files import read_json
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.training import checkpoint, loop
+from xfresearch.training import loop
 
 STEPS, HALF = 6, 3
 OVERRIDES = {
@@ -43,7 +44,7 @@ def settings_of_jax():
 
 def state_of(workdir) -> dict:
     """Fingerprints of every array of the last checkpoint: equal ones were written from equal bits."""
-    meta = json.loads((checkpoint.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())
+    meta = json.loads((store.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())
     return meta["fingerprints"]
 
 
@@ -66,7 +67,7 @@ def test_trains_by_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, ca
     assert figures["step"] == STEPS and 0 < measured.get("bits_per_byte", measured["loss"]) < 12  # labels have no bytes
     assert "this model" in capsys.readouterr().out and (tmp_path / "report.html").exists()
     unbroken = state_of(tmp_path)
-    shutil.rmtree(checkpoint.directory(tmp_path) / str(STEPS))
+    shutil.rmtree(store.directory(tmp_path) / str(STEPS))
     kept = tmp_path / "tokenizer"
     loop.train(read_json(tmp_path / "config.json"), tmp_path, load_tokenizer(str(kept)) if kept.exists() else None)
     assert state_of(tmp_path) == unbroken

@@ -16,7 +16,7 @@ from tests.contracts.variants import ALL, VARIANTS, change, choices, fields, mod
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
-from xfresearch.resolving import resolve_model
+from xfresearch.models.model_config import resolve_model
 
 # Options whose effect is not on first values or on the training loss, and what they change.
 NOT_IN_THE_LOSS = {

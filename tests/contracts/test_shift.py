@@ -5,7 +5,7 @@ import pytest
 
 from tests.contracts.variants import ALL, forward, in_float64, plain, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.models.sizes import softmax_slots
+from xfresearch.models.mixers.memory import softmax_slots
 from xfresearch.models.taps import Taps
 
 SHIFT = 17

@@ -12,8 +12,8 @@ import pytest
 from tests.contracts.variants import VARIANTS, change, single
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
+from xfresearch.models.model_config import resolve_model
 from xfresearch.models.taps import Taps
-from xfresearch.resolving import resolve_model
 
 B, L, D, F, M = 4, 128, 256, 1024, 1024
 SIZES = {"width": D, "depth": 1, "max_length": L, "vocab_size": 512}

@@ -1,8 +1,10 @@
 """Every variant that the config can express, one option away from a base, and every named config at its tiny size.
 
 Nothing is listed by hand that can be read from the config's classes and the tables: each choice of each `Literal` and
-`bool` field is a variant, so a new choice is tested by every contract as soon as it exists. Numbers have no such list;
-`NUMBERS` gives theirs, and test_discovery.py fails for a field that is neither.
+`bool` option, and each kind and layout, is a variant, so a new choice is tested by every contract as soon as it exists.
+Numbers have no such list; `NUMBERS` gives theirs, and test_discovery.py fails for an option that is neither.
+
+An option of a kind of sublayer other than the base's has the kind in its name: blocks.main.attention[lambda].lambdas.window.
 """
 
 import dataclasses
@@ -18,29 +20,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
-from xfresearch.config_io import parse
+from xfresearch.config import fields as config_fields
+from xfresearch.config.files import parse
 from xfresearch.models import transformer
-from xfresearch.models.axes import bounds_of, path_name
-from xfresearch.models.context import Context
-from xfresearch.models.kernel_choices import with_kernels
+from xfresearch.models.block_config import BLOCKS
+from xfresearch.models.context import Context, Execution
+from xfresearch.models.feed_forwards.dense import DenseConfig
+from xfresearch.models.kinds import HOLDS
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.resolving import resolve_model
+from xfresearch.models.mixers.slots import SlotsConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
+from xfresearch.trees import path_name
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
+PLAIN = Execution("plain", "ragged")
 
 # Sizes are those of the named configs at :tiny, so that all variants share most of their compiled operations.
-MAIN = BlockConfig(
-    attention=AttentionConfig(heads=4), feed_forward=FeedForwardConfig(hidden=32, moe=MoeConfig(experts=8))
-)
+MAIN = BLOCKS["pre_norm"](attention=SoftmaxConfig(heads=4), feed_forward=DenseConfig(hidden=32))
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
+# The kinds whose options are varied besides the base's. Kinds of one class share theirs.
+KINDS = {"attention": ("slots", "lambda"), "feed_forward": ("swiglu", "moe")}
 
 # What a choice cannot do without, added to its variant: fields of the model, or else of its block.
 NEEDS = {
     ("position_offset", "*"): {"position": "learned"},
-    ("layout", "all_attention"): {"attention.memory_slots": 32, "feed_forward.hidden": 0, "final_norm": "none"},
-    ("layout", "attention_only"): {"feed_forward.hidden": 0},
+    ("layout", "all_attention"): {"attention.memory_slots": 32, "final_norm": "none"},
     ("layout", "post_norm"): {"final_norm": "none"},
     ("layout", "deep_norm"): {"final_norm": "none"},
     ("attention.kind", "slots"): {"attention.memory_slots": 32},
@@ -58,17 +64,13 @@ NEEDS = {
     ("attention.rope.scaling", "yarn"): {"attention.position": "rope", "attention.rope.original_length": 64},
     ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
     ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
-    ("norm_bare", "*"): {"norm_bias": True},
     ("norm_alpha", "*"): {"norm": "dyt"},
-    ("feed_forward.gated_hidden", "*"): {
-        "feed_forward.hidden": 0,
-        "feed_forward.hidden_factor": 3.0,
-        "feed_forward.kind": "swiglu",
-    },
+    ("feed_forward[swiglu].gated_hidden", "*"): {"feed_forward.hidden": 0, "feed_forward.hidden_factor": 3.0},
     ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
-    ("feed_forward.moe.top_k", 1): {"feed_forward.moe.renormalise": False},
+    ("feed_forward[moe].moe.top_k", 1): {"feed_forward.moe.renormalise": False},
     # With sigmoid scores, DeepSeek-V3.
-    ("feed_forward.moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
+    ("feed_forward[moe].moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
+    ("attention[slots].query", "identity_whole"): {"attention.head_size": 32},
 }
 # Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
 NUMBERS = {
@@ -86,13 +88,17 @@ NUMBERS = {
     "blocks.main.attention.memory_slots": [32],
     "blocks.main.attention.rope.fraction": [0.5],
     "blocks.main.feed_forward.hidden_factor": [1.5],
-    "blocks.main.attention.lambdas.key_size": [6],
-    "blocks.main.attention.lambdas.window": [3, 0],
-    "blocks.main.attention.lambdas.depth": [2],
-    "blocks.main.attention.lambdas.chunk": [3],
-    "blocks.main.feed_forward.moe.top_k": [1],
-    "blocks.main.feed_forward.moe.capacity": [0.125],  # 2 tokens of 64 for each expert: most of LENGTH are dropped
-    "blocks.main.feed_forward.moe.shared": [2],
+    "blocks.main.attention[lambda].lambdas.key_size": [6],
+    "blocks.main.attention[lambda].lambdas.window": [3, 0],
+    "blocks.main.attention[lambda].lambdas.depth": [2],
+    "blocks.main.attention[lambda].lambdas.chunk": [3],
+    "blocks.main.feed_forward[moe].moe.top_k": [1],
+    "blocks.main.feed_forward[moe].moe.capacity": [0.125],  # 2 tokens of 64 for each expert: most of LENGTH are dropped
+    "blocks.main.feed_forward[moe].moe.shared": [2],
+    "blocks.main.attention[slots].kv_heads": [2],
+    "blocks.main.attention[slots].head_size": [6],
+    "blocks.main.attention[slots].scale": [0.2],
+    "blocks.main.attention[slots].softcap": [2.0],
 }
 # Fields that take the names of a table which another field varies in full, by the same code: a few of them.
 FEW = {
@@ -100,15 +106,19 @@ FEW = {
     "final_norm": ["dyt", "none"],
     "blocks.main.attention.qk_norm": ["rms", "layer"],
     "blocks.main.attention.memory_activation": ["relu", "gelu"],
-    "blocks.main.feed_forward.moe.expert": ["relu", "geglu"],
+    "blocks.main.attention[slots].memory_activation": ["relu"],
+    "blocks.main.attention[lambda].lambdas.norm": ["none"],
+    "blocks.main.feed_forward[moe].moe.expert": ["relu", "geglu"],
 }
 TUPLES = {
-    "blocks.main.norm_bare": [("attention_in",)],
     "blocks.main.attention.bias": [("query", "key", "value", "output"), ("output",)],
+    "blocks.main.attention[slots].bias": [("query", "output")],
 }
 SIZES = {
-    *("width", "depth", "vocab_size", "max_length", "pattern", "blocks"),
-    *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward.moe.experts"),
+    *("width", "depth", "vocab_size", "max_length", "pattern", "segments"),
+    *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward[moe].moe.experts"),
+    *("blocks.main.attention[slots].heads", "blocks.main.attention[slots].memory_slots"),
+    "blocks.main.attention[lambda].heads",
 }
 # Fields whose effect is not on the deterministic forward pass in one precision, and the test that covers them.
 ELSEWHERE = {
@@ -116,7 +126,6 @@ ELSEWHERE = {
     "init_std": "tests/models/test_initialisation.py",
     "embedding_std": "tests/models/test_initialisation.py",
     "blocks.main.norm_alpha": "tests/models/test_initialisation.py",
-    "blocks.main.norm_alpha_attention": "tests/models/test_controls.py",
     "blocks.main.branch_gain": "tests/models/test_initialisation.py",
     "dtype": "tests/models/test_precision.py",
     "param_dtype": "tests/models/test_precision.py",
@@ -125,8 +134,7 @@ ELSEWHERE = {
     "dropout": "tests/models/test_dropout.py",
     "blocks.main.dropout": "tests/models/test_dropout.py",
     "blocks.main.attention.dropout": "tests/models/test_dropout.py",
-    "blocks.main.attention.kernel": "tests/contracts/test_kernels.py",
-    "blocks.main.feed_forward.moe.kernel": "tests/contracts/test_kernels.py",
+    "blocks.main.attention[slots].dropout": "tests/models/test_dropout.py",
     "blocks.main.attention.rope.theta": "tests/models/test_positions.py",
     "blocks.main.attention.rope.factor": "tests/models/test_positions.py",
     "blocks.main.attention.rope.low_frequency": "tests/models/test_positions.py",
@@ -135,69 +143,89 @@ ELSEWHERE = {
     "blocks.main.attention.rope.original_length": "tests/models/test_positions.py",
     "blocks.main.attention.t5_buckets": "tests/models/test_positions.py",
     "blocks.main.attention.t5_distance": "tests/models/test_positions.py",
-    "blocks.main.attention.trimmed": "tests/models/test_adaptive_span.py",
     "blocks.main.attention.span_ramp": "tests/models/test_adaptive_span.py",
     "blocks.main.attention.span_loss": "tests/models/test_adaptive_span.py",
-    "blocks.main.feed_forward.moe.routing": "tests/models/test_bidirectional.py",
-    "blocks.main.feed_forward.moe.jitter": "tests/models/test_moe.py",
-    "blocks.main.feed_forward.moe.bias_speed": "tests/training/test_routing.py",
-    "blocks.main.feed_forward.moe.balance_loss": "tests/models/test_parts.py",
-    "blocks.main.feed_forward.moe.z_loss": "tests/models/test_parts.py",
+    "blocks.main.feed_forward[moe].moe.routing": "tests/models/test_bidirectional.py",
+    "blocks.main.feed_forward[moe].moe.jitter": "tests/models/test_moe.py",
+    "blocks.main.feed_forward[moe].moe.bias_speed": "tests/training/test_routing.py",
+    "blocks.main.feed_forward[moe].moe.balance_loss": "tests/models/test_parts.py",
+    "blocks.main.feed_forward[moe].moe.z_loss": "tests/models/test_parts.py",
 }
 
 
+def plain_path(path: str) -> str:
+    """The path of an option in a config, without kinds in brackets."""
+    return re.sub(r"\[\w+\]", "", path)
+
+
 def change(config, path: str, value):
-    """`config` with the field at a dotted path set to `value`."""
-    name, _, rest = path.partition(".")
-    if isinstance(config, dict):
-        return {**config, name: change(config[name], rest, value)}
-    return replace(config, **{name: change(getattr(config, name), rest, value) if rest else value})
+    """`config` with the option at a dotted path set to `value`."""
+    return config_fields.change(config, plain_path(path), value)
 
 
 def get(config, path: str):
-    for name in path.split("."):
+    for name in plain_path(path).split("."):
         config = config[name] if isinstance(config, dict) else getattr(config, name)
     return config
 
 
 def model(changes: dict | None = None, base: ModelConfig = BASE) -> ModelConfig:
-    """The base with dotted `changes`, resolved."""
-    for path, value in (changes or {}).items():
-        base = change(base, path, value)
+    """The base with dotted `changes`, resolved. Kinds and layouts are set first, since they bring options."""
+    changes = changes or {}
+    for path in sorted(changes, key=lambda path: not path.endswith((".kind", ".layout"))):
+        base = change(base, path, changes[path])
     return resolve_model(base)
 
 
-def fields(cls=ModelConfig, prefix: str = "") -> dict:
-    """{dotted path: type} of every leaf of a model's config whose only block is 'main'."""
-    found, hints = {}, typing.get_type_hints(cls)
-    for spec in dataclasses.fields(cls):
-        kind = BlockConfig if spec.name == "blocks" else hints[spec.name]
-        path = prefix + ("blocks.main" if spec.name == "blocks" else spec.name)
-        found |= fields(kind, path + ".") if dataclasses.is_dataclass(kind) else {path: kind}
-    return found
+def fields() -> dict:
+    """{path: type} of every option of a model's config whose only block is 'main', but kinds and layouts."""
+    found = _fields(BASE)
+    for sublayer, kinds in KINDS.items():
+        seen = {id(leaf.field) for leaf in config_fields.leaves(get(BASE, f"blocks.main.{sublayer}"))}
+        for kind in kinds:
+            options = get(change(BASE, f"blocks.main.{sublayer}.kind", kind), f"blocks.main.{sublayer}")
+            # Classes that derive from one another share their dataclass fields.
+            own = {leaf.path: id(leaf.field) for leaf in config_fields.leaves(options) if id(leaf.field) not in seen}
+            hints = {path: hint for path, hint in _fields(options).items() if path in own}
+            found |= {f"blocks.main.{sublayer}[{kind}].{path}": hint for path, hint in hints.items()}
+            seen |= set(own.values())
+    skipless = BLOCKS["skipless"]
+    return found | {"blocks.main.branch_gain": typing.get_type_hints(skipless)["branch_gain"]}
+
+
+def _fields(config) -> dict:
+    leaves = [leaf for leaf in config_fields.leaves(config) if leaf.field.name not in ("kind", "layout")]
+    return {leaf.path: typing.get_type_hints(type(leaf.owner))[leaf.field.name] for leaf in leaves}
 
 
 def choices() -> dict:
-    """{dotted path: values other than the base's} of every field with a closed list of values, and of NUMBERS."""
-    found = {}
-    for path, kind in fields().items():
-        closed = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        closed = (False, True) if kind is bool else closed
+    """{path: values other than the base's} of every option with a closed list of values, of kinds and layouts, and of
+    NUMBERS."""
+    found = {"blocks.main.layout": [name for name in LAYOUTS if name != "pre_norm"]}
+    for sublayer in KINDS:
+        kinds, default, _ = HOLDS["mixer" if sublayer == "attention" else sublayer]
+        found[f"blocks.main.{sublayer}.kind"] = [name for name in kinds if name != default]
+    for path, hint in fields().items():
+        closed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        closed = (False, True) if hint is bool else closed
         if closed and path not in ELSEWHERE and ".norms." not in path:
-            found[path] = [value for value in closed if value != get(BASE, path)]
+            usual = get(model(needed(path, None)), path)
+            found[path] = [value for value in closed if value != usual]
     return found | NUMBERS | FEW | TUPLES
 
 
 def needed(path: str, value) -> dict:
-    short = path.removeprefix("blocks.main.")
-    groups = {"feed_forward.moe.": {"feed_forward.kind": "moe"}, "attention.lambdas.": {"attention.kind": "lambda"}}
-    needs = next((change for group, change in groups.items() if short.startswith(group)), {})
-    needs = needs | NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
+    """What an option's value cannot do without: its kind of sublayer, and what NEEDS says."""
+    short, kind = path.removeprefix("blocks.main."), re.search(r"(\w+)\[(\w+)\]", path)
+    needs = {f"{kind[1]}.kind": kind[2]} if kind else {}
+    if kind:
+        needs |= NEEDS.get((f"{kind[1]}.kind", kind[2]), {})
+    needs |= NEEDS.get((short, value), {}) | NEEDS.get((short, "*"), {})
     return {name if hasattr(BASE, name) else f"blocks.main.{name}": v for name, v in needs.items()}
 
 
 def single() -> dict:
-    """One field changed at a time."""
+    """One option changed at a time."""
     found = {"base": {}}
     for path, values in choices().items():
         for value in values:
@@ -221,7 +249,7 @@ def _sites() -> dict:
             kinds = dict(zip(sites, itertools.cycle(("rms", "none", "layer")), strict=False))
             found[f"sites-{name}"] = {
                 "blocks.main.layout": name,
-                **{f"blocks.main.norms.{site}": kind for site, kind in kinds.items()},
+                **{f"blocks.main.norms.{site}.kind": kind for site, kind in kinds.items()},
                 **needed("blocks.main.layout", name),
             }
     return found
@@ -233,7 +261,10 @@ def _patterns() -> dict:
     memory = model({"blocks.main.layout": "all_attention", **needed("blocks.main.layout", "all_attention")}).blocks["main"]
     windows = [{"attention.position": "relative_key", "attention.window": w} for w in (5, 0)]
     near, far = (model({f"blocks.main.{k}": v for k, v in change.items()}).blocks["main"] for change in windows)
+    first = change(MAIN, "norm", "rms")
     return {
+        "segments": {"blocks": {"first": first, "main": MAIN}, "segments": ((("first",), 1), (("main", "main"), 0)), "depth": 5},
+        "single-sites": {f"blocks.main.norms.attention_in.{k}": v for k, v in {"gain": False, "bias": True, "epsilon": 0.1}.items()},
         "pattern-windows": {"blocks": {"near": near, "far": far}, "pattern": ("near", "far")},
         "pattern": {"blocks": {"dense": MAIN, "sparse": sparse}, "pattern": ("sparse", "dense"), "depth": 4},
         "pattern-repeated": {
@@ -247,11 +278,11 @@ def _patterns() -> dict:
 def _memories() -> dict:
     """The feed-forward restated as memory in a layer of its own, after one of attention alone; slots of the heads' sizes."""
     slots = {"kind": "slots", "memory_slots": 32}
-    wide = replace(MAIN, layout="attention_only", feed_forward=FeedForwardConfig())
+    alone = BLOCKS["attention_only"]
     blocks = {
-        "tokens": replace(wide, attention=AttentionConfig(heads=4, position="rope")),
-        "wide": replace(wide, attention=AttentionConfig(**slots, memory_activation="relu", bias=("output",))),
-        "slots": replace(wide, attention=AttentionConfig(**slots, heads=4, kv_heads=2, bias=("query",), softcap=2.0)),
+        "tokens": alone(attention=SoftmaxConfig(heads=4, position="rope")),
+        "wide": alone(attention=SlotsConfig(**slots, memory_activation="relu", bias=("output",))),
+        "slots": alone(attention=SlotsConfig(**slots, heads=4, kv_heads=2, bias=("query",), softcap=2.0)),
     }
     beside = {"blocks.main.attention.memory_slots": 32, "blocks.main.attention.kv_heads": 2}
     return {
@@ -287,15 +318,17 @@ KEPT = [f"configs/{name}.py" for name in ("gpt2", "mixtral_8x7b", "lambda_lm", "
 
 def _distinct() -> list[str]:
     """Names of variants whose parameters, layouts or ways of mixing positions no variant before them has: what decides how
-    a program is cut over devices. Tests of that take the others under the marker `long`."""
+    a program is sharded over devices. Tests of that take the others under the marker `long`."""
     seen, names = set(), []
     for name, config in ALL.items():
         leaves = jax.tree_util.tree_leaves_with_path(transformer.abstract(config)["blocks"])
         paths = {(re.sub(r"^blocks/[^/]+/", "", path_name(path)), leaf.ndim) for path, leaf in leaves}
         new = {(path, b.layout) for b in config.blocks.values() for path in paths}
-        for a in (block.attention for block in config.blocks.values()):
-            new |= {(a.kind, a.position, a.shaping), (a.query, a.key, a.value, a.output), a.kv_heads, bool(a.window)}
-        new |= {(b.feed_forward.kind == "moe" and b.feed_forward.moe.capacity > 0) for b in config.blocks.values()}
+        for options in (block.attention for block in config.blocks.values()):
+            names_of = ("kind", "position", "shaping", "query", "key", "value", "output", "kv_heads")
+            new |= {(field, getattr(options, field, None)) for field in names_of}
+            new |= {("window", bool(getattr(options, "window", 0)))}
+        new |= {("capacity", moe.capacity > 0) for moe in mixtures(config)}
         if new - seen or "pattern" in name or name in KEPT:
             names.append(name)
         seen |= new
@@ -311,10 +344,6 @@ def marked(names=None) -> list:
     return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in ALL]
 
 
-def plain(config: ModelConfig) -> ModelConfig:
-    return with_kernels(config, "plain", "ragged")
-
-
 def in_float64(config: ModelConfig) -> ModelConfig:
     return replace(config, dtype="float64", param_dtype="float64")
 
@@ -327,13 +356,12 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
     """Parameters with nothing left at zero or one, so that no gain or bias can hide."""
     random = np.random.default_rng(seed)
 
-    def draw(path, leaf):
+    def draw(path, leaf, axes):
         centre = 1.0 if path_name(path).endswith("gain") else 0.0
         value = centre + 0.3 * random.standard_normal(leaf.shape)
-        low_high = bounds_of(path_name(path))
-        return jnp.asarray(np.abs(value).clip(*low_high) if low_high else value, leaf.dtype)
+        return jnp.asarray(np.abs(value).clip(*axes.bounds) if axes.bounds else value, leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, transformer.abstract(config))
+    return jax.tree_util.tree_map_with_path(draw, transformer.abstract(config), transformer.axes(config))
 
 
 def forward(config: ModelConfig, params, tokens_BL, layers: str = "unroll", remat: str = "none", **context):
@@ -353,9 +381,10 @@ def tree_error(actual, expected) -> float:
 
 
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
-    """Every axis that the model can be cut along, in twos; the batch takes what is left."""
-    heads = [n for b in config.blocks.values() for n in (b.attention.heads, b.attention.kv_heads) if n > 1]
-    experts = [b.feed_forward.moe.experts for b in config.blocks.values() if b.feed_forward.kind == "moe"]
+    """Every axis that the model can be sharded along, in twos; the batch takes what is left."""
+    options = [block.attention for block in config.blocks.values()]
+    heads = [n for a in options for n in (a.heads, getattr(a, "kv_heads", 0)) if n > 1]
+    experts = [moe.experts for moe in mixtures(config)]
     sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}
     sizes["context"] = 2 if devices >= 32 else 1
     return {"data": devices // math.prod(sizes.values()), **sizes}

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.run import Config, DataConfig
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data import cache
 from xfresearch.data.cache import build_once, complete
 from xfresearch.data.pipeline import prepare
@@ -19,7 +19,7 @@ from xfresearch.errors import UserError
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import json, sys
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.pipeline import prepare, stream_tokens
 cache, corpus, tokenizer, slow = sys.argv[1:]
 if slow == "slow":

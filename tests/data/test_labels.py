@@ -8,7 +8,7 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch.config import option
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import UserError

@@ -13,10 +13,11 @@ from tests.harness import local_data
 from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
-from xfresearch import api, command, evaluate
+from xfresearch import evaluate, loading
 from xfresearch.errors import UserError
 from xfresearch.harness import commands, measuring, scoring, tasks
 from xfresearch.harness.items import Items
+from xfresearch.tables import table
 
 MISSING = "lm_eval is not installed: requirements-eval.txt"
 KINDS = ("piqa", "winogrande", "lambada", "boolq")
@@ -63,7 +64,7 @@ def likelihood(lm, context: str, continuation: str) -> float:
 def test_figures_are_their_definitions(lm_eval, runs, data, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no checkout of a repository, whose commit lm_eval asks git for
     found = evaluated(data, tmp_path, "--workdir", runs[0])
-    lm, prompts = api.load(runs[0]), {"piqa": "{query}Answer:", "winogrande": "", "lambada": "{context}", "boolq": ""}
+    lm, prompts = loading.load(runs[0]), {"piqa": "{query}Answer:", "winogrande": "", "lambada": "{context}", "boolq": ""}
     right, lengths = [], []
     for line in (data / "piqa.jsonl").read_text().splitlines():
         item = json.loads(line)
@@ -134,7 +135,7 @@ def test_another_step_length_or_model_has_its_own_answers(lm_eval, runs, data, t
 
 def test_another_dtype_or_tokenizer_has_its_own_answers(runs):
     def kept(**changes) -> Path:
-        lm = api.load(runs[0])
+        lm = loading.load(runs[0])
         lm.config = replace(lm.config, **changes.pop("config", {}))
         vars(lm.tokenizer).update(changes)
         return measuring.kept_in(runs[0], lm, 64)
@@ -303,7 +304,7 @@ def test_values_that_are_no_numbers_are_left_out():
         "a and b do not differ on any of 2 items of piqa",
     ]
     nothing = commands.comparison_columns({"squad": {}})
-    assert command.table(nothing).split()[:2] == ["task", "items"] and not nothing["task"]
+    assert table(nothing).split()[:2] == ["task", "items"] and not nothing["task"]
 
 
 def test_a_metric_that_should_be_low_is_compared_as_such():

@@ -112,7 +112,8 @@ import jax
 from tests.harness.test_scoring import prompts, requests, scored
 from tests.tiny_runs import tiny_model
 from xfresearch.harness import generating
-from xfresearch.training.sharding import make_mesh, param_shardings
+from xfresearch.sharding.mesh import make_mesh
+from xfresearch.sharding.partition import param_shardings
 
 lm = tiny_model("gpt2", mesh__fsdp=2)
 mesh = make_mesh(lm.run)

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import xfresearch as xf
-from xfresearch.config import MeshConfig
-from xfresearch.training.sharding import device_mesh, mesh_sizes
+from xfresearch.config.run import MeshConfig
+from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
 DEVICES = 8
 MESHES = {"fsdp": MeshConfig(data=1, fsdp=8), "mixed": MeshConfig(data=2, fsdp=2, tensor=2)}

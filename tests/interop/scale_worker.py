@@ -68,10 +68,10 @@ def measure(folder: Path, out: Path | None) -> dict:
     import jax.numpy as jnp
 
     import xfresearch as xf
-    from xfresearch.config import MeshConfig
+    from xfresearch.config.run import MeshConfig
     from xfresearch.interop import importing  # noqa: F401  what modules take is not the import's
     from xfresearch.interop.folder import stored_tensors
-    from xfresearch.training.sharding import device_mesh, mesh_sizes
+    from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
     devices, mesh = jax.devices(), None
     if len(devices) > 1:

@@ -8,13 +8,15 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
-from xfresearch.api import LanguageModel
-from xfresearch.config import Config, FeedForwardConfig, ModelConfig
+from xfresearch.config import FeedForwardConfig
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.interop.config import write_config
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.family import Refused
 from xfresearch.interop.matching import differences
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.model_config import ModelConfig
 
 # Of every named config at its tiny size, the family that it is exported as, or the first reason why it is not.
 FATE = {

@@ -12,9 +12,10 @@ import xfresearch as xf
 from tests.data.conftest import shared
 from tests.parity.weights import paired
 from xfresearch import generate
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig
+from xfresearch.config import AttentionConfig, FeedForwardConfig
 from xfresearch.models import transformer
-from xfresearch.resolving import resolve_model
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.model_config import ModelConfig, resolve_model
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +117,8 @@ def test_parameters_come_back_in_our_order(tmp_path, version, tied):
 
 
 def test_parameters_are_cut_over_a_mesh(written):
-    from xfresearch.config import MeshConfig
-    from xfresearch.training.sharding import device_mesh, mesh_sizes
+    from xfresearch.config.run import MeshConfig
+    from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
     mesh = device_mesh(mesh_sizes(MeshConfig(), 1), jax.devices()[:1], "auto")
     cut, whole = xf.load(written, mesh=mesh), xf.load(written)

@@ -14,10 +14,10 @@ from tests.contracts.variants import change, in_float64
 from tests.interop.folders import assert_same_tensors, choices, greedy
 from tests.interop.record import CONTINUATION, MODELS, PROMPT, RATE, RECORDED, STEPS, TRAINED, batches
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import OptimizerConfig
-from xfresearch.models.axes import path_name
+from xfresearch.config.run import OptimizerConfig
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import make_train_step
+from xfresearch.trees import path_name
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
+from xfresearch.models.kernel_choices import with_kernels
 
 from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
 from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
@@ -17,9 +18,7 @@ from xfresearch.kernels.chunked_attention import chunked, chunked_part
 from xfresearch.kernels.cudnn_attention import cudnn
 from xfresearch.kernels.sight import Sight, Slots
 from xfresearch.kernels.splash_attention import splash
-from xfresearch.models.kernel_choices import with_kernels
-from xfresearch.models.partition import activation_spec
-from xfresearch.training.sharding import param_shardings
+from xfresearch.sharding.partition import activation_spec, param_shardings
 
 DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "chunked": "float64", "plain": "float64"}
 DTYPES |= {"cudnn": "bfloat16"}

@@ -27,7 +27,7 @@ def mesh_of(chips: str, count: int | None = None, **sizes: int):
     """A mesh of those `sizes` (1 where an axis is not named) over the first `count` devices of a topology."""
     from jax.experimental import topologies
 
-    from xfresearch.training.sharding import device_mesh
+    from xfresearch.sharding.mesh import device_mesh
 
     devices = topologies.get_topology_desc(platform="tpu", topology_name=chips).devices[:count]
     axes = ("data", "fsdp", "expert", "tensor", "context")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.kernels.attention import Sight, attention, choose_attention, describe
-from xfresearch.models.partition import compute_capability
+from xfresearch.sharding.devices import compute_capability
 
 IMPLEMENTATIONS = ("plain", "blocked")
 

@@ -28,7 +28,7 @@ def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
     from jax.sharding import NamedSharding
 
     from xfresearch.kernels.attention import Sight, attention
-    from xfresearch.models.partition import activation_spec
+    from xfresearch.sharding.partition import activation_spec
 
     mesh = mesh_of(chips, **sizes)
 

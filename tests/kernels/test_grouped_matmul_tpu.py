@@ -22,9 +22,11 @@ def compiled() -> dict[str, float]:
     from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
+    from xfresearch.config import FeedForwardConfig
+    from xfresearch.models.block_config import BlockConfig
     from xfresearch.models.context import Context
-    from xfresearch.models.moe import MixtureOfExperts
+    from xfresearch.models.feed_forwards.moe import MixtureOfExperts, MoeConfig
+    from xfresearch.models.model_config import ModelConfig
 
     moe = MoeConfig(experts=EXPERTS, top_k=TOP_K)
     block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=HIDDEN, moe=moe))

@@ -7,11 +7,11 @@ import pytest
 
 from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
-from xfresearch.models.span import trim
+from xfresearch.models.mixers.softmax.span import trim
 from xfresearch.training.step import within_bounds
 
 LENGTH = 256

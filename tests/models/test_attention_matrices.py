@@ -9,7 +9,7 @@ from tests.contracts.variants import forward, in_float64, model, plain, random_p
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
-from xfresearch.models.costs import costs
+from xfresearch.models.closed_form import costs
 
 D, H, K, L = 32, 4, 8, 8
 

@@ -8,14 +8,14 @@ import pytest
 from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import Config
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
+from xfresearch.models.closed_form import costs
 from xfresearch.models.context import Context
-from xfresearch.models.costs import costs
 from xfresearch.models.counting import count_flops
 from xfresearch.models.taps import Taps
-from xfresearch.resolving import resolve
 
 MOE = "blocks.main.feed_forward.moe."
 EXPERT_CHOICE = {

@@ -7,9 +7,10 @@ import pytest
 
 from tests.contracts.variants import change, forward, in_float64, model, plain, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig
+from xfresearch.config import AttentionConfig, FeedForwardConfig
 from xfresearch.models import transformer
-from xfresearch.models.costs import costs
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.closed_form import costs
 from xfresearch.models.memory import memory
 from xfresearch.models.taps import Taps
 

@@ -18,11 +18,15 @@ from jax.sharding import AbstractMesh, AxisType
 from tests.contracts.variants import ROOT, in_float64, random_params, tree_error
 from tests.contracts.variants import model as resolved
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
+from xfresearch.config import FeedForwardConfig
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
+from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.context import Context
-from xfresearch.training.sharding import AXES, batch_sharding, param_shardings
+from xfresearch.models.feed_forwards.moe import MoeConfig
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.sharding.mesh import AXES
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 B, L, E, D, F = 8, 16, 8, 32, 32
 LENGTHS = [16, 7, 1, 16, 11, 5, 14, 9]  # tokens of each sequence; padding after them

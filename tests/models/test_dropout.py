@@ -142,7 +142,7 @@ def test_no_two_draws_of_a_pattern_are_alike(layers, draws):
 def test_no_two_draws_of_microbatches_and_steps_are_alike(draws):
     config = make_config(accumulate=2)
     config = replace(config, sequence_length=16, model=noisy(change(config.model, "width", 32)))
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
     for _ in range(2):
         state, _ = step(state, make_batch([16] * 8, L=16))

@@ -5,10 +5,12 @@ import math
 import pytest
 
 from tests.contracts.variants import BASE, MAIN, change, fields, get, model
-from xfresearch.config import ModelConfig
-from xfresearch.config_io import from_dict, model_from, to_config_dict
+from xfresearch.config.groups import to_config_dict
+from xfresearch.config.reading import from_dict
+from xfresearch.config.resolving import model_from
 from xfresearch.errors import UserError
-from xfresearch.models.costs import costs
+from xfresearch.models.closed_form import costs
+from xfresearch.models.model_config import ModelConfig
 
 B = "blocks.main."
 A, F = B + "attention.", B + "feed_forward."

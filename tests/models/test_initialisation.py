@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from xfresearch.models.axes import TABLE, tree_axes
 
 from tests.contracts.variants import ALL, model
 from xfresearch.models import transformer
-from xfresearch.models.axes import TABLE, path_name, tree_axes
+from xfresearch.trees import path_name
 
 # Truncated at three standard deviations, a normal variable keeps this share of its own.
 TRUNCATED = 0.98658

@@ -5,18 +5,19 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from xfresearch.models.kernel_choices import attention_call, attention_choices, expert_choices
 
 import xfresearch as xf
 from tests.contracts.variants import BASE, LENGTH, VARIANTS, change, forward, model, tokens_for
-from xfresearch.api import LanguageModel
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.evaluation import make_scorer
 from xfresearch.kernels import attention as face
+from xfresearch.language_model import LanguageModel
 from xfresearch.models import transformer
-from xfresearch.models.kernel_choices import attention_call, attention_choices, expert_choices
-from xfresearch.resolving import resolve, resolve_model
+from xfresearch.models.model_config import resolve_model
 
 KERNEL = "blocks.main.attention.kernel"
 

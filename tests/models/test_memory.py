@@ -8,9 +8,9 @@ from tests.contracts.variants import VARIANTS, change, forward, in_float64, mode
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.memory import memory
 from xfresearch.models.taps import Taps
-from xfresearch.models.variants import ACTIVATIONS
 
 
 def captured(config, params, *names):

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from xfresearch.models.variants import load
 
 from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
 from tests.models import reference
 from tests.models.reference_norms import layer_norm
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import norms, positions
-from xfresearch.models.variants import ACTIVATIONS, NORMS, load
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.norms import NORMS
 
 DTYPES = ["float64", "float32"]
 T5 = {"blocks.main.attention.position": "t5", "blocks.main.attention.t5_buckets": 6}

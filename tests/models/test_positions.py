@@ -10,11 +10,12 @@ import pytest
 from tests.contracts.variants import change, forward, model, random_params, tokens_for
 from tests.models import reference_attention as reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import RopeConfig
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.errors import UserError
-from xfresearch.models.positions import alibi_slopes, rope_frequencies, rotate, t5_bucket
-from xfresearch.models.sizes import longest_sequence
+from xfresearch.models.mixers.softmax.logit_bias import alibi_slopes, t5_bucket
+from xfresearch.models.mixers.softmax.options import RopeConfig
+from xfresearch.models.mixers.softmax.rope import rope_frequencies, rotate
+from xfresearch.models.model_config import longest_sequence
 
 LLAMA = RopeConfig(theta=500_000.0, scaling="llama3")
 YARN = RopeConfig(scaling="yarn", factor=4.0, high_frequency=32.0)

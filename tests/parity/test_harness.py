@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.parity.weights import MISSING
-from xfresearch import api, evaluate
+from xfresearch import evaluate, loading
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -50,7 +50,7 @@ def ours(folder):
     from xfresearch.harness.adapter import Adapter
     from xfresearch.harness.items import Items
 
-    return Adapter(api.load(folder), Items(), LENGTH, 8)
+    return Adapter(loading.load(folder), Items(), LENGTH, 8)
 
 
 def ask(model, kind: str, arguments: list) -> list:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.parity.weights import DEPTH, HEADS, MISSING, WIDTH, config_of, difference, layers_of, matrix
-from xfresearch.models.positions import t5_bucket
+from xfresearch.models.mixers.softmax.logit_bias import t5_bucket
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))

@@ -6,7 +6,7 @@ import pytest
 
 from docs import scale
 from tests.contracts.variants import ROOT
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.planning import named, topologies
 
 RESULTS = ROOT / "docs" / "scale.json"

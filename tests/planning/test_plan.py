@@ -8,7 +8,7 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import plan
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.errors import UserError
 from xfresearch.planning import formula, plans, program, search, topologies
 

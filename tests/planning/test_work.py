@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 from tests.contracts.variants import ROOT
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.models.counting import count_flops
 from xfresearch.planning import hlo, memory, program
 from xfresearch.planning.formula import abstract_mesh
@@ -243,7 +243,7 @@ def test_the_compiled_training_step_has_the_flops_of_the_traced_one(step):
 
 
 def test_the_traced_training_step_has_three_times_the_forward_flops():
-    from xfresearch.models.costs import costs
+    from xfresearch.models.closed_form import costs
 
     config = program.ready(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
     ideal = 3 * costs(config.model, config.sequence_length).flops_per_token * config.batch_size * config.sequence_length

@@ -14,11 +14,12 @@ import numpy as np
 
 from tests.contracts.variants import ROOT, tree_error
 from tests.tolerances import relative_error
-from xfresearch.config import MeshConfig
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
+from xfresearch.config.run import MeshConfig
 from xfresearch.errors import UserError
+from xfresearch.sharding.mesh import make_mesh
+from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
 from xfresearch.training.step import gradients, init_state, make_train_step
 
 DEVICES = 8
@@ -64,7 +65,7 @@ def batch_of(config) -> dict:
 def result(name: str, mesh_name: str) -> dict:
     config = config_of(name, mesh_name)
     config = replace(config, data=replace(config.data, packing="documents"))
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state, batch, key = init_state(config, optimizer), batch_of(config), jax.random.key(3)
     try:
         mesh = make_mesh(config)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch import command, config_io, distributed
-from xfresearch.config import MeshConfig
+from xfresearch.config.run import MeshConfig
 from xfresearch.errors import Stopped, UserError
 
 MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 4}, {"data": 2, "context": 4}, {"tensor": 4, "context": 2})
@@ -27,8 +27,9 @@ def seen(config) -> dict:
     from jax.experimental.multihost_utils import process_allgather
 
     from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-    from xfresearch.training.placing import place, rows_of
-    from xfresearch.training.sharding import batch_sharding, make_mesh
+    from xfresearch.sharding.mesh import make_mesh
+    from xfresearch.sharding.partition import batch_sharding
+    from xfresearch.sharding.placing import place, rows_of
 
     batches, heldout, found = Batches(config), prepare(config, "validation"), {}
     shape = (config.batch_size, config.sequence_length)
@@ -47,7 +48,7 @@ def spread(config) -> dict:
     """Hosts' times where each process took a second per update longer than the one before it, and process 1 three more."""
     import jax
 
-    from xfresearch.training.sharding import make_mesh
+    from xfresearch.sharding.mesh import make_mesh
     from xfresearch.training.watching import HostTimes
 
     times, index = HostTimes(make_mesh(replace(config, mesh=MeshConfig()))), jax.process_index()
@@ -97,7 +98,7 @@ def cut(value: np.ndarray):
 
 def trimmed(config) -> int:
     """The width that spans leave of which the widest, 0.3, lies in the last process."""
-    from xfresearch.models.span import trim
+    from xfresearch.models.mixers.softmax.span import trim
 
     block = config.model.blocks["main"]
     attention = replace(block.attention, span="adaptive", span_ramp=4, window=400)
@@ -111,10 +112,10 @@ def damaged(place: Path) -> dict[str, str]:
     """What a process hears of a checkpoint whose copy in process 1 alone is damaged, and of the whole one after it."""
     import jax
 
-    from xfresearch.training import checkpoint
+    from xfresearch.checkpoints import store
 
     params = {"w": cut(np.arange(64, dtype=np.float32))}
-    checkpoint.save_params(place / "whole", 3, params)
+    store.save_params(place / "whole", 3, params)
     distributed.wait_for_all("saved")
     heard = {}
     for what in ("params", "meta", "whole"):
@@ -128,9 +129,9 @@ def damaged(place: Path) -> dict[str, str]:
                         re.sub(rb'(params/w": ?)', rb"\g<1>1", text) if what == "meta" else text[: len(text) // 2]
                     )
         try:
-            checkpoint.restore_params(run, 3, params)
+            store.restore_params(run, 3, params)
             heard[what] = "read"
-        except checkpoint.Corrupt as error:
+        except store.Corrupt as error:
             heard[what] = str(error)
     return heard
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from xfresearch import last_words
-from xfresearch.config import CheckpointConfig
-from xfresearch.training import checkpoint
+from xfresearch.checkpoints import store
+from xfresearch.config.run import CheckpointConfig
 
 
 def make_state() -> dict:
@@ -24,7 +24,7 @@ def abstract(tree):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     workdir, state = tmp_path_factory.mktemp("run"), make_state()
-    checkpoints = checkpoint.Checkpoints(workdir, CheckpointConfig(keep=2, keep_every=4))
+    checkpoints = store.Checkpoints(workdir, CheckpointConfig(keep=2, keep_every=4))
     for step, loss in [(1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5), (6, None), (7, 2.2)]:
         checkpoints.save(step, state, {"clock": {"step": 1.5}}, loss)
     checkpoints.close()
@@ -32,12 +32,12 @@ def saved(tmp_path_factory):
 
 
 def test_keeps_the_newest_every_nth_and_the_best(saved):
-    assert checkpoint.steps(saved[0]) == [2, 4, 6, 7]
+    assert store.steps(saved[0]) == [2, 4, 6, 7]
 
 
 def test_restores_every_bit_and_the_types(saved):
     workdir, state = saved
-    restored, meta = checkpoint.restore(workdir, 7, abstract(state))
+    restored, meta = store.restore(workdir, 7, abstract(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, restored, state)
     assert meta["clock"] == {"step": 1.5}
@@ -45,7 +45,7 @@ def test_restores_every_bit_and_the_types(saved):
 
 def test_evaluation_gets_the_averaged_parameters(saved):
     workdir, state = saved
-    params = checkpoint.restore_params(workdir, 7, abstract(state["params"]))
+    params = store.restore_params(workdir, 7, abstract(state["params"]))
     jax.tree.map(np.testing.assert_array_equal, params, state["ema"])
 
 
@@ -55,10 +55,10 @@ def test_orbax_has_no_say_in_preemption(tmp_path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: asked.append(step) or True)
-    checkpoints = checkpoint.Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = store.Checkpoints(tmp_path, CheckpointConfig())
     checkpoints.save(8, make_state(), {})
     checkpoints.close()
-    assert checkpoint.steps(tmp_path) == [8] and not asked
+    assert store.steps(tmp_path) == [8] and not asked
 
 
 def damage(path, how: str) -> None:
@@ -79,9 +79,9 @@ def test_damage_to_any_file_is_found_or_does_no_harm(saved, how):
         whole = path.read_bytes()
         damage(path, how)
         try:
-            restored, _ = checkpoint.restore(workdir, 7, abstract(state))
+            restored, _ = store.restore(workdir, 7, abstract(state))
             jax.tree.map(np.testing.assert_array_equal, restored, state)
-        except checkpoint.Corrupt as error:
+        except store.Corrupt as error:
             assert "checkpoint 7 is damaged" in str(error)
             found += 1
         path.write_bytes(whole)
@@ -91,24 +91,24 @@ def test_damage_to_any_file_is_found_or_does_no_harm(saved, how):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
 def test_a_fingerprint_changes_with_any_bit_and_with_order(dtype):
     x = jnp.arange(24).reshape(2, 3, 4).astype(dtype)
-    original = checkpoint.fingerprints({"x": x})
-    assert checkpoint.fingerprints({"x": x[:, ::-1]}) != original
+    original = store.fingerprints({"x": x})
+    assert store.fingerprints({"x": x[:, ::-1]}) != original
     for place in [(0, 0, 0), (1, 2, 3)]:
-        assert checkpoint.fingerprints({"x": x.at[place].add(1)}) != original
+        assert store.fingerprints({"x": x.at[place].add(1)}) != original
 
 
 def test_a_damaged_checkpoint_can_be_set_aside(tmp_path):
-    checkpoint.save_params(tmp_path, 5, make_state()["params"])
-    target = checkpoint.set_aside(tmp_path, 5)
-    assert checkpoint.steps(tmp_path) == [] and target.exists()
+    store.save_params(tmp_path, 5, make_state()["params"])
+    target = store.set_aside(tmp_path, 5)
+    assert store.steps(tmp_path) == [] and target.exists()
 
 
 def test_in_a_bucket_a_checkpoint_is_complete_once_it_says_so(tmp_path, monkeypatch):
     """There Orbax writes where the checkpoint is to lie, for nothing can be renamed."""
     for step in (4, 8):
-        checkpoint.save_params(tmp_path, step, make_state()["params"])
-    monkeypatch.setattr(checkpoint, "in_bucket", lambda path: True)
+        store.save_params(tmp_path, step, make_state()["params"])
+    monkeypatch.setattr(store, "in_bucket", lambda path: True)
     monkeypatch.setattr(last_words, "place", lambda address: tmp_path)
-    assert checkpoint.steps(tmp_path) == [4, 8] and last_words.going_on("gs://b/r").endswith("from step 8")
-    (checkpoint.directory(tmp_path) / "8" / "commit_success.txt").unlink()
-    assert checkpoint.steps(tmp_path) == [4] and last_words.going_on("gs://b/r").endswith("from step 4")
+    assert store.steps(tmp_path) == [4, 8] and last_words.going_on("gs://b/r").endswith("from step 8")
+    (store.directory(tmp_path) / "8" / "commit_success.txt").unlink()
+    assert store.steps(tmp_path) == [4] and last_words.going_on("gs://b/r").endswith("from step 4")

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xfresearch.config import Config, OptimizerConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, OptimizerConfig
 from xfresearch.errors import UserError
-from xfresearch.resolving import resolve
 from xfresearch.training.optimizer import SCALINGS, make_optimizer, make_schedule
 
 CONFIG = OptimizerConfig(learning_rate=1.0, warmup=10, final_fraction=0.1, decay_fraction=0.2)

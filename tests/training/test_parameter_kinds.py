@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL
-from xfresearch.config import OptimizerConfig
+from xfresearch.config.run import OptimizerConfig
 from xfresearch.models import transformer
-from xfresearch.models.axes import path_name
 from xfresearch.training.optimizer import make_optimizer
+from xfresearch.trees import path_name
 
 # {path: what each dimension is, for each rank}: b one matrix for each, i inputs, o outputs; the first b are stacked layers.
 MATRICES = {

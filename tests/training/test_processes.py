@@ -17,8 +17,8 @@ from tests.tolerances import TOLERANCE
 from tests.training.processes import HEARTBEAT, ROOT, Processes, free_port, heeds
 from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch import config_io
+from xfresearch.checkpoints import store
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.training import checkpoint
 
 LAST = 12
 TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch that two processes do not divide
@@ -67,15 +67,15 @@ def losses(workdir, after: int = 0) -> dict:
 
 
 def fingerprints(workdir, step: int = LAST) -> dict:
-    return json.loads((checkpoint.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
 
 
 def copied_back_to(step: int, source, target):
     """A copy of a run as if it had been killed after the checkpoint of `step`."""
     shutil.copytree(source, target)
-    for later in checkpoint.steps(target):
+    for later in store.steps(target):
         if later > step:
-            shutil.rmtree(checkpoint.directory(target) / str(later))
+            shutil.rmtree(store.directory(target) / str(later))
     return target
 
 
@@ -182,7 +182,7 @@ def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, when
         processes.until(lambda: when() and heeds(signal.SIGTERM, processes[index]))
         processes[index].send_signal(number)
         ended = processes.succeed()
-    step = checkpoint.steps(workdir)[-1]
+    step = store.steps(workdir)[-1]
     assert f"[process 0] SIGTERM: saved step {step}; the same command goes on from there" in ended[0][2]
     assert not (workdir / "errors").exists()
     return step
@@ -198,7 +198,7 @@ def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwar
         ended = processes.finish()
         took = time.time() - began
     assert took < HEARTBEAT + 15
-    saved = checkpoint.steps(workdir)[-1]
+    saved = store.steps(workdir)[-1]
     for number, (code, _, err) in enumerate(ended):
         last = err.splitlines()[-1]
         assert code != 0

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.report import _busiest, short, visible, write_report
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.training import checkpoint
+from xfresearch.checkpoints import store
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 160
@@ -68,7 +68,7 @@ def curve(workdir) -> list[dict]:
 
 def final_state(workdir, step=STEPS) -> dict:
     """Fingerprints of every array of a checkpoint: equal fingerprints written from equal bits."""
-    return json.loads((checkpoint.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
 
 
 def assert_same_run(workdir, other) -> None:
@@ -95,8 +95,8 @@ def test_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path,
     for number in range(kills):
         process = start(workdir, cache)
         if number % 3 == 2:  # while a checkpoint is being written
-            kill_when(process, lambda: any(checkpoint.directory(workdir).glob("*tmp*")))
-            while_saving += any(checkpoint.directory(workdir).glob("*tmp*"))
+            kill_when(process, lambda: any(store.directory(workdir).glob("*tmp*")))
+            while_saving += any(store.directory(workdir).glob("*tmp*"))
         else:
             before = lines(workdir)
             rows = rng.randrange(1, 14) if number else 2  # the first before there is a checkpoint
@@ -125,7 +125,7 @@ def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 0, stderr[-2000:]
     assert "saved" in stderr and "SIGTERM" in stderr
-    assert checkpoint.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
+    assert store.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
     run(tmp_path, cache)
     assert_same_run(tmp_path, unbroken)
 
@@ -133,7 +133,7 @@ def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
 @pytest.mark.parametrize("how", ["truncated", pytest.param("altered", marks=pytest.mark.long)])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache, unbroken, how):
     shutil.copytree(unbroken, tmp_path / "run")
-    newest = Path(checkpoint.directory(tmp_path / "run") / str(STEPS))
+    newest = Path(store.directory(tmp_path / "run") / str(STEPS))
     largest = max((p for p in (newest / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -158,7 +158,7 @@ def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, 
 @pytest.mark.long  # every day: tests/training/test_processes.py
 def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
-    shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
+    shutil.rmtree(store.directory(tmp_path / "run") / str(STEPS))
     uneven = "--config.evaluation.batch_size=3"  # which two devices do not divide
     done = run(tmp_path / "run", cache, "--config.mesh.fsdp=2", uneven, devices=2)
     assert "config" not in done.stderr.splitlines()[-1]
@@ -170,7 +170,7 @@ def test_a_fork_goes_on_with_another_config(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     longer = f"--config.steps={STEPS + 5}"
     run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", longer, "--fork")
-    assert checkpoint.steps(tmp_path / "run")[-1] == STEPS + 5
+    assert store.steps(tmp_path / "run")[-1] == STEPS + 5
     assert json.loads((tmp_path / "run" / "config.json").read_text())["optimizer"]["learning_rate"] == 0.001
 
 
@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_what_is_good(tmp_path
         r"stopped: the loss or gradient of step (\d+) \(batch (\d+)\) is not finite; the last good checkpoint is step (\d+)",
         done.stderr.splitlines()[-1],
     ).groups()
-    assert int(step) - 1 == int(batch) == int(good) == checkpoint.steps(tmp_path)[-1]
+    assert int(step) - 1 == int(batch) == int(good) == store.steps(tmp_path)[-1]
 
 
 def limit_file_size(size: int):
@@ -193,8 +193,8 @@ def limit_file_size(size: int):
 def test_a_write_that_fails_stops_the_run_and_leaves_what_was_saved(tmp_path, cache, unbroken):
     """A file-size limit stands for the full disk: both make write() fail in the middle of a checkpoint."""
     shutil.copytree(unbroken, tmp_path / "run")
-    shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
-    good = checkpoint.steps(tmp_path / "run")[-1]
+    shutil.rmtree(store.directory(tmp_path / "run") / str(STEPS))
+    good = store.steps(tmp_path / "run")[-1]
     room = (tmp_path / "run" / "metrics.jsonl").stat().st_size + 20_000  # for rows, and not for a checkpoint
     done = run(tmp_path / "run", cache, check=False, preexec_fn=lambda: limit_file_size(room))
     assert done.returncode == 1, done.stderr[-1500:]

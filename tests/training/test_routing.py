@@ -17,12 +17,15 @@ from jax.sharding import AxisType
 
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
-from xfresearch.config import BlockConfig, FeedForwardConfig, MoeConfig, OptimizerConfig
+from xfresearch.config import FeedForwardConfig
+from xfresearch.config.run import OptimizerConfig
+from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.context import Context
+from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.transformer import bind
+from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.optimizer import SCALINGS, make_optimizer
 from xfresearch.training.routing import below_mean
-from xfresearch.training.sharding import batch_sharding, state_shardings
 from xfresearch.training.step import gradients, init_state, make_train_step
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,7 +42,7 @@ def config_of(accumulate=1, learning_rate=1e-2, **options):
 
 def start(config):
     """A state, and a jitted step. The router is skewed: what it reads has the first expert's kernel added to it."""
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state = init_state(config, optimizer)
     block = state["params"]["blocks"]["main"]
     block["feed_forward_norm_in"]["bias"] += block["feed_forward"]["router"]["kernel"][..., 0]
@@ -94,7 +97,7 @@ def three_steps(mesh=None):
         where = state_shardings(mesh, state)
         state = jax.device_put(state, where)
         step = jax.jit(
-            make_train_step(config, make_optimizer(config.optimizer, config.steps), mesh), out_shardings=(where, None)
+            make_train_step(config, make_optimizer(config), mesh), out_shardings=(where, None)
         )
     for seed in range(3):
         batch = make_batch(LENGTHS, seed)
@@ -127,7 +130,7 @@ def test_metrics_are_averages_of_the_models_statistics():
 
 def test_a_dense_model_has_no_router_metrics():
     config = make_config()
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     metrics = jax.eval_shape(make_train_step(config, optimizer), init_state(config, optimizer), make_batch(LENGTHS))[1]
     assert not NAMES & metrics.keys() and "statistics" not in metrics
 

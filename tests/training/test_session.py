@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 
 from tests.tiny_runs import ROOT, tiny_config
-from xfresearch.config_io import parse, read_json
+from xfresearch.config.files import parse, read_json
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.training import session

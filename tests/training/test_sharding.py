@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from xfresearch.models.axes import axes_of
 
 from tests.contracts.variants import ALL
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
+from xfresearch.config import AttentionConfig, FeedForwardConfig
+from xfresearch.config.run import MeshConfig
 from xfresearch.errors import UserError
 from xfresearch.models import axes, transformer
-from xfresearch.models.axes import axes_of
-from xfresearch.resolving import resolve_model
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.training import sharding
 
 

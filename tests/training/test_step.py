@@ -11,19 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import (
-    AttentionConfig,
-    BlockConfig,
-    Config,
-    DataConfig,
-    FeedForwardConfig,
-    LogConfig,
-    ModelConfig,
-    MoeConfig,
-    OptimizerConfig,
-    TrainingConfig,
-)
-from xfresearch.resolving import resolve
+from xfresearch.config import AttentionConfig, FeedForwardConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.feed_forwards.moe import MoeConfig
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import gradients, init_state, make_train_step
 
@@ -67,7 +60,7 @@ def make_batch(lengths, seed=0, L=8, V=11) -> dict:
 @cache
 def compiled(config):
     """Parameters, and the jitted gradient of a config; hypothesis draws many batches for one compilation."""
-    params = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
+    params = init_state(config, make_optimizer(config))["params"]
     return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
 
 
@@ -97,7 +90,7 @@ def test_a_mean_of_means_would_not_pass():
 
 
 def run_steps(config, batches):
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
     for batch in batches:
         state, metrics = step(state, batch)
@@ -127,7 +120,7 @@ def test_without_skipping_it_is_reported():
 
 def test_averaged_weights_follow_the_weights():
     config, batch = make_config(ema=0.75), make_batch([8] * 8)
-    before = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
+    before = init_state(config, make_optimizer(config))["params"]
     state, _ = run_steps(config, [batch])
     expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, state["params"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state["ema"], expected)

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from xfresearch.config import LogConfig
+from xfresearch.config.run import LogConfig
 from xfresearch.training import watching
 from xfresearch.training.watching import Profile
 from xfresearch.training.workdir import time_gone

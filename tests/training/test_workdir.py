@@ -10,10 +10,11 @@ from etils import epath
 from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch import train
-from xfresearch.config import CheckpointConfig
+from xfresearch.checkpoints import store
+from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import Stopped, UserError
-from xfresearch.training import checkpoint, loop, session
+from xfresearch.training import loop, session
 from xfresearch.training.workdir import claimed, keep, record, starts
 
 
@@ -110,7 +111,7 @@ def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
 def test_a_fork_that_cannot_be_leaves_the_run_as_it_was(tmp_path):
     run = tmp_path / "run"
     keep(epath.Path(run), tiny_config(), ByteTokenizer())
-    checkpoints = checkpoint.Checkpoints(run, CheckpointConfig())
+    checkpoints = store.Checkpoints(run, CheckpointConfig())
     checkpoints.save(10, {"params": {"embed": {"table": jax.numpy.zeros((257, 32))}}, "step": jax.numpy.int32(10)}, {})
     checkpoints.close()
     other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, digest, locked
 from xfresearch.errors import UserError, nearest

@@ -2,18 +2,17 @@
 
 In data.corpus one is `NAME` or `NAME:OPTION=VALUE,...`, and stands alone. It has no text, hence no tokenizer and no bytes;
 its sequences are full, of config.sequence_length tokens. A new data set is a file with a class and a line in DATA_SETS.
-The class is a frozen dataclass, whose fields (config.option) are its options, with what `Labelled` below names. No NumPy
-here: configs are checked without it.
+The class is a frozen dataclass, whose fields (config/fields.py) are its options, with what `Labelled` below names.
 """
 
 import ast
 from typing import Protocol
 
-from xfresearch.config import DataConfig
+from xfresearch.config.reading import from_dict
+from xfresearch.data.majority import Majority
 from xfresearch.errors import require
-from xfresearch.models.variants import load
 
-DATA_SETS = {"majority": "xfresearch.data.majority:Majority"}
+DATA_SETS = {"majority": Majority}
 # Fields of DataConfig that say how a text is read.
 OF_TEXT = ("weights", "field", "tokenizer", "packing", "manual_dir", "workers")
 
@@ -37,21 +36,19 @@ def has_labels(corpus: str) -> bool:
     return corpus.partition(":")[0] in DATA_SETS
 
 
-def trains_on_labels(data: DataConfig) -> bool:
-    """Whether a run on `data` predicts labels, and not next tokens."""
+def trains_on_labels(data) -> bool:
+    """Whether a run on `data` (a DataConfig) predicts labels, and not next tokens."""
     return any(map(has_labels, data.corpus))
 
 
 def open_data_set(corpus: str, length: int) -> Labelled:
     """The data set that `corpus` names, for sequences of `length` tokens; UserError where its options are wrong."""
-    from xfresearch.config_io import from_dict  # it imports resolving.py, which opens data sets
-
     name, _, options = corpus.partition(":")
     pairs = [pair.partition("=") for pair in options.split(",") if options]
     form = f"{name}:OPTION=VALUE,OPTION=VALUE"
     require(all(equals for _, equals, _ in pairs), "data.corpus", corpus, f"of the form {form}")
     values = {option: _value(text) for option, _, text in pairs}
-    data_set = from_dict(load(DATA_SETS[name]), values, f"config.data.corpus: {name}")
+    data_set = from_dict(DATA_SETS[name], values, f"config.data.corpus: {name}")
     data_set.check(length)
     return data_set
 

@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from xfresearch.config import option
+from xfresearch.config.fields import option
 from xfresearch.errors import require
 
 TRAIN = 0.8

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data import packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_json, write_meta
 from xfresearch.data.corpora import open_split

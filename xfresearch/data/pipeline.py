@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels

@@ -10,12 +10,13 @@ from lm_eval.utils import get_rolling_token_windows
 from tqdm import tqdm
 
 from xfresearch import distributed
-from xfresearch.api import LanguageModel
 from xfresearch.data.cache import digest
 from xfresearch.errors import UserError
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.items import Items
-from xfresearch.models.span import trim
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.context import Execution
+from xfresearch.models.reach import trained_reach
 
 
 class Adapter(TemplateLM):
@@ -29,7 +30,8 @@ class Adapter(TemplateLM):
         self.name = name
         self.lm, self.items, self.length, self.batch_size, self.mesh = lm, items, length, batch_size, mesh
         self.messages = sys.stderr  # lm_eval's own bars, of no use to anyone, are sent elsewhere while it runs
-        self.scorer = scoring.make_scorer(trim(lm.config, lm.params), lm.run.training.loss_rows, mesh)
+        reach = Execution(reach=trained_reach(lm.config, lm.params))
+        self.scorer = scoring.make_scorer(lm.config, lm.run.training.loss_rows, mesh, reach)
 
     @property
     def eot_token_id(self) -> int:

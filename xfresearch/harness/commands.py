@@ -4,9 +4,11 @@ import math
 import sys
 from collections.abc import Callable
 
-from xfresearch import command, distributed
+from xfresearch import distributed
 from xfresearch.errors import UserError
+from xfresearch.files import write_json
 from xfresearch.harness import pairing, tasks
+from xfresearch.tables import table
 
 OTHERS = ("data", "split", "stride", "per_document", "all_steps")  # flags of the loss that mean nothing for tasks
 
@@ -54,15 +56,15 @@ def run(options, open_model: Callable) -> None:
         return
     for found in measured:
         print(f"{found['workdir']}, step {found['step']}; answers are kept in {found['kept_in']}", file=sys.stderr)
-        print(command.table(columns(found["tasks"])))
+        print(table(columns(found["tasks"])))
     result = {"models": [reported(found) for found in measured]} if options.compare else reported(measured[0])
     if options.compare:
         result["comparison"] = compare(*(found["tasks"] for found in measured))
         print(f"first: {paths[0]}, second: {paths[1]}")
-        print(command.table(comparison_columns(result["comparison"])))
+        print(table(comparison_columns(result["comparison"])))
         print(*sentences(*paths, result["comparison"]), sep="\n")
     if options.json:
-        command.write_json(options.json, command.finite(result))
+        write_json(options.json, result)
 
 
 def reported(found: dict) -> dict:

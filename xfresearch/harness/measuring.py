@@ -12,21 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import api, distributed
-from xfresearch.command import write_text
+from xfresearch import distributed, loading
+from xfresearch.checkpoints.store import fingerprints, in_bucket
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
+from xfresearch.files import write_text
 from xfresearch.harness import tasks
-from xfresearch.models.sizes import longest_sequence
-from xfresearch.training.checkpoint import fingerprints, in_bucket
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.model_config import longest_sequence
 
 NUMBER = int | float | np.integer | np.floating | np.bool_
 RESAMPLES = 1000  # for standard errors of what is no mean, which lm_eval draws
 SEED, EXAMPLES_SEED = 0, 1234  # lm_eval's own, of what tasks draw and of the choice of solved examples
 
 
-def measure(path: str, lm: api.LanguageModel, mesh, options) -> dict:
+def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
     """The figures of every task, and what is needed to compare them item by item."""
     if not lm.config.causal:
         raise UserError(f"--tasks is not allowed with {path}: it reads both ways and gives no text a likelihood")
@@ -44,21 +45,21 @@ def measure(path: str, lm: api.LanguageModel, mesh, options) -> dict:
     return kept | {"task_data": options.task_data, "limit": options.limit, "tasks": found}
 
 
-def max_length(lm: api.LanguageModel, asked: int) -> int:
+def max_length(lm: LanguageModel, asked: int) -> int:
     """How many tokens the model reads at once: as its table of positions or its training says, unless `asked` is given."""
     check_length(lm.config, asked)
     return asked or longest_sequence(lm.config) or lm.run.sequence_length
 
 
-def kept_in(path: str, lm: api.LanguageModel, length: int) -> Path:
+def kept_in(path: str, lm: LanguageModel, length: int) -> Path:
     """Where a model's answers are kept: in its run's directory, or in the cache for a folder that is no run of this disk."""
     model = [fingerprints({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
-    workdir, _ = api.locate(path)
+    workdir, _ = loading.locate(path)
     local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
     return (Path(workdir) if local else cache_root(lm.run.data)) / "harness" / digest(model)
 
 
-def run_tasks(path: str, lm: api.LanguageModel, mesh, length: int, folder: Path, options) -> dict:
+def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, options) -> dict:
     """lm_eval's results. What it says of its progress is not passed on, and it starts no processes for standard errors."""
     random.seed(SEED)  # some tasks put their choices in an order drawn as they are loaded: every model has the same
     np.random.seed(EXAMPLES_SEED)

@@ -14,13 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import ModelConfig
 from xfresearch.evaluation import on_host
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import Context, Execution
 from xfresearch.models.decoding import fast_layers
-from xfresearch.models.kernel_choices import for_reading
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.training import placing
 
 SHORTEST = 32  # tokens that the smallest row reads
@@ -61,17 +60,19 @@ def continuation_windows(context: list[int], continuation: list[int], length: in
 
 
 @cache  # so that two models of one form share their programs
-def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None) -> Callable:
+def make_scorer(
+    model: ModelConfig, rows: int = 1024, mesh=None, execution: Execution = Execution()
+) -> Callable:
     """scorer(params, reading, asking) -> (nll_BS, correct_BS) of the targets `asking` names after what `reading` holds.
 
     `rows` is how many tokens' logits a device has at once, `mesh` what the parameters and batches lie on.
     """
-    layers, model = fast_layers(mesh), for_reading(model)
+    layers = fast_layers(mesh)
 
     @jax.jit
     def scorer(params, reading, asking):
         lm = transformer.bind(model, params)
-        ctx = Context(reading["positions"], reading["segments"], mesh=mesh)
+        ctx = Context(reading["positions"], reading["segments"], mesh=mesh, execution=execution)
         hidden_BLD = lm(reading["tokens"], ctx, layers=layers).hidden_BLD
         hidden_BSD = jnp.take_along_axis(hidden_BLD, asking["places"][..., None], 1)
         return token_nll(hidden_BSD, lm.logit_head(), asking["targets"], rows, mesh)

@@ -1,15 +1,14 @@
 """A family's config.json as a config of ours, and back."""
 
 import re
-from dataclasses import fields
 
-from xfresearch.config import ModelConfig
-from xfresearch.config_io import from_dict
+from xfresearch.config.reading import from_dict
 from xfresearch.errors import UserError
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.rope import read_rope, rope_names, write_rope
-from xfresearch.models.sizes import logit_scale
-from xfresearch.resolving import resolve_model
+from xfresearch.models.layers import layers
+from xfresearch.models.mixers.softmax.projections import logit_scale
+from xfresearch.models.model_config import ModelConfig, resolve_model
 
 
 def read_model(family: Family, config: dict, **more) -> ModelConfig:
@@ -86,38 +85,24 @@ def _period(values: list) -> list:
 def write_config(family: Family, model: ModelConfig) -> dict:
     """The config.json of `model` as one of `family`. What the family has no field or no name for is not in it: reading it
     back shows that (matching.py)."""
-    blocks = [model.blocks[name] for name in model.pattern]
+    blocks = [model.blocks[layer.block] for layer in layers(model)]
     found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
     found |= {key.theirs: key.to_config(value_at(model, key.ours)) for key in family.keys}
     found |= {key: found[other] for key, other in family.same.items()}
     if family.rope:
         found |= write_rope(family.rope, blocks[0].attention, model.max_length)
     if family.windows:
-        windows = [block.attention.window for block in blocks] * (model.depth // len(blocks))
-        found |= family.windows.write(windows)
+        found |= family.windows.write([block.attention.window for block in blocks])
     return found
 
 
 def value_at(model: ModelConfig, path: str):
     """The value of a field of `model`; of '*.', its first block's, and a scale of attention as it is computed with."""
-    here, names = model, path.split(".")
+    here, names, first = model, path.split("."), model.blocks[layers(model)[0].block]
     if path == "*.attention.scale":
-        return logit_scale(model.blocks[model.pattern[0]].attention, model.width)
+        return logit_scale(first.attention, model.width)
     if names[0] == "*":
-        here, names = model.blocks[model.pattern[0]], names[1:]
+        here, names = first, names[1:]
     for name in names:
         here = getattr(here, name)
     return here
-
-
-def paths_of(value, prefix: str = "") -> dict:
-    """{dotted path: value} of every field of a dataclass."""
-    found = {}
-    for spec in fields(value):
-        item = getattr(value, spec.name)
-        found |= (
-            paths_of(item, f"{prefix}{spec.name}.")
-            if hasattr(item, "__dataclass_fields__")
-            else {prefix + spec.name: item}
-        )
-    return found

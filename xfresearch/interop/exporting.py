@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from xfresearch.config import ModelConfig
 from xfresearch.errors import UserError
+from xfresearch.files import new_directory
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, within
@@ -20,8 +20,8 @@ from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.places import Place, places
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, Outgoing
-from xfresearch.models.axes import path_name
-from xfresearch.writing import new_directory
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.trees import path_name
 
 
 def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:

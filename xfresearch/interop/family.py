@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.errors import UserError
-from xfresearch.models.sizes import PROJECTIONS
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 REQUIRED = object()
 # For a key that says whether all of attention's projections have a bias.

@@ -4,7 +4,7 @@ Its matrices are [inputs, outputs].
 """
 
 from xfresearch.interop.family import Family, Key, norm, row
-from xfresearch.models.sizes import PROJECTIONS
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 PLAIN = {
     "gelu_new": "gelu_tanh",

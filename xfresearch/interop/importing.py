@@ -11,8 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from xfresearch.api import LanguageModel, layout_of, with_dtype
-from xfresearch.config import Config, DataConfig, ModelConfig
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.errors import UserError, nearest
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model
@@ -21,7 +20,9 @@ from xfresearch.interop.families import family
 from xfresearch.interop.family import Family, Refused
 from xfresearch.interop.places import Place, is_ignored, places
 from xfresearch.interop.source import Source, small_files
-from xfresearch.models.axes import path_name
+from xfresearch.language_model import LanguageModel, layout_of, with_dtype
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.trees import path_name
 
 ALIGNMENT = 64  # bytes; where JAX on CPU takes NumPy's memory as it is
 

@@ -16,13 +16,17 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.api import LanguageModel, layout_of, with_dtype
-from xfresearch.config import AttentionConfig, BlockConfig, Config, DataConfig, FeedForwardConfig, ModelConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
 from xfresearch.interop.places import pairs
-from xfresearch.models.axes import path_name
-from xfresearch.resolving import resolve
+from xfresearch.language_model import LanguageModel, layout_of, with_dtype
+from xfresearch.models.block_config import BLOCKS
+from xfresearch.models.feed_forwards.dense import GatedConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.trees import path_name
 
 MAGIC, VERSION_1_BYTES = b"24ka", 256
 EMBED, FINAL_NORM, HEAD = "embed/table", "final_norm/gain", "head/table"
@@ -141,11 +145,11 @@ def _tokenizer_file(path: Path, h: Header) -> Path:
 
 def _run(layout: Layout, tokenizer_file: Path) -> Config:
     h = layout.header
-    block = BlockConfig(
+    block = BLOCKS["pre_norm"](
         norm="rms",
         norm_cast="before_gain",
-        attention=AttentionConfig(heads=h.n_heads, kv_heads=h.n_kv_heads, position="rope"),
-        feed_forward=FeedForwardConfig(kind="swiglu", hidden=h.hidden_dim),
+        attention=SoftmaxConfig(heads=h.n_heads, kv_heads=h.n_kv_heads, position="rope"),
+        feed_forward=GatedConfig(kind="swiglu", hidden=h.hidden_dim),
     )
     model = ModelConfig(
         width=h.dim,

@@ -3,7 +3,7 @@ RoPE in halves on a part of each head."""
 
 from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN
-from xfresearch.models.sizes import PROJECTIONS
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 LAYER = "model.layers.{layer}"
 

@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from xfresearch.config import ModelConfig
 from xfresearch.interop.family import Family, Row
-from xfresearch.models.axes import axes_of
-from xfresearch.models.sizes import rotary_size
-from xfresearch.models.transformer import stack_names
+from xfresearch.models import transformer
+from xfresearch.models.layers import layers
+from xfresearch.models.mixers.softmax.config import rotary_size
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.trees import path_name
 
 
 class Part(NamedTuple):
@@ -43,30 +45,29 @@ def pairs(turned: int, size: int) -> np.ndarray:
 
 def places(family: Family, model: ModelConfig, shapes: dict[str, tuple]) -> Iterator[Place]:
     """Every tensor that `family` has for `model`, whose parameters have these `shapes` by path."""
-    stacks, period = stack_names(model), len(model.pattern)
+    named = jax.tree_util.tree_leaves_with_path(transformer.axes(model))
+    letters = {path_name(path): axes.letters for path, axes in named}
     for row in family.rows:
         if "{layer}" not in row.theirs:
-            yield from _place(row, row.theirs, "", (), model, shapes)
+            yield from _place(row, row.theirs, "", (), letters, shapes)
             continue
-        for layer in range(model.depth):
-            block = model.blocks[model.pattern[layer % period]]
-            stack, index = f"blocks/{stacks[layer % period]}/", layer // period
+        for layer in layers(model):
+            block = model.blocks[layer.block]
             experts = range(block.feed_forward.moe.experts) if "{expert}" in row.theirs else [None]
             for expert in experts:
-                name = row.theirs.format(layer=layer, expert=expert)
-                at = (index,) if expert is None else (index, expert)
-                yield from _place(row, name, stack, at, model, shapes, block)
+                name = row.theirs.format(layer=layer.number, expert=expert)
+                at = (layer.index,) if expert is None else (layer.index, expert)
+                yield from _place(row, name, f"blocks/{layer.stack}/", at, letters, shapes, block)
 
 
-def _place(row: Row, name: str, stack: str, index: tuple, model: ModelConfig, shapes, block=None) -> Iterator[Place]:
+def _place(row: Row, name: str, stack: str, index: tuple, letters: dict, shapes, block=None) -> Iterator[Place]:
     """The place of one tensor; none where the model does not have its parameters (biases, an untied head)."""
     paths = [stack + ours for ours in row.ours]
     if paths[0] not in shapes:
         return
     parts = []
     for path in paths:
-        letters = axes_of(path, len(shapes[path])).letters
-        parts.append(Part(path, index, letters[len(index) :], shapes[path][len(index) :]))
+        parts.append(Part(path, index, letters[path][len(index) :], shapes[path][len(index) :]))
     turned = rotary_size(parts[0].shape[-1], block.attention.rope.fraction) if row.paired else 0
     yield Place(name, row.shape(parts[0].letters, parts[0].shape), row, tuple(parts), turned)
 

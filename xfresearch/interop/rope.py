@@ -1,9 +1,8 @@
 """RoPE in config.json: `rope_theta` and `rope_scaling` as models on the Hub have them, or `rope_parameters`, which newer
 releases of the library write."""
 
-from xfresearch.config import AttentionConfig
 from xfresearch.interop.family import Refused, Rope, count, number
-from xfresearch.models.sizes import rotary_size
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 
 PATH = "*.attention.rope."
 # Their names of the fields of each way of scaling.
@@ -70,7 +69,7 @@ def _fraction(rope: Rope, config: dict, changes: dict) -> float:
     return number(rope.fraction, config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
 
 
-def write_rope(rope: Rope, attention: AttentionConfig, length: int) -> dict:
+def write_rope(rope: Rope, attention: SoftmaxConfig, length: int) -> dict:
     """The keys of config.json, as the Hub's models have them."""
     ours = attention.rope
     theirs, keys = next((kind, keys) for kind, (name, keys) in SCALINGS.items() if name == ours.scaling)

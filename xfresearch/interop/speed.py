@@ -16,7 +16,7 @@ from xfresearch.interop.families import family
 from xfresearch.interop.places import places
 from xfresearch.interop.tensor_files import Outgoing
 from xfresearch.models import transformer
-from xfresearch.models.axes import path_name
+from xfresearch.trees import path_name
 
 HEAD = 128
 

@@ -24,7 +24,8 @@ from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
 from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight, Slots
-from xfresearch.models.partition import compute_capability, constrain, platform
+from xfresearch.sharding.devices import compute_capability, platform
+from xfresearch.sharding.partition import constrain
 
 __all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
 
@@ -153,7 +154,7 @@ PREFERENCES = {
 
 def choose_attention(call: Call, implementation="auto") -> Choice:
     """Which implementation serves `call`, and why. UserError for one asked for by name that cannot serve it."""
-    return choose("attention.kernel", implementation, call, REFUSALS, PREFERENCES.get(call.platform, {}), "plain")
+    return choose("training.attention_kernel", implementation, call, REFUSALS, PREFERENCES.get(call.platform, {}), "plain")
 
 
 def alteration(**asked) -> str:

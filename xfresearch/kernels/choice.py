@@ -20,11 +20,11 @@ def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred:
     """
     if asked not in ("auto", *refusals):
         allowed = ", ".join(("auto", *refusals)) + nearest(asked, refusals)
-        raise UserError(f"{key}={asked!r} is not allowed: it must be one of {allowed}")
+        raise UserError(f"config.{key}={asked!r} is not allowed: it must be one of {allowed}")
     if asked != "auto":
         refusal = refusals[asked](call)
         if refusal:
-            raise UserError(f"{key}={asked!r} is not allowed here: {refusal}")
+            raise UserError(f"config.{key}={asked!r} is not allowed here: {refusal}")
         return Choice(asked, "asked for")
     reasons = []
     for name, reason in preferred.items():

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xfresearch.kernels.head import Head
-from xfresearch.models.axes import BATCH
-from xfresearch.models.partition import activation_spec, parameter_spec
+from xfresearch.sharding.letters import BATCH
+from xfresearch.sharding.partition import activation_spec, parameter_spec
 
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that cut tokens
 

@@ -51,7 +51,7 @@ PREFERENCES = {
 def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
     """Which implementation serves `call`, and why. UserError for one asked for by name that cannot serve it."""
     preferred = PREFERENCES[call.platform]
-    return choose("feed_forward.moe.kernel", implementation, call, REFUSALS, preferred, "ragged")
+    return choose("training.expert_kernel", implementation, call, REFUSALS, preferred, "ragged")
 
 
 def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):

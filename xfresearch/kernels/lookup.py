@@ -8,7 +8,7 @@ rows of its own tokens, then the whole is summed over devices and scattered in o
 import jax
 import jax.numpy as jnp
 
-from xfresearch.models.partition import activation_spec, parameter_spec
+from xfresearch.sharding.partition import activation_spec, parameter_spec
 
 
 def lookup(table_RD, letters: str, ids_BL, mesh=None):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.sight import Slots
-from xfresearch.models.partition import activation_spec
+from xfresearch.sharding.partition import activation_spec
 
 
 def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=None, extra_spec=None):

@@ -22,7 +22,7 @@ from xfresearch.kernels import chunked_attention, splash_attention
 from xfresearch.kernels.merged_attention import Part, merge
 from xfresearch.kernels.on_mesh import on_mesh
 from xfresearch.kernels.sight import Sight, softmax_dtype
-from xfresearch.models.partition import platform
+from xfresearch.sharding.devices import platform
 
 AXIS = "context"
 

@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from xfresearch.config import ModelConfig
 from xfresearch.errors import UserError, require
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
-from xfresearch.models.partition import activation_spec, constrain, platform
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.sharding.devices import platform
+from xfresearch.sharding.partition import activation_spec, constrain
 
 CHUNK = 16  # tokens between two looks of the host: few enough to stream, enough to hide the call
 

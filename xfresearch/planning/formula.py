@@ -13,6 +13,7 @@
 Attention is taken to keep no matrix of weights. It is rougher than a compiled plan, which sees what the compiler adds.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -20,12 +21,14 @@ import jax
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from xfresearch.config import Config
-from xfresearch.models.axes import BATCH, row_parts
+from xfresearch.config.run import Config
+from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
+from xfresearch.models.kinds import kind_of
 from xfresearch.planning import memory, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
+from xfresearch.sharding.letters import BATCH, row_parts
 
 TOKENS = (*BATCH, "context")  # the axes that cut tokens
 
@@ -48,11 +51,11 @@ def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -
 
 def reckon(config: Config, sizes: dict[str, int]) -> Formula:
     """UserError where the mesh does not go with the model."""
+    from xfresearch.sharding.partition import state_shardings
     from xfresearch.training.abstract import placed
-    from xfresearch.training.sharding import state_shardings
 
     shapes = _shapes(_canonical(config, "none"))
-    state = jax.tree.map(placed, shapes, state_shardings(abstract_mesh(sizes), shapes))
+    state = jax.tree.map(placed, shapes, state_shardings(abstract_mesh(sizes), shapes, transformer.axes(config.model)))
     shares = _Shares(config, sizes)
     weights = _weights(config, sizes, state["params"])
     kept, everything = shares.kept(config.training.remat), shares.kept("none")
@@ -76,7 +79,7 @@ class _Shares:
         """What the forward pass of a microbatch keeps, in bytes per device."""
         rows = self.config.batch_size // self.config.training.accumulate
         jaxpr = _one_sequence(_canonical(self.config, remat))
-        found = memory.kept_in_trace(jaxpr, self.config.model.depth // len(self.config.model.pattern), self.sizes)
+        found = memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
         return [
             (name, f"{rows} x {shape}", rows * size)
             for name, shape, size in found
@@ -107,7 +110,7 @@ def _shapes(config: Config):
     from xfresearch.training.optimizer import make_optimizer
     from xfresearch.training.step import init_state
 
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     return jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
 
 
@@ -127,7 +130,7 @@ def _flops_of_update(config: Config) -> int:
 
     state = _shapes(config)
     return count_flops(
-        make_optimizer(config.optimizer, config.steps).update, state["params"], state["opt"], state["params"]
+        make_optimizer(config).update, state["params"], state["opt"], state["params"]
     )
 
 
@@ -169,17 +172,16 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
     tokens = rows * config.sequence_length / sizes["context"]
     width = 2 if model.dtype == "bfloat16" else 4
     stream = tokens * model.width * width
-    for name in model.pattern:
-        block, layers = model.blocks[name], parts * model.depth // len(model.pattern)
-        add("all-reduce", ("tensor",), 2 * passes * layers, stream, f"{name}: outputs")
-        if block.feed_forward.kind == "moe":
-            add(
-                "all-to-all", ("expert",), 2 * passes * layers, stream * block.feed_forward.moe.top_k, f"{name}: tokens"
-            )
-        heads = 2 * block.attention.kv_heads * block.attention.head_size / sizes["tensor"]
-        keys = rows * config.sequence_length * heads * width
-        add("all-gather", ("context",), passes * layers, keys, f"{name}: keys and values")
-        add("reduce-scatter", ("context",), layers, keys, f"{name}: keys and values")
+    repeats = Counter()
+    for stack in layers.stacks(model):
+        repeats[stack.block] += parts * stack.repeats
+    for name, sublayer, place in model.places():
+        count, traffic = repeats[name], kind_of(place.options).module.traffic(place)
+        add("all-reduce", ("tensor",), passes * count, stream, f"{name}: outputs of {sublayer.name}")
+        add("all-to-all", ("expert",), 2 * passes * count, tokens * traffic.routed * width, f"{name}: tokens")
+        keys = rows * config.sequence_length * traffic.context / sizes["tensor"] * width
+        add("all-gather", ("context",), passes * count, keys, f"{name}: keys and values")
+        add("reduce-scatter", ("context",), count, keys, f"{name}: keys and values")
     return found
 
 
@@ -207,13 +209,13 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
 
 
 def _memory(config: Config, sizes: dict, state, weights: list, kept: list, everything: list) -> dict[str, float]:
-    layers = config.model.depth // len(config.model.pattern)
+    repeats = layers.most_repeats(config.model)
     rows = min(config.training.loss_rows, config.batch_size * config.sequence_length)
     logits = 3 * 4 * rows * config.model.vocab_size / sizes["tensor"]
     table = config.model.vocab_size * config.model.width * 4 / sizes["tensor"]
-    one = _sum(everything) / layers if config.training.remat != "none" else 0
+    one = _sum(everything) / repeats if config.training.remat != "none" else 0
     return memory.state_bytes(state) | {
         "gradients": sum(w.kept for w in weights),
         "activations": _sum(kept),
-        "temporary": 2 * sum(w.gathered for w in weights) / layers + table + logits + one,
+        "temporary": 2 * sum(w.gathered for w in weights) / repeats + table + logits + one,
     }

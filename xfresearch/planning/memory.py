@@ -4,9 +4,10 @@ import re
 
 import jax
 
-from xfresearch.models.axes import path_name, row_parts
 from xfresearch.planning.chips import GIB
 from xfresearch.planning.hlo import Computation, Program
+from xfresearch.sharding.letters import row_parts
+from xfresearch.trees import path_name
 
 RENAMES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # the same numbers again
 SAME_EVERYWHERE = {"parameter", "constant", "broadcast", "bitcast"}

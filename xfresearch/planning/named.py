@@ -12,8 +12,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from xfresearch.command import Parser, run, write_json
+from xfresearch.command import Parser, run
 from xfresearch.errors import UserError
+from xfresearch.files import write_json
 
 ROOT = Path(__file__).parents[2]
 FULL = "--config.training.remat=full"
@@ -71,7 +72,7 @@ def named() -> tuple[Named, ...]:
 def chosen(plan: Named) -> list[tuple[str, ...]]:
     """Overrides with meshes and recomputations to try, at the config's batch or the next larger one: the fastest that fit
     by formula, and last what takes the least memory, since the formula may be wrong."""
-    from xfresearch.config_io import parse
+    from xfresearch.config.files import parse
     from xfresearch.planning import program, search, topologies
 
     topologies.set_environment()

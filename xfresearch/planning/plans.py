@@ -3,9 +3,10 @@
 from dataclasses import replace
 from math import prod
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError, require
-from xfresearch.models.axes import row_parts
+from xfresearch.models import layers
+from xfresearch.models.model_config import mixtures
 from xfresearch.planning import memory, program
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
@@ -13,13 +14,14 @@ from xfresearch.planning.links import places
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
+from xfresearch.sharding.letters import row_parts
 
 LARGEST = 6  # arrays that are named where a plan does not fit
 
 
 def compiled_plan(config: Config, topology: Topology, tokens: float, devices, text_file: str = "") -> dict:
     """The plan of a config, its step compiled for the topology's devices. UserError where the two do not go together."""
-    from xfresearch.training.sharding import make_mesh, spread_axis
+    from xfresearch.sharding.mesh import make_mesh, spread_axis
 
     config = program.ready(config)
     mesh = make_mesh(config, devices)
@@ -44,16 +46,14 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
 
 def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
     """Tokens that come to a device's experts in a microbatch, each as often as it has experts, if they come to all alike."""
-    top_k = max(
-        (b.feed_forward.moe.top_k for b in config.model.blocks.values() if b.feed_forward.kind == "moe"), default=0
-    )
+    top_k = max((moe.top_k for moe in mixtures(config.model)), default=0)
     cuts = row_parts(mesh) * mesh["context"] * config.training.accumulate
     return config.batch_size * config.sequence_length * top_k / cuts
 
 
 def head(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:
     """What is known of a plan before anything is compiled."""
-    from xfresearch.models.costs import costs
+    from xfresearch.models.closed_form import costs
 
     counted = costs(config.model, config.sequence_length)
     longer = costs(config.model, 2 * config.sequence_length)
@@ -108,7 +108,7 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: pro
 
 def _refused(config: Config, mesh: dict, state, traced, refused: program.Refused) -> dict:
     parts = memory.state_bytes(state)
-    repeats = config.model.depth // len(config.model.pattern)
+    repeats = layers.most_repeats(config.model)
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
     return {
         "fits": False,
@@ -198,14 +198,13 @@ def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> d
 
 def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> dict:
     """The plan of a config by formula. UserError where config and topology do not go together."""
-    from xfresearch.models.kernel_choices import attention_choices, expert_choices
     from xfresearch.planning.formula import reckon
-    from xfresearch.training.sharding import make_mesh
+    from xfresearch.sharding.mesh import make_mesh
+    from xfresearch.training.kernel_choices import kernel_choices
 
     config = program.ready(config)
     mesh = make_mesh(config, devices)
-    for refuse in (attention_choices, expert_choices):  # a kernel that was asked for and cannot serve
-        refuse(config, mesh)
+    kernel_choices(config, mesh)  # refuses a kernel that was asked for and cannot serve
     sizes = dict(mesh.shape)
     found = reckon(config, sizes)
     timed = time_collectives(found.collectives, topology, places(topology, mesh.devices.flat))
@@ -237,7 +236,7 @@ def check(config: Config) -> dict:
     from jax.sharding import AbstractDevice
 
     from xfresearch.planning.formula import abstract_mesh
-    from xfresearch.training.sharding import AXES, check_batch, mesh_sizes
+    from xfresearch.sharding.mesh import AXES, check_batch, mesh_sizes
 
     config = program.ready(config)
     mesh = replace(config.mesh, data=1) if config.mesh.data == -1 else config.mesh
@@ -248,7 +247,7 @@ def check(config: Config) -> dict:
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = program.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
-    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth // len(config.model.pattern), sizes)
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
     parts = memory.state_bytes(state)
     if kept:  # unrolled layers stack nothing up that could be read
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)

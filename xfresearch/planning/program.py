@@ -3,10 +3,9 @@
 import time
 from dataclasses import dataclass, replace
 
-from xfresearch.command import write_text
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import require
-from xfresearch.models.kernel_choices import with_kernels
+from xfresearch.files import write_text
 from xfresearch.planning import hlo, memory
 
 
@@ -47,7 +46,7 @@ def trace(config: Config, mesh):
     from xfresearch.training.abstract import abstract_batch, abstract_state, jit_train_step
     from xfresearch.training.optimizer import make_optimizer
 
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state = abstract_state(config, optimizer, mesh)
     return state, jit_train_step(config, optimizer, mesh, state).trace(state, abstract_batch(config, mesh))
 
@@ -107,11 +106,11 @@ def _alone(config: Config) -> tuple:
     from xfresearch.training.step import init_state, make_train_step
 
     config = replace(config, training=replace(config.training, layers="scan"))
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state = jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
     shape = (config.batch_size, config.sequence_length)
     return make_train_step(config, optimizer), state, {k: jax.ShapeDtypeStruct(shape, d) for k, d in BATCH.items()}
 
 
 def with_plain_kernels(config: Config) -> Config:
-    return replace(config, model=with_kernels(config.model, "plain", "ragged"))
+    return replace(config, training=replace(config.training, attention_kernel="plain", expert_kernel="ragged"))

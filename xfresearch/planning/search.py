@@ -4,11 +4,12 @@ import sys
 from dataclasses import replace
 from itertools import product
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.models.axes import row_parts
+from xfresearch.models.model_config import mixtures
 from xfresearch.planning import plans, program
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
+from xfresearch.sharding.letters import row_parts
 
 COMPILED = 4  # plans that fit, compiled before the search ends
 BATCHES = (1, 2, 4)  # times the config's batch, or the smallest that every device has a row of
@@ -79,8 +80,7 @@ def candidates(config: Config, topology: Topology, batches):
 
 def meshes(config: Config, devices: int) -> list[dict[str, int]]:
     """Sizes of the axes, their product the devices."""
-    blocks = config.model.blocks.values()
-    experts = max((b.feed_forward.moe.experts for b in blocks if b.feed_forward.kind == "moe"), default=1)
+    experts = max((moe.experts for moe in mixtures(config.model)), default=1)
     context = [n for n in _divisors(devices) if n == 1 or config.sequence_length // n >= LONG // 2]
     found = []
     for tensor, expert, cut in product(_divisors(devices, LARGEST_TENSOR), _divisors(experts), context):

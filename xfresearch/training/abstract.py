@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import require
-from xfresearch.training.sharding import batch_sharding, state_shardings
+from xfresearch.models import transformer
+from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.step import init_state, make_train_step
 
 BATCH = {"tokens": "int32", "targets": "int32", "segments": "int32", "positions": "int32", "weights": "float32"}
@@ -25,7 +26,7 @@ def with_vocabulary(config: Config, needed: int) -> Config:
 def abstract_state(config: Config, optimizer, mesh):
     """The training state as jax.ShapeDtypeStruct with shardings on `mesh`, which may be abstract."""
     shapes = jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
-    return jax.tree.map(placed, shapes, state_shardings(mesh, shapes))
+    return jax.tree.map(placed, shapes, state_shardings(mesh, shapes, transformer.axes(config.model)))
 
 
 def abstract_batch(config: Config, mesh) -> dict:

@@ -21,20 +21,22 @@ import numpy as np
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.config import Config
+from xfresearch.checkpoints import store
+from xfresearch.checkpoints.newest import newest_intact
+from xfresearch.config.run import Config
 from xfresearch.data.cache import keep_programs
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
-from xfresearch.models.costs import costs
-from xfresearch.models.kernel_choices import attention_choices, expert_choices
-from xfresearch.training import checkpoint
+from xfresearch.models.closed_form import costs
+from xfresearch.sharding.mesh import make_mesh
+from xfresearch.sharding.partition import batch_sharding
+from xfresearch.sharding.placing import even, place, rows_of
 from xfresearch.training.abstract import abstract_state, jit_train_step
+from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.placing import even, place, rows_of
-from xfresearch.training.sharding import batch_sharding, make_mesh
 from xfresearch.training.step import init_state, layers_mode
 from xfresearch.training.watching import HostTimes, Profile
 from xfresearch.training.workdir import keep, starts, time_gone
@@ -70,12 +72,12 @@ class Run:
         self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
         self.utilisation_per_rate = _utilisation_per_rate(config)
         self.rows = self.rows_of(config.batch_size)
-        self.optimizer = make_optimizer(config.optimizer, config.steps)
+        self.optimizer = make_optimizer(config)
         with self.clock.measure("compile"):
             self.state, meta = self._start()
         self.start = int(self.state["step"])
         self._restore_clock(meta)
-        self.checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
+        self.checkpoints = store.Checkpoints(workdir, config.checkpoint)
         self.log, self.progress = Silent(), Silent()
         if distributed.first():
             self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
@@ -94,16 +96,14 @@ class Run:
             return init_state(self.config, self.optimizer, seed)
 
         abstract = abstract_state(self.config, self.optimizer, self.mesh)
-        damaged = []
-        for step in reversed(checkpoint.steps(self.workdir)):
-            try:
-                state, meta = checkpoint.restore(self.workdir, step, abstract)
-                distributed.first_does(lambda: self._set_aside(damaged), "moving damaged checkpoints")
-                return state, meta
-            except checkpoint.Corrupt as error:
-                damaged.append(step)
-                print(f"warning: {error}; trying the one before", file=sys.stderr)
-        if damaged:
+        steps = store.steps(self.workdir)
+        found = newest_intact(steps, lambda step: store.restore(self.workdir, step, abstract))
+        if found is not None:
+            step, state_and_meta = found
+            damaged = [other for other in steps if other > step]
+            distributed.first_does(lambda: self._set_aside(damaged), "moving damaged checkpoints")
+            return state_and_meta
+        if steps:
             raise UserError(
                 f"--workdir={self.workdir}: every checkpoint in it is damaged, or of another model or optimizer: use a new "
                 "one"
@@ -112,17 +112,15 @@ class Run:
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
 
     def _say_kernels(self) -> None:
-        """Names what computes each block's attention and experts, and why; UserError where what is asked for cannot."""
-        choices = {"attention": attention_choices, "experts": expert_choices}
-        choices = {what: choose(self.config, self.mesh) for what, choose in choices.items()}
+        """Names the kernel of each sublayer that has several, and why; UserError where the one asked for cannot serve."""
+        choices = kernel_choices(self.config, self.mesh)
         if distributed.first():
-            for what, blocks in choices.items():
-                for name, choice in blocks.items():
-                    print(f"{what} of block {name}: {choice.name} ({choice.reason})", file=sys.stderr)
+            for (block, sublayer), choice in choices.items():
+                print(f"{sublayer} of block {block}: {choice.name} ({choice.reason})", file=sys.stderr)
 
     def _set_aside(self, damaged: list[int]) -> None:
         for bad in damaged:
-            print(f"warning: moved checkpoint {bad} to {checkpoint.set_aside(self.workdir, bad)}", file=sys.stderr)
+            print(f"warning: moved checkpoint {bad} to {store.set_aside(self.workdir, bad)}", file=sys.stderr)
 
     def _restore_clock(self, meta: dict) -> None:
         """Counts what the processes before have, and what went to nothing since the checkpoint of `meta`."""
@@ -178,7 +176,7 @@ class Run:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
         if not finite and self.config.training.on_nonfinite == "stop":
             self.checkpoints.wait()  # one that is on its way is good
-            saved = checkpoint.steps(self.workdir)
+            saved = store.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
             raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
         if self.config.training.on_nonfinite == "stop":

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from etils import epath
 
-from xfresearch.command import write_text
+from xfresearch.checkpoints.store import in_bucket
 from xfresearch.errors import UserError
-from xfresearch.training.checkpoint import in_bucket
+from xfresearch.files import write_text
 
 # Where time goes: what a process measures, and what restarts took (`workdir.time_gone`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config import OptimizerConfig
-from xfresearch.models.axes import Axes, tree_axes
+from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.models import transformer
+from xfresearch.sharding.letters import Axes
 
 
 def make_schedule(config: OptimizerConfig, steps: int):
@@ -29,28 +30,30 @@ def make_schedule(config: OptimizerConfig, steps: int):
 
 
 SCALINGS = {
-    "adamw": lambda c: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
-    "lion": lambda c: optax.scale_by_lion(c.beta1, c.beta2),
-    "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
-    "adagrad": lambda c: _adagrad(c.epsilon),
-    "muon": lambda c: _muon(c),
-    "sgd": lambda c: optax.trace(c.beta1),
+    "adamw": lambda c, _: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
+    "lion": lambda c, _: optax.scale_by_lion(c.beta1, c.beta2),
+    "adafactor": lambda c, _: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
+    "adagrad": lambda c, _: _adagrad(c.epsilon),
+    "muon": lambda c, axes: _muon(c, axes),
+    "sgd": lambda c, _: optax.trace(c.beta1),
 }
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The update rule. Weight decay acts on matrices (models/axes.py) and never on norms, biases and embeddings."""
-    scaling, by_tensor = SCALINGS[config.kind](config), config.clip_by == "tensor"
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """The update rule of a run."""
+    return update_rule(config.optimizer, config.steps, transformer.axes(config.model))
+
+
+def update_rule(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:
+    """The update rule of parameters whose letters are the tree `axes`. Weight decay acts on matrices and never on norms,
+    biases and embeddings."""
+    scaling, by_tensor = SCALINGS[config.kind](config, axes), config.clip_by == "tensor"
     return optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip and not by_tensor else optax.identity(),
-        _with_clipped_steps(scaling, config.clip) if by_tensor else scaling,
-        optax.add_decayed_weights(config.weight_decay, mask=_matrices),
+        _with_clipped_steps(scaling, config.clip, axes) if by_tensor else scaling,
+        optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda each: each.matrix, axes)),
         optax.scale_by_learning_rate(make_schedule(config, steps)),
     )
-
-
-def _matrices(params):
-    return jax.tree.map(lambda axes: axes.matrix, tree_axes(params))
 
 
 class SumOfSquares(NamedTuple):
@@ -70,7 +73,7 @@ def _adagrad(epsilon: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: SumOfSquares(jax.tree.map(jnp.zeros_like, params)), update)
 
 
-def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
+def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float, axes: dict) -> optax.GradientTransformation:
     """`scaling`, each tensor's step times min(1, clip / |g|), where g is the tensor's gradient (Sukhbaatar et al. 2019,
     their code). The state of `scaling` sees g unclipped. Layers that are stacked have a norm each."""
 
@@ -81,12 +84,12 @@ def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float) -> o
 
     def update(grads, state, params=None):
         steps, state = scaling.update(grads, state, params)
-        return jax.tree.map(shorten, steps, grads, tree_axes(grads)), state
+        return jax.tree.map(shorten, steps, grads, axes), state
 
     return optax.GradientTransformation(scaling.init, update)
 
 
-def _muon(config: OptimizerConfig):
+def _muon(config: OptimizerConfig, axes: dict):
     """Muon (Jordan et al. 2024) on matrices, Adam on the rest, both scaled so that one learning rate suits both:
     updates have a root mean square of 0.2 (Liu et al. 2025, sec. 2.2). A learning rate of -1 leaves the sign alone."""
     return optax.contrib.muon(
@@ -95,7 +98,7 @@ def _muon(config: OptimizerConfig):
         adam_b1=config.beta1,
         adam_b2=config.beta2,
         eps=config.epsilon,
-        muon_weight_dimension_numbers=lambda params: jax.tree.map(_dimension_numbers, tree_axes(params)),
+        muon_weight_dimension_numbers=lambda _: jax.tree.map(_dimension_numbers, axes),
         consistent_rms=0.2,
     )
 

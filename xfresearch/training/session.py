@@ -16,8 +16,8 @@ import jax
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.config import Config
-from xfresearch.config_io import split
+from xfresearch.config.files import split
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.training.workdir import claimed, record, require_same, starts
 
@@ -147,10 +147,10 @@ def _starts(path: epath.Path) -> str:
 
 def _marks(config: Config) -> dict[str, float]:
     """The marks for the run's corpus, computed once and kept in the cache."""
-    from xfresearch.command import write_json
     from xfresearch.data.cache import cache_root
     from xfresearch.data.corpora import documents
     from xfresearch.data.marks import marks
+    from xfresearch.files import write_json
 
     corpus, split = config.data.corpus[0], config.evaluation.split
     heldout = list(documents(corpus, split, config.data))
@@ -173,8 +173,8 @@ def _sample(config: Config, tokenizer, params) -> tuple[str | None, str | None]:
         return None, None
     if not params:
         return "", NO_SAMPLE
-    from xfresearch.api import LanguageModel
     from xfresearch.data.corpora import documents
+    from xfresearch.language_model import LanguageModel
 
     prompt = config.log.sample
     if not prompt:

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
-from xfresearch.models.axes import bounds_of, path_name
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
+from xfresearch.training.kernel_choices import execution
 from xfresearch.training.optimizer import make_schedule
-from xfresearch.training.routing import balanced, router_metrics
+from xfresearch.training.routing import router_metrics
+from xfresearch.trees import path_name
 
 
 def layers_mode(config: Config, mesh=None) -> str:
@@ -43,7 +44,7 @@ def make_loss(config: Config, mesh=None) -> Callable:
         model = transformer.bind(config.model, params)
         # A running stream is one document without padding: attention needs no mask of segments.
         segments = None if config.data.packing == "stream" else batch["segments"]
-        ctx = Context(batch["positions"], segments, key, mesh=mesh)
+        ctx = Context(batch["positions"], segments, key, mesh=mesh, execution=execution(training))
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD,
@@ -110,8 +111,8 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, mes
         norm = optax.tree.norm(grads)
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
         statistics = metrics.pop("statistics")
-        params = within_bounds(optax.apply_updates(state["params"], updates))
-        params = balanced(config.model, params, statistics)
+        params = within_bounds(optax.apply_updates(state["params"], updates), transformer.axes(config.model))
+        params = transformer.after_update(config.model, params, statistics)
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
         if config.training.ema:
             decay = config.training.ema
@@ -131,14 +132,9 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, mes
     return train_step
 
 
-def within_bounds(params):
-    """`params` with those that have bounds (models/axes.py) moved back into them."""
-
-    def move(path, leaf):
-        low, high = bounds_of(path_name(path)) or (None, None)
-        return leaf if low is None else jnp.clip(leaf, low, high)
-
-    return jax.tree_util.tree_map_with_path(move, params)
+def within_bounds(params, axes):
+    """`params` with those that have bounds moved back into them; `axes` is the tree of their Axes."""
+    return jax.tree.map(lambda leaf, each: leaf if each.bounds is None else jnp.clip(leaf, *each.bounds), params, axes)
 
 
 def layer_norms(tree) -> dict:
@@ -152,6 +148,7 @@ def layer_norms(tree) -> dict:
 
 
 def _has_dropout(config: Config) -> bool:
+    """Whether training draws random numbers in the model."""
     blocks = config.model.blocks.values()
-    noise = any(b.feed_forward.kind == "moe" and b.feed_forward.moe.jitter for b in blocks)
-    return bool(config.model.dropout or noise or any(b.dropout or b.attention.dropout for b in blocks))
+    within = any(options.random for block in blocks for options in block.sublayers.values())
+    return bool(config.model.dropout or within or any(block.dropout for block in blocks))

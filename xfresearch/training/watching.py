@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.config import LogConfig
-from xfresearch.training.checkpoint import in_bucket
+from xfresearch.checkpoints.store import in_bucket
+from xfresearch.config.run import LogConfig
 
 LOOK_SECONDS = 10  # between two looks for a request: a bucket is slow to ask
 SPREAD_STEPS = 20  # updates at least between two gatherings of the hosts' times

@@ -14,18 +14,14 @@ from contextlib import contextmanager
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.command import write_json
-from xfresearch.config import Config
-from xfresearch.config_io import differences, from_dict, read_json, to_json
+from xfresearch.checkpoints import store
+from xfresearch.checkpoints.store import in_bucket
+from xfresearch.config.comparing import differences
+from xfresearch.config.files import read_json
+from xfresearch.config.reading import from_dict, to_json
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.training import checkpoint
-from xfresearch.training.checkpoint import in_bucket
-
-# Keys of which each process of a run may have a value of its own.
-OWN = ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
-# Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
-FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows", *OWN)
-# So are all that end in .kernel.
+from xfresearch.files import write_json
 
 
 @contextmanager
@@ -56,7 +52,7 @@ def require_same(config: Config) -> None:
     other for ever, or compute something else."""
     if distributed.several():
         first = from_dict(Config, distributed.shared(dataclasses.asdict(config)))
-        lines = [line for line in differences(first, config) if _key(line) not in OWN]
+        lines = differences(first, config, deciding=("function", "initialisation", "training", "execution"))
         word = distributed.first_word("; ".join(lines))
         if word:
             raise UserError(f"every process needs the config that process 0 has: {word}")
@@ -68,7 +64,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
     UserError, listing the differences, where the directory holds a run of another config and `fork` is not given; and
     where it holds a model alone.
     """
-    if checkpoint.of_model_alone(path):
+    if store.of_model_alone(path):
         raise UserError(
             f"--workdir={path} holds a model that was imported or saved, with no optimiser's state to go on from: use a "
             "new directory"
@@ -77,7 +73,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
 
     saved = read_json(path / "config.json") if (path / "config.json").exists() else None
     if saved:
-        changed = [line for line in differences(saved, config) if not _free(line)]
+        changed = differences(saved, config, deciding=("function", "initialisation", "training"))
         if changed and not fork:
             text = "; ".join(changed)
             raise UserError(
@@ -89,7 +85,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
         "gap": max(now - _last_sign_of_life(path), 0.0) if before else 0.0,
-        "finished_before": bool(before) and (checkpoint.steps(path) or [0])[-1] >= saved.steps,
+        "finished_before": bool(before) and (store.steps(path) or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
@@ -128,15 +124,5 @@ def time_gone(all_starts: list[dict], until: float) -> dict[str, float]:
 
 def _last_sign_of_life(path: epath.Path) -> float:
     """When the process before last wrote anything."""
-    files = [path / "run.json", path / "metrics.jsonl", checkpoint.directory(path)]
+    files = [path / "run.json", path / "metrics.jsonl", store.directory(path)]
     return max(file.stat().mtime for file in files if file.exists())
-
-
-def _free(line: str) -> bool:
-    key = _key(line)
-    return key.endswith(".kernel") or any(key == name or key.startswith(name + ".") for name in FREE)
-
-
-def _key(line: str) -> str:
-    """The key that a line of `differences` is about."""
-    return line.split(":")[0].removeprefix("config.")

@@ -4,9 +4,9 @@ import json
 
 from etils import epath
 
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data.cache import build_once, cache_root
-from xfresearch.data.tokenizers import beside
+from xfresearch.data.tokenizers import beside, bpe
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
@@ -29,8 +29,6 @@ def tokenizer_for(data: DataConfig) -> Tokenizer:
         return ByteTokenizer()
     if data.tokenizer != "bpe":
         return load_tokenizer(data.tokenizer)
-    from xfresearch.data import bpe
-
     return load_tokenizer(
         build_once(cache_root(data) / "tokenizers" / bpe.key(data), lambda directory: bpe.train(data, directory))
     )

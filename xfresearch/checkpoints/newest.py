@@ -1,0 +1,20 @@
+"""The newest checkpoint that can be read."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from xfresearch.checkpoints.store import Corrupt
+
+T = TypeVar("T")
+
+
+def newest_intact(steps: Iterable[int], read: Callable[[int], T], where: str = "") -> tuple[int, T] | None:
+    """(step, read(step)) of the last of `steps`, ascending, for which `read` does not raise Corrupt; None where there is
+    none. Damaged ones are named on standard error, after `where`."""
+    for step in reversed(list(steps)):
+        try:
+            return step, read(step)
+        except Corrupt as error:
+            print(f"warning: {where}{error}; trying the one before", file=sys.stderr)
+    return None

@@ -1,0 +1,125 @@
+"""Lambda layer (Bello 2021, LambdaNetworks, sec. 3) along a sequence, causal: the published one sees its whole context.
+
+Keys K (R x U), queries Q (H x K) and values V (U x V) are linear in x. Each position sums its past up as a linear map from
+queries to outputs, shared by all H heads (the paper's multi-query lambdas; U is its intra-depth), V = D / H:
+
+    w_nm = exp(k_m) / sum_{m' <= n} exp(k_m')      for each u, k apart      e_j [U, K]: for each distance j < R
+    lambda_n = sum_{m <= n, u} w_nm v_m^T + sum_{n-m < R, u} e_{n-m} v_m^T      content and position, [K, V]
+    y_n,h = lambda_n^T q_n,h        y_n = [y_n,1 ... y_n,H], without an output matrix
+
+The softmax over the context becomes a running one: its normaliser is that of each position. Queries and values are
+normed, keys are not; over the last axis of each token, K and V, since the paper's batch norm would see later positions.
+R is lambdas.window, or model.max_length where that is 0 (global): values further back add to no position lambda.
+A document of packed ones sees itself alone; its tokens stand together.
+
+Parameters: D (H K + U K + U V) + R U K, and gains and biases of the two norms, K and V each.
+FLOPs per token: 2 D (H K + U K + U V) and those of kernels/lambda_scan.py, with R no longer than the sequence: linear in
+the length for a local window. Cache: constant for a local window; U V values per token, up to R of them, for the global one.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax.numpy as jnp
+
+from xfresearch.config.fields import group, option
+from xfresearch.errors import require
+from xfresearch.kernels import lambda_scan as scan
+from xfresearch.models.context import Aux, Context
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.linear import Linear, Shape
+from xfresearch.models.norms import NORMS, Norm
+from xfresearch.models.parameters import draw, kernel_std, parameter
+from xfresearch.models.place import Place
+from xfresearch.models.sublayer import SublayerConfig, SublayerModule
+
+
+@dataclass(frozen=True)
+class LambdaSizes:
+    key_size: int = option(16, "size K of keys and queries", low=1)
+    window: int = option(23, "tokens R that a position lambda reaches, itself included; 0 is model.max_length", low=0)
+    depth: int = option(1, "keys and values U of a token, summed over in its lambda", low=1)
+    norm: Literal[*NORMS] = option("layer", "norm of queries and values")
+    chunk: int = option(32, "tokens computed at once; 16 to 32 are fastest on CPU", low=1, decides="execution")
+
+
+@dataclass(frozen=True)
+class LambdaConfig(SublayerConfig):
+    kind: str = option("lambda", "how positions are mixed")
+    heads: int = option(4, "query heads H, dividing the width", low=1)
+    lambdas: LambdaSizes = group(LambdaSizes(), "sizes of the lambdas")
+
+    @property
+    def norm_kinds(self) -> tuple[str, ...]:
+        return (self.lambdas.norm,)
+
+    def resolved(self, place: Place, key: str) -> "LambdaConfig":
+        fits = f"a divisor of model.width={place.width}: the heads make up the width"
+        require(place.width % self.heads == 0, f"{key}.heads", self.heads, fits)
+        past = f"True with {key}.kind='lambda', which sums up the past"
+        require(place.causal, "model.causal", False, past)
+        reaches = f"at least 1 with {key}.lambdas.window=0, which reaches that far"
+        require(self.lambdas.window > 0 or place.max_length > 0, "model.max_length", place.max_length, reaches)
+        return self
+
+
+class LambdaLayer(SublayerModule):
+    def __init__(self, place: Place, rngs):
+        s, shapes = place.options.lambdas, _matrices(place)
+        V, K, U, R = place.width // place.options.heads, s.key_size, s.depth, _window(place)
+        self.sizes, self.window, self.dtype = s, R, place.dtype
+        self.state_sizes = U, K, V
+        self.query = Linear(place, shapes["query"], rngs)
+        self.lambda_key = Linear(place, shapes["key"], rngs)
+        self.lambda_value = Linear(place, shapes["value"], rngs)
+        # A kernel of R U inputs for each value, contracted with a query of size K.
+        distances = draw(rngs.params(), (R, U, K), kernel_std(place, R * U * K), place.param_dtype)
+        self.distances = parameter(distances, "RUK")
+        norm = replace(place.norm, kind=s.norm)
+        self.query_scaling = Norm(norm, "K", (K,), place.param_dtype)
+        self.value_scaling = Norm(norm, "K", (V,), place.param_dtype)
+
+    def __call__(self, x_BLD, ctx: Context, cache=None):
+        """y_BLD, the state after the last token (None without a cache), and no losses."""
+        B, L, _ = x_BLD.shape
+        q_BLHK = ctx.tap("query", self.query_scaling(self.query(x_BLD, ctx)))
+        k_BLUK = ctx.tap("key", self.lambda_key(x_BLD, ctx))
+        v_BLUV = ctx.tap("value", self.value_scaling(self.lambda_value(x_BLD, ctx)))
+        segments_BL = jnp.ones((B, L), jnp.int32)
+        if ctx.segments_BL is not None:
+            segments_BL = jnp.asarray(ctx.segments_BL, jnp.int32)
+        state = self._empty(B, min(self.window, L)) if cache is None else cache
+        e_RUK = self.distances[...][: state["values"].shape[1] + 1].astype(x_BLD.dtype)
+        y_BLHV, state = scan.lambda_scan(q_BLHK, k_BLUK, v_BLUV, e_RUK, segments_BL, state, self.sizes.chunk)
+        return ctx.tap("heads", y_BLHV).reshape(x_BLD.shape), None if cache is None else state, Aux()
+
+    def init_cache(self, batch: int, length: int) -> dict:
+        """The state before the first of at most `length` tokens."""
+        return self._empty(batch, self.sizes.window or min(self.window, length))
+
+    def _empty(self, batch: int, window: int) -> dict:
+        return scan.empty_state(batch, window, *self.state_sizes, jnp.dtype(self.dtype))
+
+    @staticmethod
+    def costs(place: Place, length: int) -> Costs:
+        s, H, R = place.options.lambdas, place.options.heads, _window(place)
+        V, K, U = place.width // H, s.key_size, s.depth
+        norm = replace(place.norm, kind=s.norm)
+        total = sum((shape.costs() for shape in _matrices(place).values()), weights(R * U * K))
+        total += norm.costs(K) + norm.costs(V)
+        mixing = scan.flops_per_token(length, s.chunk, min(R, length), U, H, K, V)
+        cached = 0 if s.window else U * V * jnp.dtype(place.dtype).itemsize
+        return total + Costs(flops_per_token=mixing, cache_bytes_per_token=cached)
+
+
+def _matrices(place: Place) -> dict[str, Shape]:
+    D, H, s = place.width, place.options.heads, place.options.lambdas
+    return {
+        "query": Shape("D->HK", D, H, s.key_size),
+        "key": Shape("D->UK", D, s.depth, s.key_size),
+        "value": Shape("D->UK", D, s.depth, D // H),
+    }
+
+
+def _window(place: Place) -> int:
+    return place.options.lambdas.window or place.max_length
