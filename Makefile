@@ -38,7 +38,7 @@ libtpu: $(VENV)/.ready-plan
 plans: $(VENV)/.ready-plan
 	$(BIN)/python -m pytest -m long tests/planning/test_tpu.py
 	$(BIN)/python -m pytest tests/kernels/test_attention_tpu.py tests/kernels/test_grouped_matmul_tpu.py
-	$(BIN)/python -m xfresearch.planning.named --json docs/scale.json
+	$(BIN)/python -m xfresearch.planning.named --json docs/data/scale.json
 	$(BIN)/python -m pytest -m long tests/planning/test_named.py
 	$(BIN)/python -m docs.write
 

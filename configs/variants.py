@@ -4,7 +4,7 @@ configs/variants.py           the base
 configs/variants.py:NAME      the base with one choice changed; the names are in VARIANTS below and in docs/variants.md
 configs/variants.py:tiny      the base at a size that trains in seconds on a CPU
 
-`python -m xfresearch.bench variants` trains all of them and the named models; docs/variants.md shows the outcome. A choice
+`python -m docs.comparison` trains all of them and the named models; docs/variants.md shows the outcome. A choice
 that a named model shows is left to it: RMSNorm, RoPE and SwiGLU to `llama`, ReLU to `vanilla_2017`, one key-value head to
 `palm`, W_Q = I to `no_query`, tanh(alpha x) to `dyt`, top-2 experts to `moe`.
 """

@@ -4,9 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from xfresearch.config.describing import describe
-
 from xfresearch.command import run
+from xfresearch.config.describing import describe
 from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
@@ -21,11 +20,11 @@ def configuration() -> str:
 
 
 def variants() -> str:
-    """docs/variants.md with its table as the configs and docs/variants.json have it now."""
-    results = HERE / "variants.json"
+    """docs/variants.md with its table as the configs and docs/data/variants.json have it now."""
+    results = HERE / "data" / "variants.json"
     if not results.exists():
         raise UserError(
-            f"{results} is missing: python -m xfresearch.bench variants --seeds 3 --json docs/variants.json"
+            f"{results} is missing: python -m docs.comparison"
         )
     rows = json.loads(results.read_text())["rows"]
     about = (
@@ -60,9 +59,9 @@ def _all(rows: dict, *path: str) -> str:
 
 def _row(name: str, row: dict) -> str:
     from configs.variants import VARIANTS
-    from xfresearch.comparison import summary
     from xfresearch.config.files import parse
     from xfresearch.models.closed_form import costs
+    from xfresearch.statistics import summary
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
@@ -87,10 +86,10 @@ def _first_line(file: Path) -> tuple[str, str]:
 
 
 def scale() -> str:
-    """docs/scale.md with its tables as docs/scale.json has them."""
+    """docs/scale.md with its tables as docs/data/scale.json has them."""
     from docs.scale import tables
 
-    rows = json.loads((HERE / "scale.json").read_text())["rows"]
+    rows = json.loads((HERE / "data" / "scale.json").read_text())["rows"]
     return (HERE / "scale.md").read_text().split(PLANS)[0] + PLANS + tables(rows)
 
 

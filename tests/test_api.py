@@ -206,7 +206,7 @@ def test_a_failed_save_leaves_nothing(gpt2, tmp_path, monkeypatch):
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("xfresearch.training.checkpoint.save_params", fail)
+    monkeypatch.setattr("xfresearch.checkpoints.store.save_params", fail)
     with pytest.raises(OSError, match="disk full"):
         gpt2.save(tmp_path / "b")
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from xfresearch import comparison
+from configs.variants import VARIANTS
+from docs import comparison
 from xfresearch.errors import UserError
 
 TINY = ["configs/gpt2.py:tiny", "configs/variants.py:tiny"]
@@ -13,8 +14,6 @@ OVERRIDES = ["--config.steps=2", "--config.optimizer.warmup=0", "--config.evalua
 
 
 def test_every_named_model_and_every_choice_is_compared():
-    from configs.variants import VARIANTS
-
     names = comparison.names()
     assert names[0] == comparison.BASELINE and len(names) == len(set(names))
     assert {"configs/lambda_lm.py:3m", "configs/variants.py:base", "configs/variants.py:alibi"} <= set(names)

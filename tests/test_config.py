@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import command, config_io
+from xfresearch import command
+from xfresearch.config.comparing import differences
+from xfresearch.config.files import parse
+from xfresearch.config.reading import from_dict, to_json
+from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 
@@ -38,14 +42,22 @@ MISTAKES = [
     ("--config.model.pattern=('main','other')", ["model.pattern=('main', 'other')", "names of blocks: main"]),
     ("--config.model.pattern=()", ["model.pattern=()", "at least one"]),
     ("--config.model.pattern=('main','main','main')", ["model.depth=2", "a multiple of the 3 blocks"]),
-    ("--config.model.blocks.main.attention.rank=3", ["attention.rank=3", "0, its default, since only query='merged'"]),
+    ("--config.model.blocks.main.attention.rank=3", ["attention.rank=3", "0, its default: it is read only with query='merged'"]),
     ("--config.model.blocks.main.layout=prenorm", ["layout='prenorm'", "did you mean 'pre_norm'"]),
     (
-        "--config.model.blocks.main.norms.attention_out=rms",
-        ["norms.attention_out='rms'", "attention_in, feed_forward_in"],
+        "--config.model.blocks.main.norms.attention_out.kind=rms",
+        ["norms.attention_out.kind=rms", "attention_in, feed_forward_in"],
     ),
-    ("--config.model.blocks.main.feed_forward.moe.top_k=9", ["moe.top_k=9", "at most moe.experts=8"]),
-    ("--config.model.blocks.main.feed_forward.kind=moe", ["feed_forward.bias=True", "only a kind other than 'moe'"]),
+    (
+        "--config.model.blocks.main.feed_forward.kind=moe --config.model.blocks.main.feed_forward.moe.top_k=9",
+        ["moe.top_k=9", "at most moe.experts=8"],
+    ),
+    ("--config.model.blocks.main.feed_forward.moe.top_k=1", ["feed_forward.moe.top_k=1", "no key 'moe'", "has", "bias"]),
+    (
+        "--config.model.blocks.main.attention.window=3 --config.model.blocks.main.attention.kind=lambda",
+        ["attention.window=3", "no key 'window'", "lambdas"],
+    ),
+    ("--config.model.blocks.main.attention.kind=lamda", ["attention.kind='lamda'", "did you mean 'lambda'"]),
     ("--config.model.dtype=float64", ["model.param_dtype='float32'", "float64"]),
     ("--config.model.dropout=1.0", ["model.dropout=1.0", "at most 0.99"]),
     ("--config.training.accumulate=3", ["training.accumulate=3", "divisor of batch_size=8"]),
@@ -67,7 +79,7 @@ def in_root(monkeypatch):
 @pytest.mark.parametrize("arguments, words", MISTAKES, ids=[m[0] for m in MISTAKES])
 def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(arguments, words):
     with pytest.raises(UserError) as error:
-        config_io.parse([GPT2, *arguments.split()])
+        parse([GPT2, *arguments.split()])
     line = str(error.value)
     assert "\n" not in line
     for word in words:
@@ -81,13 +93,13 @@ FILES += [("configs/common.py", "no function get_config; .*configs/gpt2.py")]
 @pytest.mark.parametrize("file, words", FILES)
 def test_a_wrong_file_or_size_names_those_that_there_are(file, words):
     with pytest.raises(UserError, match=words):
-        config_io.parse([f"--config={file}"])
+        parse([f"--config={file}"])
 
 
 def test_a_broken_config_file_is_one_line(tmp_path):
     (tmp_path / "broken.py").write_text("def get_config():\n    return 1 / 0\n")
     with pytest.raises(UserError, match="division by zero"):
-        config_io.parse([f"--config={tmp_path / 'broken.py'}"])
+        parse([f"--config={tmp_path / 'broken.py'}"])
 
 
 @pytest.mark.parametrize(
@@ -95,14 +107,14 @@ def test_a_broken_config_file_is_one_line(tmp_path):
 )
 @pytest.mark.parametrize("size", ["", ":tiny"])
 def test_named_configs_resolve_and_survive_json(name, size):
-    config = config_io.parse([f"--config=configs/{name}.py{size}"])
-    read_back = config_io.from_dict(Config, json.loads(config_io.to_json(config)))
-    assert config_io.resolve(read_back) == config
-    assert config_io.differences(config, read_back) == []
+    config = parse([f"--config=configs/{name}.py{size}"])
+    read_back = from_dict(Config, json.loads(to_json(config)))
+    assert resolve(read_back) == config
+    assert differences(config, read_back) == []
 
 
 def test_overrides_take_both_spellings_and_tuples():
-    config = config_io.parse([GPT2, "--config.steps", "40", "--config.data.corpus=('wikitext2', 'python_stdlib')"])
+    config = parse([GPT2, "--config.steps", "40", "--config.data.corpus=('wikitext2', 'python_stdlib')"])
     assert (config.steps, config.data.corpus) == (40, ("wikitext2", "python_stdlib"))
 
 
@@ -110,15 +122,15 @@ def test_overrides_take_both_spellings_and_tuples():
 def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
     def blocks(*overrides):
         overrides = [f"--config.model.blocks.{override}" for override in overrides]
-        return config_io.parse([f"--config=configs/{name}.py:tiny", *overrides]).model.blocks
+        return parse([f"--config=configs/{name}.py:tiny", *overrides]).model.blocks
 
     plain = blocks()
-    different = {line.split(": ")[0] for line in config_io.differences(plain["main"], plain["first"], "block")}
-    both = blocks("main.attention.heads=2", "main.norm_bare=('attention_in',)", "main.attention.softcap=5.0")
+    different = {line.split(": ")[0] for line in differences(plain["main"], plain["first"], "block")}
+    both = blocks("main.attention.heads=2", "main.norms.attention_in.gain=False", "main.attention.softcap=5.0")
     for block in both.values():
         assert (block.attention.heads, block.attention.head_size) == (2, 16)
-        assert block.norm_bare == ("attention_in",) and block.attention.softcap == 5
-    lines = config_io.differences(both["main"], both["first"], "block")
+        assert not block.norms.attention_in.gain and block.attention.softcap == 5
+    lines = differences(both["main"], both["first"], "block")
     assert {line.split(": ")[0] for line in lines} == different, "first differs where the file says so, and nowhere else"
     alone = blocks("first.attention.heads=2", "first.dropout=0.1")
     assert (alone["first"].attention.heads, alone["first"].dropout) == (2, 0.1)
@@ -129,9 +141,9 @@ def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
 
 
 def test_differences_name_each_changed_key():
-    a, b = config_io.parse([GPT2]), config_io.parse([GPT2, "--config.seed=3", "--config.model.width=64"])
-    assert config_io.differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]
-    assert "config.seed: 0 -> 3" in config_io.differences(a, b)
+    a, b = parse([GPT2]), parse([GPT2, "--config.seed=3", "--config.model.width=64"])
+    assert differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]
+    assert "config.seed: 0 -> 3" in differences(a, b)
 
 
 def test_importing_xfresearch_is_quick_and_does_not_load_jax():

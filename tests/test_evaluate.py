@@ -21,6 +21,7 @@ from xfresearch import command, evaluate, evaluation, loading
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.errors import UserError
 from xfresearch.evaluation import Window, evaluate_batches, make_evaluator, make_scorer, pack_windows, windows
+from xfresearch.models import reach
 
 WORDS = "the cat sat on the mat. naïve\n"
 
@@ -358,15 +359,13 @@ def test_sparklines_rise_with_their_values():
 
 def test_evaluation_computes_no_more_than_trained_spans_need(tmp_path, texts, monkeypatch):
     """Adaptive spans of a trained model bound its attention: the same figures from a model with narrower windows."""
-    from xfresearch.models import span
-
     lm, run = tiny_model("all_attention_enwik8_small", **texts, sequence_length=256), tmp_path / "s"
     lm.params["blocks"]["main"]["attention"]["span"]["fraction"] *= 0  # each head sees its ramp: 32 tokens
     lm.save(run)
-    models, make = [], evaluation.make_scorer
-    monkeypatch.setattr(evaluation, "make_scorer", lambda model, *more: models.append(model) or make(model, *more))
+    executions, make = [], evaluation.make_scorer
+    monkeypatch.setattr(evaluation, "make_scorer", lambda *given: executions.append(given[-1]) or make(*given))
     trimmed = evaluated(run, "--limit", "2", tmp_path=tmp_path)
-    monkeypatch.setattr(span, "trim", lambda model, params: model)
+    monkeypatch.setattr(reach, "trained_reach", lambda model, params: ())
     whole = evaluated(run, "--limit", "2", tmp_path=tmp_path)
-    assert [model.blocks["main"].attention.trimmed for model in models] == [64, 0]
+    assert [execution.reach_of("main") for execution in executions] == [64, 0]
     assert math.isclose(trimmed["loss"], whole["loss"], rel_tol=TOLERANCE["float32"])

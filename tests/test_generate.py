@@ -32,7 +32,7 @@ def test_prints_prompt_and_text_and_the_rate_apart(run, capsys):
 def test_compiled_programs_are_kept_in_the_cache_of_the_run(run, monkeypatch, main, options):
     """Said before the first program is compiled: JAX asks once, then never again."""
     kept_in = []
-    monkeypatch.setattr(api, "load", lambda *_: kept_in.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
+    monkeypatch.setattr(loading, "load", lambda *_: kept_in.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
     before = jax.config.jax_compilation_cache_dir
     with pytest.raises(ZeroDivisionError):
         main(["--workdir", str(run), *options])

@@ -4,7 +4,6 @@
     python -m xfresearch.bench cross_entropy --vocab 32000 --rows 512,1024,4096
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
-    python -m xfresearch.bench variants --seeds 3 --json docs/variants.json
 
 Implementations take turns, so that a busy machine slows all of them alike; each figure is the fastest of its rounds.
 The floor is the time that the operation's matrix products would take at the rate of one large product, measured in the
@@ -12,9 +11,6 @@ same run.
 
 `import_hf` reads a random Llama from a Hugging Face folder, beside reading its bytes alone and filling as much memory
 (interop/speed.py).
-
-`variants` instead trains every variant at about 3 M parameters over seeds and times it against gpt2 (comparison.py); what
-the file already has is not run again. It takes --config.key=value for all of them.
 """
 
 import time
@@ -220,12 +216,6 @@ def compare(functions: dict, arguments, flops: float, square, rounds: int) -> li
 
 def main(arguments) -> None:
     a = parse(arguments)
-    if a.operation == "variants":
-        from xfresearch import comparison
-
-        rows = comparison.compare(a.seeds, a.overrides, a.json, [word for word in a.only.split(",") if word])
-        print(comparison.table(rows))
-        return
     if a.operation == "import_hf":
         bench_import(a)
         return

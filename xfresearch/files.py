@@ -25,6 +25,12 @@ def write_json(path, value) -> None:
     write_text(path, json.dumps(finite(value), indent=2, default=float) + "\n")
 
 
+def write_rows(path, rows: dict) -> None:
+    """Writes {"rows": rows} as JSON with each row on one line; as `write_json`."""
+    lines = (f"{json.dumps(name)}: {json.dumps(finite(row), default=float)}" for name, row in rows.items())
+    write_text(path, '{"rows": {\n' + ",\n".join(lines) + "\n}}\n")
+
+
 def finite(value):
     """`value` with None for every number that JSON cannot write."""
     if isinstance(value, dict):

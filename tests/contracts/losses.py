@@ -8,6 +8,8 @@ from xfresearch.kernels import lambda_scan
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.training import step
 
+PLAIN = {"layers": "unroll", "attention_kernel": "plain", "expert_kernel": "ragged"}
+
 
 def batch_of(tokens_BL, segments_BL=None, positions_BL=None, weights_BL=None) -> dict:
     """A batch that predicts each of `tokens_BL` but the first from those before it; without segments, one document a row."""
@@ -27,7 +29,7 @@ def loss_of(config: ModelConfig, batch: dict, key=None, packing: str = "stream",
     run = Config(
         model=config,
         data=DataConfig(packing=packing),
-        training=TrainingConfig(**{"layers": "unroll", **training}),
+        training=TrainingConfig(**{**PLAIN, **training}),
     )
     loss = step.make_loss(run)
     totals = {"weights": batch["weights"].sum(), "tokens": step.tokens_in(batch)}

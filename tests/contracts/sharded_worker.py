@@ -11,6 +11,8 @@ from jax.sharding import AxisType
 
 from tests.contracts.variants import ALL, KEPT, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
+from xfresearch.models import transformer
+from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 8
@@ -20,7 +22,7 @@ GRADIENTS = ["pattern", "pattern-repeated", *KEPT]
 
 def logits_and_gradients(config, gradients: bool, mesh=None):
     def loss(params, tokens_BL, layers):
-        logits, losses = forward(config, params, tokens_BL, layers, mesh=mesh)
+        logits, losses = forward(config, params, tokens_BL, layers, mesh=mesh, execution=Execution())
         weights_BLV = np.random.default_rng(3).standard_normal(logits.shape)
         return (weights_BLV * logits).sum() + sum(value.sum() for value in losses.values()), logits
 
@@ -34,7 +36,7 @@ def error(config, gradients: bool) -> float:
     expected_gradients, expected_logits = run(params, tokens_BL, "unroll")
     sizes = mesh_sizes(config, DEVICES)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    shardings = param_shardings(mesh, params)
+    shardings = param_shardings(mesh, params, transformer.axes(config))
     placed = jax.device_put(params, shardings)
     assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(placed))
     run = logits_and_gradients(config, gradients, mesh)

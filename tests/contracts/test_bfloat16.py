@@ -19,7 +19,7 @@ import pytest
 
 from tests.contracts import losses
 from tests.contracts.test_gradients import named
-from tests.contracts.variants import ALL, forward, marked, plain
+from tests.contracts.variants import ALL, forward, marked
 from tests.tolerances import TOLERANCE
 from xfresearch.models import transformer
 
@@ -78,7 +78,7 @@ def errors(found, expected) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", marked(EVERY_DAY))
 def test_gradients_in_bfloat16_are_near_those_in_float32(name):
-    config = plain(ALL[name])
+    config = ALL[name]
     params, batch = transformer.init(config, jax.random.key(0)), skewed_batch(config.vocab_size)
 
     def gradients(config):

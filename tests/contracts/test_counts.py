@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT, forward, plain
-from xfresearch.config import AttentionConfig, FeedForwardConfig
+from tests.blocks import block
+from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT, forward
 from xfresearch.config.files import parse
 from xfresearch.models import transformer
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.closed_form import costs
 from xfresearch.models.counting import count_flops
+from xfresearch.models.layers import stacks
 from xfresearch.models.model_config import ModelConfig
 
 
@@ -26,18 +26,19 @@ def test_parameters_are_those_of_the_tree(name):
 @pytest.mark.parametrize("name", ALL)
 def test_active_parameters_leave_out_the_experts_not_used(name):
     config = ALL[name]
-    idle, repeats = 0, config.depth // len(config.pattern)
-    for stack, block in zip(transformer.stack_names(config), config.pattern, strict=True):
-        moe = config.blocks[block].feed_forward.moe
-        experts = transformer.abstract(config)["blocks"][stack].get("feed_forward", {}).get("experts", {})
-        idle += sum(leaf.size * (moe.experts - moe.top_k) // moe.experts for leaf in experts.values())
-        assert all(leaf.shape[:2] == (repeats, moe.experts) for leaf in experts.values())
+    idle = 0
+    for stack in stacks(config):
+        experts = transformer.abstract(config)["blocks"][stack.name].get("feed_forward", {}).get("experts", {})
+        if experts:
+            moe = config.blocks[stack.block].feed_forward.moe
+            idle += sum(leaf.size * (moe.experts - moe.top_k) // moe.experts for leaf in experts.values())
+            assert all(leaf.shape[:2] == (stack.repeats, moe.experts) for leaf in experts.values())
     assert costs(config).active_parameters == sizes(transformer.abstract(config)) - idle
 
 
 @pytest.mark.parametrize("name, layers", [*((name, "unroll") for name in ALL), *((name, "scan") for name in DISTINCT)])
 def test_forward_flops_are_those_of_every_matrix_product(name, layers):
-    config = plain(ALL[name])
+    config = ALL[name]
     tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
     counted = count_flops(lambda params: forward(config, params, tokens_BL, layers), transformer.abstract(config))
     assert counted == BATCH * LENGTH * costs(config, LENGTH).flops_per_token
@@ -59,11 +60,6 @@ def test_gpt2_has_the_published_parameters():
     config = parse(["--config", f"{ROOT / 'configs/gpt2.py'}"]).model
     assert (config.vocab_size, config.max_length) == (50257, 1024)
     assert costs(config).parameters == 124_439_808  # openai-community/gpt2
-
-
-def block(**kinds) -> BlockConfig:
-    attention, feed_forward = kinds.pop("attention"), kinds.pop("feed_forward")
-    return BlockConfig(attention=AttentionConfig(**attention), feed_forward=FeedForwardConfig(**feed_forward), **kinds)
 
 
 def test_mixtral_8x7b_has_the_published_parameters():
@@ -89,7 +85,7 @@ def test_all_attention_layer_has_the_published_parameters():
 
 def test_training_flops_are_three_times_forward_within_attention_of_the_input():
     """A backward pass costs two products for each one of the forward pass, as costs.py says of a training step."""
-    config = plain(ALL["base"])
+    config = ALL["base"]
     tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
 
     def loss(params):

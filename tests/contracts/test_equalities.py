@@ -16,7 +16,6 @@ from tests.contracts.variants import (
     forward,
     in_float64,
     marked,
-    plain,
     random_params,
     tokens_for,
 )
@@ -45,7 +44,7 @@ CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if n
 @pytest.fixture(params=[case for case in marked(CACHED) if ALL[case.values[0]].causal])
 def variant(request, x64):
     """A variant in float64, parameters for it, and tokens."""
-    config = in_float64(plain(ALL[request.param]))
+    config = in_float64(ALL[request.param])
     return config, random_params(config), tokens_for(config)
 
 

@@ -14,10 +14,8 @@ import re
 import jax
 import numpy as np
 import pytest
-from xfresearch.models.kernel_choices import with_kernels
 
 from tests.contracts import losses
-from tests.contracts.test_kernels import attention_kernels
 from tests.contracts.variants import (
     ALL,
     BATCH,
@@ -27,7 +25,6 @@ from tests.contracts.variants import (
     in_float64,
     marked,
     model,
-    plain,
     random_params,
 )
 from xfresearch.kernels import chunked_attention, grouped_matmul
@@ -37,7 +34,7 @@ STEP, TOLERANCE = 3e-6, 1e-7
 # Two documents and padding, then one document.
 SEGMENTS_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8], np.int32)
 POSITIONS_BL = np.array([[0, 1, 2, 0, 1, 2, 3, 0], range(8)], np.int32)
-# The choice of experts alone reads it, and training/routing.py moves it.
+# The choice of experts alone reads it, and `after_update` moves it.
 WITHOUT_GRADIENT = r"blocks/\w+/feed_forward/router_bias"
 
 
@@ -108,14 +105,14 @@ EVERY_DAY = [name for name in DISTINCT if not name.startswith("configs/")]
 
 @pytest.mark.parametrize("name", marked(EVERY_DAY))
 def test_gradient_is_the_slope_of_the_loss(name, x64):
-    config = in_float64(plain(ALL[name]))
+    config = in_float64(ALL[name])
     check(loss_of(config), random_params(config))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_gradient_of_each_parameter_is_the_slope_of_the_loss(name, x64):
-    config = in_float64(plain(ALL[name]))
+    config = in_float64(ALL[name])
     check(loss_of(config), random_params(config), each=True)
 
 
@@ -128,14 +125,14 @@ NOISY = {
 
 @pytest.mark.parametrize("name", NOISY)
 def test_gradient_with_noise_is_the_slope_for_the_same_key(name, x64):
-    config = in_float64(plain(model(NOISY[name])))
+    config = in_float64(model(NOISY[name]))
     check(loss_of(config, jax.random.key(5)), random_params(config))
 
 
 def test_gradient_where_experts_choose_tokens(x64):
     moe = {"routing": "expert_choice", "capacity": 1.0, "renormalise": False, "balance": "none"}
     changes = {f"blocks.main.feed_forward.moe.{name}": value for name, value in moe.items()}
-    config = in_float64(plain(model({"causal": False, "blocks.main.feed_forward.kind": "moe", **changes})))
+    config = in_float64(model({"causal": False, "blocks.main.feed_forward.kind": "moe", **changes}))
     check(loss_of(config), random_params(config))
 
 
@@ -154,11 +151,12 @@ def test_gradient_of_kernels_with_a_backward_pass_of_their_own(name, x64, monkey
     monkeypatch.setitem(grouped_matmul.BLOCKS, "cpu", 3)
     monkeypatch.setattr(chunked_attention, "CHUNK", 3)
     config, attention, experts = FAST[name]
-    config = attention_kernels(with_kernels(in_float64(config), "auto", experts), attention)
-    check(loss_of(config), random_params(config), jit=jax.jit)
+    config = in_float64(config)
+    loss = loss_of(config, attention_kernel=attention, expert_kernel=experts)
+    check(loss, random_params(config), jit=jax.jit)
 
 
 @pytest.mark.long
 def test_gradient_of_scanned_layers_computed_anew(x64):
-    config = in_float64(plain(VARIANTS["pattern-repeated"]))
+    config = in_float64(VARIANTS["pattern-repeated"])
     check(loss_of(config, layers="scan", remat="full"), random_params(config), jit=jax.jit)

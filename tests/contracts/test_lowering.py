@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from tests.contracts.variants import ALL, forward, marked, mesh_sizes
 from xfresearch.models import transformer
+from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 64
@@ -18,7 +19,7 @@ def abstract_mesh(config):
 
 
 def loss(config, params, tokens_BL, mesh):
-    logits, losses = forward(config, params, tokens_BL, layers="scan", mesh=mesh)
+    logits, losses = forward(config, params, tokens_BL, layers="scan", mesh=mesh, execution=Execution())
     return jax.nn.logsumexp(logits, -1).mean() + sum(value.sum() for value in losses.values())
 
 
@@ -28,7 +29,7 @@ def test_lowers_on_64_devices(name):
     mesh = abstract_mesh(config)
     assert mesh.size == DEVICES
     params = transformer.abstract(config)
-    shardings = param_shardings(mesh, params)
+    shardings = param_shardings(mesh, params, transformer.axes(config))
     placed = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), params, shardings)
     tokens_BL = jax.ShapeDtypeStruct((DEVICES, 8), jnp.int32, sharding=batch_sharding(mesh))
     for sharding, leaf in zip(jax.tree.leaves(shardings), jax.tree.leaves(params), strict=True):

@@ -1,7 +1,7 @@
 """An option that is set and that nothing reads is an error: setting one changes what the model computes, or is refused.
 
-Each value of each option is set alone in models of every kind, without what it needs beside it. A field that
-models/options.py forgets is found here, since it then changes nothing and is not refused.
+Each value of each option is set alone in models of every kind, without what it needs beside it. An option whose `needs`
+are wrong is found here, since it then changes nothing and is not refused.
 """
 
 import functools
@@ -20,10 +20,7 @@ from xfresearch.models.model_config import resolve_model
 
 # Options whose effect is not on first values or on the training loss, and what they change.
 NOT_IN_THE_LOSS = {
-    "blocks.main.attention.kernel": "the implementation",
-    "blocks.main.feed_forward.moe.kernel": "the implementation",
-    "blocks.main.feed_forward.moe.bias_speed": "the step of the router's bias after an update",
-    "blocks.main.attention.trimmed": "set by evaluation, refused in training",
+    "blocks.main.feed_forward[moe].moe.bias_speed": "the step of the router's bias after an update",
     "max_length": "tables of positions; sequence_length fills it",
     "dtype": "the precision; everything here is computed in bfloat16",
 }
@@ -34,7 +31,6 @@ MORE = {
     "blocks.main.dropout": [0.1],
     "blocks.main.branch_gain": [0.7],
     "blocks.main.norm_alpha": [0.8],
-    "blocks.main.norm_alpha_attention": [0.8],
     "blocks.main.norm_cast": ["before_gain"],
     "blocks.main.attention.dropout": [0.1],
     "blocks.main.attention.span_ramp": [4],
@@ -48,24 +44,28 @@ MORE = {
     "blocks.main.attention.rope.original_length": [16],
     "blocks.main.attention.rope.attention_factor": [2.0],
     "blocks.main.attention.clip": [0.1],
+    "blocks.main.attention[slots].dropout": [0.1],
+    "blocks.main.attention[slots].memory_slots": [8],
     "blocks.main.feed_forward.hidden": [40],
-    "blocks.main.feed_forward.moe.experts": [4],
-    "blocks.main.feed_forward.moe.jitter": [0.1],
-    "blocks.main.feed_forward.moe.balance_loss": [0.5],
-    "blocks.main.feed_forward.moe.z_loss": [0.5],
-    "blocks.main.feed_forward.moe.routing": ["expert_choice"],
+    "blocks.main.feed_forward[moe].moe.experts": [4],
+    "blocks.main.feed_forward[moe].moe.jitter": [0.1],
+    "blocks.main.feed_forward[moe].moe.balance_loss": [0.5],
+    "blocks.main.feed_forward[moe].moe.z_loss": [0.5],
+    "blocks.main.feed_forward[moe].moe.routing": ["expert_choice"],
     "init": ["normal"],
     "causal": [False],
     "param_dtype": ["float64"],
 }
-SIZES = {"width", "depth", "vocab_size", "pattern", "blocks", "blocks.main.attention.heads"}
+SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
+SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
 VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
 # Models without a part, and the options of that part.
 DAILY = {"layout=all_attention": ".feed_forward.", "attention.kind=lambda": ".attention."}
 CONTEXTS = ("base", *DAILY, "feed_forward.kind=moe", "layout=skipless", "norm=dyt", "attention.position=rope")
 CONTEXTS += ("attention.rank=6", "attention.span=adaptive", "attention.kind=slots", "attention.rope.scaling=yarn")
 CONTEXTS += ("layout=fused_output",)
-VALUES |= {path: ["rms"] for path in VALUES if ".norms." in path}
+OF_A_SITE = {"kind": ["rms"], "gain": [False], "bias": [True], "epsilon": [0.1], "alpha": [0.8]}
+VALUES |= {path: OF_A_SITE[path.rsplit(".", 1)[-1]] for path in VALUES if ".norms." in path}
 
 
 @functools.cache
@@ -126,27 +126,39 @@ A, F = B + "attention.", B + "feed_forward."
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({B + "layout": "all_attention", F + "hidden": 64}, "feed_forward.hidden=64 .* 0, its default, since only a layout"),
-        ({A + "query": "merged", A + "clip": 1.0}, "attention.clip=1.0 .* only query other than 'merged' reads it"),
-        ({B + "branch_gain": 0.5}, "branch_gain=0.5 .* only a skipless layout"),
-        ({A + "span_loss": 0.1}, "span_loss=0.1 .* only span='adaptive'"),
-        ({A + "memory_heads": "shared"}, "memory_heads='shared' .* only memory_slots in the softmax"),
-        ({F + "gated_hidden": "matched", F + "hidden": 0}, "gated_hidden='matched' .* only a gated kind"),
-        ({F + "hidden": 50, F + "hidden_factor": 3.0}, "hidden_factor=3.0 .* its default, where hidden=50 is given"),
-        ({A + "rope.theta": 100.0}, "rope.theta=100.0 .* only position='rope'"),
+        ({A + "query": "merged", A + "clip": 1.0}, "attention.clip=1.0 .* read only with query other than 'merged'"),
+        ({A + "span_loss": 0.1}, "span_loss=0.1 .* read only with span='adaptive'"),
+        ({A + "memory_heads": "shared"}, "memory_heads='shared' .* read only with memory_slots above 0"),
+        ({F + "hidden": 50, F + "hidden_factor": 3.0}, "hidden_factor=3.0 .* its default, with hidden=50"),
+        ({A + "rope.theta": 100.0}, "rope.theta=100.0 .* read only with position='rope'"),
         ({A + "rank": 33, A + "query": "merged"}, "rank=33 .* at most model.width=32"),
-        ({B + "layout": "post_norm"}, "final_norm='layer' .* 'none' where the last block, of layout='post_norm'"),
-        ({B + "layout": "resi_dual", "final_norm": "none"}, "final_norm='none' .* a norm under layout='resi_dual'"),
+        ({B + "layout": "post_norm"}, "final_norm='layer' .* 'none' where the last block, with layout='post_norm'"),
+        ({B + "layout": "resi_dual", "final_norm": "none"}, "final_norm='none' .* a norm with layout='resi_dual'"),
         ({F + "kind": "moe", F + "moe.top_k": 1}, "renormalise=True .* its gradient 0"),
-        ({A + "kind": "slots"}, "memory_slots=0 .* at least 1 under kind='slots'"),
         (
             {B + "layout": "fused_output", A + "memory_slots": 4, A + "memory_activation": "relu"},
-            "memory_activation='relu' .* 'softmax' under layout='fused_output'",
+            "memory_activation='relu' .* 'softmax' with a layout whose feed-forward reads the heads",
         ),
+        ({B + "norms.attention_in.kind": "none", B + "norms.attention_in.gain": False}, "attention_in.gain=False .* unset"),
+        ({B + "norms.attention_in.alpha": 1.0}, "attention_in.alpha=1.0 .* a norm of kind 'layer' does not have it"),
     ],
 )
 def test_refusals_say_who_reads_the_option(changes, words):
     with pytest.raises(UserError, match=words):
+        model(changes)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({B + "layout": "all_attention", F + "hidden": 64}, "feed_forward"),
+        ({B + "branch_gain": 0.5}, "branch_gain"),
+        ({F + "gated_hidden": "matched"}, "gated_hidden"),
+        ({A + "kind": "lambda", A + "window": 3}, "window"),
+    ],
+)
+def test_an_option_that_a_kind_does_not_have_is_refused(changes, words):
+    with pytest.raises(UserError, match=f"{words}.*there is no such option"):
         model(changes)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, in_float64, marked, plain, random_params, tokens_for
+from tests.contracts.variants import ALL, forward, in_float64, marked, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -32,7 +32,7 @@ def check(config, layers, tolerance):
 
 @pytest.mark.parametrize("name", ALL)
 def test_unrolled_is_the_plain_model_in_float64(name, x64):
-    check(in_float64(plain(ALL[name])), "unroll", TOLERANCE["float64"])
+    check(in_float64(ALL[name]), "unroll", TOLERANCE["float64"])
 
 
 @pytest.mark.parametrize("name", marked())

@@ -7,7 +7,6 @@ Numbers have no such list; `NUMBERS` gives theirs, and test_discovery.py fails f
 An option of a kind of sublayer other than the base's has the kind in its name: blocks.main.attention[lambda].lambdas.window.
 """
 
-import dataclasses
 import itertools
 import math
 import re
@@ -365,10 +364,10 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
 
 
 def forward(config: ModelConfig, params, tokens_BL, layers: str = "unroll", remat: str = "none", **context):
-    """Logits and auxiliary losses; positions count from 0 unless `context` gives them."""
+    """Logits and auxiliary losses; positions count from 0 unless `context` gives them, kernels are the plain ones."""
     model = transformer.bind(config, params)
     positions_BL = np.broadcast_to(np.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    out = model(tokens_BL, Context(**{"positions_BL": positions_BL, **context}), layers=layers, remat=remat)
+    out = model(tokens_BL, Context(**{"positions_BL": positions_BL, "execution": PLAIN, **context}), layers=layers, remat=remat)
     return model.logits(out.hidden_BLD), out.losses
 
 
@@ -383,7 +382,8 @@ def tree_error(actual, expected) -> float:
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
     """Every axis that the model can be sharded along, in twos; the batch takes what is left."""
     options = [block.attention for block in config.blocks.values()]
-    heads = [n for a in options for n in (a.heads, getattr(a, "kv_heads", 0)) if n > 1]
+    heads = [a.heads for a in options]
+    heads += [n for n in (getattr(a, "kv_heads", 0) for a in options) if n > 1]  # a single one is on every device
     experts = [moe.experts for moe in mixtures(config)]
     sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}
     sizes["context"] = 2 if devices >= 32 else 1

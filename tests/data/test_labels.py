@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ROOT
-from xfresearch.config import option
+from xfresearch.config.fields import option
 from xfresearch.config.files import parse
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
@@ -39,7 +39,7 @@ class Parity:
 
 @pytest.fixture
 def parity(monkeypatch):
-    monkeypatch.setitem(labels.DATA_SETS, "parity", f"{__name__}:Parity")
+    monkeypatch.setitem(labels.DATA_SETS, "parity", Parity)
     return config_with("data.corpus=('parity:copies=2',)", "sequence_length=2", "batch_size=4")
 
 

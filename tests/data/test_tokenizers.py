@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from xfresearch.config.run import DataConfig
-from xfresearch.data.tokenizers import bpe
-from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer, tokenizer_for, vocab_size
+from xfresearch.data.tokenizers import ByteTokenizer, bpe, load_tokenizer, tokenizer_for, vocab_size
 
 CODE = "def main(x):\n    return x + 1  # größer 🦙\n\n\nclass Thing:\n    pass\n"
 

@@ -8,7 +8,6 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
-from xfresearch.config import FeedForwardConfig
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.interop.config import write_config
@@ -78,7 +77,7 @@ def test_an_exported_one_is_the_same_model_again(name, tmp_path):
 
 LLAMA, GPT_2, MIXTRAL = NAMED["llama"], NAMED["gpt2"], NAMED["mixtral_8x7b"]
 BLOCK = "blocks.main."
-ATTENTION_ONLY = {"layout": "attention_only", "feed_forward": FeedForwardConfig()}
+ATTENTION_ONLY = {"layout": "attention_only"}
 # One step away from a model that has a family, and what of it no family has.
 REFUSED = {
     "memory slots": (LLAMA, {"attention.memory_slots": 16}, "attention.memory_slots=16"),
@@ -88,7 +87,7 @@ REFUSED = {
     "no W_O": (LLAMA, {"attention.output": "identity"}, "attention.output='identity'"),
     "SoLU": (GPT_2, {"feed_forward.kind": "solu"}, "feed_forward.kind='solu'"),
     "DyT": (LLAMA, {"norm": "dyt"}, "norms.attention_in='dyt'"),
-    "projection": (GPT_2, {"norms.feed_forward_in": "project"}, "norms.feed_forward_in='project'"),
+    "projection": (GPT_2, {"norms.feed_forward_in.kind": "project"}, "norms.feed_forward_in='project'"),
     "no skip": (LLAMA, {"layout": "no_skip"}, "layout='no_skip'"),
     "parallel Llama": (LLAMA, {"layout": "parallel"}, "layout='parallel'"),
     "T5's positions": (LLAMA, {"attention.position": "t5"}, "attention.position='t5'"),

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
+from tests.blocks import block
 from tests.data.conftest import shared
 from tests.parity.weights import paired
 from xfresearch import generate
-from xfresearch.config import AttentionConfig, FeedForwardConfig
 from xfresearch.models import transformer
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.model_config import ModelConfig, resolve_model
 
 
@@ -53,14 +52,14 @@ def test_a_prompt_is_gone_on_from(stories):
 
 def random_model(tied: bool):
     """A model of odd sizes with random parameters, made without the reader."""
-    block = BlockConfig(
+    own = block(
         norm="rms",
         norm_cast="before_gain",
-        attention=AttentionConfig(heads=6, kv_heads=2, position="rope"),
-        feed_forward=FeedForwardConfig(kind="swiglu", hidden=20),
+        attention={"heads": 6, "kv_heads": 2, "position": "rope"},
+        feed_forward={"kind": "swiglu", "hidden": 20},
     )
     model = ModelConfig(
-        width=36, depth=3, vocab_size=300, max_length=24, blocks={"main": block}, final_norm="rms", tie_embeddings=tied
+        width=36, depth=3, vocab_size=300, max_length=24, blocks={"main": own}, final_norm="rms", tie_embeddings=tied
     )
     model, chance = resolve_model(model), np.random.default_rng(0)
     return model, jax.tree.map(lambda p: chance.standard_normal(p.shape, np.float32), transformer.abstract(model))

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
-from xfresearch.models.kernel_choices import with_kernels
 
 from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
 from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
@@ -18,6 +17,8 @@ from xfresearch.kernels.chunked_attention import chunked, chunked_part
 from xfresearch.kernels.cudnn_attention import cudnn
 from xfresearch.kernels.sight import Sight, Slots
 from xfresearch.kernels.splash_attention import splash
+from xfresearch.models import transformer
+from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import activation_spec, param_shardings
 
 DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "chunked": "float64", "plain": "float64"}
@@ -121,16 +122,16 @@ def of_kernel(implementation: str, sizes: dict, drawn: dict, sight: Sight) -> Re
 
 def of_model(kernel: str, sizes: dict, name: str) -> Result:
     """A whole model in float64, with `kernel` in every block, scanned."""
-    config = in_float64(with_kernels(ALL[name], "plain", "auto"))
+    config = in_float64(ALL[name])
     params, tokens_BL = random_params(config), tokens_for(config, batch=4, length=16)
     segments_BL = np.repeat([[1] * 9 + [2] * 7], 4, 0).astype(np.int32)
     expected = value_and_gradients(lambda p: forward(config, p, tokens_BL, segments_BL=segments_BL)[0], params)
     mesh = mesh_of(sizes)
-    placed = jax.device_put(params, param_shardings(mesh, params))
-    asked = with_kernels(config, kernel, "auto")
+    placed = jax.device_put(params, param_shardings(mesh, params, transformer.axes(config)))
+    execution = Execution(attention_kernel=kernel)
 
     def cut(params):
-        return forward(asked, params, tokens_BL, "scan", segments_BL=segments_BL, mesh=mesh)[0]
+        return forward(config, params, tokens_BL, "scan", segments_BL=segments_BL, mesh=mesh, execution=execution)[0]
 
     return compare(cut, placed, expected)
 

@@ -22,16 +22,15 @@ def compiled() -> dict[str, float]:
     from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from xfresearch.config import FeedForwardConfig
-    from xfresearch.models.block_config import BlockConfig
+    from tests.blocks import block
     from xfresearch.models.context import Context
-    from xfresearch.models.feed_forwards.moe import MixtureOfExperts, MoeConfig
+    from xfresearch.models.feed_forwards.moe import MixtureOfExperts
     from xfresearch.models.model_config import ModelConfig
 
-    moe = MoeConfig(experts=EXPERTS, top_k=TOP_K)
-    block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=HIDDEN, moe=moe))
-    model = ModelConfig(width=WIDTH, dtype="bfloat16", blocks={"main": block})
-    layer = nnx.eval_shape(lambda: MixtureOfExperts(model, block, nnx.Rngs(params=jax.random.key(0))))
+    sparse = block(feed_forward={"kind": "moe", "hidden": HIDDEN, "moe": {"experts": EXPERTS, "top_k": TOP_K}})
+    model = ModelConfig(width=WIDTH, dtype="bfloat16", blocks={"main": sparse})
+    place = next(place for _, sublayer, place in model.places() if sublayer.name == "feed_forward")
+    layer = nnx.eval_shape(lambda: MixtureOfExperts(place, nnx.Rngs(params=jax.random.key(0))))
 
     def forward(layer, x_BLD, mesh):
         return layer(x_BLD, Context(positions_BL=None, mesh=mesh))
@@ -49,7 +48,7 @@ def compiled() -> dict[str, float]:
     one, both = mesh_of(CHIP, 1), jax.grad(loss, (0, 1), allow_int=True)
     cut = program(both, mesh_of(CHIP, expert=4)).as_text()
     return {
-        "costs": MixtureOfExperts.costs(model, block, LENGTH).flops_per_token * BATCH * LENGTH,
+        "costs": MixtureOfExperts.costs(place, LENGTH).flops_per_token * BATCH * LENGTH,
         "forward": program(lambda *inputs: forward(*inputs)[0], one).cost_analysis()["flops"],
         "both": program(both, one).cost_analysis()["flops"],
         "exchanges": len(re.findall(r" ragged-all-to-all(?:-start)?\(", cut)),

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.launch.stand_ins import ROOT
-from xfresearch import config_io
+from xfresearch.config.files import parse
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
 LAUNCHERS = ["gke.sh", "local.sh", "multi_gpu.sh", "slurm.sbatch", "tpu_vm.sh"]
@@ -61,7 +61,7 @@ def check(words: list[str]) -> None:
     assert not missing, f"{module} has no {sorted(missing)}"
     if "--config" in arguments:
         file = arguments[arguments.index("--config") + 1]
-        config_io.parse(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
+        parse(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
 
 
 EXAMPLES = [(name, words) for name, found in pages().items() for words in found]

@@ -4,6 +4,7 @@
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -215,10 +216,11 @@ LAYOUTS = {
 
 def block(p, x_LD, config, positions, segments, model_config, shared):
     """x_LD after one block, what its sublayers have written, and its auxiliary losses."""
-    losses, longest, real = {}, config.attention.window or model_config.max_length, np.asarray(segments) > 0
+    losses, real = {}, np.asarray(segments) > 0
+    longest = getattr(config.attention, "window", 0) or model_config.max_length
 
     def attend(x):
-        if config.attention.span == "adaptive":
+        if getattr(config.attention, "span", "full") == "adaptive":
             mean = np.mean(p["attention"]["span"]["fraction"]) * longest
             losses["span_loss"] = config.attention.span_loss * mean * real.sum()
         attend = ATTENTIONS[config.attention.kind]
@@ -233,19 +235,35 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
 
     def norm(site):
         name, place = site.rsplit("_", 1)
-        kind = getattr(config.norms, site) or config.norm
-        return lambda x: norm_of(kind, p.get(f"{name}_norm_{place}", {}), x, config)
+        own = getattr(config.norms, site)
+        epsilon = config.norm_epsilon if own.epsilon is None else own.epsilon
+        at = replace(config, norm_epsilon=epsilon)
+        return lambda x: norm_of(own.kind or config.norm, p.get(f"{name}_norm_{place}", {}), x, at)
 
     norms = {site: norm(site) for site in vars(config.norms)}
     x_LD, written = LAYOUTS[config.layout](x_LD, attend, feed, norms, p, model_config.depth)
     return x_LD, written, losses
 
 
+def layer_order(config):
+    """(block, its name in the parameters, layer of that stack) of each layer. Names that recur are numbered."""
+    segments = config.segments or ((config.pattern, config.depth // len(config.pattern)),)
+    names = [name for pattern, _ in segments for name in pattern]
+    found, start = [], 0
+    for pattern, repeats in segments:
+        for repeat in range(repeats):
+            for i, name in enumerate(pattern):
+                found.append((name, name if names.count(name) == 1 else f"{name}_{start + i}", repeat))
+        start += len(pattern)
+    return found
+
+
 def model(config, params, tokens, positions=None, segments=None):
     """Logits [L, V] of one sequence of token ids, and its auxiliary losses summed over layers."""
     positions = np.arange(len(tokens)) if positions is None else positions
     segments = np.ones(len(tokens)) if segments is None else segments
-    first, losses = config.blocks[config.pattern[0]], {}
+    order = layer_order(config)
+    first, losses = config.blocks[order[0][0]], {}
     factor = {"none": 1, "sqrt_width": math.sqrt(config.width), "learned": params.get("embedding_scale")}
     x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
     if config.position == "learned":
@@ -253,10 +271,7 @@ def model(config, params, tokens, positions=None, segments=None):
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
     total = x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
-    for layer in range(config.depth):
-        repeat, place = divmod(layer, len(config.pattern))
-        name = config.pattern[place]
-        stack = name if config.pattern.count(name) == 1 else f"{name}_{place}"
+    for name, stack, repeat in order:
         p = pick(params["blocks"][stack], repeat)
         x_LD, written, more = block(p, x_LD, config.blocks[name], positions, segments, config, params.get("shared", {}))
         total = total + written

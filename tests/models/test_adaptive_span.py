@@ -1,17 +1,17 @@
 """Adaptive span (Sukhbaatar et al. 2019a): the mask as written in the paper's code, its loss, its bounds, trimming."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
+from tests.contracts.variants import PLAIN, forward, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config.files import parse
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
-from xfresearch.models.mixers.softmax.span import trim
+from xfresearch.models.reach import trained_reach
 from xfresearch.training.step import within_bounds
 
 LENGTH = 256
@@ -77,7 +77,7 @@ def test_loss_is_the_mean_span_in_tokens(x64):
 def test_training_keeps_spans_within_0_and_1(x64):
     config = adaptive()
     params = with_spans(config, [[-0.5, 0.2, 1.0, 1.5]] * 2)
-    moved = within_bounds(params)
+    moved = within_bounds(params, transformer.axes(config))
     np.testing.assert_allclose(moved["blocks"]["main"]["attention"]["span"]["fraction"], [[0.0, 0.2, 1.0, 1.0]] * 2)
     np.testing.assert_array_equal(moved["embed"]["table"], params["embed"]["table"])
 
@@ -86,23 +86,18 @@ def test_training_keeps_spans_within_0_and_1(x64):
 def test_a_trimmed_model_is_the_same_and_computes_less(sees_itself, x64):
     config = adaptive(sees_itself=sees_itself, memory_slots=3)
     params = with_spans(config, [[0.0, 0.05, 0.1, 0.1], [0.0, 0.02, 0.0, 0.1]])
-    trimmed = trim(config, params)
+    reach = trained_reach(config, params)
     # 0.1 * 256 = 25.6 tokens and a ramp of 4: m is 0 from 30 steps back on; widths are multiples of 64.
-    assert trimmed.blocks["main"].attention.trimmed == 64
-    assert transformer.abstract(trimmed) == transformer.abstract(config)
+    assert reach == (("main", 64),)
+    executions = [replace(PLAIN, reach=reach), PLAIN]
     tokens_BL = tokens_for(config, length=LENGTH)
-    assert relative_error(*(forward(c, params, tokens_BL)[0] for c in (trimmed, config))) < TOLERANCE["float64"]
-    flops = [count_flops(lambda p, c=c: forward(c, p, tokens_BL)[0], params) for c in (trimmed, config)]
+    runs = [lambda p, each=each: forward(config, p, tokens_BL, execution=each)[0] for each in executions]
+    assert relative_error(*(run(params) for run in runs)) < TOLERANCE["float64"]
+    flops = [count_flops(run, params) for run in runs]
     mixing = 2 * 4 * 4 * 8 * 2 * LENGTH  # layers, 4 H K and sequences: what one key more costs all queries
     assert flops[1] - flops[0] == mixing * (LENGTH - 2 * 64)
 
 
-def test_a_width_is_for_evaluation_to_set():
-    adaptive_span = "--config.model.blocks.main.attention.span=adaptive"
-    with pytest.raises(UserError, match="trimmed=64 is not allowed: it must be 0 to train"):
-        parse(["--config", "configs/gpt2.py:tiny", "--config.model.blocks.main.attention.trimmed=64", adaptive_span])
-
-
 def test_a_span_that_needs_everything_is_not_trimmed(x64):
     config = adaptive()
-    assert trim(config, with_spans(config, [[0.1, 0.2, 0.3, 1.0]] * 2)) == config
+    assert trained_reach(config, with_spans(config, [[0.1, 0.2, 0.3, 1.0]] * 2)) == ()

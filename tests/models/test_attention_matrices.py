@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
@@ -15,7 +15,7 @@ D, H, K, L = 32, 4, 8, 8
 
 
 def attention(**changes):
-    return in_float64(plain(model({f"blocks.main.attention.{name}": value for name, value in changes.items()})))
+    return in_float64(model({f"blocks.main.attention.{name}": value for name, value in changes.items()}))
 
 
 def kernels(params):
@@ -151,7 +151,7 @@ def test_closed_forms_are_those_of_the_compiled_program():
     found, expected = {}, {}
     for query in ("learned", "merged"):
         changes = {"width": 512, "depth": 1, "blocks.main.attention.heads": 2, "blocks.main.attention.query": query}
-        config = plain(model(changes))
+        config = model(changes)
         tokens_BL = tokens_for(config, batch=1, length=128)
         run = jax.jit(lambda params, config=config, tokens_BL=tokens_BL: forward(config, params, tokens_BL)[0])
         found[query] = run.lower(transformer.abstract(config)).compile().cost_analysis()["flops"]

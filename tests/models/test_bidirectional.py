@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.resolving import resolve
@@ -41,7 +41,7 @@ def sees(config, segments_BL=None):
 
 @pytest.mark.parametrize("changes", [{"causal": False}, EXPERT_CHOICE], ids=["dense", "expert_choice"])
 def test_every_position_sees_every_other_of_its_document(changes, x64):
-    config = in_float64(plain(model(changes | {"depth": 1})))
+    config = in_float64(model(changes | {"depth": 1}))
     assert sees(config).all()
     segments_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 2]], np.int32)
     np.testing.assert_array_equal(sees(config, segments_BL), segments_BL == segments_BL.T)
@@ -71,11 +71,11 @@ def test_is_the_plain_model(changes, x64):
 
 
 def test_a_model_is_causal_unless_told_otherwise(x64):
-    np.testing.assert_array_equal(sees(in_float64(plain(model({"depth": 1})))), np.tri(8) > 0)
+    np.testing.assert_array_equal(sees(in_float64(model({"depth": 1}))), np.tri(8) > 0)
 
 
 def mixture(**changes):
-    config = in_float64(plain(model(EXPERT_CHOICE | {MOE + name: value for name, value in changes.items()})))
+    config = in_float64(model(EXPERT_CHOICE | {MOE + name: value for name, value in changes.items()}))
     params = random_params(config)
     first = transformer.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
     x_BLD = jnp.asarray(np.random.default_rng(1).standard_normal((2, 8, config.width)))
@@ -121,7 +121,7 @@ def test_coefficients_by_expert(x64):
 
 
 def test_costs():
-    config = plain(model(EXPERT_CHOICE | {MOE + "shared": 1}))
+    config = model(EXPERT_CHOICE | {MOE + "shared": 1})
     params, tokens_BL = transformer.abstract(config), np.zeros((2, 8), np.int32)
     counted = count_flops(lambda params: forward(config, params, tokens_BL)[0], params)
     assert counted == 16 * costs(config, 8).flops_per_token

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import change, forward, in_float64, model, plain, random_params, tokens_for
+from tests.blocks import block
+from tests.contracts.variants import change, forward, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import AttentionConfig, FeedForwardConfig
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.closed_form import costs
@@ -34,13 +34,13 @@ def as_memory(feed_forward: dict) -> dict:
 
 
 def attention_only(**attention) -> BlockConfig:
-    return BlockConfig(layout="attention_only", attention=AttentionConfig(**attention), feed_forward=FeedForwardConfig())
+    return block("attention_only", attention=attention)
 
 
 def test_a_feed_forward_is_a_memory_in_a_layer_of_its_own(x64):
-    whole = in_float64(plain(model({"depth": 1, F + "kind": "relu", F + "bias": True})))
+    whole = in_float64(model({"depth": 1, F + "kind": "relu", F + "bias": True}))
     blocks = {"tokens": attention_only(heads=4), "memory": attention_only(kind="slots", bias=("output",), **WIDE)}
-    apart = in_float64(plain(model({"depth": 2, "blocks": blocks, "pattern": ("tokens", "memory")})))
+    apart = in_float64(model({"depth": 2, "blocks": blocks, "pattern": ("tokens", "memory")}))
     params = random_params(whole)
     block = of(params)
     feed_forward = block["feed_forward"]
@@ -59,8 +59,8 @@ def test_a_feed_forward_is_a_memory_in_a_layer_of_its_own(x64):
 
 
 def test_a_parallel_feed_forward_is_a_memory_beside_the_heads(x64):
-    parallel = in_float64(plain(model({B + "layout": "parallel", F + "kind": "relu", F + "bias": True})))
-    beside = in_float64(plain(model({"blocks": {"main": attention_only(heads=4, bias=("output",), **WIDE)}})))
+    parallel = in_float64(model({B + "layout": "parallel", F + "kind": "relu", F + "bias": True}))
+    beside = in_float64(model({"blocks": {"main": attention_only(heads=4, bias=("output",), **WIDE)}}))
     params = random_params(parallel)
     block = dict(of(params))
     feed_forward, attention = block.pop("feed_forward"), dict(block["attention"])
@@ -74,7 +74,7 @@ def test_a_parallel_feed_forward_is_a_memory_beside_the_heads(x64):
 def test_slots_alone_are_attention_that_sees_no_token(x64):
     """The first token of a model without sees_itself sees the slots alone."""
     changes = {B + "layout": "attention_only", F + "hidden": 0, A + "memory_slots": 5, A + "kv_heads": 2, "depth": 1}
-    blind = in_float64(plain(model(changes | {A + "sees_itself": False})))
+    blind = in_float64(model(changes | {A + "sees_itself": False}))
     alone = in_float64(model(changes | {A + "kind": "slots"}))
     params = random_params(blind)
     attention = {name: p for name, p in of(params)["attention"].items() if name not in ("key", "value")}
@@ -87,7 +87,7 @@ def test_slots_alone_are_attention_that_sees_no_token(x64):
 
 def test_w_o_folds_into_w_1_where_nothing_stands_between(x64):
     """The control of fused_output computes the same function with W_O and W_1 apart."""
-    apart, fused = (in_float64(plain(model({B + "layout": name}))) for name in ("no_residual_between", "fused_output"))
+    apart, fused = (in_float64(model({B + "layout": name})) for name in ("no_residual_between", "fused_output"))
     params = random_params(apart)
     block = dict(of(params))
     attention = dict(block["attention"])
@@ -100,7 +100,7 @@ def test_w_o_folds_into_w_1_where_nothing_stands_between(x64):
 
 
 def test_without_a_skip_nothing_of_the_input_is_left(x64):
-    config = in_float64(plain(model({B + "layout": "no_skip", "depth": 1})))
+    config = in_float64(model({B + "layout": "no_skip", "depth": 1}))
     params = random_params(config)
     of(params)["feed_forward"]["down"]["kernel"] *= 0
     taps = Taps(record=["blocks.0.feed_forward.residual"])
@@ -110,7 +110,7 @@ def test_without_a_skip_nothing_of_the_input_is_left(x64):
 
 @pytest.mark.parametrize("changes", [{"kind": "slots"}, {}])
 def test_the_memory_of_the_models_width_is_keys_values_and_coefficients(changes, x64):
-    config = in_float64(plain(model({A + name: value for name, value in (WIDE | changes).items()})))
+    config = in_float64(model({A + name: value for name, value in (WIDE | changes).items()}))
     params = random_params(config)
     found, names = memory(config, params, 1, "attention"), ("attention.in", "attention.coefficients", "attention.out")
     taps = Taps(record=[f"blocks.1.{name}" for name in names])

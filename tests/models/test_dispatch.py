@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from tests.blocks import block
 from tests.contracts.variants import ROOT, in_float64, random_params, tree_error
 from tests.contracts.variants import model as resolved
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import FeedForwardConfig
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.context import Context
-from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.sharding.mesh import AXES
 from xfresearch.sharding.partition import batch_sharding, param_shardings
@@ -62,7 +60,7 @@ def run(case: str) -> dict:
     """Relative errors of a layer's output, statistics and gradients; choices dropped; what the program moves."""
     kind, sizes = case.split()[0], mesh_sizes(case)
     mesh = jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * 5)
-    moe = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=F, moe=MoeConfig(experts=E)))
+    moe = block(feed_forward={"kind": "moe", "hidden": F, "moe": {"experts": E}})
     config = ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": moe})
     balanced = KINDS[kind].get(MOE + "balance", "loss") == "loss"
     losses = {MOE + "z_loss": 0.1} | ({MOE + "balance_loss": 0.1} if balanced else {})
@@ -138,9 +136,8 @@ def test_tokens_go_to_experts_and_experts_stay_where_they_are(results, case):
 
 
 def test_hidden_units_that_share_a_sum_are_not_cut():
-    moe = MoeConfig(experts=E, expert="softmax")
-    block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=F, moe=moe))
-    config = resolved({}, ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": block}))
+    softmax = block(feed_forward={"kind": "moe", "hidden": F, "moe": {"experts": E, "expert": "softmax"}})
+    config = resolved({}, ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": softmax}))
     mesh = AbstractMesh((1, 1, 1, 2, 1), AXES, axis_types=(AxisType.Auto,) * 5)
     with pytest.raises(UserError, match=r"mesh\.tensor=2 is not allowed: it must be 1 under moe\.expert='softmax'"):
         jax.eval_shape(

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xfresearch.models.axes import TABLE, tree_axes
 
 from tests.contracts.variants import ALL, model
 from xfresearch.models import transformer
+from xfresearch.models.layers import stacks
 from xfresearch.trees import path_name
 
 # Truncated at three standard deviations, a normal variable keeps this share of its own.
@@ -137,32 +137,18 @@ def test_layers_and_seeds_draw_different_numbers():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parameters_are_a_nested_dict_of_arrays_that_the_axes_table_describes(name):
+def test_parameters_are_a_nested_dict_of_arrays_with_a_letter_for_each_dimension(name):
     config = ALL[name]
     params = transformer.abstract(config)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         assert all(isinstance(key.key, str) for key in path)
         assert leaf.dtype == config.param_dtype
-    axes = tree_axes(params)
     sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length + config.position_offset}
-    sizes["N"] = config.depth // len(config.pattern)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        letters = axes
-        for key in path:
-            letters = letters[key.key]
-        for letter, size in zip(letters.letters, leaf.shape, strict=True):
-            assert sizes.get(letter, size) == size, path_name(path)
-
-
-def test_every_rule_of_the_axes_table_is_used():
-    import re
-
-    trees = (jax.tree_util.tree_leaves_with_path(transformer.abstract(config)) for config in ALL.values())
-    leaves = {(path_name(path), leaf.ndim) for leaves in trees for path, leaf in leaves}
-    ranks = {(path, ndim - path.startswith("blocks/")) for path, ndim in leaves}
-
-    def names(pattern, axes, path, rank):
-        return re.fullmatch(pattern, path) and len(axes.letters) == rank
-
-    unused = [pattern for pattern, axes in TABLE if not any(names(pattern, axes, *each) for each in ranks)]
-    assert not unused
+    described = jax.tree_util.tree_leaves_with_path(transformer.axes(config))
+    repeats = {stack.name: stack.repeats for stack in stacks(config)}
+    for (path, leaf), (same, axes) in zip(jax.tree_util.tree_leaves_with_path(params), described, strict=True):
+        name = path_name(path)
+        assert name == path_name(same) and name.startswith("blocks/") == axes.letters.startswith("N")
+        own = sizes | ({"N": repeats[name.split("/")[1]]} if name.startswith("blocks/") else {})
+        for letter, size in zip(axes.letters, leaf.shape, strict=True):
+            assert own.get(letter, size) == size, name

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, change, forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import VARIANTS, change, forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
@@ -42,7 +42,7 @@ def test_what_a_feed_forward_writes_is_its_values_weighted_by_their_coefficients
 def test_what_slots_write_is_their_values_weighted_by_their_coefficients(heads, x64):
     """With the values of the context at zero, heads are what the memory gives."""
     changes = {"memory_slots": 5, "memory_heads": heads, "kv_heads": 2}
-    config = in_float64(plain(model({f"blocks.main.attention.{k}": v for k, v in changes.items()})))
+    config = in_float64(model({f"blocks.main.attention.{k}": v for k, v in changes.items()}))
     params = random_params(config)
     params["blocks"]["main"]["attention"]["value"]["kernel"] *= 0
     q_BLHK, k_BLGK, m_BHLM, o_BLHK = captured(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import VARIANTS, forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
@@ -30,7 +30,7 @@ SEGMENTS_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [0, 0, 1, 1, 1, 1, 1, 1]], np.
 def sparse(depth=1, **options):
     prefix = "blocks.main.feed_forward."
     options = {f"{prefix}moe.{name}": value for name, value in options.items()}
-    return in_float64(plain(model({"depth": depth, f"{prefix}kind": "moe", **options})))
+    return in_float64(model({"depth": depth, f"{prefix}kind": "moe", **options}))
 
 
 def layer(config):
@@ -154,13 +154,13 @@ def test_a_bias_changes_the_choice_and_not_the_gates(x64):
 
 
 def test_scores_that_saturate_are_still_told_apart():
-    mixture, _, x_BLD = layer(plain(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"})))
+    mixture, _, x_BLD = layer(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"}))
     log_BLE = jax.nn.log_sigmoid(jnp.arange(20.0, 28.0))[None, None]  # every sigmoid is 1 in float32
     np.testing.assert_array_equal(mixture._highest(log_BLE)[0][0, 0], [7, 6])
 
 
 def test_jitter_is_uniform_around_one_and_off_without_a_key():
-    mixture, _, _ = layer(plain(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"} | jitter(0.3))))
+    mixture, _, _ = layer(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"} | jitter(0.3)))
     ones_BLD = jnp.ones((8, 128, 32), jnp.bfloat16)
     noise = np.asarray(mixture._router_input(ones_BLD, context(key=jax.random.key(0))))
     assert 0.7 <= noise.min() < 0.701 and 1.299 < noise.max() <= 1.3

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xfresearch.models.variants import load
 
-from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.models.reference_norms import layer_norm
 from tests.tolerances import TOLERANCE, relative_error
@@ -32,7 +31,7 @@ def wide(x):
 def test_norms(kind, dtype, epsilon, x64):
     x = 3 * values(4, 7, dtype=dtype) + 2
     assert (
-        relative_error(load(NORMS[kind])(x, epsilon), reference.NORMS[kind]({"alpha": 1.0}, wide(x), epsilon))
+        relative_error(NORMS[kind](x, epsilon), reference.NORMS[kind]({"alpha": 1.0}, wide(x), epsilon))
         < TOLERANCE[dtype]
     )
 
@@ -47,7 +46,7 @@ def test_layer_norm_takes_the_mean_out_before_it_squares():
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations(kind, dtype, x64):
     x = 4 * values(300, dtype=dtype)
-    found = load(ACTIVATIONS[kind].function)(x)
+    found = ACTIVATIONS[kind].function(x)
     assert found.dtype == dtype
     assert relative_error(found, reference.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
 
@@ -75,7 +74,7 @@ def test_sinusoidal(width, x64):
     ids=["theta", "t5_buckets", "t5_distance", "span_loss", "balance_loss", "z_loss"],
 )
 def test_numbers_reach_the_model(changes, x64):
-    config = in_float64(plain(model(changes)))
+    config = in_float64(model(changes))
     params, tokens_BL = random_params(config), tokens_for(config)
     logits, losses = forward(config, params, tokens_BL)
     for b, tokens in enumerate(tokens_BL):
@@ -87,7 +86,7 @@ def test_numbers_reach_the_model(changes, x64):
 
 def test_balance_loss_is_its_weight_per_token_and_layer_when_routing_is_even(x64):
     """Switch, sec. 2.2: with equal probabilities E sum f P = 1, whatever f."""
-    config = in_float64(plain(model({"blocks.main.feed_forward.kind": "moe"})))
+    config = in_float64(model({"blocks.main.feed_forward.kind": "moe"}))
     params = random_params(config)
     router = params["blocks"]["main"]["feed_forward"]["router"]
     router["kernel"] = jnp.zeros_like(router["kernel"])
@@ -102,7 +101,7 @@ def test_balance_loss_is_its_weight_per_token_and_layer_when_routing_is_even(x64
 def test_moe_with_every_expert_chosen_and_equal_is_one_expert(x64):
     """Dropless: nothing is lost, whatever the routing."""
     changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.top_k": 3}
-    config = in_float64(plain(model(changes)))
+    config = in_float64(model(changes))
     params = random_params(config)
     experts = params["blocks"]["main"]["feed_forward"]["experts"]
     experts |= {name: jnp.broadcast_to(w[:, :1], w.shape) for name, w in experts.items()}

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, VARIANTS, forward, in_float64, plain, random_params, tokens_for
+from tests.contracts.variants import NAMED, VARIANTS, forward, in_float64, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -26,7 +26,7 @@ def packed(config):
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_documents_are_each_alone(name, kernel, x64):
     config = in_float64(MODELS[name])
-    config = plain(config) if kernel == "plain" else config
+    config = config if kernel == "plain" else config
     params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
     run = jax.jit(
         lambda tokens_BL, positions_BL, segments_BL: forward(
@@ -44,7 +44,7 @@ def test_packed_documents_are_each_alone(name, kernel, x64):
 
 
 def test_padding_adds_nothing_to_auxiliary_losses(x64):
-    config = in_float64(plain(NAMED["moe"]))
+    config = in_float64(NAMED["moe"])
     params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
     changed_BL = np.where(segments_BL == 0, (tokens_BL + 1) % config.vocab_size, tokens_BL)
     run = jax.jit(

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, model, plain, random_params, tokens_for
+from tests.contracts.variants import ALL, forward, model, random_params, tokens_for
 from xfresearch.errors import UserError
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.taps import Taps
 
-CONFIG = plain(model())
+CONFIG = model()
 
 
 def run(taps, config=CONFIG):

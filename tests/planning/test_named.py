@@ -9,7 +9,7 @@ from tests.contracts.variants import ROOT
 from xfresearch.config.files import parse
 from xfresearch.planning import named, topologies
 
-RESULTS = ROOT / "docs" / "scale.json"
+RESULTS = ROOT / "docs" / "data" / "scale.json"
 
 
 def test_every_config_is_planned_on_three_machines():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import command, config_io, distributed
+from xfresearch import command, distributed
+from xfresearch.config.files import parse
 from xfresearch.config.run import MeshConfig
 from xfresearch.errors import Stopped, UserError
 
@@ -98,14 +99,14 @@ def cut(value: np.ndarray):
 
 def trimmed(config) -> int:
     """The width that spans leave of which the widest, 0.3, lies in the last process."""
-    from xfresearch.models.mixers.softmax.span import trim
+    from xfresearch.models.reach import trained_reach
 
     block = config.model.blocks["main"]
     attention = replace(block.attention, span="adaptive", span_ramp=4, window=400)
     model = replace(config.model, blocks={"main": replace(block, attention=attention)}, max_length=400)
     fractions = cut(np.linspace(0, 0.3, 64, dtype=np.float32))
     spans = {"blocks": {"main": {"attention": {"span": {"fraction": fractions}}}}}
-    return trim(model, spans).blocks["main"].attention.trimmed
+    return dict(trained_reach(model, spans))["main"]
 
 
 def damaged(place: Path) -> dict[str, str]:
@@ -141,7 +142,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--config")
     distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
-    config = config_io.parse(["--config", options.config, *overrides])
+    config = parse(["--config", options.config, *overrides])
     with distributed.joined(options):
         result = {"seen": seen(config), "spread": spread(config), "errors": errors(), "mistaken": mistaken(config)}
         result["trimmed"] = trimmed(config)

@@ -16,8 +16,8 @@ import pytest
 from tests.tolerances import TOLERANCE
 from tests.training.processes import HEARTBEAT, ROOT, Processes, free_port, heeds
 from tests.training.processes_worker import MESHES, STEPS, digest
-from xfresearch import config_io
 from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 
 LAST = 12
@@ -98,7 +98,7 @@ def four(tmp_path_factory):
 def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     ended = Processes(4, "tests.training.processes_worker", *flags(cache), devices=2).succeed()
     found = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
-    config = config_io.parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
+    config = parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
     batches = [Batches(config).batch(step) for step in STEPS]
     batches += evaluation_batches(prepare(config, "validation"), config.batch_size, 2 * config.batch_size - 3)
     expected = [digest(batch) for batch in batches]

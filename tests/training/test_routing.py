@@ -15,17 +15,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
+from tests.blocks import block
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
-from xfresearch.config import FeedForwardConfig
 from xfresearch.config.run import OptimizerConfig
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.context import Context
-from xfresearch.models.feed_forwards.moe import MoeConfig
+from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.transformer import bind
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.optimizer import SCALINGS, make_optimizer
-from xfresearch.training.routing import below_mean
 from xfresearch.training.step import gradients, init_state, make_train_step
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,9 +32,9 @@ LENGTHS = [8, 3, 1, 8, 5, 2, 7, 6]
 
 
 def config_of(accumulate=1, learning_rate=1e-2, **options):
-    moe = MoeConfig(**{"experts": 4, "scores": "sigmoid", "balance": "bias", "bias_speed": 0.02, **options})
-    block = BlockConfig(norm_bias=True, feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=moe))
-    config = make_config(block, accumulate=accumulate)
+    moe = {"experts": 4, "scores": "sigmoid", "balance": "bias", "bias_speed": 0.02, **options}
+    sparse = block(norm_bias=True, feed_forward={"kind": "moe", "hidden": 16, "moe": moe})
+    config = make_config(sparse, accumulate=accumulate)
     return replace(config, optimizer=replace(config.optimizer, learning_rate=learning_rate, weight_decay=0.5))
 
 

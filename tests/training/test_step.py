@@ -10,23 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.blocks import block as make_block
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import AttentionConfig, FeedForwardConfig
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
-from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import gradients, init_state, make_train_step
 
-MOE = BlockConfig(
-    feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=MoeConfig(experts=4, z_loss=0.1, balance_loss=0.5))
+MOE = make_block(
+    feed_forward={"kind": "moe", "hidden": 16, "moe": {"experts": 4, "z_loss": 0.1, "balance_loss": 0.5}}
 )
-MEMORY = BlockConfig(layout="all_attention", attention=AttentionConfig(memory_slots=4))
+MEMORY = make_block("all_attention", attention={"memory_slots": 4})
 
 
-DENSE = BlockConfig()
+DENSE = make_block()
 
 
 def make_config(block=DENSE, layers="scan", **training) -> Config:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
-from xfresearch.errors import require
+from xfresearch.errors import UserError, nearest, require
 
 Decides = Literal["function", "initialisation", "training", "execution", "machine"]
 
@@ -126,10 +126,11 @@ def check_read(config, key: str) -> None:
 
 def change(config, path: str, value):
     """`config` with the option at a dotted path set to `value`. Where that chooses a class of options (a kind, a layout),
-    options that both classes have keep their values."""
+    options that both classes have keep their values. UserError for an option that there is not."""
     name, _, rest = path.partition(".")
-    if isinstance(config, dict):
-        return {**config, name: change(config[name], rest, value) if rest else value}
+    if name not in config.__dataclass_fields__:
+        has = ", ".join(config.__dataclass_fields__)
+        raise UserError(f"{path}={value!r}: there is no such option{nearest(name, config.__dataclass_fields__)} (of {has})")
     if not rest:
         return dataclasses.replace(config, **{name: value})
     here, chosen = getattr(config, name), config.__dataclass_fields__[name].metadata.get("choice")

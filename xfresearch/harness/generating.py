@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from xfresearch.errors import UserError
 from xfresearch.models import decoding
-from xfresearch.training import placing
+from xfresearch.sharding import placing
 
 
 class Request(NamedTuple):

@@ -10,7 +10,7 @@ method over the tasks that a metric is compared on.
 import math
 from collections.abc import Sequence
 
-from xfresearch.comparison import summary
+from xfresearch.statistics import summary
 
 CONFIDENCE = 0.95
 

@@ -20,7 +20,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context, Execution
 from xfresearch.models.decoding import fast_layers
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.training import placing
+from xfresearch.sharding import placing
 
 SHORTEST = 32  # tokens that the smallest row reads
 FEWEST = 4  # and predicts

@@ -1,4 +1,4 @@
-"""python -m xfresearch.planning.named --json docs/scale.json
+"""python -m xfresearch.planning.named --json docs/data/scale.json
 
 Compiles the named plans of docs/scale.md, one after the other, each in a process of its own, and writes every result as it
 comes. What the file already has is not compiled again, unless asked for. Needs libtpu (make libtpu), and hours on two cores.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xfresearch.command import Parser, run
 from xfresearch.errors import UserError
-from xfresearch.files import write_json
+from xfresearch.files import write_rows
 
 ROOT = Path(__file__).parents[2]
 FULL = "--config.training.remat=full"
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> None:
         found = compile_one(plan)
         about = {"date": datetime.date.today().isoformat(), "commit": git_commit(), "versions": versions()}
         rows[plan.name] = {"group": plan.group, "published": plan.published, "wanted": plan.wanted, **about, **found}
-        write_json(str(file), {"rows": rows})
+        write_rows(file, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Trains every variant at about 3 M parameters on the same tokens, over seeds, and times each against `gpt2`.
+"""python -m docs.comparison [--seeds N] [--only WORD,...] [--json FILE] [--config.key=value ...]
+
+Trains every variant at about 3 M parameters on the same tokens, over seeds, and times each against `gpt2`.
 
 What is compared: configs/variants.py (one choice away from its base) and every named config at :3m. All see the same
 batches for a seed. A run whose figures the output file already has, for the same config, is not run again.
@@ -6,16 +8,19 @@ batches for a seed. A run whose figures the output file already has, for the sam
 
 import hashlib
 import json
-import math
 import statistics
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from configs.variants import VARIANTS
+from xfresearch.command import Parser, run
+from xfresearch.config.fields import leaves
 from xfresearch.config.files import parse
 from xfresearch.config.run import Config
-from xfresearch.files import write_json
+from xfresearch.files import write_rows
+from xfresearch.statistics import summary
 
 BASELINE = "configs/gpt2.py:3m"
 ROUNDS = 7
@@ -23,8 +28,6 @@ ROUNDS = 7
 
 def names() -> list[str]:
     """Arguments of --config, the baseline first."""
-    from configs.variants import VARIANTS
-
     files = [
         file for file in sorted(Path("configs").glob("*.py")) if ":3m" in file.read_text() and file.stem != "common"
     ]
@@ -52,7 +55,7 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
                 row = {"config": fingerprint, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
                 row["relative_speed"] = relative_speed(trial.clock(), baseline())
                 rows[name] = row | _circumstances()
-                write_json(output, {"rows": rows})
+                write_rows(output, rows)
     return rows
 
 
@@ -76,18 +79,10 @@ def table(rows: dict) -> str:
     return "\n".join(lines)
 
 
-def summary(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (NaN of one value, and both where a run diverged)."""
-    if any(map(math.isnan, values)):
-        return math.nan, math.nan
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
-
-
 def _fingerprint(config: Config) -> str:
-    """Of what decides a run's outcome."""
-    described = {k: v for k, v in asdict(config).items() if k not in ("seed", "log")}
-    where = ("manual_dir", "cache_dir", "workers", "prefetch")
-    described["data"] = {k: v for k, v in described["data"].items() if k not in where}
+    """A digest of the options that decide a run's outcome, but for the seed."""
+    deciding = ("function", "initialisation", "training")
+    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in deciding and leaf.path != "seed"}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -156,3 +151,17 @@ def relative_speed(own, baseline) -> float:
         seconds = own()
         ratios.append(baseline() / seconds)
     return statistics.median(ratios)
+
+
+def main(arguments: list[str]) -> None:
+    parser = Parser(prog="python -m docs.comparison", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds of each variant (default 3)")
+    parser.add_argument("--only", default="", metavar="WORD,...", help="variants whose names hold one of these words")
+    parser.add_argument("--json", default="docs/data/variants.json", metavar="FILE", help="rows that are there are kept")
+    options, overrides = parser.parse_known_args(arguments)
+    rows = compare(options.seeds, overrides, options.json, [word for word in options.only.split(",") if word])
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    run(main)
