@@ -62,15 +62,7 @@ def parse(arguments):
         command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
     command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the files")
     command.add_argument("--json", metavar="FILE", help="also write the figures here")
-    command = operations.add_parser("variants", description="All variants, trained over seeds.")
-    command.add_argument("--seeds", type=size, default=3, metavar="N", help="default 3")
-    command.add_argument("--only", default="", metavar="WORD,WORD", help="variants whose name has one of the words")
-    command.add_argument("--json", default="variants.json", metavar="FILE", help="default variants.json")
-    options, rest = parser.parse_known_args(arguments)
-    if options.operation != "variants" and rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.overrides = rest
-    return options
+    return parser.parse_args(arguments)
 
 
 def bench_import(a) -> None:

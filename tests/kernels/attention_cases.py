@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.tolerances import relative_error
-from xfresearch.kernels.attention import CAUSAL, Sight, attention
-from xfresearch.kernels.sight import Slots
+from xfresearch.kernels.attention import CAUSAL, Mask, attention
+from xfresearch.kernels.masks import Slots
 
 
 def draw(B=2, L=200, H=4, G=2, K=16, V=None, M=0, own=False, segments=False, seed=0, dtype="float32"):
@@ -21,10 +21,10 @@ def draw(B=2, L=200, H=4, G=2, K=16, V=None, M=0, own=False, segments=False, see
     return arrays, (ids, ids) if segments else None
 
 
-def plain(arrays, segments=None, sight: Sight = CAUSAL, **named):
+def plain(arrays, segments=None, mask: Mask = CAUSAL, **named):
     q, k, v, memory = arrays
     q_segments, k_segments = segments or (None, None)
-    named |= {"q_segments_BL": q_segments, "k_segments_BS": k_segments, "sight": sight}
+    named |= {"q_segments_BL": q_segments, "k_segments_BS": k_segments, "mask": mask}
     if memory is not None:
         named |= {"memory": (memory.key, memory.value), "memory_q_BLHK": memory.query}
     return attention(q, k, v, implementation="plain", **named)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import Sight, attention, choose_attention, describe
+from xfresearch.kernels.attention import Mask, attention, choose_attention, describe
 from xfresearch.sharding.devices import compute_capability
 
 IMPLEMENTATIONS = ("plain", "blocked")
@@ -155,7 +155,7 @@ def test_cached_decoding_equals_the_whole(M):
 
 def test_not_causal():
     arguments, _ = draw(L=4, S=9)
-    assert_close(run("auto", arguments, sight=Sight(causal=False)), in_numpy(arguments, causal=False), "float64")
+    assert_close(run("auto", arguments, mask=Mask(causal=False)), in_numpy(arguments, causal=False), "float64")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -223,13 +223,13 @@ def test_choice():
     assert name(q, k, v) == name(q, k, v, memory) == "blocked"
     for unusual in (
         {"altered": "dropout"},
-        {"sight": Sight(causal=False)},
+        {"mask": Mask(causal=False)},
         {"q_offset": 3},
         {"q_offset": jnp.int32(0)},
     ):
         assert name(q, k, v, **unusual) == "plain"
     assert name(q[:, :2], k, v) == name(q, k, v[:, :, :1]) == "plain"
-    assert name(q, k, v, sight=Sight(window=9), altered="biases", platform="tpu") == "banded"
+    assert name(q, k, v, mask=Mask(window=9), altered="biases", platform="tpu") == "banded"
 
 
 def test_choice_on_tpu():
@@ -237,12 +237,12 @@ def test_choice_on_tpu():
     name = lambda *a, **named: choose_attention(call(*a, platform="tpu", **named)).name  # noqa: E731
     ids = jnp.zeros((2, 128))
     for usual in (
-        *({}, {"segments": (ids, ids)}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}),
+        *({}, {"segments": (ids, ids)}, {"mask": Mask(window=9)}, {"mask": Mask(causal=False)}),
         {"altered": "softcap"},
     ):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "splash"
-    assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, sight=Sight(nearest=1)) == "splash"
-    assert name(q, k, v, sight=Sight(nearest=1)) == "plain"  # the first query sees nothing
+    assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, mask=Mask(nearest=1)) == "splash"
+    assert name(q, k, v, mask=Mask(nearest=1)) == "plain"  # the first query sees nothing
     assert name(q, k, v, segments=(ids, ids + 0)) == name(q, k, v, altered="dropout") == "plain"
 
 
@@ -250,11 +250,11 @@ def test_choice_on_gpu():
     (q, k, v, memory), _ = draw(L=128, K=64, dtype="bfloat16")
     name = lambda *a, **named: choose_attention(call(*a, platform="gpu", **named)).name  # noqa: E731
     ids = jnp.zeros((2, 128))
-    for usual in ({}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}):
+    for usual in ({}, {"mask": Mask(window=9)}, {"mask": Mask(causal=False)}):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "cudnn"
     wide = [x.astype("float32") for x in (q, k, v)]
     assert name(*wide) == name(q, k, v, segments=(ids, ids)) == name(q, k, v[..., :32]) == "chunked"
-    assert name(*wide, sight=Sight(window=9)) == "banded"
+    assert name(*wide, mask=Mask(window=9)) == "banded"
     assert name(q, k, v, altered="dropout") == "plain"
     assert name(q, k, v, memory, altered="softcap") == "chunked"
     assert choose_attention(call(q, k, v, platform="gpu")._replace(context=2)).name == "chunked"
@@ -286,15 +286,13 @@ def test_what_a_device_says_of_itself(said, capability, monkeypatch):
         ("blocked", "without dropout", {"altered": "dropout"}),
         ("blocked", "without softcap", {"altered": "softcap"}),
         ("splash", "it has no float64", {"platform": "tpu", "altered": "softcap"}),
-        ("blocked", "full causal attention", {"sight": Sight(window=3)}),
+        ("blocked", "full causal attention", {"mask": Mask(window=3)}),
         ("cudnn", "it is for GPU, this is tpu", {"platform": "tpu"}),
         ("cudnn", "it has no float64", {"platform": "gpu"}),
-        ("pallas", "it is for GPU", {}),
-        ("pallas", "lengths that are multiples of 128", {"platform": "gpu", "L": 100}),
         ("ring", "a sequence cut over mesh.context, which is 1", {}),
         ("chunked", "it has no shaping", {"altered": "shaping"}),
         ("cudnn", "from compute capability 8.0 on", {"platform": "gpu", "capability": (7, 0)}),
-        ("banded", "a causal window below half of the sequence", {"sight": Sight(window=70)}),
+        ("banded", "a causal window below half of the sequence", {"mask": Mask(window=70)}),
     ],
 )
 def test_what_cannot_be_right_is_refused(name, reason, named):
@@ -337,14 +335,14 @@ def test_banded_is_plain_under_a_window(nearest):
     segments = {
         name: jnp.asarray([[1] * 40 + [2] * 35, [1] * 70 + [0] * 5]) for name in ("q_segments_BL", "k_segments_BS")
     }
-    sight = Sight(window=9, nearest=nearest)
-    assert choose_attention(call(q, k, v, memory, sight=sight, platform="gpu")).name == "banded"
+    mask = Mask(window=9, nearest=nearest)
+    assert choose_attention(call(q, k, v, memory, mask=mask, platform="gpu")).name == "banded"
 
     def bias(q_BLHK, distance_LS):
         slopes = jnp.arange(1, 5)[:, None, None] / 8
         return q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS)
 
-    run_as = partial(run, sight=sight, bias=bias, **segments)
+    run_as = partial(run, mask=mask, bias=bias, **segments)
     outputs, gradient = {}, {}
     for implementation in ("plain", "banded"):
         outputs[implementation] = run_as(implementation, (q, k, v, memory))

@@ -27,7 +27,7 @@ def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
 
-    from xfresearch.kernels.attention import Sight, attention
+    from xfresearch.kernels.attention import Mask, attention
     from xfresearch.sharding.partition import activation_spec
 
     mesh = mesh_of(chips, **sizes)
@@ -35,14 +35,14 @@ def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
     def array(letters, *shape, dtype="bfloat16"):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, activation_spec(mesh, letters, shape)))
 
-    size, slots, sight = given.get("size", 64), given.get("slots", 0), Sight(window=given.get("window", 0))
+    size, slots, mask = given.get("size", 64), given.get("slots", 0), Mask(window=given.get("window", 0))
     q, k = array("BLHK", BATCH, LENGTH, HEADS, size), array("BSGK", BATCH, LENGTH, HEADS // 2, size)
     memory = (array("MGK", slots, HEADS // 2, size),) * 2 if slots else None
     ids = array("BL", BATCH, LENGTH, dtype="int32") if given.get("packed") else None
 
     def loss(q, k, v, memory, ids):
         def run(q, k, v, memory):
-            o = attention(q, k, v, memory=memory, q_segments_BL=ids, k_segments_BS=ids, sight=sight, mesh=mesh)
+            o = attention(q, k, v, memory=memory, q_segments_BL=ids, k_segments_BS=ids, mask=mask, mesh=mesh)
             return o.astype(jnp.float32).sum()
 
         policy = REMAT[remat] and getattr(jax.checkpoint_policies, REMAT[remat])

@@ -10,40 +10,39 @@ import pytest
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.kernels import chunked_attention, pallas_attention
+from xfresearch.kernels import chunked_attention
 from xfresearch.kernels.chunked_attention import chunked, chunked_part
 from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.masks import CAUSAL, EVERYTHING, Mask
 from xfresearch.kernels.merged_attention import merge
-from xfresearch.kernels.pallas_attention import pallas
-from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Sight
 
 CASES = {
     "memory": ({"L": 9, "M": 5}, CAUSAL),
     "documents and memory": ({"L": 9, "M": 2, "segments": True, "V": 3}, CAUSAL),
-    "documents and a window": ({"L": 11, "segments": True, "G": 1}, Sight(window=4)),
-    "memory and a window without itself": ({"L": 9, "M": 1, "G": 4}, Sight(nearest=1, window=4)),
-    "a query that sees nothing": ({"L": 9}, Sight(nearest=1)),
+    "documents and a window": ({"L": 11, "segments": True, "G": 1}, Mask(window=4)),
+    "memory and a window without itself": ({"L": 9, "M": 1, "G": 4}, Mask(nearest=1, window=4)),
+    "a query that sees nothing": ({"L": 9}, Mask(nearest=1)),
     "not causal": ({"L": 9, "M": 5, "segments": True}, EVERYTHING),
     "memory met by queries of its own": ({"L": 9, "M": 5, "own": True, "segments": True}, CAUSAL),
 }
 
 
-def scaled(function, arrays, segments, sight):
+def scaled(function, arrays, segments, mask):
     q, k, v, memory = arrays
     q, memory = attention_cases.scaled(q, memory)
-    return function(q, k, v, memory, segments, sight)
+    return function(q, k, v, memory, segments, mask)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_chunked_is_plain(name, x64, monkeypatch):
     """In chunks that divide the length and in chunks that do not; without a cap of the logits and with one."""
-    drawn, sight = CASES[name]
+    drawn, mask = CASES[name]
     arrays, segments = draw(**drawn, K=6, dtype="float64")
     for size, cap in ((3, 0.0), (4, 1.5)):
         monkeypatch.setattr(chunked_attention, "CHUNK", size)
         capped = partial(chunked, softcap=cap)
-        expected = value_and_gradients(lambda arrays, cap=cap: plain(arrays, segments, sight, softcap=cap), arrays)
-        found = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, sight), arrays)
+        expected = value_and_gradients(lambda arrays, cap=cap: plain(arrays, segments, mask, softcap=cap), arrays)
+        found = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, mask), arrays)
         assert error(found, expected) < TOLERANCE["float64"]
 
 
@@ -126,7 +125,7 @@ def test_cudnn_is_what_a_gpu_would_run(sdpa, M):
     (q, k, v, memory), _ = draw(L=256, M=M, dtype="bfloat16", K=64)
 
     def loss(arrays):
-        return scaled(cudnn, arrays, None, Sight(window=30)).astype(jnp.float32).sum()
+        return scaled(cudnn, arrays, None, Mask(window=30)).astype(jnp.float32).sum()
 
     lowered = jax.jit(jax.grad(loss)).trace((q, k, v, memory)).lower(lowering_platforms=("cuda",))
     forward, backward = ("fmhaSoftmax", True), ("fmhaSoftmaxBackward", True)
@@ -138,64 +137,42 @@ def test_cudnn_is_what_a_gpu_would_run(sdpa, M):
 def test_cudnn_with_memory_computes_what_its_kernels_do(sdpa, monkeypatch, x64):
     """Its kernels replaced by ours of the same meaning: what is left to test is what they are given, and the merge."""
 
-    def sight(settings) -> Sight:
+    def mask(settings) -> Mask:
         causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
-        return Sight(causal, window=settings["sliding_window_length"] or 0)
+        return Mask(causal, window=settings["sliding_window_length"] or 0)
 
     def forward(q, k, v, *unused, is_training, **settings):
-        return chunked_part(sight(settings)).forward(q, k, v, (None, 0))
+        return chunked_part(mask(settings)).forward(q, k, v, (None, 0))
 
     def backward(q, k, v, *rest, **settings):
         lse, o, do = rest[-3:]
-        return chunked_part(sight(settings)).backward(q, k, v, (None, 0), o, lse, do)
+        return chunked_part(mask(settings)).backward(q, k, v, (None, 0), o, lse, do)
 
     monkeypatch.setattr(sdpa, "_dot_product_attention_fwd_impl", forward)
     monkeypatch.setattr(sdpa, "_dot_product_attention_bwd_impl", backward)
     for window in (0, 4):
         arrays, _ = draw(L=9, M=5, own=bool(window), dtype="float64")
-        expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Sight(window=w)), arrays)
-        found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Sight(window=w)), arrays)
+        expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Mask(window=w)), arrays)
+        found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Mask(window=w)), arrays)
         assert error(found, expected) < TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize(
-    "drawn, sight",
-    [({"L": 128, "M": 5, "segments": True}, CAUSAL), ({"L": 128, "K": 24, "G": 1, "segments": True}, EVERYTHING)],
-)
-def test_pallas_is_plain(drawn, sight, monkeypatch):
-    """In Pallas's interpreter, on CPU."""
-    monkeypatch.setattr(pallas_attention, "INTERPRET", True)
-    arrays, segments = draw(**drawn)
-    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
-    found = value_and_gradients(lambda arrays: scaled(pallas, arrays, segments, sight), arrays)
-    assert error(found, expected) < TOLERANCE["float32"]
 
 
 def has_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def on_gpu(function, arrays, segments, sight):
+def on_gpu(function, arrays, segments, mask):
     """Largest relative error in bfloat16, against the plain form in float32."""
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
     with jax.default_matmul_precision("highest"):
-        expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), wide)
-    return error(value_and_gradients(lambda arrays: scaled(function, arrays, segments, sight), arrays), expected)
+        expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask), wide)
+    return error(value_and_gradients(lambda arrays: scaled(function, arrays, segments, mask), arrays), expected)
 
 
 @pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs nowhere else")
 @pytest.mark.parametrize("M", [0, 5, 256])
-@pytest.mark.parametrize("sight", [CAUSAL, Sight(window=30), EVERYTHING])
+@pytest.mark.parametrize("mask", [CAUSAL, Mask(window=30), EVERYTHING])
 @pytest.mark.parametrize("G", [1, 2, 4])
-def test_cudnn_is_plain_on_a_gpu(M, sight, G):
+def test_cudnn_is_plain_on_a_gpu(M, mask, G):
     arrays, _ = draw(L=256, G=G, K=64, M=M, dtype="bfloat16")
-    assert on_gpu(cudnn, arrays, None, sight) < TOLERANCE["bfloat16"]
-
-
-@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: Triton compiles for nothing else")
-@pytest.mark.parametrize("M", [0, 256])
-@pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("G", [1, 4])
-def test_pallas_is_plain_on_a_gpu(M, segments, G):
-    arrays, ids = draw(L=256, G=G, K=64, M=M, segments=segments, dtype="bfloat16")
-    assert on_gpu(pallas, arrays, ids, CAUSAL) < TOLERANCE["bfloat16"]
+    assert on_gpu(cudnn, arrays, None, mask) < TOLERANCE["bfloat16"]

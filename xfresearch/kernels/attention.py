@@ -13,21 +13,21 @@ Which implementation serves a call is decided here, by the platform that it runs
 
 import math
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from xfresearch.kernels.blocked_attention import blocked
 from xfresearch.kernels.choice import Choice, choose
+from xfresearch.kernels.chunked_attention import chunked
+from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.masks import CAUSAL, Mask, Shaping, Slots
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
-from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight, Slots
 from xfresearch.sharding.devices import compute_capability, platform
 from xfresearch.sharding.partition import constrain
 
-__all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
+__all__ = ["CAUSAL", "Call", "Shaping", "Mask", "attention", "choose_attention", "describe"]
 
 
 SOFTCAP = "softcap"
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     empty: bool  # a query may see nothing
     aligned: bool  # queries and keys are of the same positions, from 0
     altered: str  # what changes logits or weights, '' for nothing
-    sight: Sight
+    mask: Mask
     context: int  # devices that the sequence is cut over
 
 
@@ -57,13 +57,13 @@ def _refuse_plain(call: Call) -> str:
 
 
 def _refuse_banded(call: Call) -> str:
-    if not (call.aligned and call.sight.band and 2 * call.sight.band < call.length):
+    if not (call.aligned and call.mask.band and 2 * call.mask.band < call.length):
         return "it is for a causal window below half of the sequence"
     return ""
 
 
 def _refuse_blocked(call: Call) -> str:
-    if call.altered or call.uneven or call.sight != CAUSAL or not call.aligned:
+    if call.altered or call.uneven or call.mask != CAUSAL or not call.aligned:
         return "it is for full causal attention with one number of heads, without " + (call.altered or "anything else")
     return f"it is for whole sequences, mesh.context={call.context} cuts them" if call.context > 1 else ""
 
@@ -84,32 +84,11 @@ def _refuse_cudnn(call: Call) -> str:
     largest = 256 if call.capability[0] == 9 else 128  # Hopper's backward pass alone has more than 128 (cuDNN 9.18)
     if call.key_size != call.value_size or call.key_size % 8 or call.key_size > largest:
         return f"it is for keys and values of one size, on this GPU a multiple of 8 to {largest}"
-    if call.segments or call.sight.nearest:
+    if call.segments or call.mask.nearest:
         return "it has no documents and no queries that do not see themselves"
     if call.context > 1:
         return "its causal mask is for a sequence that is not cut over mesh.context"
     return _refuse_fused(call)
-
-
-def _refuse_pallas(call: Call) -> str:
-    if call.platform != "gpu":
-        return f"it is for GPU, this is {call.platform}"
-    if not _installed("jax.experimental.pallas.ops.gpu.attention"):
-        return "this JAX does not have it any more"
-    if call.key_size != call.value_size or call.length % 128:
-        return "it is for keys and values of one size and lengths that are multiples of 128"
-    if call.sight not in (CAUSAL, EVERYTHING) or call.dtype == "float64":
-        return "it has no window, no float64 and no queries that do not see themselves"
-    if call.context > 1:
-        return "its causal mask is for a sequence that is not cut over mesh.context"
-    return _refuse_fused(call)
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it was in
-        return False
 
 
 def _refuse_ring(call: Call) -> str:
@@ -139,7 +118,6 @@ REFUSALS = {
     "banded": _refuse_banded,
     "splash": _refuse_splash,
     "cudnn": _refuse_cudnn,
-    "pallas": _refuse_pallas,
     "chunked": _refuse_capped,
     "ring": _refuse_ring,
 }
@@ -163,11 +141,11 @@ def alteration(**asked) -> str:
 
 
 def describe(
-    q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, sight=CAUSAL, altered="", mesh=None
+    q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, mask=CAUSAL, altered="", mesh=None
 ) -> Call:
     """The call of attention with these arguments, arrays or shapes. segments: of queries and of keys, or None."""
     heads = {x.shape[2:] for x in (k_BSGK, v_BSGV)} | {m.shape[1:] for m in memory or ()}
-    blind = bool(sight.nearest) or (segments is not None and segments[0] is not segments[1])
+    blind = bool(mask.nearest) or (segments is not None and segments[0] is not segments[1])
     return Call(
         platform=platform(mesh),
         capability=compute_capability(mesh),
@@ -181,7 +159,7 @@ def describe(
         empty=blind and not memory,
         aligned=isinstance(q_offset, int) and q_offset == 0 and q_BLHK.shape[1] == k_BSGK.shape[1],
         altered=altered,
-        sight=sight,
+        mask=mask,
         context=1 if mesh is None else mesh.shape["context"],
     )
 
@@ -196,12 +174,19 @@ def _scaled(factor: float, q_BLHK, memory: Slots | None):
     return scale(q_BLHK), memory if own is None else memory._replace(query=scale(own))
 
 
-FUSED = ("splash", "cudnn", "pallas", "chunked", "ring")  # all of one signature
+def _splash(*arguments, **options):
+    from xfresearch.kernels.splash_attention import splash  # Pallas takes a second to import
+
+    return splash(*arguments, **options)
 
 
-def _fused(name: str) -> Callable:
-    """The function of one of FUSED, imported only where it is used: Pallas takes long to import."""
-    return getattr(import_module(f"xfresearch.kernels.{name}_attention"), name)
+def _ring(*arguments, **options):
+    from xfresearch.kernels.ring_attention import ring  # for the same reason
+
+    return ring(*arguments, **options)
+
+
+FUSED = {"splash": _splash, "cudnn": cudnn, "chunked": chunked, "ring": _ring}  # all have the same signature
 
 
 def attention(
@@ -214,7 +199,7 @@ def attention(
     q_segments_BL=None,
     k_segments_BS=None,
     q_offset=0,
-    sight=CAUSAL,
+    mask=CAUSAL,
     scale=None,
     softcap=0.0,
     bias: Callable | None = None,
@@ -242,7 +227,7 @@ def attention(
     """
     segments = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
     altered = alteration(taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap)
-    call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, sight, altered, mesh)
+    call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, mask, altered, mesh)
     name = choose_attention(call, implementation).name
     (L, K), S = (q_BLHK.shape[1], q_BLHK.shape[3]), k_BSGK.shape[1]
     if memory is not None:
@@ -250,7 +235,7 @@ def attention(
     if name in FUSED:
         q_BLHK, memory = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, memory)
         capped = {"softcap": softcap} if softcap else {}  # splash and chunked alone are chosen then
-        return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh, **capped)
+        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, mask, mesh, **capped)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
         q_BLHK, memory = _scaled(scale * math.sqrt(K), q_BLHK, memory)
@@ -258,6 +243,6 @@ def attention(
         return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mesh)
     rest = {"softcap": softcap, "bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
     if name == "banded":
-        return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest)
+        return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest)
     distance_LS = (q_offset + jnp.arange(L))[:, None] - jnp.arange(S)
-    return plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, **rest)
+    return plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, **rest)

@@ -12,8 +12,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.masks import CAUSAL, Slots, softmax_dtype, visible
 from xfresearch.kernels.on_mesh import on_mesh
-from xfresearch.kernels.sight import CAUSAL, Slots, softmax_dtype, visible
 
 BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
 

@@ -6,26 +6,26 @@ Milakov & Gimelshein 2018, alg. 3; Rabe & Staats 2021. With a backward pass of i
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.masks import EVERYTHING, Mask, softmax_dtype, visible
 from xfresearch.kernels.merged_attention import Part, folded, merged
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
-from xfresearch.kernels.sight import EVERYTHING, Sight, softmax_dtype, visible
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
 CHUNK = 512  # keys at once; not tuned
 
 
-def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, softcap=0.0):
+def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, softcap=0.0):
     """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
 
     def local(_, q, k, v, memory, segments):
         cut = mesh is not None and mesh.shape["context"] > 1
         offset = jax.lax.axis_index("context") * q.shape[1] if cut else 0
-        return with_memory((chunked_part(sight, softcap), (k, v), (segments, offset)), q, memory, softcap)
+        return with_memory((chunked_part(mask, softcap), (k, v), (segments, offset)), q, memory, softcap)
 
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGV, memory, segments, keys="S")
 
 
-def chunked_part(sight: Sight, softcap=0.0) -> Part:
+def chunked_part(mask: Mask, softcap=0.0) -> Part:
     """A part of a merged softmax; its constants are (segments or None, the first query's position, keys being from 0)."""
 
     def capped_logits(q_BLGRK, k_BSGK):
@@ -40,9 +40,9 @@ def chunked_part(sight: Sight, softcap=0.0) -> Part:
         def step(carry, chunk):
             o, top, total = carry
             k, v = chunk[:2]
-            logits, mask = capped_logits(q, k), _mask(constants, sight, L, chunk)
-            new = jnp.maximum(top, jnp.where(mask, logits, lowest).max(-1))
-            p, shrink = jnp.where(mask, jnp.exp(logits - new[..., None]), 0), jnp.exp(top - new)
+            logits, seen = capped_logits(q, k), _seen(constants, mask, L, chunk)
+            new = jnp.maximum(top, jnp.where(seen, logits, lowest).max(-1))
+            p, shrink = jnp.where(seen, jnp.exp(logits - new[..., None]), 0), jnp.exp(top - new)
             added = jnp.einsum("BGRLS,BSGV->BGRLV", p.astype(v.dtype), v, preferred_element_type=wide)
             return (o * shrink[..., None] + added, new, total * shrink + p.sum(-1)), None
 
@@ -63,8 +63,8 @@ def chunked_part(sight: Sight, softcap=0.0) -> Part:
 
         def step(dq, chunk):
             k, v = chunk[:2]
-            logits, mask = capped_logits(q, k), _mask(constants, sight, L, chunk)
-            p = jnp.exp(jnp.where(mask, logits - lse, -jnp.inf))
+            logits, seen = capped_logits(q, k), _seen(constants, mask, L, chunk)
+            p = jnp.exp(jnp.where(seen, logits - lse, -jnp.inf))
             dp = jnp.einsum("BLGRV,BSGV->BGRLS", do, v, preferred_element_type=wide)
             ds = (p * (dp - delta) * softcap_slope(logits, softcap)).astype(q.dtype)
             dq += jnp.einsum("BGRLS,BSGK->BLGRK", ds, k, preferred_element_type=wide)
@@ -94,9 +94,9 @@ def memory_part(q_BLHK, memory, softcap=0.0):
     return folded(chunked_part(EVERYTHING, softcap)), (memory.key[None], memory.value[None]), (None, 0)
 
 
-def ring_parts(q_BLHK, sight: Sight, steps: int):
+def ring_parts(q_BLHK, mask: Mask, steps: int):
     """Attention to the keys of t devices before, for each step t: the parts, and their constants without segments."""
-    return (chunked_part(sight),) * steps, tuple(t * q_BLHK.shape[1] for t in range(steps))
+    return (chunked_part(mask),) * steps, tuple(t * q_BLHK.shape[1] for t in range(steps))
 
 
 def _chunks(k_BSGK, v_BSGV, constants) -> tuple:
@@ -112,10 +112,10 @@ def _chunks(k_BSGK, v_BSGV, constants) -> tuple:
     return split(k_BSGK), split(v_BSGV), split(jnp.arange(S)[None], -1)[:, 0], ids
 
 
-def _mask(constants, sight: Sight, L: int, chunk):
+def _seen(constants, mask: Mask, L: int, chunk):
     """Who sees whom: [B or 1, 1, 1, L or 1, S]."""
     (segments, offset), (_, _, position_S, ids_BS) = constants, chunk
     both = None if segments is None else (segments[0], ids_BS)
-    seen = visible(offset + jnp.arange(L)[:, None] - position_S, sight, both)
+    seen = visible(offset + jnp.arange(L)[:, None] - position_S, mask, both)
     inside = (position_S >= 0)[None, None]
     return (inside if seen is None else seen & inside)[:, None, None]

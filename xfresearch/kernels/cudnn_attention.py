@@ -9,28 +9,28 @@ from inspect import signature
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.masks import EVERYTHING, Mask
 from xfresearch.kernels.merged_attention import Part, folded, merged
 from xfresearch.kernels.on_mesh import on_mesh
-from xfresearch.kernels.sight import EVERYTHING, Sight
 
 
-def cudnn(q_BLHK, k_BSGK, v_BSGK, memory, segments, sight: Sight, mesh=None):
+def cudnn(q_BLHK, k_BSGK, v_BSGK, memory, segments, mask: Mask, mesh=None):
     """o_BLHK of tokens at the same positions, from 0; q comes scaled. It has no segments."""
-    assert segments is None and not sight.nearest
-    window = (sight.window - 1, 0) if sight.window else None
-    settings = {"scale": 1.0, "is_causal": sight.causal, "local_window_size": window, "implementation": "cudnn"}
+    assert segments is None and not mask.nearest
+    window = (mask.window - 1, 0) if mask.window else None
+    settings = {"scale": 1.0, "is_causal": mask.causal, "local_window_size": window, "implementation": "cudnn"}
 
     def local(_, q, k, v, memory, segments):
         if memory is None:
             return jax.nn.dot_product_attention(q, k, v, **settings)
-        parts, slots = (cudnn_part(sight), folded(cudnn_part(EVERYTHING))), (memory.key[None], memory.value[None])
+        parts, slots = (cudnn_part(mask), folded(cudnn_part(EVERYTHING))), (memory.key[None], memory.value[None])
         return merged(parts, (q, memory.met_by(q)), ((k, v), slots), (None, None))
 
     # By hand: JAX's own way to cut it refuses one key-value head, which all devices have, beside queries of theirs alone.
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGK, memory, None, keys="S")
 
 
-def cudnn_part(sight: Sight) -> Part:
+def cudnn_part(mask: Mask) -> Part:
     """A part of a merged softmax, without constants; q comes scaled."""
     # Private: the public functions return lse in the dtype of q, and take no lse to differentiate with.
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
@@ -40,9 +40,9 @@ def cudnn_part(sight: Sight) -> Part:
         "seed": 0,
         "dropout_rate": 0.0,
         "variadic_args": (False, False),  # no bias, no gradient of one
-        "mask_type": sdpa.MaskType.CAUSAL if sight.causal else sdpa.MaskType.NO_MASK,
+        "mask_type": sdpa.MaskType.CAUSAL if mask.causal else sdpa.MaskType.NO_MASK,
         "layout": sdpa.AttentionLayout.BTNH.value,
-        "sliding_window_length": sight.window or None,
+        "sliding_window_length": mask.window or None,
     }
     if "score_mod" in signature(sdpa._dot_product_attention_fwd_impl).parameters:  # from jax 0.12 on
         settings |= {"score_mod": None, "score_mod_args": ()}

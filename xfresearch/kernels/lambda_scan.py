@@ -68,7 +68,7 @@ def _chunk(e_RUK, state: dict, inputs):
     q_BNHK, k_BMUK, v_BMUV, segments_BM = inputs
     N, R, dtype, wide = q_BNHK.shape[1], e_RUK.shape[0], q_BNHK.dtype, state["top"].dtype
     dot = partial(jnp.einsum, preferred_element_type=wide)
-    sees_BNS, sees_BN = _sight(state["segment"], segments_BM, N, R)
+    sees_BNS, sees_BN = _mask(state["segment"], segments_BM, N, R)
     w_BNMUK, past_BNUK, top_BNUK, total_BNUK = _weights(state, k_BMUK.astype(wide), sees_BNS[:, :, R - 1 :], sees_BN)
     v_BSUV = jnp.concatenate([state["values"], v_BMUV], 1)
 
@@ -90,7 +90,7 @@ def _chunk(e_RUK, state: dict, inputs):
     return after, y_BNHV.astype(dtype)
 
 
-def _sight(segment_B, segments_BM, N: int, R: int):
+def _mask(segment_B, segments_BM, N: int, R: int):
     """Whether each query sees each of the R - 1 values before the chunk and the M in it, and what the state sums up."""
     before_BR = jnp.broadcast_to(segment_B[:, None], (len(segment_B), R - 1))
     segments_BS, segments_BN = jnp.concatenate([before_BR, segments_BM], 1), segments_BM[:, :N]

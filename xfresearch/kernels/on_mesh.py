@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.sight import Slots
+from xfresearch.kernels.masks import Slots
 from xfresearch.sharding.partition import activation_spec
 
 

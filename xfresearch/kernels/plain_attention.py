@@ -8,13 +8,13 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.sight import Shaping, softmax_dtype, visible
+from xfresearch.kernels.masks import Shaping, softmax_dtype, visible
 from xfresearch.kernels.softcap import softcapped
 
 
-def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap, bias, shaping, dropout, tap):
+def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, softcap, bias, shaping, dropout, tap):
     dtype, wide, M = q_BLHK.dtype, softmax_dtype(q_BLHK), 0 if memory is None else memory.key.shape[0]
-    mask_BLS = visible(distance_LS, sight, segments)
+    mask_BLS = visible(distance_LS, mask, segments)
     mask_BHLS = None if mask_BLS is None else mask_BLS[:, None]
     logits_BHLS = softcapped(scores(q_BLHK, k_BSGK), softcap)
     if bias is not None:
@@ -29,7 +29,7 @@ def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap,
     if rate > 0:
         weights = jnp.where(jax.random.bernoulli(key, 1 - rate, weights.shape), weights / (1 - rate), 0)
     to_memory, to_context = jnp.split(weights, [M], -1)
-    if segments is not None or sight.nearest:  # where a query sees no key, its weights are equal instead of zero
+    if segments is not None or mask.nearest:  # where a query sees no key, its weights are equal instead of zero
         to_context = jnp.where(mask_BHLS, to_context, 0)
     if shaping is not None:
         to_context = _shape(shaping, to_context, mask_BHLS, distance_LS)
@@ -67,9 +67,9 @@ def _shape(shaping: Shaping, w_BHLS, mask_BHLS, distance_LS):
     return identity * (distance_LS == 0) + weights * w_BHLS - uniform * uniform_BHLS
 
 
-def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest):
+def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest):
     """Blocks of queries as long as the band, each against its own keys and those of the block before."""
-    B, L, b = *q_BLHK.shape[:2], sight.band
+    B, L, b = *q_BLHK.shape[:2], mask.band
     count = -(-L // b)
 
     def queries(x, fill=0):
@@ -86,5 +86,5 @@ def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest):
     q_segments, k_segments = segments or (jnp.zeros((B, L), jnp.int32),) * 2
     inside = queries(q_segments, -1), keys(k_segments, -2)  # what is padded is seen by nobody
     distance_LS = (b + jnp.arange(b))[:, None] - jnp.arange(2 * b)
-    o = plain(queries(q_BLHK), keys(k_BSGK), keys(v_BSGV), memory, inside, distance_LS, sight, **rest)
+    o = plain(queries(q_BLHK), keys(k_BSGK), keys(v_BSGV), memory, inside, distance_LS, mask, **rest)
     return o.reshape(B, count * b, *o.shape[2:])[:, :L]

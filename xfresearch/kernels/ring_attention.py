@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels import chunked_attention, splash_attention
+from xfresearch.kernels.masks import Mask, softmax_dtype
 from xfresearch.kernels.merged_attention import Part, merge
 from xfresearch.kernels.on_mesh import on_mesh
-from xfresearch.kernels.sight import Sight, softmax_dtype
 from xfresearch.sharding.devices import platform
 
 AXIS = "context"
@@ -34,31 +34,31 @@ class Ring(NamedTuple):
     memory: Part | None
 
 
-def ring(q_BLHK, k_BLGK, v_BLGV, memory, segments, sight: Sight, mesh):
+def ring(q_BLHK, k_BLGK, v_BLGV, memory, segments, mask: Mask, mesh):
     """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
     devices = mesh.shape[AXIS]
     length = q_BLHK.shape[1] // devices
-    steps = steps_of(sight, length, devices)
+    steps = steps_of(mask, length, devices)
     fits = platform(mesh) == "tpu" and length % splash_attention.LANES == 0
     kernels = splash_attention if fits else chunked_attention
 
     def local(_, q, k, v, memory, segments):
-        parts, constants = kernels.ring_parts(q, sight, steps)
+        parts, constants = kernels.ring_parts(q, mask, steps)
         part = slots = memory_constants = None
         if memory is not None:
             part, keys_values, memory_constants = kernels.memory_part(q, memory)
             slots = (memory.met_by(q), *keys_values)
-        settings = Ring(parts, devices, sight.causal, part)
+        settings = Ring(parts, devices, mask.causal, part)
         return _ring(settings, q, (k, v), slots, (segments, constants, memory_constants))
 
     return on_mesh(local, mesh, q_BLHK, k_BLGK, v_BLGV, memory, segments, keys="L")
 
 
-def steps_of(sight: Sight, length: int, devices: int) -> int:
+def steps_of(mask: Mask, length: int, devices: int) -> int:
     """How many pieces of `length` tokens a query may see, its own among them."""
-    if not (sight.causal and sight.window):
+    if not (mask.causal and mask.window):
         return devices
-    farthest = sight.nearest + sight.window - 1  # tokens back
+    farthest = mask.nearest + mask.window - 1  # tokens back
     return min(devices, 1 + -(-farthest // length))
 
 

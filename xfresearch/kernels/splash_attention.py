@@ -13,19 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_masks
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xfresearch.kernels.masks import EVERYTHING, Mask
 from xfresearch.kernels.merged_attention import Part, folded, merged
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
-from xfresearch.kernels.sight import EVERYTHING, Sight
 
 LANES = 128  # the least block, of which all lengths have to be multiples
 BLOCK = 512  # the largest: what MaxText takes on every generation (its base.yml); larger ones are to be measured first
 INTERPRET = False  # tests have the kernels interpreted, on CPU
 
 
-def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, softcap=0.0):
+def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, softcap=0.0):
     """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
     L, shards = q_BLHK.shape[1], 1 if mesh is None else mesh.shape["context"]
     length = padded(L, LANES * shards)
@@ -36,8 +36,8 @@ def splash(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, so
     if memory is not None and memory.query is not None:
         memory = memory._replace(query=pad(memory.query, length))
     heads = q.shape[2] // (1 if mesh is None else mesh.shape["tensor"])
-    mask = SightMask(length, padded(joined + length, LANES), sight, seen=L, slots=joined)
-    kernel = make_kernel(mask, heads, shards, softcap)
+    grid = LazyMask(length, padded(joined + length, LANES), mask, seen=L, slots=joined)
+    kernel = make_kernel(grid, heads, shards, softcap)
     spec = None if mesh is None else kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
     local = partial(_local, softcap)
     return on_mesh(local, mesh, q, k, v, memory, segments, keys="S", extra=kernel, extra_spec=spec)[:, :L]
@@ -69,14 +69,14 @@ def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots alone: the part, its keys and values, its constants."""
     (B, L, H, _), M = q_BLHK.shape, memory.key.shape[0]
     slots = tuple(pad(m[None], padded(M, LANES)) for m in (memory.key, memory.value))
-    kernel = make_kernel(SightMask(B * L, padded(M, LANES), EVERYTHING, seen=M), H, 1, softcap)
+    kernel = make_kernel(LazyMask(B * L, padded(M, LANES), EVERYTHING, seen=M), H, 1, softcap)
     return folded(splash_part(kernel)), slots, (None, infos(kernel))
 
 
-def ring_parts(q_BLHK, sight: Sight, steps: int):
+def ring_parts(q_BLHK, mask: Mask, steps: int):
     """Attention to the keys of t devices before, for each step t: the parts, and their constants without segments."""
     L, H = q_BLHK.shape[1:3]
-    each = [make_kernel(SightMask(L, L, sight, seen=L, offset=t * L), H, 1) for t in range(steps)]
+    each = [make_kernel(LazyMask(L, L, mask, seen=L, offset=t * L), H, 1) for t in range(steps)]
     return tuple(map(splash_part, each)), tuple(map(infos, each))
 
 
@@ -112,12 +112,12 @@ def infos(kernel) -> tuple:
     return kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
 
 
-class SightMask(masks.Mask):
+class LazyMask(splash_masks.Mask):
     """Queries at `offset` and after, keys [slots; tokens; padding] at 0 and after, of which `seen` tokens are none of the
     padding. `mask_function` is computed inside the kernel: the mask is no array."""
 
-    def __init__(self, queries: int, keys: int, sight: Sight, *, seen: int, slots: int = 0, offset: int = 0):
-        self.key = (queries, keys, sight, seen, slots, offset)
+    def __init__(self, queries: int, keys: int, mask: Mask, *, seen: int, slots: int = 0, offset: int = 0):
+        self.key = (queries, keys, mask, seen, slots, offset)
         self.q_sequence = np.arange(queries, dtype=np.int32)
 
     @property
@@ -125,10 +125,10 @@ class SightMask(masks.Mask):
         return self.key[:2]
 
     def mask_function(self, query, key):
-        _, _, sight, seen, slots, offset = self.key
+        _, _, mask, seen, slots, offset = self.key
         # Under a causal mask padded keys are later than every token.
-        mask = sight.sees(query + offset + slots - key) if sight.causal else (query >= 0) & (key < slots + seen)
-        return mask | (key < slots) if slots else mask
+        visible = mask.sees(query + offset + slots - key) if mask.causal else (query >= 0) & (key < slots + seen)
+        return visible | (key < slots) if slots else visible
 
     def __getitem__(self, where) -> np.ndarray:
         rows, columns = (
@@ -142,7 +142,7 @@ class SightMask(masks.Mask):
         return self.mask_function(rows[:, None], columns[None, :])
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, SightMask) and self.key == other.key
+        return isinstance(other, LazyMask) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -154,14 +154,14 @@ def _uniform(shape: tuple[int, int], seen: bool) -> np.ndarray:
 
 
 @cache
-def make_kernel(mask: SightMask, heads: int, shards: int, softcap=0.0):
-    """The kernel of `heads` heads under `mask`, its queries cut into `shards`, its logits under a cap."""
-    block_q, block_k = block_size(mask.shape[0] // shards), block_size(mask.shape[1])
+def make_kernel(grid: LazyMask, heads: int, shards: int, softcap=0.0):
+    """The kernel of `heads` heads under the mask `grid`, its queries cut into `shards`, its logits under a cap."""
+    block_q, block_k = block_size(grid.shape[0] // shards), block_size(grid.shape[1])
     sizes = {"block_q": block_q, "block_q_dkv": block_q, "block_q_dq": block_q}
     sizes |= {"block_kv": block_k, "block_kv_dkv": block_k, "block_kv_dq": block_k}
     with jax.ensure_compile_time_eval():
         kernel = kernels.make_splash_mha(
-            masks.MultiHeadMask([mask] * heads),
+            splash_masks.MultiHeadMask([grid] * heads),
             head_shards=1,
             q_seq_shards=shards,
             block_sizes=kernels.BlockSizes(**sizes),

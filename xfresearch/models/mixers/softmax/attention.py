@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.kernels.attention import Shaping, Sight, alteration, attention, choose_attention, describe
+from xfresearch.kernels.attention import Mask, Shaping, alteration, attention, choose_attention, describe
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
@@ -59,7 +59,7 @@ class Attention(SublayerModule):
     def __init__(self, place: Place, rngs):
         a = self.options = place.options
         self.sizes, self.dtype = head_sizes(a, place.width), place.dtype
-        self.sight = sight(place)
+        self.mask = mask(place)
         self.scale = logit_scale(a, place.width)
         learned = linears(place, matrices(a, place.width), rngs)
         self.query, self.key, self.value, self.output = map(learned.get, ("query", "key", "value", "output"))
@@ -104,7 +104,7 @@ class Attention(SublayerModule):
         if cache is not None:
             cache, k_segments_BS = extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index), ctx.cache_segments_BS
             k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
-        sight = self._sight(ctx)
+        mask = self._mask(ctx)
         o_BLHV = attention(
             p.q_BLHK,
             k_BSGK,
@@ -114,10 +114,10 @@ class Attention(SublayerModule):
             q_segments_BL=ctx.segments_BL,
             k_segments_BS=k_segments_BS,
             q_offset=ctx.cache_index,
-            sight=sight,
+            mask=mask,
             scale=self.scale,
             softcap=a.softcap,
-            bias=logit_bias(a, ctx, sight, self.span),
+            bias=logit_bias(a, ctx, mask, self.span),
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
@@ -145,10 +145,10 @@ class Attention(SublayerModule):
             q_BLHK=ctx.shard(q_BLHK, "BLHK"), k_BLGK=ctx.shard(k_BLGK, "BLGK"), v_BLGV=ctx.shard(v_BLGV, "BLGK")
         )
 
-    def _sight(self, ctx: Context) -> Sight:
+    def _mask(self, ctx: Context) -> Mask:
         """Who sees whom; trained spans may need less than the window."""
         reach = ctx.execution.reach_of(ctx.block)
-        return self.sight._replace(window=reach) if reach else self.sight
+        return self.mask._replace(window=reach) if reach else self.mask
 
     def slots(self, dtype):
         """Keys [M, G, K] and values [M, G, V] of the slots in the softmax as attention reads them, or None."""
@@ -222,10 +222,10 @@ class ShapingGains(nnx.Module):
         return Shaping(self.identity[...], self.weights[...], uniform)
 
 
-def sight(place: Place) -> Sight:
+def mask(place: Place) -> Mask:
     """Who sees whom."""
     a = place.options
-    return Sight(place.causal, int(not a.sees_itself), a.window)
+    return Mask(place.causal, int(not a.sees_itself), a.window)
 
 
 def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
@@ -258,4 +258,4 @@ def training_call(place: Place, length: int, segments: bool, mesh=None):
     biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
     altered = alteration(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
     ids = shape(1, length)
-    return describe(q, k, v, memory, (ids, ids) if segments else None, 0, sight(place), altered, mesh)
+    return describe(q, k, v, memory, (ids, ids) if segments else None, 0, mask(place), altered, mesh)

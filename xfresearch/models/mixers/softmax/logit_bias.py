@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from xfresearch.kernels.attention import Sight
+from xfresearch.kernels.attention import Mask
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, longest
 from xfresearch.models.mixers.softmax.projections import head_sizes
 from xfresearch.models.parameters import parameter
@@ -26,7 +26,7 @@ from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SharedTable
 
 
-def logit_bias(a: SoftmaxConfig, ctx, sight: Sight, span):
+def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span):
     """bias(q_BLHK, distance_LS) -> [1 or B, H, L, S] for attention's context, or None."""
     parts = []
     if a.position == "alibi":
@@ -35,10 +35,10 @@ def logit_bias(a: SoftmaxConfig, ctx, sight: Sight, span):
         table_RH = ctx.shared["relative_bias"]
         parts.append(lambda q, d_LS: table_RH[t5_bucket(d_LS, a.t5_buckets, a.t5_distance)].transpose(2, 0, 1))
     if a.position == "relative_key":
-        key_RK = ctx.shared["relative_key"][: sight.window or None]
-        parts.append(lambda q, d_LS: _relative(q, key_RK, d_LS - sight.nearest))
+        key_RK = ctx.shared["relative_key"][: mask.window or None]
+        parts.append(lambda q, d_LS: _relative(q, key_RK, d_LS - mask.nearest))
     if span is not None:
-        parts.append(lambda q, d_LS: span.log_mask(d_LS - sight.nearest, _wide(q)))
+        parts.append(lambda q, d_LS: span.log_mask(d_LS - mask.nearest, _wide(q)))
     if not parts:
         return None
 

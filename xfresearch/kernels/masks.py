@@ -1,4 +1,4 @@
-"""Who sees whom in attention, and what is done to its weights: the words that all its implementations share."""
+"""Attention masks, and the other arguments that all implementations of attention share."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 SMALLEST_BAND = 32  # smaller matrix products waste more than they save
 
 
-class Sight(NamedTuple):
-    """Which distances d = position of the query - position of the key are seen."""
+class Mask(NamedTuple):
+    """Which distances d = position of the query - position of the key are visible."""
 
     causal: bool = True
     nearest: int = 0  # 1: all but itself
@@ -27,8 +27,8 @@ class Sight(NamedTuple):
         return max(self.window, SMALLEST_BAND) if self.causal and self.window else 0
 
 
-CAUSAL = Sight()
-EVERYTHING = Sight(causal=False)
+CAUSAL = Mask()
+EVERYTHING = Mask(causal=False)
 
 
 class Shaping(NamedTuple):
@@ -40,7 +40,7 @@ class Shaping(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Persistent memory as a kernel has it: keys and values that every query sees, without position or batch dimension."""
+    """Persistent memory slots: keys and values that every query sees, without position or batch dimension."""
 
     query: jax.Array | None  # [B, L, H, K], the queries that meet the slots; None: those that meet the tokens
     key: jax.Array  # [M, G, K]
@@ -51,9 +51,9 @@ class Slots(NamedTuple):
         return q_BLHK if self.query is None else self.query
 
 
-def visible(distance_LS, sight: Sight, segments):
-    """Who sees whom: [B or 1, L, S], or None where everyone sees everyone. segments: of queries and of keys, or None."""
-    seen = sight.sees(distance_LS)
+def visible(distance_LS, mask: Mask, segments):
+    """Which keys each query sees: [B or 1, L, S], or None where it sees all. segments: of queries and of keys, or None."""
+    seen = mask.sees(distance_LS)
     seen = None if seen is None else seen[None]
     if segments is not None:
         same_BLS = segments[0][:, :, None] == segments[1][:, None, :]
