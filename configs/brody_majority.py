@@ -1,11 +1,12 @@
-"""The Majority task of Brody et al. 2023: which class stands most often in a sequence, as one layer of width 8 learns it.
+"""The Majority task of Brody et al. 2023: one layer of width 8 predicts the most frequent class of a sequence.
 
 configs/brody_majority.py                 LayerNorm without gain and bias before attention, as published
-configs/brody_majority.py:scale           scaling alone there, x / rms(x); :project is projection alone, x - mean(x)
-configs/brody_majority.py:tiny            an easier task with a wider model, in seconds on a CPU
+configs/brody_majority.py:scale           only the scaling of LayerNorm, x / rms(x)
+configs/brody_majority.py:project         only its projection, x - mean(x)
+configs/brody_majority.py:tiny            an easier task and a wider model, trains in seconds on a CPU
 
-The arms differ in that norm and in nothing else: the published code divides the inputs of its scaling arm by 8 besides.
-docs/majority.md has the task, and what the arms reach.
+The arms differ only in this norm. In the published code the scaling arm also divides its inputs by 8. docs/majority.md
+has the task and the results.
 """
 
 from configs import common

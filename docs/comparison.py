@@ -1,9 +1,11 @@
 """python -m docs.comparison [--seeds N] [--only WORD,...] [--json FILE] [--config.key=value ...]
 
-Trains every variant at about 3 M parameters on the same tokens, over seeds, and times each against `gpt2`.
+Trains every variant at about 3 M parameters on the same tokens with several seeds, and measures its speed relative to
+`gpt2`.
 
-What is compared: configs/variants.py (one choice away from its base) and every named config at :3m. All see the same
-batches for a seed. A run whose figures the output file already has, for the same config, is not run again.
+The variants are those of configs/variants.py (each one choice away from its base) and every named config at :3m. For a
+given seed, all variants train on the same batches. A variant is skipped if the output file already has its results for
+the same config.
 """
 
 import hashlib
@@ -27,24 +29,24 @@ ROUNDS = 7
 
 
 def names() -> list[str]:
-    """Arguments of --config, the baseline first."""
+    """The --config arguments of all variants, the baseline first."""
     files = [
         file for file in sorted(Path("configs").glob("*.py")) if ":3m" in file.read_text() and file.stem != "common"
     ]
     named = [f"configs/{file.name}:3m" for file in files if file.stem != "variants"]
-    ours = [f"configs/variants.py:{name}" for name in ("base", *VARIANTS)]
-    return [BASELINE, *(name for name in named if name != BASELINE), *ours]
+    variants = [f"configs/variants.py:{name}" for name in ("base", *VARIANTS)]
+    return [BASELINE, *(name for name in named if name != BASELINE), *variants]
 
 
 def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ()) -> dict:
-    """{name: row} of all variants (or those whose names hold a word of `only`), written to `output` after each."""
+    """{name: row} of all variants, or of those whose names contain a word of `only`. Writes `output` after each one."""
     from tqdm import tqdm
 
     path = Path(output)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
-    wanted = [name for name in names() if not only or any(word in name for word in only)]
-    baseline = cache(lambda: Trial(_with_vocabulary(parse(["--config", BASELINE, *overrides]))).clock())
-    with tqdm(wanted, unit="variant", disable=None) as bar:
+    selected = [name for name in names() if not only or any(word in name for word in only)]
+    baseline = cache(lambda: Trial(_with_vocabulary(parse(["--config", BASELINE, *overrides]))).timer())
+    with tqdm(selected, unit="variant", disable=None) as bar:
         for name in bar:
             bar.set_postfix_str(name)
             config = _with_vocabulary(parse(["--config", name, *overrides]))
@@ -53,13 +55,14 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
             if row.get("config") != fingerprint or len(row["bits_per_byte"]) < seeds:
                 trial = Trial(config)
                 row = {"config": fingerprint, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
-                row["relative_speed"] = relative_speed(trial.clock(), baseline())
-                rows[name] = row | _circumstances()
+                row["relative_speed"] = relative_speed(trial.timer(), baseline())
+                rows[name] = row | _environment()
                 write_rows(output, rows)
     return rows
 
 
-def _circumstances() -> dict:
+def _environment() -> dict:
+    """The date, machine, library versions and commit of a measurement."""
     from xfresearch.hardware import describe_machine, git_commit, versions
 
     return {
@@ -71,16 +74,16 @@ def _circumstances() -> dict:
 
 
 def table(rows: dict) -> str:
-    """Lines of text: mean and spread of validation bits per byte, and speed."""
+    """A text table: mean and standard deviation of validation bits per byte, and relative speed."""
     lines = [f"{'variant':45}{'bits per byte':>16}{'speed':>8}"]
     for name, row in rows.items():
-        mean, spread = summary(row["bits_per_byte"])
-        lines.append(f"{name:45}{mean:9.3f} +-{spread:.3f}{row['relative_speed']:8.2f}")
+        mean, deviation = summary(row["bits_per_byte"])
+        lines.append(f"{name:45}{mean:9.3f} +-{deviation:.3f}{row['relative_speed']:8.2f}")
     return "\n".join(lines)
 
 
 def _fingerprint(config: Config) -> str:
-    """A digest of the options that decide a run's outcome, but for the seed."""
+    """A digest of the options that determine a run's result, without the seed."""
     deciding = ("function", "initialisation", "training")
     described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in deciding and leaf.path != "seed"}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
@@ -94,7 +97,7 @@ def _with_vocabulary(config: Config) -> Config:
 
 
 class Trial:
-    """One variant: its programs are compiled once and serve every seed and the timing."""
+    """One variant. Its programs are compiled once, for all seeds and the timing."""
 
     def __init__(self, config: Config):
         import jax
@@ -108,25 +111,27 @@ class Trial:
 
         loop.setup_jax(config)
         optimizer = make_optimizer(config)
-        self.config, self.heldout = config, prepare(config, config.evaluation.split)
+        self.config = config
+        self.heldout = prepare(config, config.evaluation.split)
         self.byte_lengths = tokenizer_for(config.data).byte_lengths
         self.start = jax.jit(lambda seed: init_state(config, optimizer, seed))
         self.step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
         self.evaluator = make_evaluator(config.model, layers_mode(config), config.training.loss_rows)
 
     def train(self, seed: int) -> float:
-        """Validation bits per byte after training, NaN where it diverged."""
+        """Validation bits per byte after training; NaN if training diverged."""
         from xfresearch.data.pipeline import Batches, evaluation_batches
         from xfresearch.evaluation import evaluate_batches
 
-        batches, state = Batches(replace(self.config, seed=seed)), self.start(seed)
+        batches = Batches(replace(self.config, seed=seed))
+        state = self.start(seed)
         for number in range(self.config.steps):
             state, _ = self.step(state, batches.batch(number))
         heldout = evaluation_batches(self.heldout, self.config.batch_size, self.config.evaluation.final_sequences)
         return evaluate_batches(self.evaluator, state["params"], heldout, self.byte_lengths)["bits_per_byte"]
 
-    def clock(self):
-        """A function that runs an update and gives the seconds it took."""
+    def timer(self):
+        """A function that runs one update and returns its seconds."""
         import jax
 
         from xfresearch.data.pipeline import Batches
@@ -136,16 +141,16 @@ class Trial:
 
         def run() -> float:
             nonlocal state
-            begin = time.perf_counter()
-            state, metrics = jax.block_until_ready(self.step(state, batch))
-            return time.perf_counter() - begin
+            start = time.perf_counter()
+            state, _ = jax.block_until_ready(self.step(state, batch))
+            return time.perf_counter() - start
 
         return run
 
 
 def relative_speed(own, baseline) -> float:
-    """Training tokens per second over the baseline's, of two clocks for equal batches: they take turns, so that a busy
-    machine slows both alike."""
+    """Training tokens per second relative to the baseline, from two timers of updates on equal batches. The timers run
+    alternately, so that a busy machine slows both equally."""
     ratios = []
     for _ in range(ROUNDS):
         seconds = own()
@@ -156,8 +161,8 @@ def relative_speed(own, baseline) -> float:
 def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m docs.comparison", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds of each variant (default 3)")
-    parser.add_argument("--only", default="", metavar="WORD,...", help="variants whose names hold one of these words")
-    parser.add_argument("--json", default="docs/data/variants.json", metavar="FILE", help="rows that are there are kept")
+    parser.add_argument("--only", default="", metavar="WORD,...", help="only variants whose names contain a word")
+    parser.add_argument("--json", default="docs/data/variants.json", metavar="FILE", help="output; keeps existing rows")
     options, overrides = parser.parse_known_args(arguments)
     rows = compare(options.seeds, overrides, options.json, [word for word in options.only.split(",") if word])
     print(table(rows))

@@ -1,4 +1,4 @@
-"""The comparison of all variants: what is compared, what is written, and that nothing is trained twice."""
+"""The comparison of all variants: the list of variants, the output file, and no repeated training."""
 
 import json
 import math
@@ -20,7 +20,7 @@ def test_every_named_model_and_every_choice_is_compared():
     assert len(names) == len(VARIANTS) + 1 + sum(name.endswith(":3m") for name in names)
 
 
-def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monkeypatch):
+def test_a_variant_is_trained_again_only_if_its_config_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "names", lambda: TINY)
     monkeypatch.setattr(comparison, "BASELINE", TINY[0])
     monkeypatch.setattr(comparison, "ROUNDS", 1)
@@ -39,10 +39,10 @@ def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monk
     assert comparison.compare(2, OVERRIDES, str(output), only=["variants"]) == rows and not trained
     comparison.compare(2, ["--config.steps=1", *OVERRIDES[1:]], str(output), only=["variants"])
     assert trained == [1, 1]
-    assert "nan" in comparison.table(json.loads(output.read_text())["rows"])  # diverged, and shown to have
+    assert "nan" in comparison.table(json.loads(output.read_text())["rows"])  # the table shows that it diverged
 
 
-def test_an_unknown_variant_is_one_line_with_the_nearest_name():
+def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
     from xfresearch.config.files import parse
 
     with pytest.raises(UserError, match="there is no such variant; did you mean 'alibi'"):

@@ -3,7 +3,7 @@
     import xfresearch as xf
     lm = xf.load("runs/a")
 
-Names are imported when they are first used, so that `import xfresearch` and `--help` never wait for JAX.
+The package imports each name on first use, so that `import xfresearch` and `--help` never wait for JAX.
 """
 
 _HOMES = {"load": "loading", "LanguageModel": "language_model", "costs": "models.closed_form", "UserError": "errors"}

@@ -1,14 +1,12 @@
-"""What every command line shares: arguments, one-line failures, exit codes.
+"""Arguments, one-line error messages and exit codes that all commands share.
 
-A user's mistake exits with 2 and one line on standard error. Anything else that stops a command exits with 1 and one
-line that names a log file, where the stack trace is.
+A user's mistake exits with 2 and one line on standard error. A bug keeps its stack trace and exits with 1; of a run of many
+processes, the trace is in a log, and one line names its path.
 """
 
 import argparse
 import os
 import sys
-import tempfile
-import traceback
 
 from xfresearch import distributed
 from xfresearch.errors import Stopped, UserError
@@ -22,14 +20,14 @@ CONFIG_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors, so that all mistakes look the same. A file of --json has to be writable."""
+    """An ArgumentParser that raises UserError, so that all mistakes look alike, and checks the file of --json."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def parse_known_args(self, args=None, namespace=None):
         options, rest = super().parse_known_args(args, namespace)
-        if getattr(options, "json", None) is not None:  # said now, not after hours of work
+        if getattr(options, "json", None) is not None:  # fail now, not after hours of work
             check_output("--json", options.json)
         return options, rest
 
@@ -38,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(main, arguments=None) -> None:
-    """Calls `main(arguments)` and ends the process with the exit code that its outcome has."""
+    """Calls `main(arguments)` and ends the process with the exit code of its outcome."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start_without_tpu()
     try:
@@ -46,39 +44,34 @@ def run(main, arguments=None) -> None:
     except UserError as error:
         _finish(2, f"error: {error}")
     except Stopped as error:
-        _say(f"stopped: {error}")
-        _end(1)  # threads that were writing a checkpoint are not to print after the one line
+        _print_error(f"stopped: {error}")
+        _exit_now(1)  # threads that write a checkpoint must not print after this line
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        log = distributed.failed(error) if distributed.several() else _keep_trace()
+        if not distributed.is_active():
+            raise
+        log = distributed.log_error(error)
         first = (str(error).strip().splitlines() or [""])[0][:200]
         _finish(1, f"failed: {type(error).__name__}: {first} (details in {log})")
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     sys.stdout.flush()
     print(line.replace("\n", " "), file=sys.stderr, flush=True)
 
 
 def _finish(code: int, line: str) -> None:
-    _say(line)
-    if distributed.several():
-        _end(code)
+    _print_error(line)
+    if distributed.is_active():
+        _exit_now(code)
     sys.exit(code)
 
 
-def _end(code: int) -> None:
+def _exit_now(code: int) -> None:
     """Ends the process without waiting for its threads or for other processes."""
-    if distributed.several():
-        distributed.leave(code)
+    if distributed.is_active():
+        distributed.exit_now(code)
     os._exit(code)
-
-
-def _keep_trace() -> str:
-    """Writes the stack trace of the error in hand to a file, whose name it returns."""
-    with tempfile.NamedTemporaryFile("w", prefix="xfresearch-", suffix=".log", delete=False) as log:
-        traceback.print_exc(file=log)
-    return log.name

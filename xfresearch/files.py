@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and JSON that any reader takes."""
+"""Atomic writes of files and directories, and JSON that any reader accepts."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from xfresearch.errors import UserError, require_new
 
 
 def write_text(path, text: str) -> None:
-    """Writes a text under a temporary name, then renames it."""
+    """Writes a text atomically: under a temporary name, which is then renamed."""
     from etils import epath
 
     target = epath.Path(path)
@@ -21,18 +21,18 @@ def write_text(path, text: str) -> None:
 
 
 def write_json(path, value) -> None:
-    """Writes `value` as JSON, with null for numbers that are not finite; as `write_text`."""
+    """Writes `value` as JSON, atomically. Numbers that are not finite become null."""
     write_text(path, json.dumps(finite(value), indent=2, default=float) + "\n")
 
 
 def write_rows(path, rows: dict) -> None:
-    """Writes {"rows": rows} as JSON with each row on one line; as `write_json`."""
+    """Writes {"rows": rows} as JSON with one row per line. Otherwise like `write_json`."""
     lines = (f"{json.dumps(name)}: {json.dumps(finite(row), default=float)}" for name, row in rows.items())
     write_text(path, '{"rows": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def finite(value):
-    """`value` with None for every number that JSON cannot write."""
+    """`value` with None in place of NaN and infinity, which JSON cannot write."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -41,7 +41,7 @@ def finite(value):
 
 
 def check_output(option: str, path: str) -> None:
-    """UserError where a file of that name cannot be written; to be called before long work. Makes its folder."""
+    """Raises UserError if the file cannot be written. Call it before long work. Creates the parent directory."""
     from etils import epath
 
     target = epath.Path(path)
@@ -53,14 +53,15 @@ def check_output(option: str, path: str) -> None:
     except OSError as error:
         raise UserError(f"{option}={path} cannot be written: {error.strerror or error}") from None
     if target.is_dir():
-        raise UserError(f"{option}={path} cannot be written: it is a folder")
+        raise UserError(f"{option}={path} cannot be written: it is a directory")
 
 
 @contextmanager
 def new_directory(target, action: str) -> Iterator:
-    """A directory to be filled within a `with`, after which it is `target`; on an error nothing is left of it.
+    """Yields a temporary directory to fill. At the end of the `with` block it becomes `target`; on an error it is
+    deleted.
 
-    UserError where something is at `target` already, an empty directory apart.
+    Raises UserError if `target` exists and is not an empty directory.
     """
     require_new(target, action)
     temporary = _temporary(target)

@@ -1,4 +1,4 @@
-"""What a library user holds: a model's parameters with what gives them meaning.
+"""LanguageModel: a model's parameters with its config, tokenizer and run, as `xf.load` returns them.
 
 lm = xf.load("runs/a")
 logits_BLV = lm(tokens_BL)
@@ -33,64 +33,68 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 
 def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
-    """`model` computing in `dtype`, where one is given."""
+    """`model` with the compute dtype `dtype`; unchanged if `dtype` is empty."""
     if not dtype:
         return model
     require(dtype in DTYPES, "model.dtype", dtype, f"one of {', '.join(DTYPES)}")
     return resolve_model(with_fields(model, dtype=dtype))
 
 
-def layout_of(model: ModelConfig, mesh=None) -> dict:
+def abstract_params(model: ModelConfig, mesh=None) -> dict:
     """Shapes, dtypes and shardings of a model's parameters, on the first device or sharded over a `mesh`."""
     shapes = transformer.abstract(model)
     if mesh is None:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        places = jax.tree.map(lambda _: device, shapes)
+        shardings = jax.tree.map(lambda _: device, shapes)
     else:
-        places = param_shardings(mesh, shapes, transformer.axes(model))
-    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, places)
+        shardings = param_shardings(mesh, shapes, transformer.axes(model))
+    return jax.tree.map(lambda s, to: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=to), shapes, shardings)
 
 
 class LanguageModel:
-    """Parameters with what gives them meaning: `.config` (ModelConfig), `.params` (nested dict of arrays, layers
-    stacked), `.tokenizer` (None for a folder without one), `.run` (Config of the run that made them), `.step`, and
-    `.source`, what is known of the Hugging Face folder that it came from."""
+    """A language model: `.config` (ModelConfig), `.params` (nested dict of arrays, layers stacked), `.tokenizer` (None
+    for a folder without one), `.run` (Config of the run that trained it), `.step`, and `.source` (the record of the
+    Hugging Face folder that it came from, if any)."""
 
     def __init__(
         self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0, source: Source | None = None
     ):
-        self.config, self.params, self.tokenizer, self.run, self.step = config, params, tokenizer, run, step
+        self.config = config
+        self.params = params
+        self.tokenizer = tokenizer
+        self.run = run
+        self.step = step
         self.source = source
 
     def __call__(self, tokens_BL, replace: dict[str, Callable] | None = None):
         """Logits [B, L, V] in float32 (float64 for a float64 model) of token ids [B, L].
 
-        `replace` maps names of taps to functions from the value there to another of its shape. Such a pass is not
-        compiled: the functions see concrete arrays and may change from call to call.
+        `replace` maps names of taps to functions from the tap's value to a new value of the same shape. Such a pass is
+        not compiled: the functions see concrete arrays and may change from call to call.
         """
         tokens_BL = self._check_tokens(tokens_BL)
         if not replace:
             return _logits(self.config, self.params, tokens_BL)
         for name, function in replace.items():
             if not callable(function):
-                raise UserError(f"replace[{name!r}] is no function: for a value of your own pass lambda _: value")
+                raise UserError(f"replace[{name!r}] must be a function: to set a fixed value, pass lambda _: value")
         taps = Taps(replace=replace)
         logits_BLV = _forward(self.config, self.params, tokens_BL, taps)
         taps.check()
         return logits_BLV
 
     def capture(self, tokens_BL, names: Iterable[str]) -> dict:
-        """The values at the taps `names` during a pass over token ids [B, L], by name."""
+        """{name: value} of the taps `names` in a pass over token ids [B, L]."""
         names = (names,) if isinstance(names, str) else tuple(names)
         return _capture(self.config, names, self.params, self._check_tokens(tokens_BL))
 
     def memory(self, layer: int, sublayer: str = "") -> Memory:
-        """`.keys`, `.values` (and `.multipliers`) of a layer's feed-forward, its experts, or attention's persistent slots
-        (models/memory.py has the shapes). Their coefficients are the tap 'blocks.<layer>.<sublayer>.coefficients'."""
+        """`.keys`, `.values` (and `.multipliers`) of a feed-forward layer, its experts, or attention's persistent slots
+        (see models/memory.py for the shapes). The tap 'blocks.<layer>.<sublayer>.coefficients' has the coefficients."""
         return memory(self.config, self.params, layer, sublayer)
 
     def tap_names(self) -> list[str]:
-        """Names of all values that `capture` records and `replace` replaces, in the order in which they are computed."""
+        """Names of all values that `capture` records and `replace` replaces, in the order of computation."""
         taps = Taps()
         tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
         jax.eval_shape(lambda params, tokens: _forward(self.config, params, tokens, taps), self.params, tokens)
@@ -106,17 +110,18 @@ class LanguageModel:
         seed: int = 0,
         stream: Callable[[int, str, list[int]], None] | None = None,
     ) -> str | list[str]:
-        """The text after `prompt` (without it), up to `max_new_tokens` tokens or the end of the text; a list for a list.
-        By default 256 tokens, or what a table of positions leaves.
+        """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts.
 
-        Temperature 0 is greedy. The same seed gives the same text, whichever prompts stand beside; copies of a prompt
-        in one call differ. An empty prompt starts a new text. `stream(index of the prompt, text, tokens)` is called as
-        text comes, with whole characters.
+        A text ends at an end-of-text token or after `max_new_tokens` tokens (default: 256, or fewer if the position
+        table ends earlier). Temperature 0 is greedy. The same seed gives the same text, whatever the other prompts of
+        the call are, but copies of a prompt in one call differ. An empty prompt starts a new text.
+        `stream(index of the prompt, text, tokens)` is called while text is generated, always with whole characters.
         """
         if self.tokenizer is None:
-            raise UserError("this model has no tokenizer, so that it takes and gives tokens only: call it on their ids")
+            raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        texts, readers = [""] * len(prompts), [self.tokenizer.decode_stream(not p) for p in prompts]
+        texts = [""] * len(prompts)
+        readers = [self.tokenizer.decode_stream(not p) for p in prompts]
         chunks = self._generate_tokens(prompts, max_new_tokens, decoding.Sampling(temperature, top_k, top_p), seed)
         for chunk in chunks:
             for index, tokens in enumerate(chunk):
@@ -132,9 +137,9 @@ class LanguageModel:
         return texts[0] if isinstance(prompt, str) else texts
 
     def save(self, path) -> None:
-        """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and what is known of the
-        Hugging Face folder that the model came from. It appears whole or not at all. UserError where `path` already holds
-        something."""
+        """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and the record of the
+        Hugging Face folder that the model came from. The write is atomic. Raises UserError if `path` exists and is not
+        an empty directory."""
         with new_directory(epath.Path(path).expanduser(), "save") as directory:
             (directory / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
             if self.tokenizer is not None:
@@ -144,9 +149,9 @@ class LanguageModel:
             store.save_params(directory, self.step, self.params)
 
     def export_hf(self, path, family: str = "", dtype: str = "", shard_bytes: int = 5 * 10**9) -> str:
-        """Writes a Hugging Face folder, which `transformers` and `load` read (interop/exporting.py says in which family and
-        dtype), in files of at most `shard_bytes`; returns the family. UserError where `path` holds something, or no family
-        can express the model, with the reason."""
+        """Writes a Hugging Face folder that `transformers` and `load` read, in files of at most `shard_bytes`, and
+        returns the family. See interop/exporting.py for the choice of family and dtype. Raises UserError if `path`
+        exists and is not an empty directory, or if no family can express the model; the message gives the reason."""
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
     def _generate_tokens(self, prompts, max_new_tokens: int | None, sampling, seed: int) -> Iterator[list[list[int]]]:
@@ -155,36 +160,40 @@ class LanguageModel:
         if not prompts:
             return iter(())
         tokens = [self._encode(prompt) for prompt in prompts]
-        count = self._check_room(max(map(len, tokens)), max_new_tokens)
+        count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
         limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
         return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits)
 
     def _encode(self, prompt: str) -> list[int]:
-        """The tokens of `prompt` behind what every text begins with; an empty one without is where a text has ended."""
+        """The tokens of `prompt` after the begin-of-text token. If the tokenizer has no such token, an empty prompt is
+        the end-of-text token."""
         if not isinstance(prompt, str):
-            raise UserError(f"the prompt {prompt!r} is not allowed: it must be text, or a list of texts")
-        begin, end = self.tokenizer.begin_of_text, self.tokenizer.end_of_text
+            raise UserError(f"prompt={prompt!r} is not allowed: it must be a string or a list of strings")
+        begin = self.tokenizer.begin_of_text
+        end = self.tokenizer.end_of_text
         try:
             ids = self.tokenizer.encode(prompt.encode()).tolist()
         except UnicodeEncodeError as error:
-            raise UserError(f"the prompt {prompt!r} is not text: it has no UTF-8 form") from error
+            raise UserError(f"prompt={prompt!r} is not allowed: it must be text that UTF-8 can encode") from error
         tokens = (ids or [end]) if begin is None else [begin, *ids]
-        if max(tokens) >= self.config.vocab_size:  # a tokenizer may have ids that its model has no rows for
+        if max(tokens) >= self.config.vocab_size:  # the tokenizer may have ids beyond the model's embedding table
             top = self.config.vocab_size - 1
-            raise UserError(f"as tokens, the prompt {prompt!r} has {max(tokens)}; the model's vocabulary ends at {top}")
+            raise UserError(f"prompt={prompt!r} has token {max(tokens)}, but the model's vocabulary ends at {top}")
         return tokens
 
-    def _check_room(self, length: int, max_new_tokens: int | None) -> int:
-        """How many tokens may follow a prompt of `length` tokens."""
+    def _new_tokens(self, length: int, max_new_tokens: int | None) -> int:
+        """The number of tokens to generate after a prompt of `length` tokens."""
         rows = longest_sequence(self.config)
-        room = rows - length if rows else sys.maxsize
-        if room < 1:
+        available = rows - length if rows else sys.maxsize
+        if available < 1:
             raise UserError(
-                f"a prompt of {length} tokens leaves no room: the model's table of positions has {rows} rows"
+                f"a prompt of {length} tokens is not allowed: it must be shorter than the model's position table, "
+                f"which has {rows} rows"
             )
-        count = min(256, room) if max_new_tokens is None else max_new_tokens
-        if not 1 <= count <= room:
-            most = f" and at most {room} after a prompt of {length} tokens (rows of its positions)" if rows else ""
+        count = min(256, available) if max_new_tokens is None else max_new_tokens
+        if not 1 <= count <= available:
+            table = f"the model's position table has {rows} rows"
+            most = f" and at most {available} after a prompt of {length} tokens ({table})" if rows else ""
             raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
         return count
 
@@ -195,15 +204,17 @@ class LanguageModel:
             raise UserError("tokens are not rows of equal length: they must be integers [B, L]") from error
         if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
             hint = "; for a single sequence pass [tokens]" if tokens.ndim == 1 else ""
-            raise UserError(
-                f"tokens of shape {tokens.shape} and type {tokens.dtype}: they must be integers [B, L]{hint}"
-            )
+            given = f"shape {tokens.shape} and type {tokens.dtype}"
+            raise UserError(f"tokens of {given} are not allowed: they must be integers [B, L]{hint}")
+        length = tokens.shape[1]
         rows = longest_sequence(self.config)
-        if rows and tokens.shape[1] > rows:
-            raise UserError(f"tokens of length {tokens.shape[1]}: at most {rows}, the rows of the model's positions")
-        low, high, top = int(tokens.min()), int(tokens.max()), self.config.vocab_size - 1
+        if rows and length > rows:
+            allowed = f"at most {rows}, the rows of the model's position table"
+            raise UserError(f"tokens of length {length} are not allowed: the length must be {allowed}")
+        low, high = int(tokens.min()), int(tokens.max())
+        top = self.config.vocab_size - 1
         if low < 0 or high > top:
-            raise UserError(f"token {low if low < 0 else high}: ids are 0 to {top} (the model's vocabulary)")
+            raise UserError(f"token {low if low < 0 else high} is not allowed: the model's token ids are 0 to {top}")
         return jnp.asarray(tokens, jnp.int32)
 
 

@@ -1,4 +1,4 @@
-"""How a model is loaded: from a run, one of its steps, a Hugging Face folder, or a file of llama2.c."""
+"""Loads a model from a run's directory, one of its checkpoints, a Hugging Face folder, or a llama2.c file."""
 
 import jax
 from etils import epath
@@ -11,19 +11,20 @@ from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
-from xfresearch.language_model import LanguageModel, layout_of, with_dtype
+from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
 
 
 def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageModel:
-    """The model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), a Hugging Face folder, or
-    a file of llama2.c, whose name ends in .bin.
+    """Loads the model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), a Hugging Face
+    folder, or a llama2.c file, whose name ends in .bin.
 
-    Its parameters lie on the first device, or are sharded over a `mesh` (jax.sharding.Mesh).
-    It computes in its own dtype, or in the `dtype` given.
+    The parameters are on the first device, or sharded over a `mesh` (jax.sharding.Mesh). The model computes in its own
+    dtype, or in `dtype` if it is given.
 
-    Without a step, the newest checkpoint; damaged ones are named on standard error and passed over. A run in float64
-    switches JAX to 64 bits. UserError where there is no such run or checkpoint, or where the one asked for is damaged.
+    Without `step`, this loads the newest intact checkpoint and prints a warning on standard error for each damaged one.
+    A run in float64 switches JAX to 64 bits. Raises UserError if there is no such run or checkpoint, or if the
+    requested checkpoint is damaged.
     """
     path, step = locate(path, step)
     if _is_llama2c(path):
@@ -43,39 +44,41 @@ def _is_llama2c(path: epath.Path) -> bool:
     return path.suffix == ".bin" and not path.is_dir()
 
 
-def _is_others(path: epath.Path) -> bool:
-    """Whether the model at `path` is in a form of others, which no run of ours made."""
+def _is_foreign(path: epath.Path) -> bool:
+    """Whether the model at `path` has another library's format, so it is not a run's directory."""
     return _is_llama2c(path) or folder.is_folder(path)
 
 
 def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
-    """The run's directory and the step that `path` or `step` asks for; one of others as it is."""
+    """The run's directory and the step that `path` or `step` names. A path in another library's format is returned as
+    it is."""
     path = epath.Path(path).expanduser()
     if path.parent.name == "checkpoints" and path.name.isdigit():
         if step not in (None, int(path.name)):
             raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
         return path.parent.parent, int(path.name)
-    if _is_others(path):
+    if _is_foreign(path):
         if step is not None:
             raise UserError(f"step={step} is not allowed with {path}, which holds one model")
         return path, None
     if not (path / "config.json").exists():
-        what = "is not a run's directory" if path.exists() else "does not exist"
+        problem = "is not a run's directory" if path.exists() else "does not exist"
         raise UserError(
-            f"{path} {what}: a path may be a run's directory (it holds config.json and checkpoints/), one of its "
-            "steps (runs/a/checkpoints/500) or a Hugging Face folder (config.json and safetensors)"
+            f"{path} {problem}: it must be a run's directory (with config.json and checkpoints/), one of its "
+            "checkpoints (runs/a/checkpoints/500), a Hugging Face folder (config.json and safetensors) or a llama2.c "
+            ".bin file"
         )
     return path, step
 
 
-def run_of(path) -> Config:
-    """The config of the run at `path`; of a model that no run of ours made, one at its defaults."""
+def run_config(path) -> Config:
+    """The config of the run at `path`; the default config for a model in another library's format."""
     path, _ = locate(path)
-    return Config() if _is_others(path) else read_json(path / "config.json")
+    return Config() if _is_foreign(path) else read_json(path / "config.json")
 
 
 def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
-    """The step asked for, or the newest that can be read, and its parameters."""
+    """The requested step, or the newest intact one, and its parameters."""
     steps = store.steps(workdir)
     if not steps:
         raise UserError(f"{workdir} has no checkpoint yet")
@@ -93,5 +96,6 @@ def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) ->
 
 
 def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:
-    """Parameters of a run's checkpoint, on the first device or sharded over a `mesh`; store.Corrupt where it is damaged."""
-    return store.restore_params(workdir, step, layout_of(model, mesh))
+    """The parameters of a run's checkpoint, on the first device or sharded over a `mesh`. Raises store.Corrupt if the
+    checkpoint is damaged."""
+    return store.restore_params(workdir, step, abstract_params(model, mesh))

@@ -1,8 +1,8 @@
-"""Printed tables."""
+"""Tables for the terminal."""
 
 
 def table(columns: dict[str, list[str]]) -> str:
-    """Aligned text, numbers to the right."""
+    """The columns as text, right-aligned, with two spaces between them."""
     widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
     rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
     return "\n".join(

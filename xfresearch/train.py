@@ -1,6 +1,7 @@
 """python -m xfresearch.train --config FILE[:arg] --workdir DIR [--config.key=value ...]
 
-Trains a model, or goes on with the run that the directory holds, and ends with its held-out loss, a sample and a report.
+Trains a model, or resumes the run in the directory. At the end it prints the held-out loss and a sample, and writes a
+report.
 """
 
 import sys
@@ -14,17 +15,17 @@ examples:
   python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
   python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a --config.steps=100
 
-The same command again goes on from the newest checkpoint, bit for bit as if it had never stopped."""
+The same command again resumes from the newest checkpoint, bit for bit as if the run had never stopped."""
 
 
 def main(arguments: list[str]) -> None:
     parser = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
     parser.add_argument(
-        "--workdir", metavar="DIR", help="where the run is kept, local or gs:// (default: runs/FILE-arg)"
+        "--workdir", metavar="DIR", help="directory of the run, local or gs:// (default: runs/FILE-arg)"
     )
     parser.add_argument(
-        "--fork", action="store_true", help="go on from DIR's newest checkpoint although the config differs"
+        "--fork", action="store_true", help="resume from DIR's newest checkpoint although the config differs"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
     distributed.add_flags(parser)

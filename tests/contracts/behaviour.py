@@ -1,10 +1,10 @@
-"""What every named config computes at :tiny in float64, and whether it still computes that (behaviour.json).
+"""Compares what every named config computes at :tiny in float64 with the record in behaviour.json.
 
-    python -m tests.contracts.behaviour [NAME ...]      compares, prints the differences and exits with 1 if there are any
+    python -m tests.contracts.behaviour [NAME ...]      prints the differences and exits with 1 if there are any
     python -m tests.contracts.behaviour --record [NAME ...]
 
-Of each config: costs, the losses of the first STEPS updates, TOKENS tokens of greedy text, and some logits of the trained
-model. Recorded before a change of structure and compared after it, they show that it changed no behaviour.
+The record has, for each config: costs, the losses of the first STEPS updates, TOKENS tokens of greedy text, and some
+logits of the trained model. Compare with it after a refactoring, which must not change any of them.
 """
 
 import json
@@ -35,14 +35,15 @@ def names() -> list[str]:
 
 
 def behaviour(name: str, folder: Path) -> dict:
-    """Costs, losses and greedy text of configs/NAME.py:tiny, trained in `folder` in this process."""
+    """Costs, losses, logits and greedy text of configs/NAME.py:tiny, trained in `folder` in this process."""
     import xfresearch as xf
     from xfresearch import train
 
-    text, workdir = folder / "squares.txt", folder / name
+    text = folder / "squares.txt"
+    workdir = folder / name
     text.write_text("\n".join(f"{i} squared is {i * i}" for i in range(4000)))
     flags = FLAGS | {"data.cache_dir": folder / "cache"}
-    if name != "brody_majority":  # which has labels and no text
+    if name != "brody_majority":  # it has labels and no text
         flags["data.corpus"] = f"('text_files:{text}',)"
     file = ROOT / "configs" / f"{name}.py"
     train.main(
@@ -60,11 +61,11 @@ def behaviour(name: str, folder: Path) -> dict:
 
 
 def differences(now: dict, then: dict) -> list[str]:
-    """Lines that say in which figures two behaviours differ by more than TOLERANCE."""
+    """One line for each value in which two behaviours differ by more than TOLERANCE."""
     found = [f"{key}: {then[key]!r} -> {now[key]!r}" for key in ("costs", "text") if now[key] != then[key]]
     for key in ("losses", "logits"):
         if len(now[key]) != len(then[key]):
-            found.append(f"{key}: {len(then[key])} -> {len(now[key])} of them")
+            found.append(f"{key}: {len(then[key])} -> {len(now[key])} numbers")
         elif not np.allclose(now[key], then[key], rtol=0, atol=TOLERANCE * np.abs(then[key]).max()):
             found.append(f"{key}: {then[key]} -> {now[key]}")
     return found

@@ -1,6 +1,8 @@
-"""Run by test_sharded.py with simulated devices and names of variants: prints JSON {variant: error}, sharded and scanned
-against one device, unrolled, in float64. The error is the largest relative one of logits, and of gradients where they
-are computed."""
+"""Compares variants, sharded and scanned, with one device, unrolled, in float64. Prints JSON {variant: error}.
+
+test_sharded.py runs it with simulated devices and the names of the variants. The error is the largest relative error of
+the logits, and of the gradients where they are computed.
+"""
 
 import json
 import sys
@@ -16,7 +18,7 @@ from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 8
-# Gradients take three times as long to compile; these have every kind of sublayer.
+# Variants whose gradients are compared, which take three times as long to compile. They have every kind of sublayer.
 GRADIENTS = ["pattern", "pattern-repeated", *KEPT]
 
 
@@ -31,7 +33,8 @@ def logits_and_gradients(config, gradients: bool, mesh=None):
 
 def error(config, gradients: bool) -> float:
     config = in_float64(config)
-    params, tokens_BL = random_params(config), tokens_for(config, batch=DEVICES)
+    params = random_params(config)
+    tokens_BL = tokens_for(config, batch=DEVICES)
     run = logits_and_gradients(config, gradients)
     expected_gradients, expected_logits = run(params, tokens_BL, "unroll")
     sizes = mesh_sizes(config, DEVICES)

@@ -1,4 +1,4 @@
-"""Contract 4: the closed forms of models/costs.py equal what is counted in the parameters, the program and the cache."""
+"""Contract 4: the closed forms of the costs equal the counts in the parameters, the program and the cache."""
 
 import jax
 import numpy as np
@@ -19,12 +19,12 @@ def sizes(tree) -> int:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parameters_are_those_of_the_tree(name):
+def test_parameters_equal_the_size_of_the_tree(name):
     assert costs(ALL[name]).parameters == sizes(transformer.abstract(ALL[name]))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_active_parameters_leave_out_the_experts_not_used(name):
+def test_active_parameters_exclude_unused_experts(name):
     config = ALL[name]
     idle = 0
     for stack in stacks(config):
@@ -37,15 +37,15 @@ def test_active_parameters_leave_out_the_experts_not_used(name):
 
 
 @pytest.mark.parametrize("name, layers", [*((name, "unroll") for name in ALL), *((name, "scan") for name in DISTINCT)])
-def test_forward_flops_are_those_of_every_matrix_product(name, layers):
+def test_forward_flops_equal_the_sum_over_matrix_products(name, layers):
     config = ALL[name]
     tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
     counted = count_flops(lambda params: forward(config, params, tokens_BL, layers), transformer.abstract(config))
     assert counted == BATCH * LENGTH * costs(config, LENGTH).flops_per_token
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if ALL[name].causal])  # no other has a cache
-def test_cache_bytes_are_those_of_one_more_token(name):
+@pytest.mark.parametrize("name", [name for name in ALL if ALL[name].causal])  # others have no cache
+def test_cache_bytes_per_token_equal_the_growth_of_the_cache(name):
     config = ALL[name]
 
     def cache_bytes(length):
@@ -77,14 +77,14 @@ def test_mixtral_8x7b_has_the_published_parameters():
 
 
 def test_all_attention_layer_has_the_published_parameters():
-    """4 D^2 + 2 M D per layer (papers' 39 M model has 18 of them), and one post-norm of 2 D."""
+    """4 D^2 + 2 M D per layer and one post-norm of 2 D. The paper's 39 M model has 18 layers."""
     main = block(layout="all_attention", norm_bias=True, attention={"heads": 8, "memory_slots": 1024}, feed_forward={})
     config = ModelConfig(width=512, depth=18, vocab_size=205, blocks={"main": main}, final_norm="none")
     assert costs(config, 512).parameters == 18 * (4 * 512**2 + 2 * 1024 * 512 + 2 * 512) + 205 * 512
 
 
-def test_training_flops_are_three_times_forward_within_attention_of_the_input():
-    """A backward pass costs two products for each one of the forward pass, as costs.py says of a training step."""
+def test_training_flops_are_three_times_the_forward_flops():
+    """The backward pass has two matrix products for each product of the forward pass."""
     config = ALL["base"]
     tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
 

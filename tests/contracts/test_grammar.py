@@ -1,8 +1,8 @@
-"""Properties of whatever the grammar can say: drawn configs are built, counted, causal, trained, saved and loaded.
+"""Properties of random configs: each can be built, counted, trained, saved and loaded, and is causal.
 
-A config is drawn by changing the base field by field, any number of them, with blocks of their own in a pattern; a change
-that the config's checks refuse is left out, so that what is drawn is valid. Of numbers, a few; models that are not causal
-have tests of their own (tests/models/test_bidirectional.py).
+A config is drawn by changing any number of options of the base, with different blocks in a pattern. Changes that the
+config's checks refuse are skipped, so every drawn config is valid. Numbers have a few values each. For models that are
+not causal see tests/models/test_bidirectional.py.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ from xfresearch.training.step import init_state, make_train_step
 
 LENGTH, BATCH, VOCAB = 8, 2, 257
 SMALL = replace(BASE, vocab_size=VOCAB, max_length=LENGTH)
-SMALL = change(SMALL, "blocks.main.feed_forward.hidden", 0)  # of a size that every layout can have
+SMALL = change(SMALL, "blocks.main.feed_forward.hidden", 0)  # a size that is valid in every layout
 FIELDS = {path: [get(model(needed(path, None)), path), *values] for path, values in choices().items()} | {
     "blocks.main.attention.memory_slots": [0, 1, 5],
     "blocks.main.attention.heads": [1, 2, 4],
@@ -53,7 +53,7 @@ def changes(fields: dict):
 
 
 def applied(config, drawn, check):
-    """`config` with those of the drawn changes that leave it valid."""
+    """`config` with the drawn changes, without those that would make it invalid."""
     for path, value in drawn:
         try:
             changed = change(config, path, value)
@@ -66,7 +66,8 @@ def applied(config, drawn, check):
 
 @st.composite
 def models(draw):
-    blocks, small = {}, replace(SMALL, final_norm=draw(st.sampled_from(["layer", "none"])))  # post-norm has none
+    small = replace(SMALL, final_norm=draw(st.sampled_from(["layer", "none"])))  # post-norm requires "none"
+    blocks = {}
     for name in ("a", "b"):
         blocks[name] = applied(small, draw(changes(OF_BLOCK)), resolve_model).blocks["main"]
     pattern = draw(st.sampled_from(PATTERNS))
@@ -119,12 +120,12 @@ COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases"
 
 @settings(max_examples=5, derandomize=True, **COMMON)
 @given(models())
-def test_whatever_is_valid_works(config):
+def test_every_valid_config_works(config):
     check(config)
 
 
 @pytest.mark.long
 @settings(max_examples=200, print_blob=True, **COMMON)
 @given(models())
-def test_two_hundred_more(config):
+def test_two_hundred_more_configs(config):
     check(config)

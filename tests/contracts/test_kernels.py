@@ -1,4 +1,4 @@
-"""Contract 6: every implementation a variant can choose gives what the plain one gives, gradients included."""
+"""Contract 6: every kernel that supports a variant gives the results of the plain one, including gradients."""
 
 import itertools
 import typing
@@ -26,7 +26,7 @@ from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 
-# Kernels that serve nothing here (longer sequences, a TPU), and the test that compares them with plain.
+# Kernels that support no variant here (they need longer sequences or another device), and the tests that cover them.
 ELSEWHERE = {
     "banded": "tests/kernels/test_attention.py",
     "splash": "tests/kernels/test_splash_attention.py",
@@ -37,13 +37,13 @@ ELSEWHERE = {
 
 
 def fast(option: str) -> list[str]:
-    """What an option of training offers besides the plain implementation and the choice among all."""
+    """Values of an option of training, without the plain kernel and 'auto'."""
     names = typing.get_args(typing.get_type_hints(TrainingConfig)[option])
     return [name for name in names if name not in ("auto", "plain", "ragged", *ELSEWHERE)]
 
 
-def serves(kernel: str, config) -> bool:
-    """Whether an attention kernel serves a model in these tests; where it does not, asking for it is an error."""
+def supports(kernel: str, config) -> bool:
+    """Whether an attention kernel supports a model in these tests. If not, selecting it is an error."""
     places = [place for _, _, place in config.places() if isinstance(place.options, SoftmaxConfig)]
     calls = [training_call(place, LENGTH, segments=True) for place in places]
     return bool(calls) and (kernel == "auto" or not any(map(REFUSALS[kernel], calls)))
@@ -52,8 +52,7 @@ def serves(kernel: str, config) -> bool:
 ATTENTION = fast("attention_kernel")
 MOE = fast("expert_kernel")
 
-
-# The first of each on every run; the others take as long again.
+# The default run has the first pair; each other pair takes as long again.
 PAIRS = [
     pytest.param(*pair, marks=() if i == 0 else pytest.mark.long)
     for i, pair in enumerate(itertools.zip_longest(ATTENTION, MOE, fillvalue="auto"))
@@ -61,15 +60,17 @@ PAIRS = [
 
 
 def work(block) -> tuple:
-    """What a block asks of the kernels: shapes, and how many products an expert is."""
-    a, moe = block.attention, getattr(block.sublayers.get("feed_forward"), "moe", None)
+    """What a block needs of the kernels: shapes, and whether its experts are gated."""
+    a = block.attention
+    moe = getattr(block.sublayers.get("feed_forward"), "moe", None)
     sparse = moe and (moe.experts, moe.top_k, ACTIVATIONS[moe.expert].gated)
     return *(getattr(a, name, None) for name in ("kind", "heads", "kv_heads", "head_size", "memory_slots")), sparse
 
 
 def _users() -> dict:
-    """Variants with a block whose work no variant before them has."""
-    found, seen = {}, set()
+    """Variants with a block whose work no earlier variant has."""
+    found = {}
+    seen = set()
     for name, config in ALL.items():
         new = set(map(work, config.blocks.values())) - seen
         found |= {name: config} if new else {}
@@ -82,7 +83,7 @@ SEGMENTS_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8], np.int32)
 
 
 def loss_and_gradients(config, params, tokens_BL, **execution):
-    """A loss that every logit and auxiliary loss weighs in, and its gradients, over packed documents with padding."""
+    """A loss that depends on every logit and auxiliary loss, and its gradients, for packed documents with padding."""
     weights_BLV = np.random.default_rng(3).standard_normal((*tokens_BL.shape, config.vocab_size))
 
     def loss(params):
@@ -93,10 +94,11 @@ def loss_and_gradients(config, params, tokens_BL, **execution):
 
 
 def check(config, attention_kernel, expert_kernel):
-    config, tokens_BL = in_float64(config), tokens_for(config)
+    config = in_float64(config)
+    tokens_BL = tokens_for(config)
     params = random_params(config)
     value, gradients = loss_and_gradients(config, params, tokens_BL)
-    execution = Execution(attention_kernel if serves(attention_kernel, config) else "auto", expert_kernel)
+    execution = Execution(attention_kernel if supports(attention_kernel, config) else "auto", expert_kernel)
     fast_value, fast_gradients = loss_and_gradients(config, params, tokens_BL, execution=execution)
     assert relative_error(fast_value, value) < TOLERANCE["float64"]
     assert tree_error(fast_gradients, gradients) < TOLERANCE["float64"]
@@ -108,11 +110,11 @@ def test_a_fast_kernel_equals_the_plain_one(name, attention_kernel, expert_kerne
     check(USERS[name], attention_kernel, expert_kernel)
 
 
-def test_auto_equals_the_plain_one(x64):
+def test_auto_equals_plain(x64):
     check(VARIANTS["pattern"], "auto", "auto")
 
 
 def test_every_attention_kernel_is_compared_somewhere():
     for name in REFUSALS.keys() - {"plain"}:
-        users = [config for config in ALL.values() if serves(name, config)]
+        users = [config for config in ALL.values() if supports(name, config)]
         assert users if name in ATTENTION else (ROOT / ELSEWHERE[name]).exists()

@@ -1,4 +1,4 @@
-"""Contract 7: a few steps on real text bring the loss below the entropy of its bytes: more than counting them."""
+"""Contract 7: a few steps on real text bring the loss below the entropy of its bytes (a unigram model)."""
 
 import sysconfig
 from pathlib import Path
@@ -19,11 +19,11 @@ NAMED_HERE = ("all_attention_enwik8_small", "dyt", "merged_query", "normless")
 
 
 def learners() -> dict:
-    """Each layout and each kind of feed-forward once, and the named configs (but the one that sees the tokens it would
-    predict: tests/test_majority.py)."""
+    """Each layout and each kind of feed-forward once, and the causal named configs (for the other one, see
+    tests/test_majority.py)."""
     found = {name: {"blocks.main.layout": name} | needed("blocks.main.layout", name) for name in LAYOUTS}
-    of = {kind: "feed_forward.kind" for kind in KINDS} | {"lambda": "attention.kind"}
-    found |= {kind: {f"blocks.main.{of[kind]}": kind} for kind in KINDS}
+    option = {kind: "feed_forward.kind" for kind in KINDS} | {"lambda": "attention.kind"}
+    found |= {kind: {f"blocks.main.{option[kind]}": kind} for kind in KINDS}
     found = {name: model(BASE | changes) for name, changes in found.items()}
     causal = {name: named for name, named in NAMED.items() if named.causal}
     return found | {f"configs/{name}.py": model({"vocab_size": VOCAB}, named) for name, named in causal.items()}
@@ -34,7 +34,7 @@ LEARNERS = learners()
 
 @pytest.fixture(scope="module")
 def batches():
-    """Python source from the standard library as bytes below 128: [STEPS, BATCH, LENGTH + 1], none of it twice."""
+    """Python source from the standard library as bytes below 128: [STEPS, BATCH, LENGTH + 1], without repetition."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     names = ("argparse.py", "ast.py", "calendar.py", "datetime.py", "difflib.py", "doctest.py", "inspect.py")
     data = b"".join(path.read_bytes() for path in (folder / name for name in names) if path.exists())
@@ -49,7 +49,7 @@ def entropy(tokens) -> float:
 
 
 def train(config, batches) -> np.ndarray:
-    """The loss of each step, in nats per byte, before the step's update."""
+    """The loss of each step before its update, in nats per byte."""
     optimizer = optax.adam(1e-2)
 
     def loss(params, batch):
@@ -71,12 +71,12 @@ def train(config, batches) -> np.ndarray:
 
 
 def _marks(name: str):
-    """All named configs take minutes; those unlike the others are enough for every day."""
-    every_day = not name.startswith("configs/") or any(f"/{here}.py" in name for here in NAMED_HERE)
-    return () if every_day else pytest.mark.long
+    """The default run has the named configs that differ most; all of them take minutes."""
+    in_default_run = not name.startswith("configs/") or any(f"/{here}.py" in name for here in NAMED_HERE)
+    return () if in_default_run else pytest.mark.long
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in LEARNERS])
-def test_learns_more_than_the_frequencies_of_bytes(name, batches):
+def test_learns_more_than_byte_frequencies(name, batches):
     losses = train(LEARNERS[name], batches)
     assert losses[-10:].mean() < entropy(batches.ravel())

@@ -1,4 +1,4 @@
-"""Contract 1: forward and gradient lower for TPU on an abstract mesh of 64 devices, and shapes and shardings resolve."""
+"""Contract 1: the forward pass and its gradient lower for TPU on an abstract mesh of 64 devices."""
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,6 @@ def test_lowers_on_64_devices(name):
     assert f"num_partitions = {DEVICES}" in text
 
 
-def test_every_axis_is_used_by_some_variant():
+def test_every_mesh_axis_is_used_by_some_variant():
     sizes = [mesh_sizes(config, DEVICES) for config in ALL.values()]
     assert all(max(size[axis] for size in sizes) > 1 for axis in ("data", "fsdp", "expert", "tensor", "context"))

@@ -1,7 +1,7 @@
-"""An option that is set and that nothing reads is an error: setting one changes what the model computes, or is refused.
+"""Setting an option changes what the model computes or raises an error. No option is silently ignored.
 
-Each value of each option is set alone in models of every kind, without what it needs beside it. An option whose `needs`
-are wrong is found here, since it then changes nothing and is not refused.
+Each value of each option is set alone in models of every kind, without the other options that it needs. If the `needs`
+of an option are wrong, setting it changes nothing and raises no error, so the test fails.
 """
 
 import functools
@@ -18,11 +18,11 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import resolve_model
 
-# Options whose effect is not on first values or on the training loss, and what they change.
+# Options that change neither initial values nor the training loss, and what they change.
 NOT_IN_THE_LOSS = {
     "blocks.main.feed_forward[moe].moe.bias_speed": "the step of the router's bias after an update",
-    "max_length": "tables of positions; sequence_length fills it",
-    "dtype": "the precision; everything here is computed in bfloat16",
+    "max_length": "tables of positions; sequence_length sets it",
+    "dtype": "the precision; these tests compute in bfloat16",
 }
 MORE = {
     "dropout": [0.1],
@@ -59,9 +59,9 @@ MORE = {
 SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
 SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
 VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
-# Models without a part, and the options of that part.
-DAILY = {"layout=all_attention": ".feed_forward.", "attention.kind=lambda": ".attention."}
-CONTEXTS = ("base", *DAILY, "feed_forward.kind=moe", "layout=skipless", "norm=dyt", "attention.position=rope")
+# Models that lack a part, and the options of this part.
+WITHOUT_A_PART = {"layout=all_attention": ".feed_forward.", "attention.kind=lambda": ".attention."}
+CONTEXTS = ("base", *WITHOUT_A_PART, "feed_forward.kind=moe", "layout=skipless", "norm=dyt", "attention.position=rope")
 CONTEXTS += ("attention.rank=6", "attention.span=adaptive", "attention.kind=slots", "attention.rope.scaling=yarn")
 CONTEXTS += ("layout=fused_output",)
 OF_A_SITE = {"kind": ["rms"], "gain": [False], "bias": [True], "epsilon": [0.1], "alpha": [0.8]}
@@ -70,14 +70,14 @@ VALUES |= {path: OF_A_SITE[path.rsplit(".", 1)[-1]] for path in VALUES if ".norm
 
 @functools.cache
 def computed(config) -> list:
-    """First values and the loss of a training step, as numbers; in bfloat16, where every rounding shows."""
+    """Initial values, logits and auxiliary losses as numbers. In bfloat16, so that differences in rounding show."""
     config = replace(config, dtype="bfloat16") if config.dtype == "float32" else config
     params = transformer.init(config, jax.random.key(0))
     tokens_BL = np.random.default_rng(7).integers(0, config.vocab_size, (2, 8)).astype(np.int32)
     positions_BL = np.broadcast_to(np.arange(8), (2, 8))
 
     def loss(params):
-        # Nothing at its first value: a gain of 1 or a bias of 0 would hide what is done with it.
+        # Change all initial values: a gain of 1 or a bias of 0 would hide how it is used.
         moved = jax.tree.map(lambda x: x * 1.3 + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
         model = transformer.bind(config, moved)
         out = model(tokens_BL, Context(positions_BL, key=jax.random.key(1)), layers="unroll")
@@ -92,7 +92,7 @@ def differ(ours: list, others: list) -> bool:
 
 
 def check(path: str, name: str) -> None:
-    """Every value of an option that a model may have changes it."""
+    """Asserts that every value of the option that is valid in variant `name` changes the model."""
     base = VARIANTS[name]
     for value in VALUES[path]:
         try:
@@ -105,9 +105,9 @@ def check(path: str, name: str) -> None:
 
 @pytest.mark.parametrize("path", VALUES)
 def test_an_option_changes_the_model_or_is_refused(path, x64):
-    assert VALUES[path], "a field without values: name some in MORE or in variants.NUMBERS"
+    assert VALUES[path], "an option without values: add some to MORE or to variants.NUMBERS"
     check(path, "base")
-    for name, group in DAILY.items():
+    for name, group in WITHOUT_A_PART.items():
         if group in path:
             check(path, name)
 
@@ -115,7 +115,7 @@ def test_an_option_changes_the_model_or_is_refused(path, x64):
 @pytest.mark.long
 @pytest.mark.parametrize("name", CONTEXTS[1:])
 @pytest.mark.parametrize("path", VALUES)
-def test_in_models_of_every_kind(path, name, x64):
+def test_an_option_changes_models_of_every_kind_or_is_refused(path, name, x64):
     check(path, name)
 
 
@@ -132,7 +132,7 @@ A, F = B + "attention.", B + "feed_forward."
         ({F + "hidden": 50, F + "hidden_factor": 3.0}, "hidden_factor=3.0 .* its default, with hidden=50"),
         ({A + "rope.theta": 100.0}, "rope.theta=100.0 .* read only with position='rope'"),
         ({A + "rank": 33, A + "query": "merged"}, "rank=33 .* at most model.width=32"),
-        ({B + "layout": "post_norm"}, "final_norm='layer' .* 'none' where the last block, with layout='post_norm'"),
+        ({B + "layout": "post_norm"}, "final_norm='layer' .* 'none' if the last block, with layout='post_norm'"),
         ({B + "layout": "resi_dual", "final_norm": "none"}, "final_norm='none' .* a norm with layout='resi_dual'"),
         ({F + "kind": "moe", F + "moe.top_k": 1}, "renormalise=True .* its gradient 0"),
         (
@@ -143,7 +143,7 @@ A, F = B + "attention.", B + "feed_forward."
         ({B + "norms.attention_in.alpha": 1.0}, "attention_in.alpha=1.0 .* a norm of kind 'layer' does not have it"),
     ],
 )
-def test_refusals_say_who_reads_the_option(changes, words):
+def test_errors_say_which_setting_the_option_needs(changes, words):
     with pytest.raises(UserError, match=words):
         model(changes)
 
@@ -157,7 +157,7 @@ def test_refusals_say_who_reads_the_option(changes, words):
         ({A + "kind": "lambda", A + "window": 3}, "window"),
     ],
 )
-def test_an_option_that_a_kind_does_not_have_is_refused(changes, words):
+def test_an_option_that_a_kind_does_not_have_is_an_error(changes, words):
     with pytest.raises(UserError, match=f"{words}.*there is no such option"):
         model(changes)
 

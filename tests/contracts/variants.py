@@ -1,10 +1,11 @@
-"""Every variant that the config can express, one option away from a base, and every named config at its tiny size.
+"""The variants that the contracts test: the base with one option changed, and every named config at its tiny size.
 
-Nothing is listed by hand that can be read from the config's classes and the tables: each choice of each `Literal` and
-`bool` option, and each kind and layout, is a variant, so a new choice is tested by every contract as soon as it exists.
-Numbers have no such list; `NUMBERS` gives theirs, and test_discovery.py fails for an option that is neither.
+Variants are read from the classes of the config and from the tables: each value of each `Literal` and `bool` option,
+each kind and each layout is a variant. So every contract tests a new value as soon as it exists. Numbers have no closed
+list of values; `NUMBERS` lists some, and test_discovery.py fails for an option without values.
 
-An option of a kind of sublayer other than the base's has the kind in its name: blocks.main.attention[lambda].lambdas.window.
+An option of a kind of sublayer that the base does not have contains the kind:
+blocks.main.attention[lambda].lambdas.window.
 """
 
 import itertools
@@ -36,13 +37,13 @@ ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
 PLAIN = Execution("plain", "ragged")
 
-# Sizes are those of the named configs at :tiny, so that all variants share most of their compiled operations.
+# The sizes of the named configs at :tiny, so that all variants share most of their compiled operations.
 MAIN = BLOCKS["pre_norm"](attention=SoftmaxConfig(heads=4), feed_forward=DenseConfig(hidden=32))
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
-# The kinds whose options are varied besides the base's. Kinds of one class share theirs.
+# The kinds whose options are varied, besides the kinds of the base. Kinds of one class share their options.
 KINDS = {"attention": ("slots", "lambda"), "feed_forward": ("swiglu", "moe")}
 
-# What a choice cannot do without, added to its variant: fields of the model, or else of its block.
+# Options that a value needs and that are added to its variant: options of the model, otherwise of its block.
 NEEDS = {
     ("position_offset", "*"): {"position": "learned"},
     ("layout", "all_attention"): {"attention.memory_slots": 32, "final_norm": "none"},
@@ -67,11 +68,11 @@ NEEDS = {
     ("feed_forward[swiglu].gated_hidden", "*"): {"feed_forward.hidden": 0, "feed_forward.hidden_factor": 3.0},
     ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
     ("feed_forward[moe].moe.top_k", 1): {"feed_forward.moe.renormalise": False},
-    # With sigmoid scores, DeepSeek-V3.
+    # With sigmoid scores: DeepSeek-V3.
     ("feed_forward[moe].moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
     ("attention[slots].query", "identity_whole"): {"attention.head_size": 32},
 }
-# Values for fields that are numbers; every other number is among SIZES or ELSEWHERE.
+# Values for options that are numbers. Every other number is in SIZES or ELSEWHERE.
 NUMBERS = {
     "logit_softcap": [2.0],
     "position_offset": [2],
@@ -92,14 +93,14 @@ NUMBERS = {
     "blocks.main.attention[lambda].lambdas.depth": [2],
     "blocks.main.attention[lambda].lambdas.chunk": [3],
     "blocks.main.feed_forward[moe].moe.top_k": [1],
-    "blocks.main.feed_forward[moe].moe.capacity": [0.125],  # 2 tokens of 64 for each expert: most of LENGTH are dropped
+    "blocks.main.feed_forward[moe].moe.capacity": [0.125],  # 2 of 64 tokens for each expert: most of LENGTH are dropped
     "blocks.main.feed_forward[moe].moe.shared": [2],
     "blocks.main.attention[slots].kv_heads": [2],
     "blocks.main.attention[slots].head_size": [6],
     "blocks.main.attention[slots].scale": [0.2],
     "blocks.main.attention[slots].softcap": [2.0],
 }
-# Fields that take the names of a table which another field varies in full, by the same code: a few of them.
+# Some values of options whose values are the names of a table. Another option with the same code has all values.
 FEW = {
     "embedding_norm": ["layer"],
     "final_norm": ["dyt", "none"],
@@ -119,7 +120,7 @@ SIZES = {
     *("blocks.main.attention[slots].heads", "blocks.main.attention[slots].memory_slots"),
     "blocks.main.attention[lambda].heads",
 }
-# Fields whose effect is not on the deterministic forward pass in one precision, and the test that covers them.
+# Options that do not change the deterministic forward pass in one precision, and the test that covers them.
 ELSEWHERE = {
     "init": "tests/models/test_initialisation.py",
     "init_std": "tests/models/test_initialisation.py",
@@ -153,7 +154,7 @@ ELSEWHERE = {
 
 
 def plain_path(path: str) -> str:
-    """The path of an option in a config, without kinds in brackets."""
+    """The path of an option without kinds in brackets."""
     return re.sub(r"\[\w+\]", "", path)
 
 
@@ -169,7 +170,7 @@ def get(config, path: str):
 
 
 def model(changes: dict | None = None, base: ModelConfig = BASE) -> ModelConfig:
-    """The base with dotted `changes`, resolved. Kinds and layouts are set first, since they bring options."""
+    """The base with dotted `changes`, resolved. Kinds and layouts are set first, because they add options."""
     changes = changes or {}
     for path in sorted(changes, key=lambda path: not path.endswith((".kind", ".layout"))):
         base = change(base, path, changes[path])
@@ -177,7 +178,7 @@ def model(changes: dict | None = None, base: ModelConfig = BASE) -> ModelConfig:
 
 
 def fields() -> dict:
-    """{path: type} of every option of a model's config whose only block is 'main', but kinds and layouts."""
+    """{path: type} of every option of a model with one block 'main', except kinds and layouts."""
     found = _fields(BASE)
     for sublayer, kinds in KINDS.items():
         seen = {id(leaf.field) for leaf in config_fields.leaves(get(BASE, f"blocks.main.{sublayer}"))}
@@ -198,8 +199,7 @@ def _fields(config) -> dict:
 
 
 def choices() -> dict:
-    """{path: values other than the base's} of every option with a closed list of values, of kinds and layouts, and of
-    NUMBERS."""
+    """{path: values that differ from the base} of options with a closed list of values, kinds, layouts and NUMBERS."""
     found = {"blocks.main.layout": [name for name in LAYOUTS if name != "pre_norm"]}
     for sublayer in KINDS:
         kinds, default, _ = HOLDS["mixer" if sublayer == "attention" else sublayer]
@@ -214,8 +214,9 @@ def choices() -> dict:
 
 
 def needed(path: str, value) -> dict:
-    """What an option's value cannot do without: its kind of sublayer, and what NEEDS says."""
-    short, kind = path.removeprefix("blocks.main."), re.search(r"(\w+)\[(\w+)\]", path)
+    """Options that a value needs: its kind of sublayer, and those in NEEDS."""
+    short = path.removeprefix("blocks.main.")
+    kind = re.search(r"(\w+)\[(\w+)\]", path)
     needs = {f"{kind[1]}.kind": kind[2]} if kind else {}
     if kind:
         needs |= NEEDS.get((f"{kind[1]}.kind", kind[2]), {})
@@ -233,14 +234,15 @@ def single() -> dict:
 
 
 def _positions() -> dict:
-    """A position added to the embedding with every one inside attention."""
+    """Learned positions at the embedding, combined with every kind of position in attention."""
     pairs = itertools.product(["learned"], typing.get_args(fields()["blocks.main.attention.position"]))
     return {f"positions={a}+{b}": {"position": a, "blocks.main.attention.position": b} for a, b in pairs}
 
 
 def _sites() -> dict:
-    """Layouts that together have every site, each with a different norm at each of its sites."""
-    found, seen = {}, set()
+    """Layouts that together have every norm site, with different norms at neighbouring sites."""
+    found = {}
+    seen = set()
     for name, layout in LAYOUTS.items():
         sites = [f"{s.name}_{place}" for s in layout.sublayers for place in s.norms]
         if not set(sites) <= seen:
@@ -255,15 +257,17 @@ def _sites() -> dict:
 
 
 def _patterns() -> dict:
-    """Models of several blocks, one of them twice, with layers that share nothing."""
+    """Models with several blocks, also with a block that occurs twice."""
     sparse = model({"blocks.main.feed_forward.kind": "moe", "blocks.main.layout": "peri_norm"}).blocks["main"]
     memory = model({"blocks.main.layout": "all_attention", **needed("blocks.main.layout", "all_attention")}).blocks["main"]
     windows = [{"attention.position": "relative_key", "attention.window": w} for w in (5, 0)]
     near, far = (model({f"blocks.main.{k}": v for k, v in change.items()}).blocks["main"] for change in windows)
     first = change(MAIN, "norm", "rms")
+    segments = ((("first",), 1), (("main", "main"), 0))
+    options = {"gain": False, "bias": True, "epsilon": 0.1}
     return {
-        "segments": {"blocks": {"first": first, "main": MAIN}, "segments": ((("first",), 1), (("main", "main"), 0)), "depth": 5},
-        "single-sites": {f"blocks.main.norms.attention_in.{k}": v for k, v in {"gain": False, "bias": True, "epsilon": 0.1}.items()},
+        "segments": {"blocks": {"first": first, "main": MAIN}, "segments": segments, "depth": 5},
+        "single-sites": {f"blocks.main.norms.attention_in.{name}": value for name, value in options.items()},
         "pattern-windows": {"blocks": {"near": near, "far": far}, "pattern": ("near", "far")},
         "pattern": {"blocks": {"dense": MAIN, "sparse": sparse}, "pattern": ("sparse", "dense"), "depth": 4},
         "pattern-repeated": {
@@ -275,7 +279,7 @@ def _patterns() -> dict:
 
 
 def _memories() -> dict:
-    """The feed-forward restated as memory in a layer of its own, after one of attention alone; slots of the heads' sizes."""
+    """Layers of attention, of slots that replace a feed-forward, and of slots in the softmax; slots with RoPE."""
     slots = {"kind": "slots", "memory_slots": 32}
     alone = BLOCKS["attention_only"]
     blocks = {
@@ -283,22 +287,22 @@ def _memories() -> dict:
         "wide": alone(attention=SlotsConfig(**slots, memory_activation="relu", bias=("output",))),
         "slots": alone(attention=SlotsConfig(**slots, heads=4, kv_heads=2, bias=("query",), softcap=2.0)),
     }
-    beside = {"blocks.main.attention.memory_slots": 32, "blocks.main.attention.kv_heads": 2}
+    with_slots = {"blocks.main.attention.memory_slots": 32, "blocks.main.attention.kv_heads": 2}
     return {
         "memory-layers": {"blocks": blocks, "pattern": ("tokens", "wide", "slots"), "depth": 3},
-        "attention.position=rope+slots": {"blocks.main.attention.position": "rope", **beside},
+        "attention.position=rope+slots": {"blocks.main.attention.position": "rope", **with_slots},
     }
 
 
 def _named() -> dict:
-    """Every file in configs/ at its tiny size, with a small vocabulary where the tokenizer would give it."""
+    """Every file in configs/ at its tiny size. A vocabulary that the tokenizer would set is small."""
     files = [f for f in sorted((ROOT / "configs").glob("*.py")) if "def get_config(" in f.read_text()]
     models = {f.stem: parse(["--config", f"{f}:tiny"]).model for f in files}
     return {name: m if m.vocab_size else replace(m, vocab_size=BASE.vocab_size) for name, m in models.items()}
 
 
 def _variants() -> dict:
-    """{name: config}, the first name of each of several equal configs."""
+    """{name: config} without duplicates: of equal configs, the first is kept."""
     found = {}
     for name, changes in (single() | _positions() | _sites() | _patterns() | _memories()).items():
         config = model(changes)
@@ -316,9 +320,10 @@ KEPT = [f"configs/{name}.py" for name in ("gpt2", "mixtral_8x7b", "lambda_lm", "
 
 
 def _distinct() -> list[str]:
-    """Names of variants whose parameters, layouts or ways of mixing positions no variant before them has: what decides how
-    a program is sharded over devices. Tests of that take the others under the marker `long`."""
-    seen, names = set(), []
+    """Names of variants with parameters, layouts or mixers that no earlier variant has, since these determine how a
+    program is sharded. Tests of sharding run the other variants with the marker `long`."""
+    seen = set()
+    names = []
     for name, config in ALL.items():
         leaves = jax.tree_util.tree_leaves_with_path(transformer.abstract(config)["blocks"])
         paths = {(re.sub(r"^blocks/[^/]+/", "", path_name(path)), leaf.ndim) for path, leaf in leaves}
@@ -338,7 +343,7 @@ DISTINCT = _distinct()
 
 
 def marked(names=None) -> list:
-    """Parameters of a test: all variants, those that are not among `names` (DISTINCT unless given) under `long`."""
+    """Parameters of a test: all variants. Those not in `names` (default: DISTINCT) have the marker `long`."""
     names = DISTINCT if names is None else names
     return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in ALL]
 
@@ -352,7 +357,7 @@ def tokens_for(config: ModelConfig, batch: int = BATCH, length: int = LENGTH):
 
 
 def random_params(config: ModelConfig, seed: int = 0) -> dict:
-    """Parameters with nothing left at zero or one, so that no gain or bias can hide."""
+    """Random parameters; gains are not 1 and biases are not 0, so that each has an effect."""
     random = np.random.default_rng(seed)
 
     def draw(path, leaf, axes):
@@ -364,23 +369,24 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
 
 
 def forward(config: ModelConfig, params, tokens_BL, layers: str = "unroll", remat: str = "none", **context):
-    """Logits and auxiliary losses; positions count from 0 unless `context` gives them, kernels are the plain ones."""
+    """Logits and auxiliary losses. By default, positions count from 0 and kernels are the plain ones."""
     model = transformer.bind(config, params)
     positions_BL = np.broadcast_to(np.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    out = model(tokens_BL, Context(**{"positions_BL": positions_BL, "execution": PLAIN, **context}), layers=layers, remat=remat)
+    ctx = Context(**{"positions_BL": positions_BL, "execution": PLAIN, **context})
+    out = model(tokens_BL, ctx, layers=layers, remat=remat)
     return model.logits(out.hidden_BLD), out.losses
 
 
 def tree_error(actual, expected) -> float:
-    """Largest difference over the largest expected value of the whole tree: some gradients (that of a key's bias, which
-    shifts all logits alike) are zero but for rounding."""
+    """The largest difference divided by the largest expected value in the whole tree: some gradients are zero except
+    for rounding (that of a key bias, which shifts all logits equally)."""
     leaves = list(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
     assert all(a.shape == e.shape for a, e in leaves)
     return float(max(abs(a - e).max() for a, e in leaves) / max(abs(e).max() for _, e in leaves))
 
 
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
-    """Every axis that the model can be sharded along, in twos; the batch takes what is left."""
+    """Size 2 for every mesh axis that can shard the model; the data axis has the remaining devices."""
     options = [block.attention for block in config.blocks.values()]
     heads = [a.heads for a in options]
     heads += [n for n in (getattr(a, "kv_heads", 0) for a in options) if n > 1]  # a single one is on every device

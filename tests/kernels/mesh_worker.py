@@ -1,4 +1,4 @@
-"""Run by test_attention_on_mesh.py with 8 simulated devices and names of cases: prints JSON {case: Result}."""
+"""test_attention_on_mesh.py runs this with 8 simulated devices and the names of cases. Prints JSON {case: Result}."""
 
 import json
 import re
@@ -26,7 +26,7 @@ DTYPES |= {"cudnn": "bfloat16"}
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 HALVES = {"data": 2, "tensor": 2, "context": 2}
 PACKED = {"L": 64, "M": 5, "own": True, "segments": True}
-# name: (implementation, mesh, what is drawn, mask)
+# name: (implementation, mesh, arguments of draw, mask)
 CASES = {
     "splash, memory": ("splash", HALVES, {"L": 256, "M": 5}, Mask()),
     "splash, memory, documents, window": ("splash", HALVES, PACKED | {"L": 250}, Mask(window=40)),
@@ -67,7 +67,7 @@ def run(implementation: str, mesh, mask: Mask, segments, arrays):
 
 
 def cudnn_on_cpu() -> None:
-    """Has cuDNN's kernels computed on CPU by ours of the same meaning: how JAX cuts them over devices is what is left."""
+    """Replaces cuDNN's kernels on CPU by our equivalents, so that only JAX's sharding of them is tested."""
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
 
     def mask(settings) -> Mask:
@@ -89,9 +89,9 @@ def cudnn_on_cpu() -> None:
 
 
 class Result(NamedTuple):
-    error: float  # the largest relative one of the output and the gradients, against one device
-    gathers: int  # all-gathers in the compiled program of both
-    passes: int  # collective-permutes there
+    error: float  # largest relative error of the output and the gradients, against one device
+    gathers: int  # all-gathers in the compiled program of output and gradients
+    passes: int  # collective-permutes in that program
 
 
 def compare(function, placed, expected) -> Result:
@@ -104,7 +104,7 @@ def mesh_of(sizes: dict):
     return jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def of_kernel(implementation: str, sizes: dict, drawn: dict, mask: Mask) -> Result:
+def kernel_result(implementation: str, sizes: dict, drawn: dict, mask: Mask) -> Result:
     mesh = mesh_of(sizes)
     arrays, segments = draw(**drawn, dtype=DTYPES[implementation])
     expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask), arrays)
@@ -114,32 +114,33 @@ def of_kernel(implementation: str, sizes: dict, drawn: dict, mask: Mask) -> Resu
 
     q, k, v, memory = arrays
     if memory is not None:
-        own = None if memory.query is None else put(memory.query, "BLHK")
-        memory = Slots(own, put(memory.key, "MGK"), put(memory.value, "MGK"))
+        memory_q = None if memory.query is None else put(memory.query, "BLHK")
+        memory = Slots(memory_q, put(memory.key, "MGK"), put(memory.value, "MGK"))
     placed = (put(q, "BLHK"), put(k, "BLGK"), put(v, "BLGK"), memory)
     return compare(lambda arrays: run(implementation, mesh, mask, segments, arrays), placed, expected)
 
 
-def of_model(kernel: str, sizes: dict, name: str) -> Result:
-    """A whole model in float64, with `kernel` in every block, scanned."""
+def model_result(kernel: str, sizes: dict, name: str) -> Result:
+    """A whole model in float64, with scanned layers and `kernel` in every block."""
     config = in_float64(ALL[name])
-    params, tokens_BL = random_params(config), tokens_for(config, batch=4, length=16)
+    params = random_params(config)
+    tokens_BL = tokens_for(config, batch=4, length=16)
     segments_BL = np.repeat([[1] * 9 + [2] * 7], 4, 0).astype(np.int32)
     expected = value_and_gradients(lambda p: forward(config, p, tokens_BL, segments_BL=segments_BL)[0], params)
     mesh = mesh_of(sizes)
     placed = jax.device_put(params, param_shardings(mesh, params, transformer.axes(config)))
     execution = Execution(attention_kernel=kernel)
 
-    def cut(params):
+    def sharded(params):
         return forward(config, params, tokens_BL, "scan", segments_BL=segments_BL, mesh=mesh, execution=execution)[0]
 
-    return compare(cut, placed, expected)
+    return compare(sharded, placed, expected)
 
 
 def result(name: str) -> Result:
-    of, *settings = (of_kernel, *CASES[name]) if name in CASES else (of_model, *MODELS[name])
-    with jax.enable_x64(of is of_model or DTYPES[settings[0]] == "float64"):
-        return of(*settings)
+    function, *settings = (kernel_result, *CASES[name]) if name in CASES else (model_result, *MODELS[name])
+    with jax.enable_x64(function is model_result or DTYPES[settings[0]] == "float64"):
+        return function(*settings)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How parameters are drawn, stored and bound."""
+"""How parameters are drawn and stored."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from xfresearch.models import transformer
 from xfresearch.models.layers import stacks
 from xfresearch.trees import path_name
 
-# Truncated at three standard deviations, a normal variable keeps this share of its own.
+# Standard deviation of a standard normal variable that is truncated at three standard deviations.
 TRUNCATED = 0.98658
 
 
@@ -31,17 +31,17 @@ def block(*path):
         (("embed", "table"), 128**-0.5),
         (block("attention", "query", "kernel"), 128**-0.5),
         (block("feed_forward", "up", "kernel"), 128**-0.5),
-        # Writes to the residual stream are scaled by 1/sqrt(2 * depth), so that its variance does not grow.
+        # Outputs to the residual stream are scaled by 1/sqrt(2 * depth), so that its variance does not grow.
         (block("attention", "output", "kernel"), 128**-0.5 / 2),
         (block("feed_forward", "down", "kernel"), 256**-0.5 / 2),
     ],
 )
-def test_fan_in(path, expected):
+def test_fan_in_sets_the_std_by_the_number_of_inputs(path, expected):
     found = std_of({"init": "fan_in", "blocks.main.feed_forward.hidden": 256}, *path)
     assert found == pytest.approx(expected * TRUNCATED, rel=0.02)
 
 
-def test_normal_is_init_std_whatever_the_fan_in():
+def test_with_normal_the_std_is_init_std_for_every_fan_in():
     changes = {"init": "normal", "init_std": 0.05}
     for path in [("embed", "table"), block("attention", "query", "kernel"), block("feed_forward", "up", "kernel")]:
         assert std_of(changes, *path) == pytest.approx(0.05 * TRUNCATED, rel=0.03)
@@ -49,21 +49,22 @@ def test_normal_is_init_std_whatever_the_fan_in():
 
 
 @pytest.mark.parametrize("init", ["fan_in", "normal"])
-def test_embedding_std_is_the_token_embeddings_alone(init):
+def test_embedding_std_changes_only_the_token_embedding(init):
     changes = {"init": init, "tie_embeddings": False, "position": "learned", "max_length": 512}
     for name in ("embed", "head", "position"):
         without, found = (std_of(changes | more, name, "table") for more in ({}, {"embedding_std": 1.0}))
         assert found == pytest.approx(TRUNCATED if name == "embed" else without, rel=0.02), name
 
 
-def test_writes_are_not_scaled_where_a_norm_follows():
+def test_outputs_are_not_scaled_if_a_norm_follows():
     found = std_of({"blocks.main.layout": "post_norm", "final_norm": "none"}, *block("attention", "output", "kernel"))
     assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
 
 
-def test_deep_norm_scales_values_and_feed_forward_down_and_the_pair_of_query_and_key_not():
+def test_deep_norm_scales_values_outputs_and_feed_forward_but_not_query_and_key():
     """Wang et al. 2022, fig. 2: beta = (8 N)^(-1/4)."""
-    beta, deep = (8 * 2) ** -0.25, {"blocks.main.layout": "deep_norm", "final_norm": "none"}
+    beta = (8 * 2) ** -0.25
+    deep = {"blocks.main.layout": "deep_norm", "final_norm": "none"}
     for name, scale in [("query", 1), ("key", 1), ("value", beta), ("output", beta)]:
         found = std_of(deep, *block("attention", name, "kernel"))
         assert found == pytest.approx(128**-0.5 * TRUNCATED * scale, rel=0.02), name
@@ -71,13 +72,13 @@ def test_deep_norm_scales_values_and_feed_forward_down_and_the_pair_of_query_and
     assert found == pytest.approx(128**-0.5 * TRUNCATED * beta, rel=0.02)
 
 
-def test_a_merged_matrix_gives_logits_as_large_as_the_pair():
+def test_logits_of_a_merged_matrix_are_as_large_as_those_of_query_and_key():
     """std(W_Q W_K^T) = sqrt(K) / D."""
     found = std_of({"blocks.main.attention.query": "merged"}, *block("attention", "query", "kernel"))
     assert found == pytest.approx(32**0.5 / 128 * TRUNCATED, rel=0.02)
 
 
-def test_first_values_of_single_numbers():
+def test_initial_values_of_scalars():
     def first(changes, *path):
         params = transformer.init(model(changes), jax.random.key(0))
         for name in path:
@@ -91,12 +92,12 @@ def test_first_values_of_single_numbers():
     assert first(skipless, *block("feed_forward_gain")) == np.float32(0.1)  # He & Hofmann 2023: 0.1 at 18 layers
     assert first(skipless | {"depth": 2}, *block("feed_forward_gain")) == np.float32(0.3)
     assert first(skipless | {"blocks.main.branch_gain": 0.7}, *block("feed_forward_gain")) == np.float32(0.7)
-    for gain in ("attention_gain", "feed_forward_skip_gain"):  # their code: 1, and the skip's only where there is one
+    for gain in ("attention_gain", "feed_forward_skip_gain"):  # 1 in the code of He & Hofmann 2023
         assert first(skipless, *block(gain)) == 1
     assert first({"embedding_scale": "learned"}, "embedding_scale") == np.float32(32**0.5)
 
 
-def test_experts_are_drawn_like_a_feed_forward():
+def test_experts_are_drawn_like_a_feed_forward_layer():
     changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.hidden": 64}
     assert std_of(changes, *block("feed_forward", "experts", "up")) == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
     assert std_of(changes, *block("feed_forward", "experts", "down")) == pytest.approx(
@@ -104,8 +105,8 @@ def test_experts_are_drawn_like_a_feed_forward():
     )
 
 
-def test_persistent_memory_is_drawn_as_in_the_paper():
-    """Stored keys N(0, 1/K) and values N(0, 1/M); as attention reads them, both N(0, 1)."""
+def test_memory_slots_are_drawn_as_in_the_paper():
+    """Stored keys are N(0, 1/K) and values N(0, 1/M). Attention scales both to N(0, 1)."""
     K, M = 32, 256
     config = model({"width": 128, "blocks.main.attention.memory_slots": M})
     params = transformer.init(config, jax.random.key(0))

@@ -1,5 +1,6 @@
-"""The kernel of each block's attention: said before tracing, refused by name, and free again for whoever reads the model."""
+"""The kernels of each block: known before tracing, errors for unsupported ones, chosen again when a run is loaded."""
 
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.evaluation import make_scorer
-from xfresearch.kernels import attention as face
+from xfresearch.kernels import attention as attention_kernels
 from xfresearch.language_model import LanguageModel
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution
@@ -21,10 +22,12 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.training.kernel_choices import kernel_choices
 
 
-def test_what_is_said_before_tracing_is_what_is_traced(monkeypatch):
-    """Of every variant with an attention of its own."""
-    traced, seen, choose = [], set(), face.choose_attention
-    monkeypatch.setattr(face, "choose_attention", lambda call, *a: traced.append(call) or choose(call, *a))
+def test_the_call_described_before_tracing_equals_the_traced_call(monkeypatch):
+    """For every variant whose attention no earlier variant has."""
+    traced = []
+    seen = set()
+    choose = attention_kernels.choose_attention
+    monkeypatch.setattr(attention_kernels, "choose_attention", lambda call, *a: traced.append(call) or choose(call, *a))
     for config in VARIANTS.values():
         places = [place for _, _, place in config.places() if isinstance(place.options, SoftmaxConfig)]
         new = {(config.width, place.options) for place in places} - seen
@@ -34,10 +37,9 @@ def test_what_is_said_before_tracing_is_what_is_traced(monkeypatch):
         expected = {training_call(place, LENGTH, segments=True) for place in places}
         traced.clear()
         ids = np.ones((2, LENGTH), np.int32)
-        jax.eval_shape(
-            lambda params, config=config, ids=ids: forward(config, params, tokens_for(config), "scan", segments_BL=ids, execution=Execution()),
-            transformer.abstract(config),
-        )
+        context = {"segments_BL": ids, "execution": Execution()}
+        run = partial(forward, config, tokens_BL=tokens_for(config), layers="scan", **context)
+        jax.eval_shape(run, transformer.abstract(config))
         assert set(traced) == expected
     assert len(seen) > 10
 
@@ -48,27 +50,27 @@ def run_of(kernel: str = "auto", experts: str = "auto", **changes) -> Config:
     return resolve(Config(model=model(changes | {"vocab_size": 257}), sequence_length=32, data=data, training=training))
 
 
-def test_a_kernel_that_cannot_serve_is_named_with_its_key():
-    reason = "config.training.attention_kernel='splash' is not allowed here: it is for TPU, this is cpu"
+def test_the_error_for_an_unsupported_kernel_names_its_key():
+    reason = "config.training.attention_kernel='splash' is not allowed here: it needs a TPU, and the platform is cpu"
     with pytest.raises(UserError, match=reason):
         kernel_choices(run_of("splash"))
     assert kernel_choices(run_of("auto"))["main", "attention"].name == "blocked"
-    assert kernel_choices(run_of("plain"))["main", "attention"] == ("plain", "asked for")
+    assert kernel_choices(run_of("plain"))["main", "attention"] == ("plain", "selected by name")
     assert kernel_choices(run_of("auto")).keys() == {("main", "attention")}
 
 
-def test_products_of_experts_are_chosen_by_block():
+def test_expert_kernels_are_chosen_for_each_block():
     def chosen(kernel: str = "auto", **options):
         options = {f"blocks.main.feed_forward.moe.{name}": value for name, value in options.items()}
         run = run_of(experts=kernel, **{"blocks.main.feed_forward.kind": "moe", **options})
         return kernel_choices(run)["main", "feed_forward"].name
 
     assert chosen() == "blocked" and chosen("ragged") == "ragged" and chosen(capacity=1.0) == "blocked"
-    with pytest.raises(UserError, match="training.expert_kernel='megablox' is not allowed here: it is for TPU"):
+    with pytest.raises(UserError, match="training.expert_kernel='megablox' is not allowed here: it needs a TPU"):
         chosen("megablox")
 
 
-def test_a_run_trained_with_a_kernel_of_another_machine_is_read_here(tmp_path):
+def test_a_run_trained_with_a_kernel_of_another_machine_can_be_loaded(tmp_path):
     config = run_of("cudnn")
     params = transformer.init(config.model, jax.random.key(0))
     LanguageModel(config.model, params, ByteTokenizer(), config).save(tmp_path / "run")

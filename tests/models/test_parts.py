@@ -1,4 +1,4 @@
-"""The parts on their own, against NumPy, in float64 and float32."""
+"""Compares single parts of the model with NumPy, in float64 and float32."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def wide(x):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5])
-def test_norms(kind, dtype, epsilon, x64):
+def test_norms_equal_the_reference(kind, dtype, epsilon, x64):
     x = 3 * values(4, 7, dtype=dtype) + 2
     assert (
         relative_error(NORMS[kind](x, epsilon), reference.NORMS[kind]({"alpha": 1.0}, wide(x), epsilon))
@@ -36,7 +36,7 @@ def test_norms(kind, dtype, epsilon, x64):
     )
 
 
-def test_layer_norm_takes_the_mean_out_before_it_squares():
+def test_layer_norm_subtracts_the_mean_before_it_squares():
     """E[x^2] - E[x]^2 would lose three digits."""
     x = values(4, 64, dtype="float32") + 30
     assert relative_error(norms.layer(x, 1e-5), layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
@@ -44,7 +44,7 @@ def test_layer_norm_takes_the_mean_out_before_it_squares():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_activations(kind, dtype, x64):
+def test_activations_equal_the_reference(kind, dtype, x64):
     x = 4 * values(300, dtype=dtype)
     found = ACTIVATIONS[kind].function(x)
     assert found.dtype == dtype
@@ -52,7 +52,7 @@ def test_activations(kind, dtype, x64):
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16])
-def test_sinusoidal(width, x64):
+def test_sinusoidal_positions_equal_the_reference(width, x64):
     at = np.array([[0, 1, 2, 500, 3]])
     assert relative_error(positions.sinusoidal(jnp.asarray(at), width)[0], reference.sinusoidal(at[0], width)) < 1e-12
 
@@ -73,9 +73,10 @@ def test_sinusoidal(width, x64):
     ],
     ids=["theta", "t5_buckets", "t5_distance", "span_loss", "balance_loss", "z_loss"],
 )
-def test_numbers_reach_the_model(changes, x64):
+def test_numeric_options_equal_the_reference(changes, x64):
     config = in_float64(model(changes))
-    params, tokens_BL = random_params(config), tokens_for(config)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     logits, losses = forward(config, params, tokens_BL)
     for b, tokens in enumerate(tokens_BL):
         expected, expected_losses = reference.model(config, jax.tree.map(np.asarray, params), tokens)
@@ -84,8 +85,8 @@ def test_numbers_reach_the_model(changes, x64):
             assert relative_error(losses[name][b], value) < TOLERANCE["float64"]
 
 
-def test_balance_loss_is_its_weight_per_token_and_layer_when_routing_is_even(x64):
-    """Switch, sec. 2.2: with equal probabilities E sum f P = 1, whatever f."""
+def test_with_even_routing_the_balance_loss_is_its_weight_per_token_and_layer(x64):
+    """Switch, sec. 2.2: with equal probabilities, E sum f P = 1 for every f."""
     config = in_float64(model({"blocks.main.feed_forward.kind": "moe"}))
     params = random_params(config)
     router = params["blocks"]["main"]["feed_forward"]["router"]
@@ -98,8 +99,8 @@ def test_balance_loss_is_its_weight_per_token_and_layer_when_routing_is_even(x64
     )
 
 
-def test_moe_with_every_expert_chosen_and_equal_is_one_expert(x64):
-    """Dropless: nothing is lost, whatever the routing."""
+def test_a_moe_of_equal_experts_equals_one_expert(x64):
+    """Without a capacity, no token is dropped, whatever the routing."""
     changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.top_k": 3}
     config = in_float64(model(changes))
     params = random_params(config)

@@ -1,4 +1,4 @@
-"""dtype is that of the computation, param_dtype that in which parameters are kept."""
+"""dtype is the dtype of the computation, param_dtype the dtype of the parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,13 @@ from xfresearch.models.taps import Taps
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_bfloat16_computes_near_float32_with_the_same_parameters(name):
-    """In the residual stream after the first layer of each kind: what norms of small streams, products of several inputs
-    and a router's choice make of rounding later on is the model's sensitivity and not the layer's arithmetic."""
+def test_bfloat16_is_close_to_float32_with_the_same_parameters(name):
+    """Compares the residual stream after the first layer of each kind. Later, norms of small streams, products of
+    several inputs and the router's choices amplify rounding errors; that is not the arithmetic of a layer."""
     config = NAMED[name]
     low = change(config, "dtype", "bfloat16")
-    params, tokens_BL = transformer.init(config, jax.random.key(0)), tokens_for(config)
+    params = transformer.init(config, jax.random.key(0))
+    tokens_BL = tokens_for(config)
     assert jax.tree.leaves(transformer.abstract(low))[0].dtype == jnp.float32
     streams = {}
     for each in (low, config):
@@ -28,7 +29,7 @@ def test_bfloat16_computes_near_float32_with_the_same_parameters(name):
         assert logits.dtype == jnp.float32
         streams[each.dtype] = [taps.values[tap].astype(jnp.float32) for tap in names]
     for found, expected in zip(streams["bfloat16"], streams["float32"], strict=True):
-        assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # not 0: it is bfloat16 indeed
+        assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # above 1e-4: bfloat16 was used
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -44,13 +45,14 @@ def test_activations_have_dtype_and_parameters_param_dtype(dtype):
 
 
 def test_the_router_is_computed_in_float32_under_bfloat16():
-    config, taps = change(NAMED["moe"], "dtype", "bfloat16"), Taps(record=["blocks.0.feed_forward.router_logits"])
+    config = change(NAMED["moe"], "dtype", "bfloat16")
+    taps = Taps(record=["blocks.0.feed_forward.router_logits"])
     forward(config, random_params(config), tokens_for(config), taps=taps)
     assert taps.values["blocks.0.feed_forward.router_logits"].dtype == jnp.float32
 
 
-def test_where_a_norm_casts_back_is_a_choice():
-    """Gemma multiplies by the gain in float32 and then rounds, Llama rounds first: they differ in the last bits."""
+def test_norm_cast_selects_where_a_norm_rounds():
+    """Gemma multiplies by the gain in float32 and then rounds; Llama rounds first. They differ in the last bits."""
     from xfresearch.models.norms import Norm
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 32)), jnp.bfloat16)

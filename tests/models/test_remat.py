@@ -1,4 +1,4 @@
-"""What the backward pass computes anew changes nothing but memory."""
+"""Rematerialisation does not change gradients."""
 
 import jax
 import pytest
@@ -18,9 +18,9 @@ def gradients(config, layers, remat):
 
 
 @pytest.mark.parametrize("layers", ["scan", pytest.param("unroll", marks=pytest.mark.long)])
-def test_gradients_are_the_same_under_every_policy(layers, x64):
+def test_gradients_are_equal_with_every_policy(layers, x64):
     config = in_float64(VARIANTS["pattern"])
-    config = change(config, "blocks.dense.dropout", 0.2)  # the same draws are made anew
+    config = change(config, "blocks.dense.dropout", 0.2)  # recomputation draws the same masks
     params = random_params(config)
     expected = jax.jit(gradients(config, layers, "none"))(params)
     for remat in set(transformer.REMAT) - {"none"}:
@@ -28,7 +28,7 @@ def test_gradients_are_the_same_under_every_policy(layers, x64):
 
 
 @pytest.mark.parametrize("layers", ["scan", "unroll"])
-def test_full_computes_products_again(layers):
+def test_dots_and_full_recompute_matrix_products(layers):
     config = VARIANTS["base"]
     params = transformer.abstract(config)
     none, dots, full = (count_flops(gradients(config, layers, remat), params) for remat in ("none", "dots", "full"))

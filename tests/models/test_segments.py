@@ -1,4 +1,4 @@
-"""Packed documents: each is what it is alone, its positions, attention and auxiliary losses included."""
+"""A packed document has the same logits as alone; its positions, attention and auxiliary losses are separate."""
 
 import jax
 import numpy as np
@@ -24,10 +24,11 @@ def packed(config):
 
 @pytest.mark.parametrize("kernel", ["plain", "auto"])
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_documents_are_each_alone(name, kernel, x64):
+def test_a_packed_document_has_the_same_logits_as_alone(name, kernel, x64):
     config = in_float64(MODELS[name])
     config = config if kernel == "plain" else config
-    params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
+    params = random_params(config)
+    tokens_BL, positions_BL, segments_BL = packed(config)
     run = jax.jit(
         lambda tokens_BL, positions_BL, segments_BL: forward(
             config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL
@@ -43,9 +44,10 @@ def test_packed_documents_are_each_alone(name, kernel, x64):
         assert relative_error(losses[loss], np.array([value])) < TOLERANCE["float64"], loss
 
 
-def test_padding_adds_nothing_to_auxiliary_losses(x64):
+def test_padding_does_not_change_auxiliary_losses(x64):
     config = in_float64(NAMED["moe"])
-    params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
+    params = random_params(config)
+    tokens_BL, positions_BL, segments_BL = packed(config)
     changed_BL = np.where(segments_BL == 0, (tokens_BL + 1) % config.vocab_size, tokens_BL)
     run = jax.jit(
         lambda tokens_BL: forward(config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL)[1]
@@ -55,9 +57,10 @@ def test_padding_adds_nothing_to_auxiliary_losses(x64):
         assert float(value[0]) == float(changed[name][0]) != 0
 
 
-def test_a_sequence_of_padding_alone_is_finite():
+def test_logits_and_losses_of_a_sequence_of_padding_are_finite():
     config = NAMED["moe"]
-    padding_BL, params = np.zeros((2, 8), np.int32), random_params(config)
+    padding_BL = np.zeros((2, 8), np.int32)
+    params = random_params(config)
     logits, losses = jax.jit(lambda tokens_BL: forward(config, params, tokens_BL, segments_BL=padding_BL))(
         tokens_for(config)
     )

@@ -1,4 +1,4 @@
-"""Checkpoints: kept as asked, restored to the bit, damage found wherever it is."""
+"""Checkpoints: which are kept, exact restore, and detection of damage in any file."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from xfresearch import last_words
+from xfresearch import crash_log
 from xfresearch.checkpoints import store
 from xfresearch.config.run import CheckpointConfig
 
@@ -49,8 +49,8 @@ def test_evaluation_gets_the_averaged_parameters(saved):
     jax.tree.map(np.testing.assert_array_equal, params, state["ema"])
 
 
-def test_orbax_has_no_say_in_preemption(tmp_path, monkeypatch):
-    """A question of Orbax's would move the step at which JAX tells all processes to stop past the loop's questions."""
+def test_orbax_does_not_ask_jax_about_preemption(tmp_path, monkeypatch):
+    """A call by Orbax would move the step at which JAX stops all processes beyond the calls of the loop."""
     from jax.experimental import multihost_utils
 
     asked = []
@@ -72,7 +72,7 @@ def damage(path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
-def test_damage_to_any_file_is_found_or_does_no_harm(saved, how):
+def test_damage_to_any_file_is_detected_or_harmless(saved, how):
     workdir, state = saved
     found = 0
     for path in sorted(p for p in (workdir / "checkpoints/7").rglob("*") if p.is_file()):
@@ -85,30 +85,30 @@ def test_damage_to_any_file_is_found_or_does_no_harm(saved, how):
             assert "checkpoint 7 is damaged" in str(error)
             found += 1
         path.write_bytes(whole)
-    assert found >= 3, "the files that hold the arrays and the fingerprints were damaged too"
+    assert found >= 3, "the files with the arrays and the checksums were damaged too"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
-def test_a_fingerprint_changes_with_any_bit_and_with_order(dtype):
+def test_a_checksum_changes_with_any_bit_and_with_order(dtype):
     x = jnp.arange(24).reshape(2, 3, 4).astype(dtype)
-    original = store.fingerprints({"x": x})
-    assert store.fingerprints({"x": x[:, ::-1]}) != original
+    original = store.checksums({"x": x})
+    assert store.checksums({"x": x[:, ::-1]}) != original
     for place in [(0, 0, 0), (1, 2, 3)]:
-        assert store.fingerprints({"x": x.at[place].add(1)}) != original
+        assert store.checksums({"x": x.at[place].add(1)}) != original
 
 
-def test_a_damaged_checkpoint_can_be_set_aside(tmp_path):
+def test_a_damaged_checkpoint_can_be_moved_away(tmp_path):
     store.save_params(tmp_path, 5, make_state()["params"])
-    target = store.set_aside(tmp_path, 5)
+    target = store.move_damaged(tmp_path, 5)
     assert store.steps(tmp_path) == [] and target.exists()
 
 
-def test_in_a_bucket_a_checkpoint_is_complete_once_it_says_so(tmp_path, monkeypatch):
-    """There Orbax writes where the checkpoint is to lie, for nothing can be renamed."""
+def test_in_a_bucket_a_checkpoint_is_complete_once_the_marker_is_written(tmp_path, monkeypatch):
+    """A bucket has no rename, so Orbax writes straight to the final path."""
     for step in (4, 8):
         store.save_params(tmp_path, step, make_state()["params"])
     monkeypatch.setattr(store, "in_bucket", lambda path: True)
-    monkeypatch.setattr(last_words, "place", lambda address: tmp_path)
-    assert store.steps(tmp_path) == [4, 8] and last_words.going_on("gs://b/r").endswith("from step 8")
+    monkeypatch.setattr(crash_log, "as_path", lambda address: tmp_path)
+    assert store.steps(tmp_path) == [4, 8] and crash_log.resume_hint("gs://b/r").endswith("from step 8")
     (store.directory(tmp_path) / "8" / "commit_success.txt").unlink()
-    assert store.steps(tmp_path) == [4] and last_words.going_on("gs://b/r").endswith("from step 4")
+    assert store.steps(tmp_path) == [4] and crash_log.resume_hint("gs://b/r").endswith("from step 4")

@@ -1,4 +1,4 @@
-"""The sharding table: every parameter has one rule, and what cannot be cut is refused by name."""
+"""The sharding table: every parameter has one rule, and a sharding that is not possible is refused by name."""
 
 from dataclasses import dataclass
 
@@ -32,12 +32,12 @@ def moe_params():
 
 
 def of(model):
-    """The abstract parameters of a model, and their letters."""
+    """The abstract parameters of a model, and their Axes."""
     model = resolve_model(model)
     return transformer.abstract(model), transformer.axes(model)
 
 
-def test_parameters_are_cut_as_the_table_says():
+def test_parameters_are_sharded_by_the_table():
     specs = param_shardings(abstract_mesh(fsdp=2, tensor=4, expert=8), *moe_params())
     main = specs["blocks"]["main"]
     assert main["attention"]["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
@@ -45,7 +45,7 @@ def test_parameters_are_cut_as_the_table_says():
     assert specs["embed"]["table"].spec == PartitionSpec("tensor", "fsdp")
 
 
-def test_a_single_key_value_head_is_every_devices():
+def test_a_single_key_value_head_is_replicated():
     blocks = {"main": block(attention={"heads": 4, "kv_heads": 1})}
     params = of(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks=blocks))
     specs = param_shardings(abstract_mesh(tensor=4), *params)["blocks"]["main"]["attention"]
@@ -53,7 +53,7 @@ def test_a_single_key_value_head_is_every_devices():
     assert specs["key"]["kernel"].spec == specs["value"]["kernel"].spec == PartitionSpec(None, "fsdp", None, None)
 
 
-def test_gains_of_norms_over_all_heads_are_cut_like_the_heads():
+def test_gains_of_norms_over_all_heads_are_sharded_like_the_heads():
     blocks = {"main": block(attention={"heads": 4, "kv_heads": 2, "qk_norm": "rms", "qk_norm_over": "heads"})}
     model = ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks=blocks, head_bias=True)
     params, axes = of(model)
@@ -90,14 +90,14 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh, words):
         mesh_sizes(mesh, 4)
 
 
-def test_data_takes_the_devices_left_over():
+def test_the_data_axis_gets_the_remaining_devices():
     assert mesh_sizes(MeshConfig(fsdp=2), 8)["data"] == 4
 
 
 @pytest.mark.parametrize(
     "rows, length, words", [(6, 8, "batch_size=6 is not allowed"), (8, 9, "sequence_length=9 is not allowed")]
 )
-def test_a_batch_that_the_mesh_cannot_cut_is_refused(rows, length, words):
+def test_a_batch_that_the_mesh_does_not_divide_is_refused(rows, length, words):
     sizes = mesh_sizes(MeshConfig(fsdp=2, context=2), 8)
     check_batch(sizes, 8, 8, 2)
     with pytest.raises(UserError, match=words):
@@ -106,7 +106,7 @@ def test_a_batch_that_the_mesh_cannot_cut_is_refused(rows, length, words):
 
 @dataclass(frozen=True)
 class Device:
-    """What a mesh is laid out by."""
+    """The attributes of a device that determine its place in a mesh."""
 
     id: int
     slice_index: int
@@ -116,7 +116,7 @@ class Device:
 
 
 def over_slices(sizes: dict, between: str):
-    """For each place of the mesh, the slice that its device is in: two slices of 4 devices, mixed up."""
+    """The slice of the device at each position of the mesh: two slices of 4 devices, listed alternately."""
     devices = [Device(i, i % 2) for i in range(8)]
     sizes = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1} | sizes
     mesh = device_mesh(sizes, devices, between)
@@ -127,13 +127,13 @@ def over_slices(sizes: dict, between: str):
     "between, sizes",
     [("data", {"data": 2, "fsdp": 4}), ("fsdp", {"fsdp": 4, "tensor": 2}), ("auto", {"fsdp": 4, "tensor": 2})],
 )
-def test_one_axis_is_spread_over_slices(between, sizes):
+def test_one_axis_spans_the_slices(between, sizes):
     found = over_slices(sizes, between)
     first, second = np.split(found, 2)
     assert (first == 0).all() and (second == 1).all()
 
 
-def test_an_axis_that_slices_do_not_divide_is_refused():
+def test_an_axis_that_the_slices_do_not_divide_is_refused():
     with pytest.raises(UserError, match=r"\(data, by mesh.between\) is a multiple of 2 slices"):
         over_slices({"fsdp": 8}, "data")
 
@@ -145,13 +145,14 @@ def test_one_axis_may_be_inferred():
 
 
 @pytest.mark.parametrize("axis, words", [("expert", "no experts E"), ("tensor", "does not divide")])
-def test_an_axis_that_cuts_nothing_of_the_model_is_refused(axis, words):
+def test_an_axis_that_shards_nothing_of_the_model_is_refused(axis, words):
     model = resolve_model(ModelConfig(width=33, depth=1, vocab_size=48, max_length=8, blocks={"main": NARROW}))
     with pytest.raises(UserError, match=words):
         param_shardings(abstract_mesh(**{axis: 32}), transformer.abstract(model), transformer.axes(model))
 
 
 def test_every_letter_has_a_rule_and_every_mesh_axis_shards_some():
-    used = {letter for config in ALL.values() for axes in jax.tree.leaves(transformer.axes(config)) for letter in axes.letters}
+    parameters = [axes for config in ALL.values() for axes in jax.tree.leaves(transformer.axes(config))]
+    used = {letter for axes in parameters for letter in axes.letters}
     assert used <= letters.SHARDED_BY.keys()
     assert {axis for columns in letters.SHARDED_BY.values() for axes in columns for axis in axes} == set(AXES)

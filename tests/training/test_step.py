@@ -1,4 +1,4 @@
-"""The update: microbatches equal the whole batch, nothing that is not finite gets in, averages follow."""
+"""One update: microbatches equal the whole batch, non-finite updates are skipped, averages follow the weights."""
 
 from dataclasses import replace
 from functools import cache
@@ -43,7 +43,7 @@ def make_config(block=DENSE, layers="scan", **training) -> Config:
 
 
 def make_batch(lengths, seed=0, L=8, V=11) -> dict:
-    """A batch whose row i holds lengths[i] tokens and padding after them."""
+    """A batch in which row i has lengths[i] tokens, then padding."""
     B, rng = len(lengths), np.random.default_rng(seed)
     valid = np.arange(L) < np.asarray(lengths)[:, None]
     return {
@@ -57,7 +57,7 @@ def make_batch(lengths, seed=0, L=8, V=11) -> dict:
 
 @cache
 def compiled(config):
-    """Parameters, and the jitted gradient of a config; hypothesis draws many batches for one compilation."""
+    """Parameters and jitted gradient of a config, cached: hypothesis draws many batches for one compilation."""
     params = init_state(config, make_optimizer(config))["params"]
     return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
 
@@ -78,8 +78,8 @@ def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(lengths,
     assert max(jax.tree.leaves(jax.tree.map(relative_error, more, metrics))) < TOLERANCE["float32"]
 
 
-def test_a_mean_of_means_would_not_pass():
-    """The property above has teeth: averaging the microbatches' own means gives another gradient."""
+def test_a_mean_of_microbatch_means_would_differ():
+    """The test above can fail: the mean of the microbatches' means has another gradient."""
     config, batch = make_config(), make_batch([8, 1, 8, 1, 8, 1, 8, 1])
     whole, _ = grads_of(config, batch)
     halves = [grads_of(config, jax.tree.map(lambda x, i=i: x[i::2], batch))[0] for i in (0, 1)]
@@ -111,7 +111,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     assert (int(state["skipped"]), int(state["step"]), bool(metrics["finite"])) == (1, 2, False)
 
 
-def test_without_skipping_it_is_reported():
+def test_without_skip_an_update_that_is_not_finite_is_reported():
     _, metrics = run_steps(make_config(), [poisoned(make_batch([8] * 8))])
     assert not metrics["finite"]
 
@@ -128,9 +128,8 @@ def test_layer_norms_name_every_parameter_and_layer():
     config = replace(make_config(), log=LogConfig(layer_norms=True))
     state, metrics = run_steps(config, [make_batch([8] * 8)])
     norms = metrics["parameter_norms"]["blocks/main/attention/query/kernel"]
-    start = init_state(config, make_optimizer(config.optimizer, 10))["params"]["blocks"]["main"]["attention"]["query"][
-        "kernel"
-    ]
+    params = init_state(config, make_optimizer(config))["params"]
+    start = params["blocks"]["main"]["attention"]["query"]["kernel"]
     np.testing.assert_allclose(norms, [np.linalg.norm(start[0]), np.linalg.norm(start[1])], rtol=1e-5)
     assert metrics["gradient_norms"].keys() == metrics["update_norms"].keys() == metrics["parameter_norms"].keys()
 

@@ -1,4 +1,4 @@
-"""The newest checkpoint that can be read."""
+"""The newest intact checkpoint."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -10,8 +10,11 @@ T = TypeVar("T")
 
 
 def newest_intact(steps: Iterable[int], read: Callable[[int], T], where: str = "") -> tuple[int, T] | None:
-    """(step, read(step)) of the last of `steps`, ascending, for which `read` does not raise Corrupt; None where there is
-    none. Damaged ones are named on standard error, after `where`."""
+    """(step, read(step)) of the last of `steps` (ascending) for which `read` does not raise Corrupt; None if there is
+    none.
+
+    A warning on standard error names each damaged checkpoint, with `where` in front.
+    """
     for step in reversed(list(steps)):
         try:
             return step, read(step)

@@ -1,11 +1,12 @@
-"""Checkpoints: Orbax, asynchronous, each with a fingerprint of every array, so that damage is found when it is read.
+"""Asynchronous Orbax checkpoints, with a checksum of every array that is verified on reading.
 
     <workdir>/checkpoints/<step>/params    nested dict of arrays, layers stacked
-                                /ema       averaged parameters, where the run keeps them
-                                /rest      optimiser state and counters, by the text of their paths
-                                /meta      JSON: fingerprints, clock, metrics
-Orbax writes under a temporary name and renames, or in a bucket writes commit_success.txt last, so that a killed or failed
-write never looks like a checkpoint.
+                                /ema       averaged parameters, if the run keeps them
+                                /rest      optimizer state and counters, keyed by their paths as text
+                                /meta      JSON: checksums ("fingerprints"), clock, metrics
+
+Orbax writes under a temporary name and then renames; in a bucket it writes commit_success.txt last. So a write that was
+killed or failed never looks like a checkpoint.
 """
 
 import logging
@@ -25,19 +26,20 @@ ITEMS = ("params", "ema", "rest")
 
 
 class Corrupt(Exception):
-    """A checkpoint that cannot be read back as it was written."""
+    """A damaged checkpoint: what was read differs from what was written, or cannot be read."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(f"checkpoint {step} is damaged: {reason}")
-        self.step, self.reason = step, reason
+        self.step = step
+        self.reason = reason
 
 
 @cache
 def _orbax():
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong is raised too, and said in one line
-    sys.unraisablehook = _without_abandoned(sys.unraisablehook)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised too, and reported in one line
+    sys.unraisablehook = _without_orbax_noise(sys.unraisablehook)
     return ocp
 
 
@@ -45,24 +47,28 @@ def _orbax():
 def _manager_class():
     class Manager(_orbax().CheckpointManager):
         def reached_preemption(self, step: int) -> bool:
-            """Never. JAX agrees on the step to stop at by the highest number that any process has asked about: the loop
-            counts its questions from 0, and Orbax would ask about `step`, after which a resumed run misses the notice."""
+            """Always False, and never asks JAX.
+
+            JAX stops all processes at the highest number that any of them has asked about. The training loop asks about
+            0, 1, 2, ...; Orbax would ask about `step`, which is higher in a resumed run, and the loop would miss the
+            notice.
+            """
             return False
 
     return Manager
 
 
-def _without_abandoned(hook):
-    """`hook`, for exceptions that nobody can catch, without those of arrays that Orbax gives up once one of them fails.
+def _without_orbax_noise(hook):
+    """`hook` for unraisable exceptions, without those of arrays that Orbax abandons after one of them has failed.
 
-    Each prints pages when it is dropped, or when TensorStore's threads are done with it: at times after the line that says
-    what failed.
+    Each of these would print pages when it is garbage-collected or when TensorStore's threads finish, at times after
+    the line that gives the error.
     """
 
     def quieter(unraisable):
-        code = getattr(unraisable.object, "cr_code", None)  # of a coroutine
-        dropped = code is not None and "orbax" in code.co_filename
-        if not dropped and str(unraisable.exc_value) != "Event loop is closed":
+        code = getattr(unraisable.object, "cr_code", None)  # set if the object is a coroutine
+        abandoned = code is not None and "orbax" in code.co_filename
+        if not abandoned and str(unraisable.exc_value) != "Event loop is closed":
             hook(unraisable)
 
     return quieter
@@ -73,7 +79,7 @@ def directory(workdir) -> epath.Path:
 
 
 def in_bucket(path) -> bool:
-    """Whether `path` is an address (gs://...), whose files cannot be locked, appended to or renamed."""
+    """Whether `path` is an address (gs://...). Its files cannot be locked, appended to or renamed."""
     return "://" in str(path)
 
 
@@ -87,14 +93,14 @@ def _complete(path: epath.Path) -> bool:
     return path.name.isdigit() and (not in_bucket(path) or (path / "commit_success.txt").exists())
 
 
-def of_model_alone(workdir) -> bool:
-    """Whether the checkpoints in `workdir` hold parameters and no state of training (`save_params`)."""
+def has_only_params(workdir) -> bool:
+    """Whether the checkpoints in `workdir` hold parameters and no optimizer state (see `save_params`)."""
     saved = [directory(workdir) / str(step) for step in steps(workdir)]
     return bool(saved) and not any((path / "rest").exists() for path in saved)
 
 
-def set_aside(workdir, step: int) -> epath.Path:
-    """Moves a damaged checkpoint out of the way, so that its step can be written again; returns where it lies now."""
+def move_damaged(workdir, step: int) -> epath.Path:
+    """Moves a damaged checkpoint to damaged/, so that its step can be written again. Returns the new path."""
     source = directory(workdir) / str(step)
     target = source.parent.parent / "damaged" / f"{step}-{len(list(source.parent.parent.glob('damaged/*')))}"
     target.parent.mkdir(exist_ok=True)
@@ -103,7 +109,7 @@ def set_aside(workdir, step: int) -> epath.Path:
 
 
 class Checkpoints:
-    """Writes a run's checkpoints in the background and keeps the newest, every n-th and the best of them."""
+    """Writes the checkpoints of a run in the background. Keeps the newest, every n-th and the best."""
 
     def __init__(self, workdir, config: CheckpointConfig):
         ocp = _orbax()
@@ -120,20 +126,21 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
         )
-        self.directory, self.ocp = directory(workdir), ocp
+        self.directory = directory(workdir)
+        self.ocp = ocp
         self.manager = _manager_class()(self.directory, options=options)
 
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
-        """Starts writing `state`; `loss` (validation, nats per token) ranks it. Stopped where an earlier write failed."""
+        """Starts writing `state`, ranked by its validation `loss`. Raises Stopped if an earlier write failed."""
         save = self.ocp.args
         items = _items(state)
-        meta = meta | {"step": step, "fingerprints": fingerprints(items)}
+        meta = meta | {"step": step, "fingerprints": checksums(items)}
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
         metrics = None if loss is None else {"loss": loss}
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments), metrics=metrics))
 
     def wait(self) -> None:
-        """Returns once everything is written; Stopped where it could not be."""
+        """Returns when everything is written. Raises Stopped if a write failed."""
         self._guard(self.manager.wait_until_finished)
 
     def close(self) -> None:
@@ -142,14 +149,14 @@ class Checkpoints:
     def _guard(self, action) -> None:
         try:
             action()
-        except Exception as error:  # a full disk, a lost mount: what Orbax raises differs by file system
+        except Exception as error:  # full disk, lost mount: the type that Orbax raises depends on the file system
             kept = steps(self.directory.parent)
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
             raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from error
 
 
 def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
-    """The training state of `step`, straight onto the shardings in `abstract_state`, and its meta. Corrupt if damaged."""
+    """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Corrupt if damaged."""
     wanted = _items(abstract_state)
     found, meta = _read(workdir, step, wanted)
     flat, structure = jax.tree_util.tree_flatten_with_path(
@@ -160,51 +167,54 @@ def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
 
 
 def restore_params(workdir, step: int, abstract_params: dict) -> dict:
-    """The parameters of `step` that evaluation uses: averaged ones where the run keeps them. Corrupt if damaged."""
+    """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Corrupt if damaged."""
     name = "ema" if (directory(workdir) / str(step) / "ema").exists() else "params"
     return _read(workdir, step, {name: abstract_params})[0][name]
 
 
 def save_params(workdir, step: int, params: dict) -> None:
-    """A checkpoint of parameters alone, complete when this returns."""
+    """Writes a checkpoint of parameters alone. It is complete when this returns."""
     ocp = _orbax()
     with ocp.CheckpointManager(directory(workdir)) as manager:
-        meta = ocp.args.JsonSave({"step": step, "fingerprints": fingerprints({"params": params})})
+        meta = ocp.args.JsonSave({"step": step, "fingerprints": checksums({"params": params})})
         manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params), meta=meta))
 
 
 def _items(state: dict) -> dict:
-    """`state` as the items of a checkpoint: the optimiser's own types become one flat dict."""
+    """The items of a checkpoint: params, ema and rest. Optax's types in `rest` become one flat dict."""
     flat, _ = jax.tree_util.tree_flatten_with_path({k: v for k, v in state.items() if k not in ITEMS[:2]})
     items = {"params": state["params"], "rest": {jax.tree_util.keystr(path): leaf for path, leaf in flat}}
     return items | ({"ema": state["ema"]} if "ema" in state else {})
 
 
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
-    """The items `wanted` of a checkpoint and its meta. Corrupt in all processes where any of them finds it damaged."""
-    found, meta, damage = {}, {}, ""
+    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt."""
+    found = {}
+    meta = {}
+    damage = ""
     try:
         found, meta = _read_files(directory(workdir) / str(step), wanted)
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
-    except Exception as error:  # what a truncated or altered file raises depends on where it is cut
+    except Exception as error:  # the type depends on where the file is truncated or altered
         damage = _reason(error)
-    _agree(step, damage)  # before the fingerprints, which take all processes
-    actual = fingerprints(found)
+    _agree(step, damage)  # before the checksums, which all processes compute together
+    actual = checksums(found)
     changed = [name for name, value in written.items() if actual.get(name) != value]
-    _agree(step, f"{changed[0]} does not have the fingerprint that it was written with" if changed else "")
+    _agree(step, f"{changed[0]} does not have the checksum that was recorded with it" if changed else "")
     return found, meta
 
 
 def _reason(error: BaseException) -> str:
-    """One line of the first cause: what Orbax wraps it in is about Orbax."""
+    """The original cause in one line. The errors that Orbax wraps it in describe Orbax only."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
-    """Each process reads by itself: one that fails does not leave the others waiting in a barrier of Orbax."""
-    ocp, index = _orbax(), jax.process_index()
+    """Each process reads on its own, so that one that fails does not leave the others waiting in an Orbax barrier."""
+    ocp = _orbax()
+    index = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     meta = ocp.Checkpointer(ocp.JsonCheckpointHandler(), multiprocessing_options=alone).restore(path / "meta")
     with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
@@ -212,15 +222,16 @@ def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
 
 
 def _agree(step: int, damage: str) -> None:
-    damage = distributed.first_word(damage)
+    """Raises Corrupt in every process if `damage` is not empty in any of them."""
+    damage = distributed.first_message(damage)
     if damage:
         raise Corrupt(step, damage)
 
 
-def fingerprints(items: dict) -> dict[str, int]:
-    """A number for each array that changes when any of its bits does; the same on any mesh."""
+def checksums(items: dict) -> dict[str, int]:
+    """A checksum of each array by its path. It does not depend on the mesh."""
     flat, _ = jax.tree_util.tree_flatten_with_path(items)
-    values = _fingerprint_all([leaf for _, leaf in flat])
+    values = _checksum_all([leaf for _, leaf in flat])
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): int(v)
         for (path, _), v in zip(flat, values, strict=True)
@@ -228,17 +239,21 @@ def fingerprints(items: dict) -> dict[str, int]:
 
 
 @jax.jit
-def _fingerprint_all(leaves: list) -> list:
-    return [_fingerprint(leaf) for leaf in leaves]
+def _checksum_all(leaves: list) -> list:
+    return [_checksum(leaf) for leaf in leaves]
 
 
-def _fingerprint(x):
-    """Sum over elements of (bits times an odd number that depends on the element's place), modulo 2^32."""
+def _checksum(x):
+    """Sum over elements of (bits times an odd number that depends on the element's index), modulo 2^32.
+
+    Odd numbers are invertible modulo 2^32, so any change of one element changes its term.
+    """
     bits = np.dtype(x.dtype).itemsize * 8
     words = jax.lax.bitcast_convert_type(x, f"uint{min(bits, 32)}").astype(jnp.uint32)
-    place, stride = jnp.zeros(words.shape, jnp.uint32), 1
+    index = jnp.zeros(words.shape, jnp.uint32)  # of each element in row-major order
+    stride = 1
     for axis in reversed(range(words.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
+        index += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
         stride *= words.shape[axis]
-    odd = place * np.uint32(2 * 2654435761 % 2**32) + np.uint32(1)
+    odd = index * np.uint32(2 * 2654435761 % 2**32) + np.uint32(1)
     return jnp.sum(words * odd, dtype=jnp.uint32)

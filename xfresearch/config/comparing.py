@@ -1,4 +1,4 @@
-"""In what two configs differ, and which keys may."""
+"""Differences between two configs."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,13 @@ from xfresearch.config.fields import leaves
 
 
 def differences(old, new, key: str = "config", deciding: Iterable[str] = ()) -> list[str]:
-    """Lines 'config.key: old -> new' for every option in which two configs differ; of those options alone that decide one
-    of `deciding` (fields.py), where it is given."""
+    """Lines 'config.key: old -> new' for every option in which two configs differ.
+
+    If `deciding` is given, it compares only the options that decide one of these things (fields.py).
+    """
     wanted = set(deciding)
-    before, after = _values(old, key, wanted), _values(new, key, wanted)
+    before = _values(old, key, wanted)
+    after = _values(new, key, wanted)
     return [
         f"{name}: {before.get(name, '(absent)')!r} -> {after.get(name, '(absent)')!r}"
         for name in sorted(before.keys() | after.keys())
@@ -24,5 +27,3 @@ def _values(config, key: str, wanted: set[str]) -> dict:
 def flat(config) -> dict:
     """{dotted path: value} of every option."""
     return {leaf.path: leaf.value for leaf in leaves(config)}
-
-

@@ -1,14 +1,14 @@
-"""Fields of a config: each has a default, a range, one line of documentation, and says what it decides.
+"""Fields of a config. Each has a default, a range, one line of documentation, and one thing that it decides.
 
-A config is a frozen dataclass whose fields are made by `option`, `group` and `choice`. What a field decides is one of
+A config is a frozen dataclass whose fields are made by `option`, `group` and `choice`. A field decides one of
 
     function         the function that a model computes from its parameters
-    initialisation   the first values of the parameters
+    initialisation   the initial values of the parameters
     training         how the parameters change
-    execution        how all this is computed: speed, memory, what is written; never the result
-    machine          where a machine has its files, how many threads it uses: each process may have its own value
+    execution        how a run is computed: speed, memory, output files; never the result
+    machine          paths and thread counts of a machine: each process may have a different value
 
-Resume, fingerprints and the comparison of two models follow from that (comparing.py).
+Resume, fingerprints and the comparison of two models use this (comparing.py).
 """
 
 import dataclasses
@@ -22,27 +22,27 @@ Decides = Literal["function", "initialisation", "training", "execution", "machin
 
 
 class Needs(NamedTuple):
-    """Where an option is read. An option that is set where nothing reads it is an error."""
+    """The condition under which an option is used. Setting an option that is not used is an error."""
 
     words: str  # "position='rope'"
     holds: Callable[[Any], bool]  # of the dataclass that has the option
 
 
 def where(**values) -> Needs:
-    """Read where each named field has the value given, or one of a tuple of values."""
+    """The option is used if each named field has the given value, or one of a tuple of values."""
     allowed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
     words = " and ".join(f"{name}={' or '.join(map(repr, each))}" for name, each in allowed.items())
     return Needs(words, lambda config: all(getattr(config, name) in each for name, each in allowed.items()))
 
 
 def unless(**values) -> Needs:
-    """Read unless a named field has the value given."""
+    """The option is used unless a named field has the given value."""
     words = " and ".join(f"{name} other than {value!r}" for name, value in values.items())
     return Needs(words, lambda config: all(getattr(config, name) != value for name, value in values.items()))
 
 
 class Choice(NamedTuple):
-    """Classes of a group of options, by the value of one of its fields."""
+    """The classes that a group of options can have, by the value of one of its fields."""
 
     by: str  # 'kind' or 'layout'
     classes: Mapping[str, type]
@@ -62,8 +62,8 @@ def option(
     decides: Decides | None = None,
     needs: Needs | None = None,
 ):
-    """A field with a single value; of numbers, its closed range, or the number that it must be above. It decides what its
-    group decides unless it says otherwise."""
+    """A field with a single value. `low` and `high` are inclusive bounds, `above` is an exclusive one. By default it
+    decides the same as its group."""
     metadata = {"doc": doc, "low": low, "high": high, "above": above, "decides": decides, "needs": needs}
     return field(default=default, metadata=metadata)
 
@@ -74,13 +74,13 @@ def group(default, doc: str, decides: Decides | None = None, needs: Needs | None
 
 
 def choice(classes: Mapping[str, type], default: str, doc: str, by: str = "kind"):
-    """A field that is a group of options whose class depends on the value of its own field `by`."""
+    """A field that is a group of options. Its class depends on the value of the field `by` inside it."""
     chosen = Choice(by, classes, default)
     return field(default_factory=lambda: chosen.make(default), metadata={"doc": doc, "choice": chosen})
 
 
 def choices(classes: Mapping[str, type], defaults: dict[str, str], doc: str, by: str):
-    """A field that is a dictionary of such groups; `defaults` are the names that it has at first, and their classes."""
+    """A field that is a dictionary of such groups. `defaults` are its initial names and their classes."""
     chosen = Choice(by, classes, next(iter(defaults.values())))
     make = lambda: {name: chosen.make(of) for name, of in defaults.items()}  # noqa: E731
     return field(default_factory=make, metadata={"doc": doc, "choice": chosen})
@@ -93,7 +93,7 @@ class Leaf(NamedTuple):
     value: Any
     field: dataclasses.Field
     owner: Any  # the dataclass that has it
-    unread: str  # where it would be read, '' where it is read
+    unread: str  # the condition under which it would be used; '' if it is used
     decides: Decides
 
     @property
@@ -102,59 +102,69 @@ class Leaf(NamedTuple):
 
 
 def leaves(config, prefix: str = "", unread: str = "", decides: Decides = "function") -> Iterator[Leaf]:
-    """Every option of a config, also of the groups within it."""
+    """Every option of a config, including those of nested groups."""
     for spec in dataclasses.fields(config):
-        value, path = getattr(config, spec.name), prefix + spec.name
-        needs, says = spec.metadata.get("needs"), spec.metadata.get("decides") or decides
-        why = unread or ("" if needs is None or needs.holds(config) else needs.words)
+        value = getattr(config, spec.name)
+        path = prefix + spec.name
+        needs = spec.metadata.get("needs")
+        own_decides = spec.metadata.get("decides") or decides
+        unmet = unread or ("" if needs is None or needs.holds(config) else needs.words)
         if isinstance(value, dict):
             for name, item in value.items():
-                yield from leaves(item, f"{path}.{name}.", why, says)
+                yield from leaves(item, f"{path}.{name}.", unmet, own_decides)
         elif dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{path}.", why, says)
+            yield from leaves(value, f"{path}.", unmet, own_decides)
         else:
-            yield Leaf(path, value, spec, config, why, says)
+            yield Leaf(path, value, spec, config, unmet, own_decides)
 
 
 def check_read(config, key: str) -> None:
-    """UserError for an option that is set where nothing reads it."""
+    """Raises UserError if an option is set that nothing reads."""
     for leaf in leaves(config):
         if leaf.unread:
-            unset = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
-            require(leaf.value == leaf.default, f"{key}.{leaf.path}" if key else leaf.path, leaf.value, unset)
+            allowed = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
+            require(leaf.value == leaf.default, f"{key}.{leaf.path}" if key else leaf.path, leaf.value, allowed)
 
 
 def change(config, path: str, value):
-    """`config` with the option at a dotted path set to `value`. Where that chooses a class of options (a kind, a layout),
-    options that both classes have keep their values. UserError for an option that there is not."""
+    """`config` with the option at a dotted path set to `value`. If this option chooses a class of options (a kind, a
+    layout), options that both classes have keep their values. Raises UserError if the option does not exist."""
     name, _, rest = path.partition(".")
     if name not in config.__dataclass_fields__:
-        has = ", ".join(config.__dataclass_fields__)
-        raise UserError(f"{path}={value!r}: there is no such option{nearest(name, config.__dataclass_fields__)} (of {has})")
+        fields = config.__dataclass_fields__
+        existing = ", ".join(fields)
+        raise UserError(
+            f"{path}={value!r}: there is no such option{nearest(name, fields)} (the options are {existing})"
+        )
     if not rest:
         return dataclasses.replace(config, **{name: value})
-    here, chosen = getattr(config, name), config.__dataclass_fields__[name].metadata.get("choice")
-    if chosen and isinstance(here, dict):
+    old = getattr(config, name)
+    chosen = config.__dataclass_fields__[name].metadata.get("choice")
+    if chosen and isinstance(old, dict):
         item, _, last = rest.partition(".")
-        new = _choose(chosen, here[item], value) if last == chosen.by else change(here[item], last, value) if last else value
-        return dataclasses.replace(config, **{name: {**here, item: new}})
+        if last == chosen.by:
+            new = _choose(chosen, old[item], value)
+        else:
+            new = change(old[item], last, value) if last else value
+        return dataclasses.replace(config, **{name: {**old, item: new}})
     if chosen and rest == chosen.by:
-        return dataclasses.replace(config, **{name: _choose(chosen, here, value)})
-    return dataclasses.replace(config, **{name: change(here, rest, value)})
+        return dataclasses.replace(config, **{name: _choose(chosen, old, value)})
+    return dataclasses.replace(config, **{name: change(old, rest, value)})
 
 
 def _choose(chosen: Choice, old, name: str):
-    """The class `name`, with the values of `old` that are not its defaults, where it has such options."""
+    """Options of the class `name`, with those non-default values of `old` for which it has an option."""
     return _carried(old, chosen.make(getattr(old, chosen.by)), chosen.make(name), leave=chosen.by)
 
 
 def _carried(old, defaults, new, leave: str = ""):
-    """`new` with the values of `old` that are not the `defaults`, where it has such options."""
+    """`new` with those values of `old` that differ from `defaults` and for which `new` has an option."""
     changes = {}
-    for name in {spec.name for spec in dataclasses.fields(new)} & {spec.name for spec in dataclasses.fields(old)} - {leave}:
-        value, usual, here = getattr(old, name), getattr(defaults, name), getattr(new, name)
-        if dataclasses.is_dataclass(value) and type(value) is not type(here) and type(value) is type(usual):
-            changes[name] = _carried(value, usual, here)
-        elif value != usual:
+    shared = {spec.name for spec in dataclasses.fields(new)} & {spec.name for spec in dataclasses.fields(old)}
+    for name in shared - {leave}:
+        value, default, new_value = (getattr(options, name) for options in (old, defaults, new))
+        if dataclasses.is_dataclass(value) and type(value) is not type(new_value) and type(value) is type(default):
+            changes[name] = _carried(value, default, new_value)
+        elif value != default:
             changes[name] = value
     return dataclasses.replace(new, **changes)

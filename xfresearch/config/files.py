@@ -1,7 +1,7 @@
-"""Config files of ml-collections, overrides on the command line, and a run's config.json.
+"""Reads config files of ml-collections, overrides on the command line, and a run's config.json.
 
-`--config FILE[:arg]` loads a file whose `get_config(arg)` returns a ConfigDict; `--config.KEY=VALUE` overrides one of its keys.
-Overrides that choose which keys there are (a kind, a layout) are applied first, in their order.
+`--config FILE[:arg]` loads a file whose `get_config(arg)` returns a ConfigDict. `--config.KEY=VALUE` overrides one of
+its keys. Overrides of a kind or a layout decide which keys exist, so they are applied first, in their order.
 """
 
 import json
@@ -21,12 +21,12 @@ CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
 
 def default_config():
-    """The ConfigDict that every file in `configs/` starts from: all keys at their defaults."""
+    """The ConfigDict that every file in `configs/` starts from: all keys have their defaults."""
     return to_config_dict(Config())
 
 
 def parse(arguments: list[str]) -> Config:
-    """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config; UserError for any mistake in them."""
+    """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config. Raises UserError for any mistake."""
     return resolve(from_dict(Config, _load(arguments)))
 
 
@@ -42,13 +42,14 @@ def _load(arguments: list[str]):
     overrides = [override for override in overrides if not _choose(config, *override)]
     for override in overrides:
         _check_override(config, *override)
-    given = [f"--config.{name}={value}" for name, value in overrides]
-    return _parse_flags(config_flags.DEFINE_config_dict, [config], given, file)
+    remaining = [f"--config.{name}={value}" for name, value in overrides]
+    return _parse_flags(config_flags.DEFINE_config_dict, [config], remaining, file)
 
 
 def _parse_flags(define, default: list, arguments: list[str], file: str):
-    """The config that `define` of config_flags makes of a config file or of a `default`, and of the arguments."""
-    values, argv = flags.FlagValues(), ["xfresearch", *arguments]
+    """The config that `define`, a function of config_flags, makes of a config file or a `default` and the arguments."""
+    values = flags.FlagValues()
+    argv = ["xfresearch", *arguments]
     try:
         define("config", *default, flag_values=values, sys_argv=argv)
         values(argv)
@@ -64,8 +65,10 @@ def _parse_flags(define, default: list, arguments: list[str], file: str):
 
 
 def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """The config file and the (dotted key, value) overrides among `arguments`, each `--name=value` or `--name value`."""
-    file, overrides, rest = "", [], list(arguments)
+    """The config file and the (dotted key, value) overrides in `arguments`: `--name=value` or `--name value`."""
+    file = ""
+    overrides = []
+    rest = list(arguments)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
         if name != "--config" and not name.startswith("--config."):
@@ -87,41 +90,43 @@ def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _choose(config, name: str, value: str) -> bool:
-    """Applies an override that chooses a kind or a layout; False for any other override."""
-    *groups, last = name.split(".")
-    here = config
-    for part in groups:
-        here = here.get(part) if hasattr(here, "keys") else None
-    if not isinstance(here, Group) or last != here.by:
+    """Applies an override if it chooses a kind or a layout. Returns whether it does."""
+    *parts, last = name.split(".")
+    group = config
+    for part in parts:
+        group = group.get(part) if hasattr(group, "keys") else None
+    if not isinstance(group, Group) or last != group.by:
         return False
-    here[last] = value
+    group[last] = value
     return True
 
 
 def _check_override(config, name: str, value: str) -> None:
-    """UserError for an override of a key that there is not, or with a value of the wrong type."""
-    here, path = config, "config"
+    """Raises UserError if the key of an override does not exist or its value has the wrong type."""
+    current = config
+    path = "config"
     for part in name.split("."):
-        keys = list(here.keys()) if hasattr(here, "keys") else []
+        keys = list(current.keys()) if hasattr(current, "keys") else []
         if part not in keys:
-            has = f"{path} has {', '.join(keys)}" if keys else f"{path} holds a single value"
-            raise UserError(f"config.{name}={value}: there is no key '{part}'{nearest(part, keys)} ({has})")
-        here, path = here[part], f"{path}.{part}"
-    if hasattr(here, "keys"):
-        allowed, good = f"a value and not a group of keys ({', '.join(here)})", False
-    elif isinstance(here, bool):
-        allowed, good = "True or False", value.lower() in ("true", "false", "1", "0")
-    elif isinstance(here, int):
-        allowed, good = "an integer", _reads_as(int, value)
-    elif isinstance(here, float):
-        allowed, good = "a number", _reads_as(float, value)
+            existing = f"{path} has {', '.join(keys)}" if keys else f"{path} holds a single value"
+            raise UserError(f"config.{name}={value}: there is no key '{part}'{nearest(part, keys)} ({existing})")
+        current = current[part]
+        path = f"{path}.{part}"
+    if hasattr(current, "keys"):
+        allowed, valid = f"a value and not a group of keys ({', '.join(current)})", False
+    elif isinstance(current, bool):
+        allowed, valid = "True or False", value.lower() in ("true", "false", "1", "0")
+    elif isinstance(current, int):
+        allowed, valid = "an integer", _parses_as(int, value)
+    elif isinstance(current, float):
+        allowed, valid = "a number", _parses_as(float, value)
     else:
         return
-    if not good:
+    if not valid:
         raise UserError(f"config.{name}={value} has the wrong type: it must be {allowed}")
 
 
-def _reads_as(kind, text: str) -> bool:
+def _parses_as(kind, text: str) -> bool:
     try:
         kind(text)
     except ValueError:
@@ -135,7 +140,7 @@ def _named_configs() -> str:
 
 
 def read_json(path) -> Config:
-    """The Config of a run from its config.json; UserError where the file is missing or is not one."""
+    """The Config of a run, read from its config.json. Raises UserError if the file is missing or invalid."""
     path = epath.Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")

@@ -1,6 +1,6 @@
-"""From nested mappings to typed configs, and back.
+"""Converts nested mappings to typed configs, and back.
 
-Names, types and ranges are checked against the dataclasses, so that a mistake is one line instead of a stack trace.
+It checks names, types and ranges against the dataclasses, so a mistake gives one line instead of a stack trace.
 """
 
 import dataclasses
@@ -14,27 +14,29 @@ from xfresearch.errors import UserError, nearest
 
 
 def from_dict(cls, data, key: str = "config"):
-    """Builds the dataclass `cls` from a mapping; UserError for an unknown key, a wrong type or a value out of range."""
+    """Builds the dataclass `cls` from a mapping. Raises UserError for an unknown key, a wrong type or a value out of
+    range."""
     data = dict(data.items())
     fields = {spec.name: spec for spec in dataclasses.fields(cls)}
     for name, value in data.items():
         if name not in fields:
             raise UserError(
                 f"{key}.{name}={_short(value)}: there is no such key{nearest(name, fields)} "
-                f"({_described(cls, data, key)} has {', '.join(fields)})"
+                f"({_group_name(data, key)} has {', '.join(fields)})"
             )
     hints = typing.get_type_hints(cls)
     values = {}
     for name, value in data.items():
-        spec, path = fields[name], f"{key}.{name}"
+        spec = fields[name]
+        path = f"{key}.{name}"
         chosen = spec.metadata.get("choice")
         values[name] = _choose(chosen, hints[name], value, path) if chosen else _convert(hints[name], value, path)
         _check_range(spec, values[name], path)
     return cls(**values)
 
 
-def _described(cls, data: dict, key: str) -> str:
-    """The key of a group, with the kind or layout that decides which keys it has."""
+def _group_name(data: dict, key: str) -> str:
+    """The key of a group, with the kind or layout that decides its keys."""
     by = next((name for name in ("kind", "layout") if name in data), None)
     return f"{key} of {by}={data[by]!r}" if by else key
 
@@ -42,7 +44,7 @@ def _described(cls, data: dict, key: str) -> str:
 def _choose(chosen: Choice, hint, value, key: str):
     """The options of a group whose class depends on one of them, or a dictionary of such groups."""
     if not hasattr(value, "items"):
-        raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys, {chosen.by} among them")
+        raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys with {chosen.by}")
     if typing.get_origin(hint) is dict:
         return {name: _choose(chosen, None, item, f"{key}.{name}") for name, item in value.items()}
     name = value.get(chosen.by, chosen.default)
@@ -51,7 +53,7 @@ def _choose(chosen: Choice, hint, value, key: str):
 
 
 def check_choice(chosen: Choice, name, key: str) -> None:
-    """UserError for a kind or layout that there is not."""
+    """Raises UserError if a kind or layout does not exist."""
     if name not in chosen.classes:
         allowed = ", ".join(map(repr, chosen.classes)) + nearest(str(name), chosen.classes)
         raise UserError(f"{key}.{chosen.by}={_short(name)} is not allowed: it must be one of {allowed}")
@@ -64,7 +66,7 @@ def _convert(kind, value, key: str):
     if dataclasses.is_dataclass(kind):
         if not hasattr(value, "items"):
             keys = ", ".join(spec.name for spec in dataclasses.fields(kind))
-            raise UserError(f"{key}={_short(value)} has the wrong type: it is a group of keys: {keys}")
+            raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys: {keys}")
         return from_dict(kind, value, key)
     if origin is typing.Literal:
         if value not in args:
@@ -116,5 +118,5 @@ def _type_name(kind) -> str:
 
 
 def to_json(config) -> str:
-    """A config as JSON that `from_dict` reads back to an equal one."""
+    """A config as JSON, from which `from_dict` builds an equal one."""
     return json.dumps(dataclasses.asdict(config), indent=2)

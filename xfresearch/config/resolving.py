@@ -1,36 +1,36 @@
-"""Fills in a run's derived options and checks what needs more than one of them; UserError on the first that is wrong."""
+"""Computes the derived options of a run and checks combinations of options."""
 
 from dataclasses import replace
 
 from xfresearch.config.fields import check_read
 from xfresearch.config.reading import from_dict
 from xfresearch.config.run import Config, DataConfig
-from xfresearch.data.labels import OF_TEXT, open_data_set, trains_on_labels
+from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
 from xfresearch.errors import require
 from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
 
 
 def resolve(config: Config) -> Config:
-    """`config` with its derived sizes filled in and every combination checked; UserError on the first that is wrong."""
+    """`config` with derived sizes filled in and combinations checked. Raises UserError at the first invalid one."""
     model = config.model
     if not model.max_length:
         model = replace(model, max_length=config.sequence_length)
     config = replace(config, model=resolve_model(model))
     check_read(config, "")
     limit = longest_sequence(config.model)
-    rows = f"at most model.max_length={limit}, the rows of the model's table of positions"
-    require(not limit or config.sequence_length <= limit, "sequence_length", config.sequence_length, rows)
+    allowed = f"at most model.max_length={limit}, the size of the model's table of positions"
+    require(not limit or config.sequence_length <= limit, "sequence_length", config.sequence_length, allowed)
     _check_data(config.data)
     _check_training(config)
     if trains_on_labels(config.data):
         return _resolve_labels(config)
-    blind = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
-    require(config.model.causal, "model.causal", False, blind)
+    allowed = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
+    require(config.model.causal, "model.causal", False, allowed)
     return config
 
 
 def model_from(value) -> ModelConfig:
-    """A resolved ModelConfig from one, from a ConfigDict or mapping (`config.model`), or from a whole run's config."""
+    """A resolved ModelConfig from a ModelConfig, a ConfigDict or mapping (`config.model`), or the config of a run."""
     if isinstance(value, Config):
         return resolve(value).model
     if isinstance(value, ModelConfig):
@@ -52,26 +52,29 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _resolve_labels(config: Config) -> Config:
-    """`config` with the vocabulary of its labels; UserError where it asks for what only a text has."""
-    data, model = config.data, config.model
-    require(len(data.corpus) == 1, "data.corpus", data.corpus, "one alone, where it is a data set with labels")
-    without = f"under data.corpus={data.corpus[0]!r}, which has labels and no text"
-    for name in OF_TEXT:
-        usual = getattr(DataConfig(), name)
-        require(getattr(data, name) == usual, f"data.{name}", getattr(data, name), f"left at {usual!r} {without}")
-    require(not config.log.sample, "log.sample", config.log.sample, f"left at '' {without}")
+    """`config` with the vocabulary of its labels. Raises UserError if an option is set that only text has."""
+    data = config.data
+    model = config.model
+    require(len(data.corpus) == 1, "data.corpus", data.corpus, "a single corpus if it is a data set with labels")
+    reason = f"with data.corpus={data.corpus[0]!r}, which has labels and no text"
+    for name in TEXT_OPTIONS:
+        value = getattr(data, name)
+        default = getattr(DataConfig(), name)
+        require(value == default, f"data.{name}", value, f"left at {default!r} {reason}")
+    require(not config.log.sample, "log.sample", config.log.sample, f"left at '' {reason}")
     classes = open_data_set(data.corpus[0], config.sequence_length).vocab_size
-    fits = f"0 or at least {classes}, the classes of data.corpus={data.corpus[0]!r}"
-    require(not 0 < model.vocab_size < classes, "model.vocab_size", model.vocab_size, fits)
+    allowed = f"0 or at least {classes}, the classes of data.corpus={data.corpus[0]!r}"
+    require(not 0 < model.vocab_size < classes, "model.vocab_size", model.vocab_size, allowed)
     return replace(config, model=replace(model, vocab_size=model.vocab_size or classes))
 
 
 def _check_training(config: Config) -> None:
-    optimizer, training = config.optimizer, config.training
-    by_tensor, clip = optimizer.clip_by == "tensor", optimizer.clip
-    alone = "'global' unless optimizer.kind='adagrad'"
-    require(not by_tensor or optimizer.kind == "adagrad", "optimizer.clip_by", optimizer.clip_by, alone)
-    require(not by_tensor or clip > 0, "optimizer.clip", clip, "above 0 under clip_by='tensor'")
+    optimizer = config.optimizer
+    training = config.training
+    by_tensor = optimizer.clip_by == "tensor"
+    allowed = "'global' unless optimizer.kind='adagrad'"
+    require(not by_tensor or optimizer.kind == "adagrad", "optimizer.clip_by", optimizer.clip_by, allowed)
+    require(not by_tensor or optimizer.clip > 0, "optimizer.clip", optimizer.clip, "above 0 with clip_by='tensor'")
     require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
     require(
         config.batch_size % training.accumulate == 0,

@@ -1,4 +1,4 @@
-"""The families that folders may be of: model_type in config.json, and its table. A new one is a file and a line here."""
+"""The supported families by model_type. To add a family, add its file and list it in MODULES."""
 
 from xfresearch.errors import nearest
 from xfresearch.interop import (
@@ -18,7 +18,7 @@ from xfresearch.interop import (
     qwen2,
     qwen3,
 )
-from xfresearch.interop.family import Family, Refused
+from xfresearch.interop.family import Family, Unsupported
 
 MODULES = (
     gpt2,
@@ -40,11 +40,13 @@ MODULES = (
 FAMILIES = {module.FAMILY.name: module.FAMILY for module in MODULES}
 
 
-def family(name: str) -> Family:
-    """The family of that model_type; Refused where there is none."""
+def get_family(name: str) -> Family:
+    """The family with this model_type. Raises Unsupported if there is none."""
     if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise Refused(f"model_type={name!r} is not allowed: it must be one of {known}{nearest(str(name), FAMILIES)}")
+        raise Unsupported(
+            f"model_type={name!r} is not allowed: it must be one of {known}{nearest(str(name), FAMILIES)}"
+        )
     return FAMILIES[name]
 
 

@@ -1,6 +1,6 @@
-"""Whether two models compute the same function of their parameters, and in what they differ if not.
+"""Compares two model configs: do they compute the same function of their parameters, and if not, where do they differ?
 
-Fields that say how a model is drawn, trained or computed do not matter, nor those of what it does not have.
+Options of initialization, training and execution are ignored, and so are options that nothing in the model reads.
 """
 
 import math
@@ -15,9 +15,9 @@ from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig, longest_sequence
 
 ABSENT = "absent"
-# Options that are compared by what they come to: layer by layer, or as `_computed` has them.
-ELSEWHERE = {"pattern", "segments", "norm", "hidden_factor", "gated_hidden", "rope.fraction", "moe.balance"}
-POSITIONS = {"max_length", "position_offset"}  # these matter where there is a table of positions
+# Options that are compared by their effect: per layer, or by the values that `_computed` derives.
+COMPARED_BY_EFFECT = {"pattern", "segments", "norm", "hidden_factor", "gated_hidden", "rope.fraction", "moe.balance"}
+POSITIONS = {"max_length", "position_offset"}  # compared only if the model has a position table
 
 
 class Difference(NamedTuple):
@@ -28,16 +28,17 @@ class Difference(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """One of the two models has no such field, since they differ in another."""
+        """Whether one of the models lacks the field, which follows from a difference in another field."""
         return ABSENT in (self.ours, self.theirs)
 
     def __str__(self) -> str:
-        return f"{self.path}={self.ours!r} (there {self.theirs!r})"
+        return f"{self.path}={self.ours!r} (the family has {self.theirs!r})"
 
 
 def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
-    """What `model` has otherwise than `other`, each field once."""
-    ours, theirs = meaning(model), meaning(other)
+    """The fields in which `model` differs from `other`, each once."""
+    ours = function_options(model)
+    theirs = function_options(other)
     found = {}
     for path in ours | theirs:
         a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
@@ -52,8 +53,8 @@ def _equal(a, b) -> bool:
     return math.isclose(a, b, rel_tol=1e-9) if both else a == b
 
 
-def meaning(model: ModelConfig) -> dict:
-    """{path: value} of every option that the model's function depends on, layer by layer."""
+def function_options(model: ModelConfig) -> dict:
+    """{path: value} of every option that the model's function depends on, for each layer."""
     plain = {path: value for path, value in _function(model).items() if not path.startswith("blocks.")}
     if not longest_sequence(model):
         plain = {path: value for path, value in plain.items() if path not in POSITIONS}
@@ -64,17 +65,20 @@ def meaning(model: ModelConfig) -> dict:
 
 
 def _function(config, prefix: str = "") -> dict:
-    """The options of a group that decide the function and that something reads."""
+    """The options of a group that decide the model's function and are read."""
     read = (leaf for leaf in leaves(config) if leaf.decides == "function" and not leaf.unread)
-    return {prefix + leaf.path: leaf.value for leaf in read if leaf.path not in ELSEWHERE}
+    return {prefix + leaf.path: leaf.value for leaf in read if leaf.path not in COMPARED_BY_EFFECT}
 
 
 def _block(block: BlockConfig, model: ModelConfig) -> dict:
     layout = LAYOUTS[block.layout]
     found = {path: value for path, value in _function(block).items() if "." not in path}
+    if not block.norm_gain:
+        del found["norm_offset"]  # of a gain
     found["layout"] = next(name for name, each in LAYOUTS.items() if each == layout)
     for site in layout.sites:
-        spec, usual = block.norm_at(site), block.norm_spec()
+        spec = block.norm_at(site)
+        usual = block.norm_spec()
         found[f"norms.{site}"] = spec.kind
         for name in ("gain", "bias", "epsilon"):
             if getattr(spec, name) != getattr(usual, name):
@@ -85,7 +89,7 @@ def _block(block: BlockConfig, model: ModelConfig) -> dict:
 
 
 def _computed(options, width: int, prefix: str) -> dict:
-    """Options by the numbers that they come to."""
+    """Values derived from options: different options with the same values compute the same function."""
     found = {}
     if isinstance(options, SoftmaxConfig):
         found["scale"] = logit_scale(options, width)

@@ -1,21 +1,22 @@
-"""Attention masks, and the other arguments that all implementations of attention share."""
+"""Attention masks, and other arguments that all attention kernels share."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-SMALLEST_BAND = 32  # smaller matrix products waste more than they save
+SMALLEST_BAND = 32  # smaller matrix products cost more than they save
 
 
 class Mask(NamedTuple):
-    """Which distances d = position of the query - position of the key are visible."""
+    """Which keys a query sees, by the distance d = position of the query - position of the key."""
 
     causal: bool = True
-    nearest: int = 0  # 1: all but itself
-    window: int = 0  # how many distances; 0: all
+    nearest: int = 0  # smallest visible distance; 1 hides the query's own position
+    window: int = 0  # number of visible distances; 0: no limit
 
     def sees(self, distance):
+        """Whether each distance is visible; None if all of them are."""
         if not self.causal:
             return None
         seen = distance >= self.nearest
@@ -23,7 +24,7 @@ class Mask(NamedTuple):
 
     @property
     def band(self) -> int:
-        """A length that no distance exceeds, at least SMALLEST_BAND; 0 where there is none."""
+        """A length, at least SMALLEST_BAND, that no visible distance exceeds; 0 without a causal window."""
         return max(self.window, SMALLEST_BAND) if self.causal and self.window else 0
 
 
@@ -32,7 +33,7 @@ EVERYTHING = Mask(causal=False)
 
 
 class Shaping(NamedTuple):
-    """aI + bA - cC in place of the weights A, C being the uniform ones (He & Hofmann 2023, eq. 5): a number per head."""
+    """a, b, c per head: aI + bA - cC replaces the weights A, where C are uniform weights (He & Hofmann 2023, eq. 5)."""
 
     identity_H: jax.Array
     weights_H: jax.Array
@@ -42,17 +43,17 @@ class Shaping(NamedTuple):
 class Slots(NamedTuple):
     """Persistent memory slots: keys and values that every query sees, without position or batch dimension."""
 
-    query: jax.Array | None  # [B, L, H, K], the queries that meet the slots; None: those that meet the tokens
+    query: jax.Array | None  # [B, L, H, K], the queries for the slots; None: the same queries as for the tokens
     key: jax.Array  # [M, G, K]
     value: jax.Array  # [M, G, V]
 
-    def met_by(self, q_BLHK):
-        """The queries that meet the slots, where `q` meets the tokens."""
+    def queries(self, q_BLHK):
+        """The queries for the slots, given the queries for the tokens."""
         return q_BLHK if self.query is None else self.query
 
 
 def visible(distance_LS, mask: Mask, segments):
-    """Which keys each query sees: [B or 1, L, S], or None where it sees all. segments: of queries and of keys, or None."""
+    """Which keys each query sees, [B or 1, L, S]; None if it sees all. segments: (of queries, of keys) or None."""
     seen = mask.sees(distance_LS)
     seen = None if seen is None else seen[None]
     if segments is not None:
@@ -62,4 +63,5 @@ def visible(distance_LS, mask: Mask, segments):
 
 
 def softmax_dtype(x):
+    """float32, or the dtype of x if that is wider."""
     return jnp.promote_types(x.dtype, jnp.float32)

@@ -1,9 +1,9 @@
-"""A block: the layout formula, in one place.
+"""A block: the one formula that all layouts share.
 
     y = skip * x + gain * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
 
-for each sublayer of the block's layout (layouts.py) in turn. The layout says what a sublayer reads, and what its output is
-added to: the stream so far, or the block's own input.
+A block applies it for each sublayer of its layout (layouts.py), in order. The layout decides what a sublayer reads, and
+what its output is added to: the residual stream, or the input of the block.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,16 @@ from xfresearch.models.place import Place
 
 
 class Stream(NamedTuple):
-    """What goes from block to block: x, and in a model with a dual layout the sum of all that sublayers have written."""
+    """The residual stream between blocks and, in a model with a dual layout, the sum of all sublayer outputs."""
 
     x_BLD: jax.Array
     sum_BLD: jax.Array | None = None
 
 
 def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Sublayer, Place]]:
-    """Each sublayer of a block with its place in it. `around` is what all blocks of the model know."""
-    layout, width = LAYOUTS[block.layout], around.width
+    """Each sublayer of a block, and its place. `around` is the place that all blocks of the model have in common."""
+    layout = LAYOUTS[block.layout]
+    width = around.width
     for sublayer, options in zip(layout.sublayers, block.sublayers.values(), strict=True):
         place = replace(
             around,
@@ -50,7 +51,8 @@ def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Subl
 
 class Block(nnx.Module):
     def __init__(self, around: Place, depth: int, block: BlockConfig, rngs):
-        self.layout, self.dropout = LAYOUTS[block.layout], block.dropout
+        self.layout = LAYOUTS[block.layout]
+        self.dropout = block.dropout
         self.skip_scale = skip_scale(self.layout, depth)
         for sublayer, place in places(around, depth, block):
             setattr(self, sublayer.name, kind_of(place.options).module(place, rngs))
@@ -64,27 +66,30 @@ class Block(nnx.Module):
                 setattr(self, f"{sublayer.name}_norm_{at}", norm)
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
-        """The stream after the block, the caches of its sublayers by name, and their auxiliary losses and statistics."""
+        """The stream after the block, the caches of its sublayers by name, and auxiliary losses and statistics."""
         x_BLD, sum_BLD = stream
-        sources, caches, aux = {"block": x_BLD}, {}, Aux()
+        sources = {"block": x_BLD}
+        caches = {}
+        aux = Aux()
         for sublayer in self.layout.sublayers:
-            name, place = sublayer.name, ctx.at(sublayer.name)
+            name = sublayer.name
+            inner = ctx.at(name)
             sources["stream"] = x_BLD
-            sources["before"] = place.tap("in", self._norm(name, "in", sources[sublayer.reads]))
-            y_BLD, caches[name], more = getattr(self, name)(sources["before"], place, cache and cache[name])
-            y_BLD = place.dropout(self._norm(name, "out", y_BLD), self.dropout, "out")
+            sources["before"] = inner.tap("in", self._norm(name, "in", sources[sublayer.reads]))
+            y_BLD, caches[name], new_aux = getattr(self, name)(sources["before"], inner, cache and cache[name])
+            y_BLD = inner.dropout(self._norm(name, "out", y_BLD), self.dropout, "out")
             if sublayer.gain:
                 y_BLD = times(y_BLD, getattr(self, f"{name}_gain")[...])
-            y_BLD = place.tap("out", y_BLD)
+            y_BLD = inner.tap("out", y_BLD)
             x_BLD = y_BLD if sublayer.skip == "none" else self._skip(sublayer, sources[sublayer.skip]) + y_BLD
             if sum_BLD is not None and not sublayer.bare:
                 sum_BLD = sum_BLD + y_BLD
-            x_BLD = place.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
-            aux |= more
+            x_BLD = inner.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
+            aux |= new_aux
         return Stream(x_BLD, sum_BLD), caches, aux
 
     def _skip(self, sublayer: Sublayer, x_BLD):
-        """What the sublayer's output is added to."""
+        """The scaled skip, to which the sublayer's output is added."""
         if sublayer.skip_gain:
             return times(x_BLD, getattr(self, f"{sublayer.name}_skip_gain")[...])
         return self.skip_scale * x_BLD

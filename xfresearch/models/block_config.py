@@ -1,4 +1,4 @@
-"""The options of a block. Its layout decides which sublayers it has, and so which groups of options."""
+"""The options of a block. The layout decides which sublayers a block has, and so which groups of options."""
 
 from dataclasses import dataclass, make_dataclass, replace
 from typing import Literal
@@ -13,48 +13,50 @@ from xfresearch.models.sublayer import SublayerConfig
 
 NormKind = Literal[*NORMS]
 SITES = {
-    "in": "norm of what {} reads",
-    "out": "norm of what {} writes",
-    "post": "norm after the residual sum of {}",
+    "in": "norm of the input of {}",
+    "out": "norm of the output of {}",
+    "post": "norm of the residual stream after {}",
 }
 
 
 @dataclass(frozen=True)
 class NormSite:
-    """A norm where it differs from the block's; an option that is None or '' is the block's."""
+    """Options of a single norm. Where an option is None or '', the block's option applies."""
 
-    kind: Literal["", *NORMS] = option("", "kind of this norm; '' is the block's")
-    gain: bool | None = option(None, "this norm has a trained gain")
-    bias: bool | None = option(None, "this norm has a trained bias")
-    epsilon: float | None = option(None, "added to the mean square in this norm", low=0.0)
-    alpha: float | None = option(None, "first value of dyt's alpha in this norm", above=0.0, decides="initialisation")
+    kind: Literal["", *NORMS] = option("", "kind of this norm; '' for the block's")
+    gain: bool | None = option(None, "this norm has a trained gain; None for the block's option")
+    bias: bool | None = option(None, "this norm has a trained bias; None for the block's option")
+    epsilon: float | None = option(None, "epsilon of this norm; None for the block's option", low=0.0)
+    alpha: float | None = option(
+        None, "initial alpha of this dyt norm; None for the block's option", above=0.0, decides="initialisation"
+    )
 
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """Options that all blocks have. `BLOCKS` has the class of each layout, with a group for each of its sublayers."""
+    """Options that all blocks have. `BLOCKS` holds a class for each layout, with a group for each of its sublayers."""
 
-    layout: str = option("pre_norm", "sublayers of the block, and where its norms and skips are (models/layouts.py)")
-    norm: NormKind = option("layer", "norm of every site of the block")
+    layout: str = option("pre_norm", "sublayers of the block, its norms and skips (models/layouts.py)")
+    norm: NormKind = option("layer", "kind of the block's norms")
     norm_gain: bool = option(True, "norms have a trained gain")
-    norm_offset: float = option(0.0, "added to every trained gain, which starts at 1 less (Gemma: 1)", low=0.0)
+    norm_offset: float = option(0.0, "constant added to trained gains, which start at 1 minus it (Gemma: 1)", low=0.0)
     norm_bias: bool = option(False, "norms have a trained bias")
-    norm_epsilon: float = option(1e-5, "added to the mean square", low=0.0)
+    norm_epsilon: float = option(1e-5, "epsilon of norms, added to the mean square", low=0.0)
     norm_cast: Literal["after_gain", "before_gain"] = option(
         "after_gain",
-        "where float32 goes back to the dtype of the computation (before_gain as in Llama)",
+        "where norms convert from float32 back to the dtype of the computation (before_gain: Llama)",
         decides="execution",
     )
-    norm_alpha: float = option(0.5, "first value of dyt's alpha", above=0.0, decides="initialisation")
-    dropout: float = option(0.0, "dropout rate of what each sublayer writes", low=0.0, high=0.99, decides="training")
+    norm_alpha: float = option(0.5, "initial alpha of dyt norms", above=0.0, decides="initialisation")
+    dropout: float = option(0.0, "dropout rate of each sublayer's output", low=0.0, high=0.99, decides="training")
 
     @property
     def sublayers(self) -> dict[str, SublayerConfig]:
-        """The options of each sublayer, in the layout's order."""
+        """The options of each sublayer, in the order of the layout."""
         return {sublayer.name: getattr(self, sublayer.name) for sublayer in LAYOUTS[self.layout].sublayers}
 
     def norm_spec(self, kind: str = "") -> NormSpec:
-        """The block's norm, or one of another kind with its options."""
+        """The block's norm, or a norm of another kind with the same options."""
         return NormSpec(
             kind or self.norm,
             self.norm_gain,
@@ -66,13 +68,13 @@ class BlockConfig:
         )
 
     def norm_at(self, site: str) -> NormSpec:
-        """The norm at a site of the layout, 'attention_in' for instance."""
-        own = {name: value for name, value in vars(getattr(self.norms, site)).items() if value not in (None, "")}
-        return replace(self.norm_spec(), **own)
+        """The norm at a site of the layout, for example 'attention_in'."""
+        changes = {name: value for name, value in vars(getattr(self.norms, site)).items() if value not in (None, "")}
+        return replace(self.norm_spec(), **changes)
 
 
 def _class_of(name: str, layout: Layout) -> type[BlockConfig]:
-    """The options of a block with this layout."""
+    """The class of options of a block with this layout."""
     sites = [
         (f"{s.name}_{place}", NormSite, group(NormSite(), SITES[place].format(s.name)))
         for s in layout.sublayers
@@ -81,10 +83,10 @@ def _class_of(name: str, layout: Layout) -> type[BlockConfig]:
     norms = make_dataclass("NormSites", sites, frozen=True)
     fields = [
         ("layout", str, option(name, BlockConfig.__dataclass_fields__["layout"].metadata["doc"])),
-        ("norms", norms, group(norms(), "norms of single sites, where they differ")),
+        ("norms", norms, group(norms(), "options of single norms, where they differ from the block's")),
     ]
     if layout.small_gain:
-        doc = "first value of the feed-forward's trained gain; 0 is 0.1 sqrt(18 / depth)"
+        doc = "initial value of the feed-forward's trained gain; 0 for 0.1 sqrt(18 / depth)"
         fields.append(("branch_gain", float, option(0.0, doc, low=0.0, decides="initialisation")))
     for sublayer in layout.sublayers:
         kinds, default, doc = HOLDS[sublayer.holds]
@@ -97,8 +99,8 @@ BLOCKS = {name: _class_of(name, layout) for name, layout in LAYOUTS.items()}
 
 
 def check_norms(block: BlockConfig, elsewhere: tuple[str, ...], key: str) -> None:
-    """UserError for an option of norms that no norm of the block reads. `elsewhere` are the kinds of the norms outside the
-    blocks that have this block's options."""
+    """Raises UserError if an option of norms is set that no norm reads. `elsewhere` are the kinds of the norms outside
+    the blocks that use this block's options."""
     layout = LAYOUTS[block.layout]
     specs = [block.norm_at(site) for site in layout.sites]
     inner = [kind for options in block.sublayers.values() for kind in options.norm_kinds]
@@ -106,7 +108,7 @@ def check_norms(block: BlockConfig, elsewhere: tuple[str, ...], key: str) -> Non
     trained = kinds - {"none", HIDDEN}
     inherit = any(not getattr(block.norms, site).kind for site in layout.sites)
     read = {
-        "norm": (inherit, "a site whose kind norms does not set"),
+        "norm": (inherit, "a norm whose kind is not set in norms"),
         "norm_gain": (trained, "a norm"),
         "norm_bias": (trained, "a norm"),
         "norm_cast": (kinds - {"none"}, "a norm"),

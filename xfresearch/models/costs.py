@@ -1,7 +1,7 @@
-"""Costs of parts of a model: parameters, FLOPs and cache. Each layer's own formula stands in that layer's file.
+"""Costs of parts of a model: parameters, FLOPs and cache. Each layer's file has the formula of that layer.
 
-Convention: FLOPs are those of a forward pass, 2 per multiply-add, of every matrix product; causal attention is counted in
-full (all L x L logits), as the plain implementation computes them. A training step is three times the forward pass.
+Convention: FLOPs are those of all matrix products of a forward pass, 2 per multiply-add. Causal attention counts all
+L x L logits, as the plain implementation computes them. A training step costs three times the forward pass.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Costs:
-    """`active_parameters` leaves out the experts that a token does not use. `flops_per_token` is forward, at
-    `sequence_length`; `cache_bytes_per_token` is for one more token of context."""
+    """Costs of a model or of a part of it.
+
+    active_parameters: without the experts that a token does not use.
+    flops_per_token: of the forward pass, at `sequence_length`.
+    cache_bytes_per_token: for each additional token of context.
+    """
 
     parameters: int = 0
     active_parameters: int = 0
@@ -27,5 +31,5 @@ class Costs:
 
 
 def weights(count: int, active: int | None = None) -> Costs:
-    """Costs of `count` parameters alone, `active` of which a token uses (all of them by default)."""
+    """Costs of `count` parameters, of which a token uses `active` (all by default)."""
     return Costs(parameters=count, active_parameters=count if active is None else active)

@@ -1,4 +1,4 @@
-"""The kinds of sublayers. A new kind is a file and a line here."""
+"""The kinds of sublayers. A new kind needs a file and a line here."""
 
 from typing import NamedTuple
 
@@ -28,14 +28,15 @@ FEED_FORWARDS = {
     "moe": Kind(MoeFeedForwardConfig, MixtureOfExperts),
 }
 
-# What a sublayer of a layout may hold: its kinds, the default one, and a line of documentation.
+# For each value of `Sublayer.holds`: the kinds, the default kind, and a line of documentation.
 HOLDS = {
-    "mixer": (MIXERS, "softmax", "the sublayer that mixes positions"),
-    "feed_forward": (FEED_FORWARDS, "gelu", "the sublayer that acts on each position"),
+    "mixer": (MIXERS, "softmax", "sublayer that mixes positions"),
+    "feed_forward": (FEED_FORWARDS, "gelu", "sublayer that acts on each position alone"),
 }
 
 
 def kind_of(options: SublayerConfig) -> Kind:
-    """The kind that a sublayer's options are of. A mixer and a feed-forward layer may have kinds of one name."""
+    """The kind of a sublayer, given its options."""
+    # Mixers and feed-forward layers may have kinds of the same name, so the class decides too.
     found = (kinds.get(options.kind) for kinds, _, _ in HOLDS.values())
     return next(kind for kind in found if kind is not None and type(options) is kind.options)

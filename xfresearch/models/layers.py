@@ -1,8 +1,8 @@
-"""How the layers of a model relate to the stacks that its parameters are kept in.
+"""Maps the layers of a model to stacks of parameters.
 
-A model is a list of segments, each a pattern of blocks that is repeated. The layers of one place in a pattern are stacked:
-their parameters lie in one array with the dimension N in front, under one name in params["blocks"]. This is the only file
-that relates the number of a layer, its stack and its place in it.
+A model is a list of segments. Each segment repeats a pattern of blocks. The layers of one place in a pattern form a
+stack: each of their parameters is one array with the dimension N in front, under one name in params["blocks"]. This is
+the only file that maps the number of a layer to its stack and its index in the stack.
 """
 
 from typing import NamedTuple
@@ -14,18 +14,18 @@ from xfresearch.errors import UserError
 
 
 class StackPlace(NamedTuple):
-    """A stack of layers: one place in the pattern of one segment."""
+    """A stack of layers: one place in the pattern of a segment."""
 
     name: str  # in params["blocks"]
-    block: str  # the name of its options in model.blocks
-    repeats: int  # layers in it
+    block: str  # key of its options in model.blocks
+    repeats: int  # number of layers
 
 
 class Layer(NamedTuple):
     number: int
     stack: str
     block: str
-    index: int  # in its stack
+    index: int  # in the stack
 
 
 def segments(model) -> tuple[tuple[tuple[str, ...], int], ...]:
@@ -34,7 +34,7 @@ def segments(model) -> tuple[tuple[tuple[str, ...], int], ...]:
 
 
 def segment_stacks(model) -> list[list[StackPlace]]:
-    """The stacks of each segment. A stack has its block's name, with its number where the block recurs."""
+    """The stacks of each segment. A stack has the name of its block, plus a number if several stacks use the block."""
     names = [name for pattern, _ in segments(model) for name in pattern]
     unique = iter([name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)])
     return [[StackPlace(next(unique), name, repeats) for name in pattern] for pattern, repeats in segments(model)]
@@ -46,12 +46,12 @@ def stacks(model) -> list[StackPlace]:
 
 
 def most_repeats(model) -> int:
-    """The repeats of the longest segment."""
+    """The number of layers in the largest stack."""
     return max(repeats for _, repeats in segments(model))
 
 
 def layers(model) -> list[Layer]:
-    """All layers of a model, in the order in which they are computed."""
+    """All layers of a model, in the order of computation."""
     found = []
     for segment in segment_stacks(model):
         for index in range(segment[0].repeats):
@@ -60,7 +60,7 @@ def layers(model) -> list[Layer]:
 
 
 def layer(model, number: int) -> Layer:
-    """Layer `number`; UserError for one that there is not."""
+    """Layer `number`. Raises UserError if it does not exist."""
     if not 0 <= number < model.depth:
         raise UserError(f"layer {number}: this model has layers 0 to {model.depth - 1}")
     return layers(model)[number]
@@ -80,14 +80,15 @@ def put(model, params: dict, number: int, new: dict) -> dict:
 
 
 def stack(trees: list):
-    """Equal trees of several layers as one tree, with the dimension N in front."""
+    """Stacks the trees of several layers into one tree, with the dimension N in front."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def unstack(tree, count: int) -> list:
-    """A tree of `count` layers as a list of trees.
+    """Splits a tree of `count` layers into a list of trees.
 
-    The backward pass stacks the cotangents once; that of plain slices would add `count` padded copies of the whole.
+    The backward pass stacks the cotangents once. The backward pass of plain slices would add `count` padded copies of
+    the whole array.
     """
     leaves, structure = jax.tree.flatten(tree)
     pieces = [_unstack(leaf, count) for leaf in leaves]
@@ -96,8 +97,8 @@ def unstack(tree, count: int) -> list:
 
 def _unstack(array, count: int):
     @jax.custom_vjp
-    def cut(array):
+    def split(array):
         return tuple(array[i] for i in range(count))
 
-    cut.defvjp(lambda array: (cut(array), None), lambda _, cotangents: (jnp.stack(cotangents),))
-    return cut(array)
+    split.defvjp(lambda array: (split(array), None), lambda _, cotangents: (jnp.stack(cotangents),))
+    return split(array)

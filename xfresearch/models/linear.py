@@ -1,4 +1,4 @@
-"""A linear map between dimensions that have letters."""
+"""Linear maps between dimensions that have letters."""
 
 import math
 
@@ -12,7 +12,7 @@ from xfresearch.models.place import Place
 
 
 class Shape:
-    """The dimensions of a linear map: "D->HK" with the size of each letter."""
+    """The dimensions of a linear map: letters such as "D->HK", and the size of each letter."""
 
     def __init__(self, letters: str, *sizes: int):
         self.inputs, self.outputs = letters.split("->")
@@ -34,7 +34,7 @@ class Shape:
 
 
 class Bias(nnx.Module):
-    """One trained number for each index of a dimension, 0 at first."""
+    """One trained number for each index of the dimensions, initially 0."""
 
     def __init__(self, letters: str, sizes: tuple[int, ...], param_dtype: str):
         self.bias = parameter(jnp.zeros(sizes, param_dtype), letters)
@@ -52,22 +52,23 @@ class Linear(nnx.Module):
 
     def __call__(self, x, ctx: Context | None = None):
         kernel = self.matrix().astype(x.dtype)
-        batch, inputs, outputs = x.shape[: -self.axes], kernel.shape[: self.axes], kernel.shape[self.axes :]
-        # As a product of two matrices: with more dimensions, XLA on CPU takes twice as long for some gradients. A
-        # sequence that is sharded cannot be merged into one dimension with the batch.
+        batch = x.shape[: -self.axes]
+        inputs, outputs = kernel.shape[: self.axes], kernel.shape[self.axes :]
+        # This is a product of two matrices: with more dimensions, XLA on CPU takes twice as long for some gradients. A
+        # sharded sequence dimension cannot be merged with the batch.
         rows = batch if ctx is not None and ctx.shards("context") else (-1,)
         y = x.reshape(*rows, math.prod(inputs)) @ kernel.reshape(math.prod(inputs), math.prod(outputs))
         y = y.reshape(*batch, *outputs)
         return y if self.bias is None else plus(y, self.bias[...])
 
     def matrix(self):
-        """The kernel that x is multiplied with."""
+        """The matrix that multiplies x."""
         return self.kernel[...]
 
 
 class IdentityPlus(Linear):
-    """A linear map between dimensions of equal size whose matrix is a I + b W, with W = 0 and a = b = 1 at first, a, b and W
-    trained (He & Hofmann 2023, eq. 6, and their code). Weight decay draws W, and not the sum, to 0."""
+    """A linear map between dimensions of equal size with the matrix a I + b W. a, b and W are trained, initially
+    a = b = 1 and W = 0 (He & Hofmann 2023, eq. 6, and their code). Weight decay acts on W, not on the sum."""
 
     def __init__(self, place: Place, shape: Shape, rngs, *, bias: bool = False, scale: float = 1.0):
         super().__init__(place, shape, rngs, bias=bias, scale=0.0)

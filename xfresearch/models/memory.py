@@ -1,8 +1,8 @@
-"""The memories of a layer as arrays: keys that inputs are compared with, and values that are written where they match.
+"""The memories of a layer as arrays: keys that are compared with the input, and the values that they select.
 
-A feed-forward layer is one (Geva et al. 2021): y = sum_i m_i v_i, with coefficients m_i = f(x . k_i + b_i). So is each
-expert, and so are the persistent slots of attention, whose coefficients are weights of a softmax. The tap
-`coefficients` of the same sublayer holds m.
+A feed-forward layer is a memory (Geva et al. 2021): y = sum_i m_i v_i, with coefficients m_i = f(x . k_i + b_i). Each
+expert is one, and so are the slots of attention, whose coefficients are softmax weights. The tap `coefficients` of the
+same sublayer is m.
 """
 
 import jax
@@ -14,10 +14,10 @@ from xfresearch.models.sublayer import Memory
 
 
 def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> Memory:
-    """The memory of `layer` in its 'feed_forward' (all its experts), 'feed_forward.shared' (shared experts) or 'attention';
-    by default that of the last sublayer that has one.
+    """The memory of a sublayer of `layer`: 'feed_forward' (all of its experts), 'feed_forward.shared' (shared experts)
+    or 'attention'. By default it is that of the last sublayer with a memory.
 
-    UserError for a layer that there is not, or a sublayer without a memory.
+    Raises UserError if the layer does not exist or the sublayer has no memory.
     """
     at = layers.layer(model, layer)
     names = list(model.blocks[at.block].sublayers)
@@ -30,6 +30,6 @@ def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> 
     whole = [name for name in found if "." not in name]
     sublayer = sublayer or (whole[-1] if whole else names[-1])
     if sublayer not in found:
-        have = ", ".join(found) or "none"
-        raise UserError(f"layer {layer}: {sublayer!r} has no memory (those that have one: {have})")
+        existing = ", ".join(found) or "none"
+        raise UserError(f"layer {layer}: {sublayer!r} has no memory (sublayers with a memory: {existing})")
     return found[sublayer]

@@ -1,4 +1,4 @@
-"""The options of a language model: a stack of blocks between an embedding and a head."""
+"""The options of a language model: an embedding, a stack of blocks, and an output head."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,36 +15,36 @@ from xfresearch.models.stack import StackConfig
 
 @dataclass(frozen=True)
 class ModelConfig(StackConfig):
-    vocab_size: int = option(0, "vocabulary V; 0 is the tokenizer's, or the classes of a data set with labels", low=0)
-    position: Literal["none", "learned", "sinusoidal"] = option("none", "positions added to the embedding")
+    vocab_size: int = option(0, "vocabulary size V; 0 for the tokenizer's, or the number of classes of labels", low=0)
+    position: Literal["none", "learned", "sinusoidal"] = option("none", "positions that are added to the embedding")
     position_offset: int = option(
-        0, "row of the learned positions that position 0 reads (OPT: 2)", low=0, needs=where(position="learned")
+        0, "row of the position table that position 0 reads (OPT: 2)", low=0, needs=where(position="learned")
     )
-    embedding_norm: NormKind = option("none", "norm after the embedding")
+    embedding_norm: NormKind = option("none", "norm of the embedding")
     embedding_scale: Literal["none", "sqrt_width", "learned"] = option(
-        "none", "factor of the embedding, before positions are added; learned starts at sqrt(width)"
+        "none", "factor of the token embedding, applied before positions are added; learned starts at sqrt(width)"
     )
     embedding_std: float = option(
-        0.0, "std of the token embedding; 0 is as init says", low=0.0, decides="initialisation"
+        0.0, "standard deviation of the initial token embedding; 0 for that of init", low=0.0, decides="initialisation"
     )
-    final_norm: NormKind = option("layer", "norm before the head")
-    tie_embeddings: bool = option(True, "the head is the embedding's transpose")
-    head_bias: bool = option(False, "the head has a bias")
+    final_norm: NormKind = option("layer", "norm before the output head")
+    tie_embeddings: bool = option(True, "the output head is the transpose of the embedding")
+    head_bias: bool = option(False, "the output head has a bias")
     logit_softcap: float = option(
-        0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 is none", low=0.0
+        0.0, "c in logits = c tanh(logits / c), after the bias (Gemma 2: 30); 0 for no softcap", low=0.0
     )
     dropout: float = option(0.0, "dropout rate of the embedding", low=0.0, high=0.99, decides="training")
 
-    def __hash__(self):  # `blocks` is a dict; equal configs have equal texts
+    def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))
 
     def norm_spec(self, kind: str) -> NormSpec:
-        """A norm outside the blocks: of this kind, with the options that the first block's norms have."""
+        """A norm of this kind outside the blocks. It has the norm options of the first block."""
         return self.blocks[layers.stacks(self)[0].block].norm_spec(kind)
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """A model's config with derived sizes filled in and checked; UserError on the first that is wrong."""
+    """A model's config with derived sizes filled in. Raises UserError at the first invalid option."""
     model = stack.resolved(model)
     check_read(model, "model")
     first = layers.stacks(model)[0].block
@@ -56,25 +56,25 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 
 
 def _check_final_norm(model: ModelConfig) -> None:
-    """A stream that a block's last norm has normed is not normed again; ResiDual's second stream has only that norm."""
+    """Requires the final norm for ResiDual's second stream, and forbids it directly after another norm."""
     if stack.has_dual(model):
-        norm = "a norm with layout='resi_dual', whose second stream has no other"
-        require(model.final_norm != "none", "model.final_norm", model.final_norm, norm)
+        allowed = "a norm with layout='resi_dual': its second stream has no other norm"
+        require(model.final_norm != "none", "model.final_norm", model.final_norm, allowed)
         return
     last = model.blocks[layers.stacks(model)[-1].block]
     sublayer = LAYOUTS[last.layout].sublayers[-1]
     normed = "post" in sublayer.norms and last.norm_at(f"{sublayer.name}_post").kind != "none"
-    again = f"'none' where the last block, with layout={last.layout!r}, ends in a norm"
-    require(not normed or model.final_norm == "none", "model.final_norm", model.final_norm, again)
+    allowed = f"'none' if the last block, with layout={last.layout!r}, ends in a norm"
+    require(not normed or model.final_norm == "none", "model.final_norm", model.final_norm, allowed)
 
 
 def position_rows(model: ModelConfig) -> int:
-    """Rows of the table of learned positions, 0 where there is none; the first `position_offset` are never read."""
+    """Rows of the table of learned positions, 0 without a table. The first `position_offset` rows are never read."""
     return model.max_length + model.position_offset if model.position == "learned" else 0
 
 
 def longest_sequence(model: ModelConfig) -> int:
-    """Tokens that the model's tables of positions reach, 0 where it has none."""
+    """The longest sequence that the model's tables of positions support; 0 without a table."""
     return max(model.max_length if model.position == "learned" else 0, stack.longest_input(model))
 
 

@@ -1,14 +1,14 @@
-"""Norms, one function each, computed in float32 or wider. LayerNorm is `scale` after `project` (Brody et al. 2023, eq. 3).
+"""Norms, one function each, computed in float32 or wider.
 
-layer:    (x - mean) / sqrt(var + epsilon)            Ba et al. 2016
+layer:    (x - mean) / sqrt(var + epsilon)            Ba et al. 2016; `scale` after `project` (Brody et al. 2023, eq. 3)
 rms:      x / sqrt(mean(x^2) + epsilon)               Zhang & Sennrich 2019
-scale:    the same function, under the name that it has as the second half of LayerNorm: length sqrt(D), as LayerNorm
-          has (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
+scale:    the same function as rms, named as the second half of LayerNorm. Its output has length sqrt(D), as LayerNorm's
+          (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
 project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not rescaled
 dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
 none:     x
 
-and then times a gain (plus an offset) and plus a bias, D numbers each. No matrix products.
+The result is multiplied by a gain (plus an offset), and a bias is added; both have D numbers. No matrix products.
 """
 
 import math
@@ -52,33 +52,36 @@ WITH_EPSILON = ("layer", "rms", "scale")
 
 @dataclass(frozen=True)
 class NormSpec:
-    """What a norm is: its function, and what is trained in it."""
+    """The function of a norm and its parameters."""
 
     kind: str = "layer"
     gain: bool = True
     bias: bool = False
     epsilon: float = 1e-5
-    cast: str = "after_gain"  # where float32 goes back to the dtype of the computation, or 'before_gain'
-    offset: float = 0.0  # added to the gain, which starts at 1 less
-    alpha: float = 0.5  # first value of dyt's
+    cast: str = "after_gain"  # where float32 is converted to the dtype of the computation; or 'before_gain'
+    offset: float = 0.0  # added to the gain, which starts at 1 - offset
+    alpha: float = 0.5  # initial value of dyt's alpha
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Which of its parameters the norm has."""
-        some = self.kind != "none"
-        return {"gain": some and self.gain, "bias": some and self.bias, "alpha": self.kind == "dyt"}
+        """Whether the norm has each of its parameters."""
+        exists = self.kind != "none"
+        return {"gain": exists and self.gain, "bias": exists and self.bias, "alpha": self.kind == "dyt"}
 
     def costs(self, *shape: int) -> Costs:
         """Costs of the norm over dimensions of these sizes."""
-        parts, size = self.parts, math.prod(shape)
+        parts = self.parts
+        size = math.prod(shape)
         return weights(size * (parts["gain"] + parts["bias"]) + parts["alpha"])
 
 
 class Norm(nnx.Module):
-    """A norm over the last dimensions of x, which have these letters and sizes."""
+    """A norm over the last dimensions of x, whose letters and sizes are `letters` and `shape`."""
 
     def __init__(self, spec: NormSpec, letters: str, shape: tuple[int, ...], param_dtype: str):
-        self.spec, self.axes, parts = spec, len(shape), spec.parts
+        self.spec = spec
+        self.axes = len(shape)  # the number of dimensions of x that it norms over
+        parts = spec.parts
         gain = jnp.full(shape, 1 - spec.offset, param_dtype)
         self.gain = parameter(gain, letters) if parts["gain"] else None
         self.bias = parameter(jnp.zeros(shape, param_dtype), letters) if parts["bias"] else None

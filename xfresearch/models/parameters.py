@@ -10,12 +10,12 @@ from xfresearch.sharding.letters import Axes
 
 
 def parameter(value, letters: str, inputs: str = "", outputs: str = "", bounds=None) -> nnx.Param:
-    """A trained array; letters, inputs, outputs and bounds as in `Axes`, without the N of stacked layers."""
+    """A trained array. letters, inputs, outputs and bounds are those of `Axes`, without the N of stacked layers."""
     return nnx.Param(value, axes=Axes(letters, inputs, outputs, bounds))
 
 
 def kernel_std(place, fan_in: int) -> float:
-    """Standard deviation of a kernel's first values: 1/sqrt(fan_in), or the config's constant (GPT-2's 0.02)."""
+    """Standard deviation of an initial kernel: 1/sqrt(fan_in), or the constant of the config (GPT-2: 0.02)."""
     return place.init_std or 1.0 / math.sqrt(fan_in)
 
 
@@ -25,16 +25,16 @@ def draw(key, shape: tuple, std: float, dtype: str):
 
 
 def plus(x, bias):
-    """x + bias in x's dtype. The sum is computed in the bias's dtype, float32 or wider: the bias's gradient sums over all
-    tokens in that dtype, where a sum in bfloat16 would be off by several per cent."""
+    """x + bias in the dtype of x. The sum is computed in the dtype of the bias, float32 or wider, because the gradient
+    of the bias sums over all tokens in that dtype. In bfloat16 this sum would be off by several per cent."""
     return (x.astype(bias.dtype) + bias).astype(x.dtype)
 
 
 def times(x, factor):
-    """x * factor in x's dtype, computed in the factor's dtype for the same reason."""
+    """x * factor in the dtype of x, computed in the dtype of the factor for the same reason."""
     return (x.astype(factor.dtype) * factor).astype(x.dtype)
 
 
 def rounded(parameter, dtype):
-    """`parameter` rounded to `dtype`, but kept in float32 or wider."""
+    """`parameter` rounded to `dtype`, but stored in float32 or wider."""
     return parameter.astype(dtype).astype(jnp.promote_types(dtype, jnp.float32))

@@ -1,4 +1,4 @@
-"""How far back the trained spans of a model look, which bounds what there is to compute."""
+"""How far back the trained spans of a model reach, which limits the computation of attention."""
 
 from xfresearch.models.layers import stacks
 from xfresearch.models.mixers.softmax.span import reach
@@ -6,10 +6,10 @@ from xfresearch.models.model_config import ModelConfig
 
 
 def trained_reach(model: ModelConfig, params: dict) -> tuple[tuple[str, int], ...]:
-    """(block, tokens back) for each block whose trained spans in `params` need less than its window: what
-    Execution.reach takes. Layers of one block share the width of the widest head among them."""
+    """Execution.reach for `params`: (block, number of past tokens) for each block whose trained spans need less than
+    its window. The widest head in all layers of a block decides."""
     found = []
     for block, sublayer, place in model.places():
-        of_block = [params["blocks"][s.name][sublayer.name] for s in stacks(model) if s.block == block]
-        found.append((block, reach(place.options, model.max_length, of_block)))
+        stacked = [params["blocks"][s.name][sublayer.name] for s in stacks(model) if s.block == block]
+        found.append((block, reach(place.options, model.max_length, stacked)))
     return tuple((block, tokens) for block, tokens in found if tokens)

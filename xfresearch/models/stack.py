@@ -1,6 +1,6 @@
-"""A stack of blocks: what reads a residual stream of width D and writes one.
+"""A stack of blocks, from a residual stream of width D to a residual stream of width D.
 
-Apart from the language model around it (transformer.py), so that a model can have two of them.
+It is separate from the language model (transformer.py), so that a model can have two of them.
 """
 
 from dataclasses import dataclass, replace
@@ -34,39 +34,37 @@ REMAT = {
 @dataclass(frozen=True)
 class StackConfig:
     width: int = option(256, "width D of the residual stream", low=1)
-    depth: int = option(4, "layers N, a multiple of the pattern's length", low=1)
-    max_length: int = option(0, "tokens that positions, spans and capacities are made for; 0 is sequence_length", low=0)
-    pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated to fill the depth")
+    depth: int = option(4, "number of layers N, a multiple of the pattern's length", low=1)
+    max_length: int = option(0, "length that positions, spans and capacities are for; 0 for sequence_length", low=0)
+    pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated up to the depth")
     segments: tuple[tuple[tuple[str, ...], int], ...] = option(
         (),
-        "((pattern, repeats), ...) instead of one pattern, where the first or the last layers differ; one may have 0 "
-        "repeats, which fill the depth",
+        "((pattern, repeats), ...) instead of one pattern, if the first or the last layers differ; one segment may "
+        "have 0 repeats, and then fills the depth",
     )
-    blocks: dict[str, BlockConfig] = choices(BLOCKS, {"main": "pre_norm"}, "the blocks that the pattern names", "layout")
+    blocks: dict[str, BlockConfig] = choices(BLOCKS, {"main": "pre_norm"}, "blocks by name", "layout")
     causal: bool = option(
-        True, "a position sees only itself and those before; False trains on labels alone (docs/majority.md)"
+        True, "a position sees only itself and earlier positions; False is for training on labels (docs/majority.md)"
     )
     init: Literal["fan_in", "normal"] = option(
         "fan_in",
-        "std of kernels and embedding: 1/sqrt(inputs) (1/sqrt(width)), or init_std",
+        "standard deviation of initial kernels, 1/sqrt(inputs), and embeddings, 1/sqrt(width); or init_std for both",
         decides="initialisation",
     )
     init_std: float = option(
-        0.02, "std with init = 'normal'", above=0.0, decides="initialisation", needs=where(init="normal")
+        0.02, "standard deviation with init = 'normal'", above=0.0, decides="initialisation", needs=where(init="normal")
     )
     dtype: Literal["float32", "bfloat16", "float64"] = option(
         "float32", "dtype of the computation", decides="execution"
     )
-    param_dtype: Literal["float32", "float64"] = option(
-        "float32", "dtype in which parameters are kept", decides="execution"
-    )
+    param_dtype: Literal["float32", "float64"] = option("float32", "dtype of the parameters", decides="execution")
 
-    def __hash__(self):  # `blocks` is a dict; equal configs have equal texts
+    def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))
 
     @property
     def around(self) -> Place:
-        """What all sublayers of the stack know of it."""
+        """The place that all sublayers of the stack have in common."""
         init_std = self.init_std if self.init == "normal" else 0.0
         return Place(self.width, self.max_length, self.causal, self.dtype, self.param_dtype, init_std)
 
@@ -78,42 +76,44 @@ class StackConfig:
 
 
 def resolved(stack: StackConfig) -> StackConfig:
-    """A stack's config with derived sizes filled in and checked; UserError on the first that is wrong."""
-    stack = _filled(stack)
+    """A stack's config with derived sizes filled in. Raises UserError at the first invalid option."""
+    stack = _with_repeats(stack)
     names = [name for pattern, _ in layers.segments(stack) for name in pattern]
     for name in stack.blocks:
-        require(name in names, "model.blocks", name, f"blocks that model.pattern or model.segments uses: {names}")
-    blocks = {name: _block(block, stack, f"model.blocks.{name}") for name, block in stack.blocks.items()}
+        require(name in names, "model.blocks", name, f"a block that model.pattern or model.segments uses: {names}")
+    blocks = {name: _resolved_block(block, stack, f"model.blocks.{name}") for name, block in stack.blocks.items()}
     stack = replace(stack, blocks=blocks)
     require(
         not (stack.dtype == "float64" and stack.param_dtype != "float64"),
         "model.param_dtype",
         stack.param_dtype,
-        "float64 where model.dtype is float64",
+        "float64 if model.dtype is float64",
     )
     shared_tables(stack)
     return stack
 
 
-def _filled(stack: StackConfig) -> StackConfig:
-    """The stack with the repeats of its segments, which make up the depth."""
-    blocks, depth = stack.blocks, stack.depth
+def _with_repeats(stack: StackConfig) -> StackConfig:
+    """The stack with the repeats of all segments, which must add up to the depth."""
+    blocks = stack.blocks
+    depth = stack.depth
     if not stack.segments:
-        require(len(stack.pattern) > 0, "model.pattern", stack.pattern, "at least one block's name")
+        require(len(stack.pattern) > 0, "model.pattern", stack.pattern, "at least one block name")
         _check_names(stack.pattern, blocks, "model.pattern", stack.pattern)
         count = len(stack.pattern)
         require(depth % count == 0, "model.depth", depth, f"a multiple of the {count} blocks in model.pattern")
         return stack
-    unset = StackConfig.__dataclass_fields__["pattern"].default
-    require(stack.pattern == unset, "model.pattern", stack.pattern, f"{unset!r}, its default, with model.segments")
+    default = StackConfig.__dataclass_fields__["pattern"].default
+    require(stack.pattern == default, "model.pattern", stack.pattern, f"{default!r}, its default, with model.segments")
     for pattern, _ in stack.segments:
-        require(len(pattern) > 0, "model.segments", stack.segments, "patterns of at least one block's name")
+        require(len(pattern) > 0, "model.segments", stack.segments, "patterns with at least one block name")
         _check_names(pattern, blocks, "model.segments", stack.segments)
     known = sum(len(pattern) * repeats for pattern, repeats in stack.segments)
-    rest = [len(pattern) for pattern, repeats in stack.segments if not repeats]
-    require(len(rest) <= 1, "model.segments", stack.segments, "one segment at most with 0 repeats, which fill the depth")
+    open_lengths = [len(pattern) for pattern, repeats in stack.segments if not repeats]
+    allowed = "segments of which at most one has 0 repeats (it fills the depth)"
+    require(len(open_lengths) <= 1, "model.segments", stack.segments, allowed)
     left = depth - known
-    fits = left % rest[0] == 0 and left > 0 if rest else left == 0
+    fits = left % open_lengths[0] == 0 and left > 0 if open_lengths else left == 0
     require(fits, "model.depth", depth, f"the number of layers in model.segments={stack.segments}")
     segments = tuple((pattern, repeats or left // len(pattern)) for pattern, repeats in stack.segments)
     return replace(stack, segments=segments)
@@ -124,8 +124,9 @@ def _check_names(pattern: tuple, blocks: dict, key: str, value) -> None:
         require(name in blocks, key, value, f"names of blocks: {', '.join(blocks)}" + nearest(name, blocks))
 
 
-def _block(block: BlockConfig, stack: StackConfig, key: str) -> BlockConfig:
-    """A block with its sublayers' derived sizes. Each is resolved after the one before, whose width it may read."""
+def _resolved_block(block: BlockConfig, stack: StackConfig, key: str) -> BlockConfig:
+    """A block with the derived sizes of its sublayers."""
+    # In order: the input width of a sublayer may be the output width of the sublayer before.
     for number in range(len(block.sublayers)):
         sublayer, place = [*_places_until(stack, block, number)][-1]
         options = place.options.resolved(place, f"{key}.{sublayer.name}")
@@ -134,6 +135,7 @@ def _block(block: BlockConfig, stack: StackConfig, key: str) -> BlockConfig:
 
 
 def _places_until(stack: StackConfig, block: BlockConfig, number: int):
+    """The sublayers of a block up to sublayer `number`. Later ones may not be resolved yet."""
     for i, found in enumerate(places(stack.around, stack.depth, block)):
         yield found
         if i == number:
@@ -141,26 +143,26 @@ def _places_until(stack: StackConfig, block: BlockConfig, number: int):
 
 
 def shared_tables(stack: StackConfig) -> dict[str, SharedTable]:
-    """The tables that all layers share. UserError where blocks do not agree in the shape of one."""
+    """The tables that all layers share. Raises UserError if blocks need different shapes of a table."""
     found: dict[str, SharedTable] = {}
     for name, sublayer, place in stack.places():
         for table_name, table in kind_of(place.options).module.shared_tables(place).items():
             other = found.get(table_name, table)
             key = f"model.blocks.{name}.{sublayer.name}"
             same = table.shape == other.shape or table.grows and table.shape[1:] == other.shape[1:]
-            sizes = f"of equal sizes in all blocks, since all layers share the table; another block has {other.shape}"
-            require(same, key, f"{table_name} {table.shape}", sizes)
+            allowed = f"of the same shape in all blocks: all layers share the table; another block has {other.shape}"
+            require(same, key, f"{table_name} {table.shape}", allowed)
             found[table_name] = max(table, other, key=lambda t: t.shape[0])
     return found
 
 
 def longest_input(stack: StackConfig) -> int:
-    """The longest sequence that the tables of positions inside the blocks reach, 0 where there are none."""
+    """The longest sequence that the tables of positions inside the blocks support; 0 without tables."""
     return max((kind_of(place.options).module.longest_input(place) for _, _, place in stack.places()), default=0)
 
 
 def has_dual(stack: StackConfig) -> bool:
-    """Whether a block keeps the second stream of ResiDual."""
+    """Whether a block has the second stream of ResiDual."""
     return any(LAYOUTS[block.layout].dual for block in stack.blocks.values())
 
 
@@ -178,45 +180,53 @@ class SharedTables(nnx.Module):
 
 
 def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
-    """The blocks' parameters, those of the layers of a stack drawn together."""
+    """The blocks of each stack. The parameters of all layers of a stack are drawn together."""
     found = {}
     for place in layers.stacks(stack):
-        keys, block = jax.random.split(rngs.params(), place.repeats), stack.blocks[place.block]
+        keys = jax.random.split(rngs.params(), place.repeats)
+        block = stack.blocks[place.block]
         make = jax.vmap(lambda key, block=block: Block(stack.around, stack.depth, block, nnx.Rngs(params=key)))
         found[place.name] = make(keys)
     return nnx.Dict(found)
 
 
 def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat):
-    """The stream after all blocks, one compiled body for each segment. Returns also caches, losses and statistics."""
-    losses, statistics, new, first = {}, {}, {}, 0
+    """The stream after all blocks, caches, losses and statistics. Each segment is one compiled loop body."""
+    losses, statistics, new_caches = {}, {}, {}
+    first = 0
     for segment in layers.segment_stacks(stack):
-        here = {place.name: blocks[place.name] for place in segment}
+        stacked = {place.name: blocks[place.name] for place in segment}
         cached = {place.name: caches[place.name] for place in segment} if caches else None
 
         def body(stream, xs, segment=segment, first=first):
             blocks, caches, repeat = xs
-            new, losses, statistics = {}, {}, {}
+            new_caches, losses, statistics = {}, {}, {}
             for i, place in enumerate(segment):
-                at = ctx.layer(first + repeat * len(segment) + i, place.block)
+                layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block)
                 block = constrain_parameters(ctx.mesh, blocks[place.name], f"blocks/{place.name}")
-                stream, new[place.name], aux = block(stream, at, caches and caches[place.name])
-                losses, statistics[place.name] = added(losses, aux.losses), aux.statistics
-            return stream, (new if caches else None, losses, statistics)
+                stream, new_caches[place.name], aux = block(stream, layer_ctx, caches and caches[place.name])
+                losses = add_losses(losses, aux.losses)
+                statistics[place.name] = aux.statistics
+            return stream, (new_caches if caches else None, losses, statistics)
 
         repeats = segment[0].repeats
-        stream, (more, losses_R, seen) = jax.lax.scan(remat(body), stream, (here, cached, jnp.arange(repeats)))
-        losses = added(losses, {name: value.sum(0) for name, value in losses_R.items()})
-        statistics, new, first = statistics | seen, new | (more or {}), first + repeats * len(segment)
-    return stream, new if caches else None, losses, statistics
+        xs = (stacked, cached, jnp.arange(repeats))
+        stream, (segment_caches, losses_R, segment_statistics) = jax.lax.scan(remat(body), stream, xs)
+        losses = add_losses(losses, {name: value.sum(0) for name, value in losses_R.items()})
+        statistics |= segment_statistics
+        new_caches |= segment_caches or {}
+        first += repeats * len(segment)
+    return stream, new_caches if caches else None, losses, statistics
 
 
 def unroll(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat):
-    """As `scan`, every layer compiled by itself: taps need that."""
+    """Like `scan`, but each layer is compiled separately. Taps need this."""
     all_stacks = layers.stacks(stack)
     single = {place.name: layers.unstack(blocks[place.name], place.repeats) for place in all_stacks}
     cached = {place.name: caches and layers.unstack(caches[place.name], place.repeats) for place in all_stacks}
-    new, statistics, losses = {p.name: [] for p in all_stacks}, {p.name: [] for p in all_stacks}, {}
+    new_caches = {place.name: [] for place in all_stacks}
+    statistics = {place.name: [] for place in all_stacks}
+    losses = {}
     for layer in layers.layers(stack):
 
         def call(block, stream, cache, layer=layer):
@@ -225,19 +235,21 @@ def unroll(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, rem
 
         cache = caches and cached[layer.stack][layer.index]
         stream, cache, aux = remat(call)(single[layer.stack][layer.index], stream, cache)
-        new[layer.stack].append(cache)
+        new_caches[layer.stack].append(cache)
         statistics[layer.stack].append(aux.statistics)
-        losses = added(losses, aux.losses)
+        losses = add_losses(losses, aux.losses)
     statistics = {name: layers.stack(trees) for name, trees in statistics.items()}
-    return stream, {name: layers.stack(trees) for name, trees in new.items()} if caches else None, losses, statistics
+    caches = {name: layers.stack(trees) for name, trees in new_caches.items()} if caches else None
+    return stream, caches, losses, statistics
 
 
-def added(losses: dict, more: dict) -> dict:
+def add_losses(losses: dict, more: dict) -> dict:
+    """The sums of losses of the same name."""
     return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
 
 
 def costs(stack: StackConfig, length: int) -> Costs:
-    """Costs of all blocks, and of the tables that they share."""
+    """Costs of all blocks and of the tables that they share."""
     total = weights(sum(table.shape[0] * table.shape[1] for table in shared_tables(stack).values()))
     for place in layers.stacks(stack):
         total += Block.costs(stack.around, stack.depth, stack.blocks[place.block], length) * place.repeats

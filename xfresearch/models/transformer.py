@@ -1,7 +1,7 @@
-"""embed -> blocks -> norm -> head.
+"""The language model: embed -> blocks -> norm -> head.
 
-A model is a function of (config, params): `init` draws the parameters, a nested dict with string keys in which the layers
-of one place in a pattern are stacked; `bind` puts them into a `Transformer`, whose methods are traced under jit.
+A model is a function of (config, params). `init` draws the parameters: a nested dict with string keys, in which the
+layers of a stack share arrays. `bind` puts them into a `Transformer`, whose methods are traced under jit.
 """
 
 from dataclasses import replace
@@ -30,13 +30,13 @@ from xfresearch.sharding.letters import Axes
 
 class Output(NamedTuple):
     hidden_BLD: jax.Array  # after the final norm
-    losses: dict  # auxiliary losses {name: [B]}, each summed over a sequence's tokens and over layers
+    losses: dict  # auxiliary losses {name: [B]}, summed over the tokens of a sequence and over layers
     caches: dict | None
-    statistics: dict  # {stack: {name: [R, B, ...]}} of each of the stack's R layers, summed over a sequence's tokens
+    statistics: dict  # {stack: {name: [R, B, ...]}} of the R layers of a stack, summed over the tokens of a sequence
 
 
 class Table(nnx.Module):
-    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: as `model.init` says)."""
+    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: that of `model.init`)."""
 
     def __init__(self, model: ModelConfig, rows: int, letters: str, rngs, std: float = 0.0):
         std = std or kernel_std(model.around, model.width)
@@ -45,7 +45,8 @@ class Table(nnx.Module):
 
 class Transformer(nnx.Module):
     def __init__(self, model: ModelConfig, rngs):
-        V, D, dtype = model.vocab_size, model.width, model.param_dtype
+        V, D = model.vocab_size, model.width
+        dtype = model.param_dtype
         self.config = model
         self.embed = Table(model, V, "VD", rngs, model.embedding_std)
         self.position = Table(model, position_rows(model), "LD", rngs) if model.position == "learned" else None
@@ -59,24 +60,24 @@ class Transformer(nnx.Module):
         self.blocks = stack.make_blocks(model, rngs)
 
     def __call__(self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none") -> Output:
-        """The final hidden states. `layers` is 'scan' or 'unroll' (needed by taps); the result is the same."""
+        """The final hidden states. `layers` is 'scan' or 'unroll', with the same result; taps always unroll."""
         x_BLD = ctx.tap("embed", ctx.shard(self._embed(tokens_BL, ctx), "BLD"))
-        run = stack.unroll if layers == "unroll" or ctx.taps else stack.scan
+        run_blocks = stack.unroll if layers == "unroll" or ctx.taps else stack.scan
         stream = Stream(x_BLD, x_BLD if stack.has_dual(self.config) else None)
         remat = stack.REMAT["none" if ctx.taps else remat]
-        within = replace(ctx, shared=self.shared.values())
-        stream, caches, losses, statistics = run(self.config, self.blocks, stream, within, caches, remat)
+        block_ctx = replace(ctx, shared=self.shared.values())
+        stream, caches, losses, statistics = run_blocks(self.config, self.blocks, stream, block_ctx, caches, remat)
         return Output(ctx.tap("final", self._end(stream)), losses, caches, statistics)
 
     def _end(self, stream: Stream):
-        """The norm before the head; of a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
+        """The output of the final norm; for a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
         if stream.sum_BLD is None:
             return self.final_norm(stream.x_BLD)
         return stream.x_BLD + self.final_norm(stream.sum_BLD)
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
-        # Looked up before the cast: the gradient of a row sums over all of its tokens, in float32.
+        # The lookup comes before the cast, so that the gradient of a row sums over all of its tokens in float32.
         x_BLD = lookup(self.embed.table[...], "VD", tokens_BL, ctx.mesh).astype(model.dtype)
         if model.embedding_scale == "sqrt_width":
             x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
@@ -90,7 +91,7 @@ class Transformer(nnx.Module):
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
 
     def logit_head(self) -> Head:
-        """What makes logits of the final hidden states."""
+        """The output head, which makes logits of the final hidden states."""
         table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
         return Head(table_VD, self.head_bias and self.head_bias.bias[...], self.config.logit_softcap)
 
@@ -99,15 +100,15 @@ class Transformer(nnx.Module):
         return self.logit_head().logits(hidden_BLD)
 
     def init_caches(self, batch: int, length: int) -> dict:
-        """Empty caches for decoding up to `length` tokens of `batch` sequences, layers stacked like parameters."""
-        known = "True to decode: each token is read before the next is known"
-        require(self.config.causal, "model.causal", False, known)
+        """Empty caches to decode up to `length` tokens of `batch` sequences, stacked like the parameters."""
+        allowed = "True to decode: the model reads each token before the next one is known"
+        require(self.config.causal, "model.causal", False, allowed)
         make = jax.vmap(lambda block: block.init_cache(batch, length))
         return {name: make(layers) for name, layers in self.blocks.items()}
 
     @staticmethod
     def costs(model: ModelConfig, length: int) -> Costs:
-        """Costs at sequences of `length` tokens."""
+        """Costs for sequences of `length` tokens."""
         V, D = model.vocab_size, model.width
         total = weights(V * D if model.tie_embeddings else 2 * V * D) + weights(V * model.head_bias)
         total += Costs(flops_per_token=2 * V * D, sequence_length=length)
@@ -118,7 +119,7 @@ class Transformer(nnx.Module):
 
 
 def init(model: ModelConfig, key) -> dict:
-    """Parameters of `model`, drawn from `key`: a nested dict of arrays with string keys."""
+    """Initial parameters of `model`, drawn from `key`: a nested dict of arrays with string keys."""
     return nnx.to_pure_dict(nnx.state(Transformer(model, nnx.Rngs(params=key))))
 
 
@@ -128,31 +129,33 @@ def _split(model: ModelConfig):
 
 
 def abstract(model: ModelConfig) -> dict:
-    """The parameters' shapes and dtypes, without drawing them."""
+    """Shapes and dtypes of the parameters. Nothing is drawn."""
     return jax.tree.map(lambda leaf: leaf, _abstract(model, jax.config.jax_enable_x64))
 
 
 @cache
 def _abstract(model: ModelConfig, x64: bool) -> dict:
-    """Traced once for a model; `x64` is JAX's setting, which float64 parameters depend on."""
+    """Traced once for each model. `x64` is JAX's setting, on which float64 parameters depend."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 
 def axes(model: ModelConfig) -> dict:
-    """The letters of each parameter: a tree like the parameters, with Axes for leaves, an N in front of stacked ones."""
+    """The letters of each parameter: a tree like the parameters, with Axes as leaves. Stacked ones start with N."""
     found: dict = {}
     for path, variable in nnx.to_flat_state(_split(model)[1]):
-        own = variable.axes
-        *folders, name = path
-        here = found
-        for folder in folders:
-            here = here.setdefault(folder, {})
-        here[name] = Axes("N" + own.letters, own.inputs, own.outputs, own.bounds) if path[0] == "blocks" else own
+        leaf = variable.axes
+        if path[0] == "blocks":
+            leaf = Axes("N" + leaf.letters, leaf.inputs, leaf.outputs, leaf.bounds)
+        *parents, name = path
+        node = found
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
     return found
 
 
 def bind(model: ModelConfig, params: dict) -> Transformer:
-    """The model with `params` in it. Cheap under jit, where it only happens while tracing."""
+    """The model with the parameters `params`. Under jit this only happens during tracing, so it is cheap."""
     graph, state = _split(model)
     state = jax.tree.map(lambda leaf: leaf, state)
     nnx.replace_by_pure_dict(state, params)
@@ -160,13 +163,13 @@ def bind(model: ModelConfig, params: dict) -> Transformer:
 
 
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
-    """`params` after an update, with what sublayers change by their own rules; statistics {stack: {name: [R, ...]}}."""
+    """`params` after the additional update rules of sublayers, given statistics {stack: {name: [R, ...]}}."""
     blocks = dict(params["blocks"])
     modules = {(name, sublayer.name): place.options for name, sublayer, place in model.places()}
     for place in stacks(model):
         for (block, sublayer), options in modules.items():
             if block == place.block and sublayer in blocks[place.name]:
-                own = blocks[place.name][sublayer]
-                new = stack.kind_of(options).module.after_update(own, options, statistics[place.name])
+                old = blocks[place.name][sublayer]
+                new = stack.kind_of(options).module.after_update(old, options, statistics[place.name])
                 blocks[place.name] = blocks[place.name] | {sublayer: new}
     return params | {"blocks": blocks}

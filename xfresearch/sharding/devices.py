@@ -1,11 +1,11 @@
-"""What the devices of a mesh are, also of a mesh whose machine is not here."""
+"""Platform and kind of the devices of a mesh, which may be abstract (a machine that is not here)."""
 
 import jax
 from jax.sharding import Mesh
 
 
 def platform(mesh=None) -> str:
-    """'cpu', 'gpu' or 'tpu': the platform of the mesh's devices, or JAX's default without a mesh."""
+    """'cpu', 'gpu' or 'tpu': the platform of the mesh's devices, or of JAX's default device without a mesh."""
     return _device(mesh).platform
 
 
@@ -15,12 +15,12 @@ def device_kind(mesh=None) -> str:
 
 
 def compute_capability(mesh=None) -> tuple[int, ...]:
-    """The compute capability of NVIDIA GPUs, e.g. (9, 0); () for other devices, and where it is not known."""
+    """The compute capability of NVIDIA GPUs, e.g. (9, 0); () for other devices or if it is not known."""
     words = str(getattr(_device(mesh), "compute_capability", "")).split(".")
-    return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()  # AMD's are words, as gfx942
+    return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()  # AMD gives a name, e.g. gfx942
 
 
 def _device(mesh):
-    """One device of a mesh, or the description that an abstract mesh has of its devices."""
-    described = mesh.devices.flat[0] if isinstance(mesh, Mesh) else getattr(mesh, "abstract_device", None)
-    return described or jax.devices()[0]
+    """One device of a mesh, or the description of its devices in an abstract mesh."""
+    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else getattr(mesh, "abstract_device", None)
+    return device or jax.devices()[0]

@@ -1,8 +1,8 @@
-"""Letters of dimensions, and which mesh axes shard a dimension with each letter.
+"""Dimension letters, and the mesh axes that shard a dimension of each letter.
 
-Every dimension of a parameter or an activation has a letter (docs/glossary.md): D width, H heads, G key-value heads,
-K head size, M memory slots, F hidden units, E experts, V vocabulary, L positions, and so on. A parameter's letters are given
-where it is created (models/parameters.py); sharding, weight decay and Muon read them.
+Every dimension of a parameter or an activation has a letter (docs/glossary.md): D width, H heads, G key-value heads, K
+head size, M memory slots, F hidden units, E experts, V vocabulary, L positions, and so on. The code that creates a
+parameter gives its letters (models/parameters.py). Sharding, weight decay and Muon read them.
 """
 
 import math
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Axes:
     """The letters of a parameter's dimensions.
 
-    inputs, outputs: the letters that a linear map reads and writes; a parameter that has them is a matrix, or one matrix for
-    each index of its other dimensions. bounds: the least and the largest value that training may give it.
+    inputs, outputs: the letters that a linear map reads and writes. A parameter that has them is a matrix, or one
+    matrix for each index of its other dimensions. bounds: the smallest and the largest value that training may give it.
     """
 
     letters: str
@@ -45,5 +45,5 @@ SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUS"}
 
 
 def row_parts(sizes) -> int:
-    """The number of shards that a mesh of these sizes makes of the rows of a batch."""
+    """The number of shards of the rows of a batch on a mesh of these sizes."""
     return math.prod(sizes[axis] for axis in BATCH)

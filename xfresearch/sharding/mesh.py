@@ -1,9 +1,10 @@
 """The device mesh of a run.
 
-Axes: `data` and `fsdp` shard the rows of the batch, `fsdp` also the parameters (gathered when used, their gradients
-scattered), `expert` the rows and the experts (tokens are sent to them and back), `tensor` heads, hidden units and vocabulary,
-`context` the sequence. SHARDED_BY in letters.py says which dimension is sharded by which axis. On several slices (a fast
-network within each, a slower one between them) one axis, `mesh.between`, spans the slices.
+`data`, `fsdp` and `expert` shard the rows of the batch. `fsdp` also shards the parameters: they are gathered for use,
+and their gradients are scattered. `expert` also shards the experts: tokens are sent to them and back. `tensor` shards
+heads, hidden units and the vocabulary, `context` the sequence. SHARDED_BY in letters.py lists the axes of each
+dimension. With several slices (a fast network inside each, a slower one between them), one axis, `mesh.between`, spans
+the slices.
 """
 
 import jax
@@ -18,14 +19,14 @@ AXES = ("data", "fsdp", "expert", "tensor", "context")
 
 
 def mesh_sizes(mesh: MeshConfig, devices: int) -> dict[str, int]:
-    """The size of each axis, the one that is -1 inferred; UserError where they do not make up the devices."""
+    """The size of each axis, with -1 inferred. Raises UserError if their product is not the number of devices."""
     sizes = {name: getattr(mesh, name) for name in AXES}
     for name, size in sizes.items():
         require(size != 0, f"mesh.{name}", size, "at least 1, or -1 for every device left over")
     inferred = [name for name, size in sizes.items() if size == -1]
     if len(inferred) > 1:
         raise UserError(
-            f"config.mesh.{inferred[1]}=-1 is not allowed: mesh.{inferred[0]} is -1 already, one axis may be"
+            f"config.mesh.{inferred[1]}=-1 is not allowed: mesh.{inferred[0]} is -1 already, and only one axis may be"
         )
     known = int(np.prod([size for size in sizes.values() if size != -1]))
     for name in inferred:
@@ -37,17 +38,19 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> dict[str, int]:
 
 
 def check_batch(sizes: dict[str, int], batch_size: int, sequence_length: int, accumulate: int) -> None:
-    """UserError where a microbatch's rows or positions cannot be cut over the mesh."""
-    rows, context = row_parts(sizes), sizes["context"]
+    """Raises UserError if the mesh does not divide the rows or the positions of a microbatch."""
+    rows = row_parts(sizes)
+    context = sizes["context"]
     needs = f"a multiple of training.accumulate * mesh data * fsdp * expert = {rows * accumulate}"
     require(batch_size % (rows * accumulate) == 0, "batch_size", batch_size, needs)
     require(sequence_length % context == 0, "sequence_length", sequence_length, f"a multiple of mesh.context={context}")
 
 
 def make_mesh(config: Config, devices=None) -> Mesh:
-    """The mesh over `devices` (all of them unless given), laid out for their network.
+    """The mesh over `devices` (default: all), ordered for their network.
 
-    UserError where they do not fit it, a batch cannot be cut over it, or mesh.between cannot be spread over the slices.
+    Raises UserError if the mesh does not fit the devices, does not divide the batch, or if mesh.between cannot span the
+    slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config.mesh, len(devices))
@@ -56,7 +59,7 @@ def make_mesh(config: Config, devices=None) -> Mesh:
 
 
 def device_mesh(sizes: dict[str, int], devices, between: str) -> Mesh:
-    """The mesh of `sizes` over `devices`; those of one slice stay together, slices are `between` apart."""
+    """The mesh of `sizes` over `devices`. Only the axis `between` crosses slices."""
     from jax.experimental import mesh_utils
 
     slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -73,7 +76,8 @@ def device_mesh(sizes: dict[str, int], devices, between: str) -> Mesh:
 
 
 def spread_axis(sizes: dict[str, int], slices: int, between: str) -> str:
-    """The axis that is spread over the slices: mesh.between, or the first that can be; UserError where none can."""
-    able = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
-    require(able, "mesh", sizes, f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices")
-    return able[0]
+    """The axis that spans the slices: mesh.between, or the first possible for 'auto'. Raises UserError if none can."""
+    possible = [name for name in ([*sizes] if between == "auto" else [between]) if sizes[name] % slices == 0]
+    allowed = f"sizes of which one ({between}, by mesh.between) is a multiple of {slices} slices"
+    require(possible, "mesh", sizes, allowed)
+    return possible[0]

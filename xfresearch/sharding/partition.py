@@ -1,6 +1,6 @@
 """PartitionSpecs of arrays whose dimensions have letters (letters.py).
 
-Without a mesh, an array is on one device, or the compiler decides.
+Without a mesh, an array is on one device or the compiler decides.
 """
 
 import jax
@@ -11,23 +11,23 @@ from xfresearch.errors import UserError
 from xfresearch.sharding.letters import BATCH, SHARDED_BY
 from xfresearch.trees import path_name
 
-# Mesh axes that shard parameters, and which dimension of them.
+# Mesh axes that shard parameters, and the dimensions that they shard.
 PARAMETER_AXES = {"fsdp": "the width D", "expert": "experts E", "tensor": "heads H, hidden units F or the vocabulary V"}
 
 
 def parameter_spec(mesh, letters: str, shape: tuple, name: str) -> PartitionSpec:
-    """The PartitionSpec of the parameter `name`; errors as of `_spec`."""
+    """The PartitionSpec of the parameter `name`. Raises as `_spec` does."""
     return _spec(mesh, letters, shape, f"parameter {name}", 0)
 
 
 def activation_spec(mesh, letters: str, shape: tuple) -> PartitionSpec:
-    """The PartitionSpec of an activation; errors as of `_spec`."""
+    """The PartitionSpec of an activation. Raises as `_spec` does."""
     return _spec(mesh, letters, shape, f"activation {letters}", 1)
 
 
 def _spec(mesh, letters: str, shape: tuple, name: str, column: int) -> PartitionSpec:
-    """UserError for a dimension that its mesh axes do not divide; ValueError where one mesh axis shards two dimensions."""
-    # One key-value head (multi-query) is on every device: there is nothing to shard.
+    """Raises UserError if an axis does not divide its dimension, ValueError if one axis shards two dimensions."""
+    # Multi-query attention has one key-value head: it cannot be sharded, so every device has it.
     by_dimension = [
         () if (letter, size) == ("G", 1) else SHARDED_BY[letter][column]
         for letter, size in zip(letters, shape, strict=True)
@@ -46,31 +46,33 @@ def _spec(mesh, letters: str, shape: tuple, name: str, column: int) -> Partition
 
 
 def constrain(mesh, x, letters: str):
-    """x with the sharding of its letters; x itself without a mesh."""
+    """x, sharded according to its letters; x itself without a mesh."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, activation_spec(mesh, letters, x.shape)))
 
 
 def constrain_parameters(mesh, module, name: str):
-    """`module` with the sharding of each of its parameters, which their gradients get too. Stated here, a gradient is summed
-    and scattered in one step; left to the compiler, it is first summed whole on every device."""
+    """`module` with a sharding constraint on each parameter, which applies to its gradient too.
+
+    With the constraint, a gradient is summed and scattered in one step. Without it, the compiler first sums the whole
+    gradient on every device.
+    """
     if mesh is None:
         return module
 
-    def place(path, variable):
+    def constrained(path, variable):
         value = variable[...]
         spec = parameter_spec(mesh, variable.axes.letters, value.shape, f"{name}/{path_name(path)}")
         return variable.replace(jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec)))
 
-    return jax.tree_util.tree_map_with_path(place, module, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return jax.tree_util.tree_map_with_path(constrained, module, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def param_shardings(mesh, params, axes):
-    """The tree of NamedShardings of (possibly abstract) `params`, whose letters are the tree `axes`, on a concrete or
-    abstract mesh.
+    """The NamedShardings of `params`, whose letters are the tree `axes`. Parameters and mesh may be abstract.
 
-    UserError for a dimension that its mesh axis does not divide, or a mesh axis that shards no parameter although it should.
+    Raises UserError if a mesh axis does not divide its dimension, or if an axis of PARAMETER_AXES shards no parameter.
     """
 
     def sharding(path, leaf, axes):
@@ -78,15 +80,19 @@ def param_shardings(mesh, params, axes):
 
     shardings = jax.tree_util.tree_map_with_path(sharding, params, axes)
     used = {axis for sharding in jax.tree.leaves(shardings) for axis in sharding.spec}
-    for axis, what in PARAMETER_AXES.items():
+    for axis, dimension in PARAMETER_AXES.items():
         if mesh.shape[axis] > 1 and axis not in used:
-            raise UserError(f"config.mesh.{axis}={mesh.shape[axis]} is not allowed: this model has no {what} to shard")
+            given = f"config.mesh.{axis}={mesh.shape[axis]}"
+            raise UserError(f"{given} is not allowed: this model has no {dimension} to shard")
     return shardings
 
 
 def state_shardings(mesh, state, axes):
-    """Shardings of a training state. An array with the shape of the parameter in whose path its own path ends is sharded
-    like that parameter; all others (counters, factored moments) are replicated. `axes` and errors as of `param_shardings`."""
+    """Shardings of a training state; `axes` and errors as in `param_shardings`.
+
+    An array is sharded like a parameter if its path ends in that parameter's path and it has the same shape. All others
+    (counters, factored moments) are replicated.
+    """
     shardings = param_shardings(mesh, state["params"], axes)
     shapes = jax.tree_util.tree_leaves_with_path(state["params"])
     known = {
@@ -95,14 +101,15 @@ def state_shardings(mesh, state, axes):
     }
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    def place(path, leaf):
+    def sharding_of(path, leaf):
         parts = path_name(path).split("/")
         endings = ("/".join(parts[start:]) for start in range(len(parts)))
         found = (known[ending] for ending in endings if ending in known)
         return next((sharding for shape, sharding in found if shape == leaf.shape), replicated)
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(sharding_of, state)
 
 
 def batch_sharding(mesh) -> NamedSharding:
+    """The sharding of an array [B, L] of a batch."""
     return NamedSharding(mesh, PartitionSpec(BATCH, "context"))

@@ -1,4 +1,4 @@
-"""Which kernels serve each block of a run, decided before anything is traced."""
+"""The kernel of each sublayer of a run, chosen before anything is traced."""
 
 from xfresearch.config.run import Config, TrainingConfig
 from xfresearch.kernels.choice import Choice
@@ -12,11 +12,12 @@ def execution(training: TrainingConfig) -> Execution:
 
 
 def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
-    """{(block, sublayer): the kernel that serves it in training, and why}, where there is more than one.
+    """{(block, sublayer): the kernel for training and the reason}, for sublayers with more than one kernel.
 
-    UserError where one that is asked for cannot serve.
+    Raises UserError if the config selects a kernel that does not support its sublayer.
     """
-    packed, found = config.data.packing == "documents", {}
+    packed = config.data.packing == "documents"
+    found = {}
     for name, sublayer, place in config.model.places():
         module = kind_of(place.options).module
         choice = module.kernel(place, config.sequence_length, packed, execution(config.training), mesh)

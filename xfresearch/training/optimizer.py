@@ -1,7 +1,7 @@
-"""Learning-rate schedules and update rules of optax: clip -> scale -> decoupled weight decay -> learning rate.
+"""Learning-rate schedules and update rules in optax: clip -> scale -> decoupled weight decay -> learning rate.
 
-One chain serves every rule, so that they differ in nothing but the scaling of the gradient (and, for Adagrad, in where its
-clip stands: `clip_by`).
+All update rules use this chain. They differ only in how they scale the gradient; Adagrad can also clip after scaling
+(see `clip_by`).
 """
 
 from typing import NamedTuple
@@ -16,8 +16,10 @@ from xfresearch.sharding.letters import Axes
 
 
 def make_schedule(config: OptimizerConfig, steps: int):
-    """Learning rate as a function of the step: linear warm-up from 0, then the config's shape until `steps`."""
-    peak, last, after = config.learning_rate, config.learning_rate * config.final_fraction, steps - config.warmup
+    """Learning rate as a function of the step: linear warm-up from 0, then the config's schedule until `steps`."""
+    peak = config.learning_rate
+    last = peak * config.final_fraction
+    after = steps - config.warmup  # steps after the warm-up
     decay = max(round(config.decay_fraction * steps), 1)
     shapes = {
         "constant": lambda: optax.constant_schedule(peak),
@@ -45,9 +47,10 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def update_rule(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:
-    """The update rule of parameters whose letters are the tree `axes`. Weight decay acts on matrices and never on norms,
-    biases and embeddings."""
-    scaling, by_tensor = SCALINGS[config.kind](config, axes), config.clip_by == "tensor"
+    """The update rule for parameters with the tree `axes`. Weight decay applies to matrices, not to norms, biases
+    or embeddings."""
+    scaling = SCALINGS[config.kind](config, axes)
+    by_tensor = config.clip_by == "tensor"
     return optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip and not by_tensor else optax.identity(),
         _with_clipped_steps(scaling, config.clip, axes) if by_tensor else scaling,
@@ -63,7 +66,7 @@ class SumOfSquares(NamedTuple):
 
 
 def _adagrad(epsilon: float) -> optax.GradientTransformation:
-    """g / (sqrt(sum of all g^2 so far) + epsilon) (Duchi et al. 2011, fig. 1). Of optax's own, epsilon is in the root."""
+    """g / (sqrt(sum of all g^2 so far) + epsilon) (Duchi et al. 2011, fig. 1). Optax has epsilon inside the root."""
 
     def update(grads, state, params=None):
         sums = jax.tree.map(lambda total, g: total + jnp.square(g), state.sum, grads)
@@ -74,24 +77,27 @@ def _adagrad(epsilon: float) -> optax.GradientTransformation:
 
 
 def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float, axes: dict) -> optax.GradientTransformation:
-    """`scaling`, each tensor's step times min(1, clip / |g|), where g is the tensor's gradient (Sukhbaatar et al. 2019,
-    their code). The state of `scaling` sees g unclipped. Layers that are stacked have a norm each."""
+    """`scaling`, with each tensor's step multiplied by min(1, clip / |g|), where g is the tensor's gradient (Sukhbaatar
+    et al. 2019, their code). The state of `scaling` gets the unclipped g. Each layer of a stack has its own norm."""
 
-    def shorten(step, g, axes: Axes):
-        within = tuple(range(axes.letters.startswith("N"), g.ndim))
-        norm = jnp.sqrt(jnp.square(g).sum(within, keepdims=True))
+    def clip_step(step, g, axes: Axes):
+        within_layer = tuple(range(axes.letters.startswith("N"), g.ndim))
+        norm = jnp.sqrt(jnp.square(g).sum(within_layer, keepdims=True))
         return step * clip / jnp.maximum(norm, clip)
 
     def update(grads, state, params=None):
         steps, state = scaling.update(grads, state, params)
-        return jax.tree.map(shorten, steps, grads, axes), state
+        return jax.tree.map(clip_step, steps, grads, axes), state
 
     return optax.GradientTransformation(scaling.init, update)
 
 
 def _muon(config: OptimizerConfig, axes: dict):
-    """Muon (Jordan et al. 2024) on matrices, Adam on the rest, both scaled so that one learning rate suits both:
-    updates have a root mean square of 0.2 (Liu et al. 2025, sec. 2.2). A learning rate of -1 leaves the sign alone."""
+    """Muon (Jordan et al. 2024) on matrices, Adam on all other parameters.
+
+    Muon's updates are scaled to a root mean square of 0.2, so that one learning rate suits both (Liu et al. 2025, sec.
+    2.2). optax.contrib.muon applies its own learning rate with a minus sign; -1 cancels it.
+    """
     return optax.contrib.muon(
         learning_rate=-1.0,
         beta=0.95,
@@ -106,5 +112,5 @@ def _muon(config: OptimizerConfig, axes: dict):
 def _dimension_numbers(axes: Axes):
     if not axes.matrix:
         return None
-    positions = [tuple(axes.letters.index(letter) for letter in side) for side in (axes.inputs, axes.outputs)]
-    return optax.contrib.MuonDimensionNumbers(*positions)
+    dimensions = [tuple(axes.letters.index(letter) for letter in side) for side in (axes.inputs, axes.outputs)]
+    return optax.contrib.MuonDimensionNumbers(*dimensions)

@@ -1,21 +1,21 @@
-"""What an update reports of its experts.
+"""Router metrics of an update.
 
-Statistics come from the model as {stack: {name: [R, ...]}}, summed over the tokens of the whole update: choices as whole
-numbers, so that neither microbatches nor devices change which expert has more than its share.
+The model returns statistics as {stack: {name: [R, ...]}}, summed over the tokens of the whole update. Choices are
+counted in integers, so that neither microbatches nor devices change which expert has more than its share.
 """
 
 import jax.numpy as jnp
 
-CHOICES = ("router_load", "router_drops")  # counted in choices, the others in tokens
+CHOICES = ("router_load", "router_drops")  # divided by choices; the others are divided by tokens
 
 
 def router_metrics(statistics: dict, tokens) -> dict:
-    """{name: {stack: [R, ...]}}: `router_load` and `router_drops` as shares of a layer's choices, the other statistics as
-    averages over the update's `tokens`."""
+    """{name: {stack: [R, ...]}}: `router_load` and `router_drops` as shares of a layer's choices, the other statistics
+    as means over the `tokens` of the update."""
     metrics = {}
     for stack, layers in statistics.items():
         for name, value in layers.items():
             choices_R = jnp.maximum(layers["router_load"].sum(-1), 1)
-            over = choices_R.reshape(-1, *[1] * (value.ndim - 1)) if name in CHOICES else tokens
-            metrics.setdefault(name, {})[stack] = value / over
+            divisor = choices_R.reshape(-1, *[1] * (value.ndim - 1)) if name in CHOICES else tokens
+            metrics.setdefault(name, {})[stack] = value / divisor
     return metrics

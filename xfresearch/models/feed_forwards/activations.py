@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers, by the name that `feed_forward.kind` has."""
+"""Activations of feed-forward layers. Their names are values of `feed_forward.kind`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ def identity(x):
 
 
 def gelu(x):
-    """x times the normal distribution's cumulative function at x, exactly (jax.nn.gelu approximates it with tanh)."""
+    """x times the cumulative distribution function of N(0, 1) at x (jax.nn.gelu approximates it with tanh)."""
     return jax.nn.gelu(x, approximate=False)
 
 
@@ -30,7 +30,7 @@ class Activation(NamedTuple):
     function: Callable
     gated: bool = False  # f(x W_gate) * x W_up instead of f(x W_up)
     norm: bool = False  # a LayerNorm follows
-    elementwise: bool = True  # it acts on each hidden unit alone
+    elementwise: bool = True  # it acts on each hidden unit separately
 
 
 ACTIVATIONS = {

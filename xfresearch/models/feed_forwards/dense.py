@@ -3,16 +3,17 @@
     plain:  y = f(x W_up + b) W_down + c                                 (Vaswani et al. 2017, eq. 2)
     gated:  y = (f(x W_gate + b) * (x W_up + b')) W_down + c             (Shazeer 2020, eq. 6)
 
-Read as a memory (Geva et al. 2021): the columns of W_up are keys, the rows of W_down values, and what stands between
-them are the coefficients. Gated kinds have the columns of W_gate as keys, those of W_up as multipliers. `softmax` makes
-it cross-attention to a trained sequence of F keys and values.
+As a memory (Geva et al. 2021): the columns of W_up are the keys, the rows of W_down are the values, and the hidden
+units are the coefficients. In gated kinds the columns of W_gate are the keys, and those of W_up are the multipliers.
+`softmax` makes the layer cross-attention to a trained sequence of F keys and values.
 
 SoLU (Elhage et al. 2022): f(x) = x * softmax(x), and a LayerNorm before W_down, with a gain and a bias. The norm reads
-x exp(x - max x), the same but for a factor of each token, which a norm takes out: the variance of x softmax(x) is so small
-(1.3e-6 at F = 3072) that the norm's epsilon would decide its output.
+x exp(x - max x) instead. This differs by a factor for each token, which the norm removes. The reason is epsilon: the
+variance of x softmax(x) is so small (1.3e-6 at F = 3072) that the norm's epsilon would dominate it.
 
-Parameters: 2 D F, or 3 D F gated, and biases F + D (2 F + D gated); 2 F for SoLU's norm. D is the width of what is read:
-heads * their size in a layout whose feed-forward reads the heads.      FLOPs per token: 2 per weight of a matrix.
+Parameters: 2 D F, or 3 D F if gated, and biases F + D (2 F + D if gated); 2 F for SoLU's norm. D is the width of the
+input: heads * their size in a layout whose feed-forward layer reads the heads.
+FLOPs per token: 2 per weight of a matrix.
 """
 
 from dataclasses import dataclass, replace
@@ -35,11 +36,11 @@ from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule
 
 @dataclass(frozen=True)
 class HiddenOptions(SublayerConfig):
-    """The hidden size of a feed-forward layer."""
+    """Kind and hidden size of a feed-forward layer."""
 
     kind: str = option("gelu", "activation of a feed-forward layer, or 'moe' for sparse experts")
-    hidden: int = option(0, "hidden size F (of each expert); 0 is hidden_factor * width", low=0)
-    hidden_factor: float = option(4.0, "hidden size over width, where hidden is 0", low=0.0)
+    hidden: int = option(0, "hidden size F (of each expert); 0 for hidden_factor * width", low=0)
+    hidden_factor: float = option(4.0, "hidden size over width, if hidden is 0", low=0.0)
 
     @property
     def activation(self) -> str:
@@ -49,15 +50,16 @@ class HiddenOptions(SublayerConfig):
         hidden = max(self._hidden(place.width), 1)
         if not self.hidden:
             return replace(self, hidden=hidden)
-        if self.hidden != hidden:  # a config that was resolved before gives both, in agreement
+        if self.hidden != hidden:  # in a resolved config they agree, even if hidden_factor is not its default
             for name in {"hidden_factor", "gated_hidden"} & self.__dataclass_fields__.keys():
-                value, default = getattr(self, name), self.__dataclass_fields__[name].default
-                given = f"{default!r}, its default, with hidden={self.hidden}"
-                require(value == default, f"{key}.{name}", value, given)
+                value = getattr(self, name)
+                default = self.__dataclass_fields__[name].default
+                allowed = f"{default!r}, its default, with hidden={self.hidden}"
+                require(value == default, f"{key}.{name}", value, allowed)
         return self
 
     def _hidden(self, width: int) -> int:
-        """The hidden size where none is given."""
+        """The default hidden size."""
         hidden = int(self.hidden_factor * width + 1e-6)
         if ACTIVATIONS[self.activation].gated and getattr(self, "gated_hidden", "same") == "matched":
             return 8 * max(round(hidden * 2 / 3 / 8), 1)
@@ -68,7 +70,7 @@ class HiddenOptions(SublayerConfig):
 class GatedHidden:
     gated_hidden: Literal["same", "matched"] = option(
         "same",
-        "where hidden is 0, gated kinds have the same hidden size, or 2/3 of it (to the nearest 8): equal parameters",
+        "hidden size of gated kinds if hidden is 0; matched: 2/3 of it (to the nearest 8), for equal parameters",
     )
 
 
@@ -86,8 +88,8 @@ class GatedConfig(GatedHidden, DenseConfig):
     """The options of a gated feed-forward layer."""
 
 
-HIDDEN = "hidden"  # SoLU's LayerNorm among the kinds of norms: it has the block's epsilon and cast, and no other option
-HIDDEN_NORM = NormSpec(bias=True)  # SoLU's LayerNorm has a gain and a bias, whatever the block's norms have
+HIDDEN = "hidden"  # the kind of SoLU's LayerNorm: it uses only the epsilon and the cast of the block's norm
+HIDDEN_NORM = NormSpec(bias=True)  # SoLU's LayerNorm has a gain and a bias, whether or not the block's norms have
 
 
 def hidden_norm(norm: NormSpec) -> NormSpec:
@@ -96,20 +98,22 @@ def hidden_norm(norm: NormSpec) -> NormSpec:
 
 
 def softmax_total(x_BLF):
-    """sum exp(x - max x) [B, L, 1]: what SoLU's softmax divides by, less a power of e."""
+    """sum exp(x - max x) [B, L, 1]: the denominator of SoLU's softmax over exp(max x)."""
     return jnp.exp(jax.nn.logsumexp(x_BLF, -1, keepdims=True) - x_BLF.max(-1, keepdims=True))
 
 
 def value_std(place: Place, activation: str, hidden: int) -> float:
-    """Standard deviation of W_down, whose rows are values. Under softmax they are drawn N(0, 1) as memory slots are: a mean
-    of F values with weights near 1/F would be 1/F otherwise, and is sqrt(e / F) so."""
+    """Standard deviation of the initial W_down. With softmax its rows are drawn from N(0, 1), like the values of slots:
+    a mean of F values with weights near 1/F is then sqrt(e / F), and would be 1/F otherwise."""
     std = kernel_std(place, hidden)
     return std * hidden**0.5 if activation == "softmax" else std
 
 
 class FeedForward(SublayerModule):
     def __init__(self, place: Place, rngs):
-        f, activation, D, F = place.options, ACTIVATIONS[place.options.kind], place.input_width, place.options.hidden
+        f = place.options
+        activation = ACTIVATIONS[f.kind]
+        D, F = place.input_width, f.hidden
         into = Shape("D->F", D, F)
         self.activation = activation.function
         self.up = Linear(place, into, rngs, bias=f.bias, scale=place.inner_scale)
@@ -120,7 +124,7 @@ class FeedForward(SublayerModule):
         self.down = Linear(place, Shape("F->D", F, place.width), rngs, bias=f.bias, scale=scale)
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
-        """y_BLD, the cache as it was, and no losses."""
+        """y_BLD, the unchanged cache, and no losses."""
         h_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")
         scale_BL1 = None if self.hidden_norm is None else softmax_total(h_BLF)
         h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD, ctx)) * h_BLF
@@ -134,14 +138,17 @@ class FeedForward(SublayerModule):
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
-        f, D, activation = place.options, place.input_width, ACTIVATIONS[place.options.kind]
+        f = place.options
+        D = place.input_width
+        activation = ACTIVATIONS[f.kind]
         total = Shape("D->F", D, f.hidden).costs(f.bias) * (2 if activation.gated else 1)
         total += hidden_norm(place.norm).costs(f.hidden) if activation.norm else Costs()
         return total + Shape("F->D", f.hidden, place.width).costs(f.bias)
 
 
 def memory_of(kernels: dict, dtype) -> Memory:
-    """Kernels up [..., D, F], perhaps gate, and down [..., F, D] as a memory."""
+    """The memory of kernels up [..., D, F] and down [..., F, D], and gate [..., D, F] in gated kinds."""
     kernels = {name: kernel[...].astype(dtype) for name, kernel in kernels.items()}
-    up, values = kernels["up"].swapaxes(-1, -2), kernels["down"]
+    up = kernels["up"].swapaxes(-1, -2)
+    values = kernels["down"]
     return Memory(kernels["gate"].swapaxes(-1, -2), values, up) if "gate" in kernels else Memory(up, values)

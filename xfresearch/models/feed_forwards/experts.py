@@ -1,6 +1,6 @@
-"""The experts of a mixture: E feed-forward networks in one module, and what they have in common.
+"""The experts of a mixture: E feed-forward networks in one module.
 
-Parameters: E n D F, n = 3 for gated experts and 2 for plain. FLOPs per row: 2 n D F.
+Parameters: E n D F, n = 3 for gated experts and 2 for plain ones. FLOPs per row: 2 n D F.
 """
 
 import math
@@ -14,28 +14,31 @@ from xfresearch.models.parameters import draw, kernel_std, parameter
 from xfresearch.models.place import Place
 from xfresearch.sharding.letters import Axes
 
-INTO, OUT = Axes("EDF", "D", "F"), Axes("EFD", "F", "D")
+INTO = Axes("EDF", "D", "F")
+OUT = Axes("EFD", "F", "D")
 AXES = {"up": INTO, "gate": INTO, "down": OUT}
 
 
 def slots(moe, length: int) -> int:
-    """C: how many tokens of a sequence of `length` an expert takes at most."""
+    """The capacity C of an expert: the most tokens that it takes of a sequence of `length` tokens."""
     return min(math.ceil(moe.capacity * moe.top_k * length / moe.experts), length)
 
 
 def shared_place(place: Place) -> Place:
-    """The place of the shared experts: side by side they are one feed-forward layer of their summed hidden size."""
+    """The place of the shared experts. Together they are one feed-forward layer with the sum of their hidden sizes."""
     moe = place.options.moe
     return replace(place, options=DenseConfig(kind=moe.expert, hidden=moe.shared * place.options.hidden))
 
 
 class Experts(nnx.Module):
-    """E feed-forward networks, their kernels stacked."""
+    """E feed-forward networks with stacked kernels."""
 
     def __init__(self, place: Place, rngs):
-        moe, D, F = place.options.moe, place.input_width, place.options.hidden
+        moe = place.options.moe
+        D, F = place.input_width, place.options.hidden
         activation = ACTIVATIONS[moe.expert]
-        self.kind, self.activation = moe.expert, activation.function
+        self.kind = moe.expert
+        self.activation = activation.function
         std = place.inner_scale * kernel_std(place, D)
         self.up = self._draw(rngs, (moe.experts, D, F), std, place, INTO)
         self.gate = self._draw(rngs, (moe.experts, D, F), std, place, INTO) if activation.gated else None
@@ -56,7 +59,8 @@ class Experts(nnx.Module):
         return {name: kernel[...].astype(dtype) for name, kernel in kernels.items() if kernel is not None}
 
     def __call__(self, kernels: dict, x, product, tap):
-        """y: each row of x through its expert. product(x, kernel) multiplies rows with their experts'; `tap` sees h."""
+        """y: the output of each row's expert. product(x, kernels) multiplies each row with the kernel of its expert.
+        `tap` is applied to the hidden units."""
         h = product(x, kernels["up"])
         h = self.activation(h) if self.gate is None else self.activation(product(x, kernels["gate"])) * h
         return product(tap(h), kernels["down"])

@@ -1,20 +1,22 @@
-"""Lambda layer (Bello 2021, LambdaNetworks, sec. 3) along a sequence, causal: the published one sees its whole context.
+"""Lambda layer (Bello 2021, LambdaNetworks, sec. 3) along a sequence. It is causal; the published layer sees its whole
+context.
 
-Keys K (R x U), queries Q (H x K) and values V (U x V) are linear in x. Each position sums its past up as a linear map from
-queries to outputs, shared by all H heads (the paper's multi-query lambdas; U is its intra-depth), V = D / H:
+Keys (U x K), queries (H x K) and values (U x V) are linear in x. Each position summarises its past as a linear map from
+queries to outputs, which all H heads share (the paper's multi-query lambdas; U is its intra-depth), V = D / H:
 
-    w_nm = exp(k_m) / sum_{m' <= n} exp(k_m')      for each u, k apart      e_j [U, K]: for each distance j < R
+    w_nm = exp(k_m) / sum_{m' <= n} exp(k_m')      for each u and k         e_j [U, K]: for each distance j < R
     lambda_n = sum_{m <= n, u} w_nm v_m^T + sum_{n-m < R, u} e_{n-m} v_m^T      content and position, [K, V]
     y_n,h = lambda_n^T q_n,h        y_n = [y_n,1 ... y_n,H], without an output matrix
 
-The softmax over the context becomes a running one: its normaliser is that of each position. Queries and values are
-normed, keys are not; over the last axis of each token, K and V, since the paper's batch norm would see later positions.
-R is lambdas.window, or model.max_length where that is 0 (global): values further back add to no position lambda.
-A document of packed ones sees itself alone; its tokens stand together.
+The softmax over the context is a running one, normalised at each position. Queries and values have norms, keys have
+none. The norms are over the last axis, K or V, because the paper's batch norm would see later positions. R is
+lambdas.window, or model.max_length if that is 0 (global). Values at larger distances are in no position lambda. In a
+packed sequence each document sees only itself; the tokens of a document are contiguous.
 
 Parameters: D (H K + U K + U V) + R U K, and gains and biases of the two norms, K and V each.
-FLOPs per token: 2 D (H K + U K + U V) and those of kernels/lambda_scan.py, with R no longer than the sequence: linear in
-the length for a local window. Cache: constant for a local window; U V values per token, up to R of them, for the global one.
+FLOPs per token: 2 D (H K + U K + U V) and those of kernels/lambda_scan.py, with R at most the length of the sequence:
+linear in the length for a local window.
+Cache: constant for a local window; U V values per token, of at most R tokens, for the global one.
 """
 
 from dataclasses import dataclass, replace
@@ -37,16 +39,16 @@ from xfresearch.models.sublayer import SublayerConfig, SublayerModule
 @dataclass(frozen=True)
 class LambdaSizes:
     key_size: int = option(16, "size K of keys and queries", low=1)
-    window: int = option(23, "tokens R that a position lambda reaches, itself included; 0 is model.max_length", low=0)
-    depth: int = option(1, "keys and values U of a token, summed over in its lambda", low=1)
+    window: int = option(23, "number of tokens R of a position lambda, its own included; 0 for model.max_length", low=0)
+    depth: int = option(1, "number of keys and values U of a token, over which its lambda sums", low=1)
     norm: Literal[*NORMS] = option("layer", "norm of queries and values")
-    chunk: int = option(32, "tokens computed at once; 16 to 32 are fastest on CPU", low=1, decides="execution")
+    chunk: int = option(32, "tokens computed at a time; 16 to 32 are fastest on CPU", low=1, decides="execution")
 
 
 @dataclass(frozen=True)
 class LambdaConfig(SublayerConfig):
-    kind: str = option("lambda", "how positions are mixed")
-    heads: int = option(4, "query heads H, dividing the width", low=1)
+    kind: str = option("lambda", "kind of mixer")
+    heads: int = option(4, "number of query heads H, a divisor of the width", low=1)
     lambdas: LambdaSizes = group(LambdaSizes(), "sizes of the lambdas")
 
     @property
@@ -54,25 +56,28 @@ class LambdaConfig(SublayerConfig):
         return (self.lambdas.norm,)
 
     def resolved(self, place: Place, key: str) -> "LambdaConfig":
-        fits = f"a divisor of model.width={place.width}: the heads make up the width"
-        require(place.width % self.heads == 0, f"{key}.heads", self.heads, fits)
-        past = f"True with {key}.kind='lambda', which sums up the past"
-        require(place.causal, "model.causal", False, past)
-        reaches = f"at least 1 with {key}.lambdas.window=0, which reaches that far"
-        require(self.lambdas.window > 0 or place.max_length > 0, "model.max_length", place.max_length, reaches)
+        allowed = f"a divisor of model.width={place.width}: each head has width / heads values"
+        require(place.width % self.heads == 0, f"{key}.heads", self.heads, allowed)
+        require(place.causal, "model.causal", False, f"True with {key}.kind='lambda', which is causal")
+        allowed = f"at least 1 with {key}.lambdas.window=0, which covers that length"
+        require(self.lambdas.window > 0 or place.max_length > 0, "model.max_length", place.max_length, allowed)
         return self
 
 
 class LambdaLayer(SublayerModule):
     def __init__(self, place: Place, rngs):
-        s, shapes = place.options.lambdas, _matrices(place)
-        V, K, U, R = place.width // place.options.heads, s.key_size, s.depth, _window(place)
-        self.sizes, self.window, self.dtype = s, R, place.dtype
+        s = place.options.lambdas
+        shapes = _matrices(place)
+        U, K, V = s.depth, s.key_size, place.width // place.options.heads
+        R = _window(place)
+        self.sizes = s
+        self.window = R
+        self.dtype = place.dtype
         self.state_sizes = U, K, V
         self.query = Linear(place, shapes["query"], rngs)
         self.lambda_key = Linear(place, shapes["key"], rngs)
         self.lambda_value = Linear(place, shapes["value"], rngs)
-        # A kernel of R U inputs for each value, contracted with a query of size K.
+        # A kernel with R U inputs for each value, which is contracted with a query of size K.
         distances = draw(rngs.params(), (R, U, K), kernel_std(place, R * U * K), place.param_dtype)
         self.distances = parameter(distances, "RUK")
         norm = replace(place.norm, kind=s.norm)
@@ -94,7 +99,7 @@ class LambdaLayer(SublayerModule):
         return ctx.tap("heads", y_BLHV).reshape(x_BLD.shape), None if cache is None else state, Aux()
 
     def init_cache(self, batch: int, length: int) -> dict:
-        """The state before the first of at most `length` tokens."""
+        """The initial state for at most `length` tokens."""
         return self._empty(batch, self.sizes.window or min(self.window, length))
 
     def _empty(self, batch: int, window: int) -> dict:
@@ -102,8 +107,10 @@ class LambdaLayer(SublayerModule):
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
-        s, H, R = place.options.lambdas, place.options.heads, _window(place)
-        V, K, U = place.width // H, s.key_size, s.depth
+        s = place.options.lambdas
+        H = place.options.heads
+        U, K, V = s.depth, s.key_size, place.width // H
+        R = _window(place)
         norm = replace(place.norm, kind=s.norm)
         total = sum((shape.costs() for shape in _matrices(place).values()), weights(R * U * K))
         total += norm.costs(K) + norm.costs(V)
@@ -113,7 +120,9 @@ class LambdaLayer(SublayerModule):
 
 
 def _matrices(place: Place) -> dict[str, Shape]:
-    D, H, s = place.width, place.options.heads, place.options.lambdas
+    """The shape of each learned matrix."""
+    D, H = place.width, place.options.heads
+    s = place.options.lambdas
     return {
         "query": Shape("D->HK", D, H, s.key_size),
         "key": Shape("D->UK", D, s.depth, s.key_size),

@@ -1,18 +1,19 @@
 """Persistent memory slots: trained keys and values that every query sees.
 
-Slots are of two kinds. Those that join the heads' softmax have the sizes of the heads; those under an elementwise activation
-have the model's width and are not normalised:
+There are two kinds of slots. Slots in the softmax of the heads have the sizes of the heads. Slots with an elementwise
+activation have the width of the model and are not normalised:
 
     y = f(x k^T + b) v        k and v of size M x D, b of size M
 
-which is the feed-forward layer restated as memory (Sukhbaatar et al. 2019, sec. 3; Geva et al. 2021, eq. 2): k is W_up
+This is the feed-forward layer written as a memory (Sukhbaatar et al. 2019, sec. 3; Geva et al. 2021, eq. 2): k is W_up
 transposed, v is W_down.
 
-In the softmax they are M keys and values per key-value head, or one set for all, without position. As in
-the paper's code they are stored small and multiplied back when used: key ~ N(0, 1/K), Mk = sqrt(K) key; value ~ N(0, 1/M),
-Mv = sqrt(M) value: an optimiser that scales each number's step thus moves them sqrt(K) and sqrt(M) times as far.
+Slots in the softmax are M keys and values for each key-value head, or one set for all heads. They have no position. As
+in the paper's code they are stored with a smaller scale and multiplied when used: key ~ N(0, 1/K), Mk = sqrt(K) key;
+value ~ N(0, 1/M), Mv = sqrt(M) value. An optimizer that normalises the step of each number therefore moves them sqrt(K)
+and sqrt(M) times as far.
 
-Parameters: M G (K + V), G = 1 where shared, or M (2 D + 1). FLOPs per token: 2 H (K + V) M, or 4 D M.
+Parameters: M G (K + V), G = 1 if shared, or M (2 D + 1). FLOPs per token: 2 H (K + V) M, or 4 D M.
 """
 
 import math
@@ -30,34 +31,36 @@ from xfresearch.models.sublayer import Memory
 
 
 def softmax_slots(a) -> int:
-    """Persistent slots M that join the softmax of the heads."""
+    """The number M of slots in the softmax of the heads."""
     return a.memory_slots if a.memory_activation == "softmax" else 0
 
 
 def wide_slots(a) -> int:
-    """Persistent slots M of the model's width."""
+    """The number M of slots of the model's width."""
     return a.memory_slots - softmax_slots(a)
 
 
 def slot_heads(a) -> int:
-    """Key-value heads that have slots each; 1 where all share one set."""
+    """The number of sets of slots: one for each key-value head, or 1 if all heads share them."""
     return a.kv_heads if a.memory_heads == "each" else 1
 
 
 class HeadSlots(nnx.Module):
-    """M key-value slots in the softmax, of each key-value head or shared by all."""
+    """M slots in the softmax, for each key-value head or shared by all heads."""
 
     def __init__(self, place: Place, key_size: int, value_size: int, rngs):
-        a, dtype = place.options, jnp.dtype(place.param_dtype)
+        a = place.options
+        dtype = jnp.dtype(place.param_dtype)
         M, G = a.memory_slots, slot_heads(a)
-        self.key_gain, self.value_gain = math.sqrt(key_size), math.sqrt(M)
+        self.key_gain = math.sqrt(key_size)
+        self.value_gain = math.sqrt(M)
         key = jax.random.normal(rngs.params(), (M, G, key_size), dtype) / self.key_gain
         self.key = parameter(key, "MGK", "M", "K")
         value = jax.random.normal(rngs.params(), (M, G, value_size), dtype) / self.value_gain
         self.value = parameter(value, "MGK", "M", "K")
 
     def __call__(self, dtype):
-        """Keys [M, G, K] and values [M, G, V] as attention reads them; G is 1 where they are shared."""
+        """Keys [M, G, K] and values [M, G, V] in the scale that attention reads; G is 1 if they are shared."""
         return (self.key_gain * self.key[...]).astype(dtype), (self.value_gain * self.value[...]).astype(dtype)
 
     def memory(self, dtype) -> Memory:
@@ -66,15 +69,17 @@ class HeadSlots(nnx.Module):
 
     @staticmethod
     def costs(a, key_size: int, value_size: int) -> Costs:
-        M, sizes = a.memory_slots, key_size + value_size
+        M = a.memory_slots
+        sizes = key_size + value_size
         return weights(M * slot_heads(a) * sizes) + Costs(flops_per_token=2 * M * a.heads * sizes)
 
 
 class WideSlots(nnx.Module):
-    """M slots of the model's width, read under an elementwise activation; drawn as a feed-forward layer is."""
+    """M slots of the model's width with an elementwise activation, initialised like a feed-forward layer."""
 
     def __init__(self, place: Place, rngs):
-        M, D, dtype = place.options.memory_slots, place.width, place.param_dtype
+        M, D = place.options.memory_slots, place.width
+        dtype = place.param_dtype
         self.activation = ACTIVATIONS[place.options.memory_activation].function
         key = draw(rngs.params(), (M, D), place.inner_scale * kernel_std(place, D), dtype)
         self.key = parameter(key, "MD", "D", "M")

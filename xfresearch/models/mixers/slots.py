@@ -1,13 +1,14 @@
-"""Attention to persistent memory slots alone: a layer that acts on each token by itself.
+"""Attention to memory slots only: a layer that acts on each token alone.
 
     softmax        q_BLHK = x W_Q    o = softmax(scale q Mk^T) Mv    y = o W_O        slots of the heads' sizes
     elementwise    y = f(x k^T + b) v + c                                             slots of the model's width
 
-The first is the memory of All-attention (Sukhbaatar et al. 2019) without the context; the second is the feed-forward layer,
-exactly, with c for bias = ('output',). Both are controls of the question whether the feed-forward layer is a memory.
+The first is the memory of All-attention (Sukhbaatar et al. 2019) without the context. The second is exactly the
+feed-forward layer, with c if bias = ('output',). Both are controls for the question whether the feed-forward layer is a
+memory.
 
 Parameters: D H K + H V D and their biases, and those of the slots (memory.py). FLOPs per token: 2 per weight of the
-matrices, and those of the slots. Cache: none.
+matrices, plus those of the slots. Cache: none.
 """
 
 from dataclasses import dataclass, replace
@@ -30,35 +31,35 @@ from xfresearch.models.parameters import plus
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule
 
-BY_HEADS = where(memory_activation="softmax")
+IN_SOFTMAX = where(memory_activation="softmax")
 
 
 @dataclass(frozen=True)
 class SlotsConfig(SublayerConfig):
-    kind: str = option("slots", "how positions are mixed: not at all")
-    memory_slots: int = option(64, "slots M", low=1)
+    kind: str = option("slots", "kind of mixer (slots do not mix positions)")
+    memory_slots: int = option(64, "number of slots M", low=1)
     memory_activation: MemoryActivation = option(
-        "softmax", "softmax: slots of the heads' sizes; another: f(x k^T + b) v with slots of the model's width"
+        "softmax", "softmax: slots have the sizes of the heads; others: f(x k^T + b) v with slots of the model's width"
     )
-    heads: int = option(4, "query heads H", low=1, needs=BY_HEADS)
-    kv_heads: int = option(0, "heads G that have keys and values, dividing H; 0 is H", low=0, needs=BY_HEADS)
-    head_size: int = option(0, "size K of a head; 0 is width / heads", low=0, needs=BY_HEADS)
+    heads: int = option(4, "number of query heads H", low=1, needs=IN_SOFTMAX)
+    kv_heads: int = option(0, "number of key-value heads G, a divisor of H; 0 for H", low=0, needs=IN_SOFTMAX)
+    head_size: int = option(0, "size K of a head; 0 for width / heads", low=0, needs=IN_SOFTMAX)
     memory_heads: Literal["each", "shared"] = option(
-        "each", "slots for each key-value head, or one set for all", needs=BY_HEADS
+        "each", "slots for each key-value head, or one set for all", needs=IN_SOFTMAX
     )
     query: Literal["learned", "identity", "identity_whole"] = option(
         "learned",
-        "queries: a matrix, the input split among the heads, or the whole input for every head",
-        needs=BY_HEADS,
+        "queries: a matrix, the input split among the heads (identity), or the whole input for every head",
+        needs=IN_SOFTMAX,
     )
     output: Literal["learned", "identity"] = option(
-        "learned", "matrix W_O, or the heads side by side", needs=BY_HEADS
+        "learned", "matrix W_O, or the concatenated heads", needs=IN_SOFTMAX
     )
-    bias: tuple[str, ...] = option((), "projections that have a bias: names among 'query', 'output'")
-    scale: float = option(0.0, "factor of the logits; 0 is 1/sqrt(size of a query)", low=0.0, needs=BY_HEADS)
-    softcap: float = option(0.0, "c in c tanh(q k / c); 0 is none", low=0.0, needs=BY_HEADS)
+    bias: tuple[str, ...] = option((), "projections with a bias: names among 'query', 'output'")
+    scale: float = option(0.0, "factor of the logits; 0 for 1/sqrt(size of a query)", low=0.0, needs=IN_SOFTMAX)
+    softcap: float = option(0.0, "c in c tanh(q k / c); 0 for no softcap", low=0.0, needs=IN_SOFTMAX)
     dropout: float = option(
-        0.0, "dropout rate of the weights", low=0.0, high=0.99, decides="training", needs=BY_HEADS
+        0.0, "dropout rate of the weights", low=0.0, high=0.99, decides="training", needs=IN_SOFTMAX
     )
 
     @property
@@ -67,15 +68,15 @@ class SlotsConfig(SublayerConfig):
 
     def resolved(self, place: Place, key: str) -> "SlotsConfig":
         if wide_slots(self):
-            apart = "'softmax' with a layout whose feed-forward reads the heads"
-            require(not place.bare, f"{key}.memory_activation", self.memory_activation, apart)
+            allowed = "'softmax' with a layout whose feed-forward reads the heads"
+            require(not place.bare, f"{key}.memory_activation", self.memory_activation, allowed)
             return replace(self, bias=in_order(self.bias, ("output",), key))
         a = with_sizes(self, place.width, key)
         a = replace(a, output="identity") if place.bare else a
         whole = a.heads * a.head_size == place.width
-        fits = f"one with a matrix unless heads * size = model.width={place.width}, here {a.heads} * {a.head_size}"
-        require(a.query != "identity" or whole, f"{key}.query", a.query, fits)
-        require(a.output != "identity" or whole or place.bare, f"{key}.output", a.output, fits)
+        allowed = f"'identity' only if heads * size = model.width={place.width}, here {a.heads} * {a.head_size}"
+        require(a.query != "identity" or whole, f"{key}.query", a.query, allowed)
+        require(a.output != "identity" or whole or place.bare, f"{key}.output", a.output, allowed)
         return replace(a, bias=in_order(a.bias, tuple(_matrices(a, place.width)), key))
 
 
@@ -84,7 +85,7 @@ def _query_size(a: SlotsConfig, width: int) -> int:
 
 
 def _matrices(a: SlotsConfig, width: int) -> dict[str, Shape]:
-    """The shape of each learned matrix; none with slots of the model's width."""
+    """The shape of each learned matrix. There is none with slots of the model's width."""
     if wide_slots(a):
         return {}
     found = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, a.head_size)}
@@ -93,28 +94,32 @@ def _matrices(a: SlotsConfig, width: int) -> dict[str, Shape]:
 
 class SlotAttention(SublayerModule):
     def __init__(self, place: Place, rngs):
-        a, D = place.options, place.width
-        self.options, self.key_size = a, _query_size(a, D)
+        a = place.options
+        D = place.width
+        self.options = a
+        self.key_size = _query_size(a, D)
         self.scale = a.scale or self.key_size**-0.5 if not wide_slots(a) else 1.0
         scales = {"query": 1.0, "output": place.output_scale}
         learned = {
             name: Linear(place, shape, rngs, bias=name in a.bias, scale=scales[name])
             for name, shape in _matrices(a, D).items()
         }
-        alone = Bias("D", (D,), place.param_dtype) if "output" in a.bias and wide_slots(a) else None
-        self.query, self.output = learned.get("query"), learned.get("output", alone)
+        bias = Bias("D", (D,), place.param_dtype) if "output" in a.bias and wide_slots(a) else None
+        self.query = learned.get("query")
+        self.output = learned.get("output", bias)
         self.memory = WideSlots(place, rngs) if wide_slots(a) else HeadSlots(place, self.key_size, a.head_size, rngs)
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
-        """y_BLD, the cache as it was, and no losses."""
-        return (self._wide if wide_slots(self.options) else self._by_heads)(x_BLD, ctx), cache, Aux()
+        """y_BLD, the unchanged cache, and no losses."""
+        return (self._elementwise if wide_slots(self.options) else self._softmax)(x_BLD, ctx), cache, Aux()
 
-    def _wide(self, x_BLD, ctx: Context):
+    def _elementwise(self, x_BLD, ctx: Context):
         y_BLD = self.memory(x_BLD, ctx)
         return y_BLD if self.output is None else plus(y_BLD, self.output.bias[...])
 
-    def _by_heads(self, x_BLD, ctx: Context):
-        a, (key_MGK, value_MGV) = self.options, self.memory(x_BLD.dtype)
+    def _softmax(self, x_BLD, ctx: Context):
+        a = self.options
+        key_MGK, value_MGV = self.memory(x_BLD.dtype)
         q_BLHK = ctx.shard(ctx.tap("query", heads_of(self.query, x_BLD, a.heads, self.key_size, ctx)), "BLHK")
         logits_BHLM = scores(q_BLHK, key_MGK) * (self.scale * self.key_size**0.5)
         weights_BHLM = jax.nn.softmax(softcapped(logits_BHLM, a.softcap), -1)
@@ -128,7 +133,8 @@ class SlotAttention(SublayerModule):
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
-        a, D = place.options, place.width
+        a = place.options
+        D = place.width
         if wide_slots(a):
             return WideSlots.costs(a, D) + weights(D * ("output" in a.bias))
         total = HeadSlots.costs(a, _query_size(a, D), a.head_size)

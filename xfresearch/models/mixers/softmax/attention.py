@@ -1,19 +1,20 @@
-"""Softmax attention, each of whose four matrices is learned or left out, with optional persistent memory slots.
+"""Softmax attention with optional memory slots. Each of its four matrices is learned or omitted.
 
-Multi-head attention (Vaswani et al. 2017, eq. 1), with G key-value heads for H query heads (Ainslie et al. 2023), in four
-steps:
+Multi-head attention (Vaswani et al. 2017, eq. 1), with G key-value heads for H query heads (Ainslie et al. 2023), in
+four steps:
 
     project    q_BLHK = x W_Q    k_BSGK = x W_K    v_BSGV = x W_V
     position   Rq, Rk: R is the rotation of RoPE, by each token's position
     attend     o = softmax([cap(scale q Mk^T), cap(scale Rq Rk^T) + bias]) [Mv; v]        scale = 1/sqrt(K)
     output     y = o W_O
 
-cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped. Mk and Mv are M persistent keys and values
-(mixers/memory.py). They have no position, so they meet the query before its rotation. Under an elementwise
-memory_activation they are not in the softmax, and f(x k^T + b) v is added to y. Shaped attention has aI + bA - cC in place
-of the weights A. `clip` bounds queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
+cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped. Mk and Mv are the keys and values of M
+slots (mixers/memory.py). They have no position, so their logits use the query before its rotation. With an elementwise
+memory_activation the slots are not in the softmax, and f(x k^T + b) v is added to y. Shaped attention replaces the
+weights A by aI + bA - cC. `clip` limits queries, keys and values, after the norms of queries and keys and before RoPE
+(OLMo, OLMoE).
 
-Parameters: D H K + D G K + D G V + H V D + M G (K + V), less those of what is left out, and their biases.
+Parameters: D H K + D G K + D G V + H V D + M G (K + V), without omitted matrices, and their biases.
 FLOPs per token: 2 per weight of the matrices + 2 H (K + V) (L + M).      Cache per token: G (K + V) values.
 """
 
@@ -47,33 +48,37 @@ from xfresearch.models.sublayer import Memory, SublayerModule, Traffic
 
 
 class Projected(NamedTuple):
-    """What attention compares and mixes."""
+    """Queries, keys and values."""
 
     q_BLHK: jax.Array
     k_BLGK: jax.Array
     v_BLGV: jax.Array
-    bare_BLHK: jax.Array | None = None  # the queries before their rotation, where there is one
+    bare_BLHK: jax.Array | None = None  # the queries before RoPE, if position is 'rope'
 
 
 class Attention(SublayerModule):
     def __init__(self, place: Place, rngs):
         a = self.options = place.options
-        self.sizes, self.dtype = head_sizes(a, place.width), place.dtype
+        self.sizes = head_sizes(a, place.width)
+        self.dtype = place.dtype
         self.mask = mask(place)
         self.scale = logit_scale(a, place.width)
         learned = linears(place, matrices(a, place.width), rngs)
         self.query, self.key, self.value, self.output = map(learned.get, ("query", "key", "value", "output"))
         norms = qk_norms(place, replace(place.norm, kind=a.qk_norm))
-        self.query_norm, self.key_norm = norms.get("query"), norms.get("key")
+        self.query_norm = norms.get("query")
+        self.key_norm = norms.get("key")
         self.memory = self._slots(place, rngs) if a.memory_slots else None
         self.span = AdaptiveSpan(a, place) if a.span == "adaptive" else None
         self.shaping = ShapingGains(a, place.param_dtype) if a.shaping != "none" else None
 
     def _slots(self, place: Place, rngs):
-        return WideSlots(place, rngs) if wide_slots(place.options) else HeadSlots(place, self.sizes.qk, self.sizes.v, rngs)
+        if wide_slots(place.options):
+            return WideSlots(place, rngs)
+        return HeadSlots(place, self.sizes.qk, self.sizes.v, rngs)
 
     def __call__(self, x_BLD, ctx: Context, cache=None):
-        """y_BLD, the cache with this call's keys and values in it (None without one), and an adaptive span's loss."""
+        """y_BLD, the cache with the new keys and values (None without a cache), and the loss of an adaptive span."""
         projected = self._tapped(self.position(self.project(x_BLD, ctx), ctx), ctx)
         o_BLHV, cache = self.attend(projected, ctx, cache)
         y_BLD = self.output_step(ctx.tap("heads", ctx.shard(o_BLHV, "BLHK")), x_BLD, ctx)
@@ -81,7 +86,8 @@ class Attention(SublayerModule):
 
     def project(self, x_BLD, ctx: Context) -> Projected:
         """Queries, keys and values, without position."""
-        a, sizes = self.options, self.sizes
+        a = self.options
+        sizes = self.sizes
         q_BLHK = self._normed(heads_of(self.query, x_BLD, a.heads, sizes.qk, ctx), self.query_norm)
         raw_BLGK = heads_of(self.key, x_BLD, sizes.key_heads, sizes.qk, ctx)
         k_BLGK = self._normed(raw_BLGK, self.key_norm)
@@ -90,7 +96,7 @@ class Attention(SublayerModule):
         return Projected(q_BLHK, k_BLGK, self._clipped(v_BLGV))
 
     def position(self, p: Projected, ctx: Context) -> Projected:
-        """Queries and keys rotated by their positions, under RoPE."""
+        """Queries and keys, rotated by their positions if position is 'rope'."""
         rope = self.options.rope
         if self.options.position != "rope":
             return p
@@ -98,12 +104,15 @@ class Attention(SublayerModule):
         return p._replace(q_BLHK=q_BLHK, k_BLGK=k_BLGK, bare_BLHK=p.q_BLHK)
 
     def attend(self, p: Projected, ctx: Context, cache):
-        """What each head reads, o_BLHV, and the cache with this call's keys and values in it."""
-        a, k_segments_BS = self.options, ctx.segments_BL
-        memory, k_BSGK, v_BSGV = self.slots(p.q_BLHK.dtype) if cache is None else cache.get("memory"), p.k_BLGK, p.v_BLGV
+        """The outputs of the heads, o_BLHV, and the cache with the new keys and values."""
+        a = self.options
+        memory = self.slots(p.q_BLHK.dtype) if cache is None else cache.get("memory")
+        k_BSGK, v_BSGV = p.k_BLGK, p.v_BLGV
+        k_segments_BS = ctx.segments_BL
         if cache is not None:
-            cache, k_segments_BS = extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index), ctx.cache_segments_BS
+            cache = extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
             k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
+            k_segments_BS = ctx.cache_segments_BS
         mask = self._mask(ctx)
         o_BLHV = attention(
             p.q_BLHK,
@@ -128,7 +137,7 @@ class Attention(SublayerModule):
         return o_BLHV, cache
 
     def output_step(self, o_BLHV, x_BLD, ctx: Context):
-        """y_BLD of what the heads have read."""
+        """y_BLD from the outputs of the heads."""
         y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
         return y_BLD + self.memory(x_BLD, ctx) if wide_slots(self.options) else y_BLD
 
@@ -139,23 +148,23 @@ class Attention(SublayerModule):
         return jnp.clip(x, -self.options.clip, self.options.clip) if self.options.clip else x
 
     def _tapped(self, p: Projected, ctx: Context) -> Projected:
-        """Offered to taps, and sharded."""
+        """Applies taps, and shards queries, keys and values."""
         q_BLHK, k_BLGK, v_BLGV = (ctx.tap(name, x) for name, x in zip(("query", "key", "value"), p[:3], strict=True))
         return p._replace(
             q_BLHK=ctx.shard(q_BLHK, "BLHK"), k_BLGK=ctx.shard(k_BLGK, "BLGK"), v_BLGV=ctx.shard(v_BLGV, "BLGK")
         )
 
     def _mask(self, ctx: Context) -> Mask:
-        """Who sees whom; trained spans may need less than the window."""
+        """The mask. Its window may be smaller if trained spans need less."""
         reach = ctx.execution.reach_of(ctx.block)
         return self.mask._replace(window=reach) if reach else self.mask
 
     def slots(self, dtype):
-        """Keys [M, G, K] and values [M, G, V] of the slots in the softmax as attention reads them, or None."""
+        """Keys [M, G, K] and values [M, G, V] of the slots in the softmax; None without such slots."""
         return self.memory(dtype) if softmax_slots(self.options) else None
 
     def init_cache(self, batch: int, length: int) -> dict:
-        """Room for `length` tokens of each of `batch` sequences, and the memory slots as attention reads them."""
+        """An empty cache for `length` tokens of each of `batch` sequences, with the keys and values of slots."""
         entries = {
             name: jnp.zeros((batch, length, *shape), self.dtype)
             for name, shape in cache_shapes(self.options, self.sizes).items()
@@ -168,7 +177,8 @@ class Attention(SublayerModule):
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
-        a, sizes = place.options, head_sizes(place.options, place.width)
+        a = place.options
+        sizes = head_sizes(a, place.width)
         total = Costs()
         for name, shape in matrices(a, place.width).items():
             total += shape.costs(name in a.bias)
@@ -208,8 +218,8 @@ class Attention(SublayerModule):
 
 
 class ShapingGains(nnx.Module):
-    """The trained numbers per head of shaped attention. At first I, A and C weigh 1 each; under V-SkipInit I alone does.
-    Parameters: 3 H, or 2 H."""
+    """The trained weights per head of shaped attention: initially 1 for each of I, A and C; in V-SkipInit 1 for I, 0
+    for A, and none for C. Parameters: 3 H, or 2 H."""
 
     def __init__(self, a: SoftmaxConfig, param_dtype: str):
         shaped = a.shaping == "shaped"
@@ -223,20 +233,20 @@ class ShapingGains(nnx.Module):
 
 
 def mask(place: Place) -> Mask:
-    """Who sees whom."""
+    """The attention mask."""
     a = place.options
     return Mask(place.causal, int(not a.sees_itself), a.window)
 
 
 def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
-    """Shapes of what attention caches of a token. Values that are keys are kept once where nothing sets the two apart."""
+    """Shapes of the cache entries of a token. With value = 'key', keys and values are one entry if they are equal."""
     once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
     value = {} if once else {"value": (sizes.value_heads, sizes.v)}
     return {"key": (sizes.key_heads, sizes.qk)} | value
 
 
 def extended(cache: dict, k_BLGK, v_BLGV, index) -> dict:
-    """`cache` with keys and values written from position `index` on."""
+    """`cache` with the keys and values written at positions from `index` on."""
     new = {name: x for name, x in (("key", k_BLGK), ("value", v_BLGV)) if name in cache}
     return cache | {
         name: jax.lax.dynamic_update_slice(cache[name], x.astype(cache[name].dtype), (0, index, 0, 0))
@@ -245,13 +255,15 @@ def extended(cache: dict, k_BLGK, v_BLGV, index) -> dict:
 
 
 def training_call(place: Place, length: int, segments: bool, mesh=None):
-    """The call of kernels/attention.py in training, over sequences of `length` tokens."""
-    a, sizes = place.options, head_sizes(place.options, place.width)
+    """Describes the call of kernels/attention.py in training on sequences of `length` tokens."""
+    a = place.options
+    sizes = head_sizes(a, place.width)
 
     def shape(*sizes):
         return jax.ShapeDtypeStruct(sizes, place.dtype)
 
-    q, k = shape(1, length, a.heads, sizes.qk), shape(1, length, sizes.key_heads, sizes.qk)
+    q = shape(1, length, a.heads, sizes.qk)
+    k = shape(1, length, sizes.key_heads, sizes.qk)
     v = shape(1, length, sizes.value_heads, sizes.v)
     slots = softmax_slots(a), slot_heads(a)
     memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if softmax_slots(a) else None

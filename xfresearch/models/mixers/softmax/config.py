@@ -1,4 +1,4 @@
-"""The options of softmax attention, what they come to, and which of them go together."""
+"""The options of softmax attention: derived sizes, and checks of combinations."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from xfresearch.models.sublayer import SublayerConfig
 
 @dataclass(frozen=True)
 class Kind(SublayerConfig):
-    kind: str = option("softmax", "how positions are mixed")
+    kind: str = option("softmax", "kind of mixer")
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
     def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
         a = with_sizes(self, place.width, key)
         require(a.rank <= place.width, f"{key}.rank", a.rank, f"at most model.width={place.width}, the full rank")
-        if a.query == "merged":  # it replaces the matrices of queries and of keys
-            both = "left out with query='merged', which replaces both"
-            require(a.key in ("learned", "identity_whole"), f"{key}.key", a.key, both)
+        if a.query == "merged":  # one matrix replaces those of queries and of keys
+            allowed = "left at 'learned' with query='merged', which replaces both matrices"
+            require(a.key in ("learned", "identity_whole"), f"{key}.key", a.key, allowed)
             a = replace(a, key="learned" if a.rank else "identity_whole")
         if place.bare:  # the feed-forward reads the heads
-            apart = "'softmax' with a layout whose feed-forward reads the heads"
-            require(not wide_slots(a), f"{key}.memory_activation", a.memory_activation, apart)
+            allowed = "'softmax' with a layout whose feed-forward reads the heads"
+            require(not wide_slots(a), f"{key}.memory_activation", a.memory_activation, allowed)
             a = replace(a, output="identity")
         a = replace(a, bias=in_order(a.bias, tuple(matrices(a, place.width)), key))
         _check_identities(a, place, key)
@@ -53,7 +53,7 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
 
 
 def with_sizes(a, width: int, key: str):
-    """`a` with the size of a head and the number of key-value heads."""
+    """`a` with the size of a head and the number of key-value heads filled in."""
     if not a.head_size:
         require(width % a.heads == 0, f"{key}.heads", a.heads, f"a divisor of model.width={width}, or set head_size")
         a = replace(a, head_size=width // a.heads)
@@ -63,75 +63,78 @@ def with_sizes(a, width: int, key: str):
 
 
 def in_order(bias: tuple[str, ...], projections: tuple[str, ...], key: str) -> tuple[str, ...]:
-    """`bias` in the order of the projections that are learned. UserError for a name that is not among them."""
-    allowed = f"names among the projections that are learned: {', '.join(projections)}"
+    """`bias` in the order of the learned projections. Raises UserError for any other name."""
+    allowed = f"names of learned projections: {', '.join(projections)}"
     require(set(bias) <= set(projections), f"{key}.bias", bias, allowed)
     return tuple(name for name in projections if name in bias)
 
 
 def _check_identities(a: SoftmaxConfig, place: Place, key: str) -> None:
-    """An identity gives each head its share of the input, or all of it: the sizes have to fit."""
-    sizes, width = head_sizes(a, place.width), place.width
+    """Raises UserError if an identity splits the input among the heads and the sizes do not match."""
+    width = place.width
+    sizes = head_sizes(a, width)
     shares = [("query", a.query, a.heads, sizes.qk), ("key", a.key, a.kv_heads, sizes.qk)]
     for name, kind, heads, size in [*shares, ("value", a.value, a.kv_heads, sizes.v)]:
-        fits = f"{kind!r} only where heads * size = model.width={width}, here {heads} * {size}"
+        allowed = f"{kind!r} only if heads * size = model.width={width}, here {heads} * {size}"
         split = kind in ("identity", "identity_plus")
-        require(not split or heads * size == width, f"{key}.{name}", kind, fits)
-    fits = f"'identity' only where heads * size of a value = model.width={width}, here {a.heads} * {sizes.v}"
+        require(not split or heads * size == width, f"{key}.{name}", kind, allowed)
+    allowed = f"'identity' only if heads * size of a value = model.width={width}, here {a.heads} * {sizes.v}"
     whole = a.heads * sizes.v == width
-    require(place.bare or a.output != "identity" or whole, f"{key}.output", a.output, fits)
+    require(place.bare or a.output != "identity" or whole, f"{key}.output", a.output, allowed)
 
 
 def _check_positions(a: SoftmaxConfig, width: int, key: str) -> None:
-    rotated = "another with query='merged': one matrix between queries and keys leaves nothing that RoPE could rotate"
-    require(a.query != "merged" or a.position != "rope", f"{key}.position", a.position, rotated)
+    allowed = "another value with query='merged', which has no separate queries and keys that RoPE could rotate"
+    require(a.query != "merged" or a.position != "rope", f"{key}.position", a.position, allowed)
     if a.position == "rope":
         size = head_sizes(a, width).qk
-        even = f"a share of the {size} dimensions of a query that leaves an even number, at least 2"
+        allowed = f"a share of a query's {size} dimensions that is an even number of them, at least 2"
         rotary = rotary_size(size, a.rope.fraction)
-        require(rotary >= 2 and rotary % 2 == 0, f"{key}.rope.fraction", a.rope.fraction, even)
-        _check_stretching(a.rope, f"{key}.rope")
-    apart = f"above t5_buckets / 2 = {a.t5_buckets // 2}: buckets of more than one distance begin there"
-    require(a.position != "t5" or a.t5_distance > a.t5_buckets // 2, f"{key}.t5_distance", a.t5_distance, apart)
+        require(rotary >= 2 and rotary % 2 == 0, f"{key}.rope.fraction", a.rope.fraction, allowed)
+        _check_scaling(a.rope, f"{key}.rope")
+    allowed = f"above t5_buckets / 2 = {a.t5_buckets // 2}, where buckets of more than one distance start"
+    require(a.position != "t5" or a.t5_distance > a.t5_buckets // 2, f"{key}.t5_distance", a.t5_distance, allowed)
 
 
 def rotary_size(size: int, fraction: float) -> int:
-    """Dimensions of a head of `size` that RoPE rotates."""
+    """The number of dimensions that RoPE rotates in a head of `size`."""
     return int(size * fraction + 1e-6)
 
 
-def _check_stretching(rope: RopeConfig, key: str) -> None:
-    high, low, yarn = rope.high_frequency, rope.low_frequency, rope.scaling == "yarn"
+def _check_scaling(rope: RopeConfig, key: str) -> None:
+    low, high = rope.low_frequency, rope.high_frequency
+    yarn = rope.scaling == "yarn"
     require(high > low, f"{key}.high_frequency", high, f"above rope.low_frequency={low}")
     require(not yarn or low > 0, f"{key}.low_frequency", low, "above 0 with rope.scaling='yarn'")
     require(not yarn or rope.theta > 1, f"{key}.theta", rope.theta, "above 1 with rope.scaling='yarn'")
 
 
 def _check_shaping(a: SoftmaxConfig, key: str) -> None:
-    """Shaped attention is built so that its weights are the identity at first, where A = C (He & Hofmann 2023)."""
-    alone = (
+    """Raises UserError if the initial weights of shaped attention would not be the identity, with A = C (He & Hofmann
+    2023)."""
+    allowed = (
         "'none' with memory_slots, a window, an adaptive span or sees_itself=False: I and C are over the whole context"
     )
     whole = not a.memory_slots and not a.window and a.span == "full" and a.sees_itself
-    require(a.shaping == "none" or whole, f"{key}.shaping", a.shaping, alone)
-    zero = "'none' or 'skip_init' unless query has a matrix, which starts at 0, and position is not 'alibi': A is not C then"
+    require(a.shaping == "none" or whole, f"{key}.shaping", a.shaping, allowed)
+    allowed = "'none' or 'skip_init' unless query has a matrix and position is not 'alibi': initially A is not C then"
     uniform = not a.query.startswith("identity") and a.position != "alibi"
-    require(a.shaping != "shaped" or uniform, f"{key}.shaping", a.shaping, zero)
+    require(a.shaping != "shaped" or uniform, f"{key}.shaping", a.shaping, allowed)
 
 
 def _check_reach(a: SoftmaxConfig, place: Place, key: str) -> None:
-    """Options that count tokens back have no meaning where later tokens are seen, and some need to know how many there are."""
+    """Raises UserError for options that count past tokens in a model that is not causal, or without a known length."""
     for name, value in {"sees_itself": True, "window": 0, "span": "full"}.items():
         given = getattr(a, name)
-        back = f"{value!r} with model.causal=False: it counts tokens back"
-        require(place.causal or given == value, f"{key}.{name}", given, back)
-    back = "'none', 'rope' or 'alibi' with model.causal=False: distances are of tokens back"
-    require(place.causal or a.position not in ("t5", "relative_key"), f"{key}.position", a.position, back)
+        allowed = f"{value!r} with model.causal=False: it counts past tokens"
+        require(place.causal or given == value, f"{key}.{name}", given, allowed)
+    allowed = "'none', 'rope' or 'alibi' with model.causal=False: the others have only distances to past tokens"
+    require(place.causal or a.position not in ("t5", "relative_key"), f"{key}.position", a.position, allowed)
     counted = a.position == "relative_key" or a.span == "adaptive"
-    needs = f"at least 1 where {key} has a relative key or an adaptive span without a window: it reaches that far"
-    require(not counted or a.window or place.max_length, "model.max_length", place.max_length, needs)
+    allowed = f"at least 1 if {key} has a relative key or an adaptive span but no window: they cover that length"
+    require(not counted or a.window or place.max_length, "model.max_length", place.max_length, allowed)
 
 
 def longest(a: SoftmaxConfig, max_length: int) -> int:
-    """How many tokens back attention can reach."""
+    """The number of tokens that attention can reach."""
     return a.window or max_length

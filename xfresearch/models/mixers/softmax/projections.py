@@ -1,8 +1,9 @@
 """The first step of softmax attention: queries, keys and values of the input.
 
-Without a matrix, `identity` gives head h the h-th slice of x, `identity_whole` gives every head all of x; value = 'key' is
-v = x W_K, value = 'identity_plus' v = x (a I + b W). query = 'merged' is one trained matrix per head that replaces those of
-query and key, logits x_l W_h x_s^T / sqrt(head_size), W_h of size D x D, or A_h B_h^T with A_h and B_h of size D x rank.
+Without a matrix, `identity` gives head h the h-th slice of x, and `identity_whole` gives every head all of x.
+value = 'key' is v = x W_K, and value = 'identity_plus' is v = x (a I + b W). query = 'merged' replaces the matrices of
+query and key by one trained matrix per head: the logits are x_l W_h x_s^T / sqrt(head_size), with W_h of size D x D, or
+A_h B_h^T with A_h and B_h of size D x rank.
 """
 
 import math
@@ -20,13 +21,13 @@ from xfresearch.models.place import Place
 class HeadSizes(NamedTuple):
     qk: int  # of a query and of a key
     v: int  # of a value
-    key_heads: int  # 1 where every head reads the same keys
+    key_heads: int  # 1 if every head reads the same keys
     value_heads: int
 
 
 def head_sizes(a, width: int) -> HeadSizes:
-    """Sizes of the heads of attention with options `a`, in a model of width `width`."""
-    whole = a.key == "identity_whole"  # also the keys of query = 'merged'
+    """Sizes of the heads of attention with options `a` in a model of width `width`."""
+    whole = a.key == "identity_whole"  # query = 'merged' at full rank has this key too
     qk = a.rank or (width if whole or a.query == "identity_whole" else a.head_size)
     key_heads = 1 if whole else a.kv_heads
     if a.value == "key":
@@ -47,7 +48,7 @@ def matrices(a, width: int) -> dict[str, Shape]:
 
 
 def linears(place: Place, shapes: dict[str, Shape], rngs) -> dict[str, Linear]:
-    """The learned matrices of these shapes."""
+    """The learned matrices, given their shapes."""
     a = place.options
     return {
         name: (IdentityPlus if name == "value" and a.value == "identity_plus" else Linear)(
@@ -58,13 +59,13 @@ def linears(place: Place, shapes: dict[str, Shape], rngs) -> dict[str, Linear]:
 
 
 def _scale(place: Place, name: str) -> float:
-    """Scale of the first values of a matrix."""
+    """Scale of an initial matrix."""
     a = place.options
-    if name == "query" and a.shaping == "shaped":  # the weights start uniform: A = C (He & Hofmann 2023, sec. 3)
+    if name == "query" and a.shaping == "shaped":  # the initial weights are uniform: A = C (He & Hofmann 2023, sec. 3)
         return 0.0
     if name == "query" and a.query == "merged" and not a.rank:  # logits as large as those of W_Q W_K^T
         return math.sqrt(a.head_size) * kernel_std(place, place.width)
-    if name in ("query", "key") and a.rank:  # likewise those of A_h B_h^T, whatever the rank
+    if name in ("query", "key") and a.rank:  # the same for A_h B_h^T of any rank
         return (a.head_size / a.rank) ** 0.25
     if name == "output":
         return place.output_scale
@@ -72,7 +73,7 @@ def _scale(place: Place, name: str) -> float:
 
 
 def qk_norm_shapes(a, width: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Letters and sizes of the dimensions that the norms of queries and of keys are over; {} without such norms."""
+    """Letters and sizes of the dimensions of the norms of queries and keys; {} without norms."""
     s = head_sizes(a, width)
     heads = {"query": ("H", a.heads), "key": ("G", s.key_heads)} if a.qk_norm != "none" else {}
     if a.qk_norm_over == "head":
@@ -91,10 +92,10 @@ def logit_scale(a, width: int) -> float:
 
 
 def heads_of(linear: Linear | None, x_BLD, heads: int, size: int, ctx: Context):
-    """[B, L, heads, size]: through the matrix, or x itself, split among the heads or whole for each of them."""
+    """[B, L, heads, size]: the linear map of x, or without one x itself, split among the heads or whole for each."""
     if linear is not None:
         return linear(x_BLD, ctx)
-    # Without this the partitioner of jaxlib 0.10 sums x's gradient wrongly where data, fsdp and tensor are all sharded.
+    # Without this, jaxlib 0.10's partitioner sums the gradient of x wrongly if data, fsdp and tensor are all sharded.
     x_BLD = ctx.shard(x_BLD, "BLD")
     if x_BLD.shape[-1] == heads * size:
         return x_BLD.reshape(*x_BLD.shape[:2], heads, size)

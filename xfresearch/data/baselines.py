@@ -1,6 +1,6 @@
-"""The marks that held-out bits per byte is printed beside: what three old methods need on the same documents.
+"""Compression baselines: unigram entropy, byte trigram, xz.
 
-All of them take raw documents (bytes) and return bits per held-out byte. Nothing here knows a tokenizer.
+Each takes documents as bytes and returns bits per held-out byte. None depends on a tokenizer.
 """
 
 import lzma
@@ -11,13 +11,13 @@ from xfresearch.errors import UserError
 
 
 class ByteTrigram:
-    """An interpolated Witten-Bell model of a byte given the two before it (Chen & Goodman 1998, section 2.5).
+    """A byte trigram model with interpolated Witten-Bell smoothing (Chen & Goodman 1998, section 2.5).
 
         p(c | ab) = (n(abc) + t(ab) p(c | b)) / (n(ab) + t(ab))
 
-    n counts, t is the number of different bytes seen after a context; p(c | b) and p(c) are smoothed the same way and
-    p(c) falls back on 1/256. A context never seen passes everything on to the next shorter one. Every document starts
-    after two zero bytes, which are context only.
+    n(x) is a count; t(x) is the number of distinct bytes seen after context x. p(c | b) and p(c) are smoothed the same
+    way, and p(c) backs off to 1/256. An unseen context backs off entirely to the next shorter one. Two zero bytes, used
+    as context only, precede every document.
     """
 
     def __init__(self, documents: list[bytes]):
@@ -30,7 +30,7 @@ class ByteTrigram:
         self.total_1, self.types_1 = _totals(self.count_1)
 
     def probability(self, first, second, byte):
-        """p(byte | first second) for integer arrays of one shape; float64."""
+        """p(byte | first second), float64, for integer arrays of one shape."""
         first, second, byte = (np.asarray(value, np.int64) for value in (first, second, byte))
         p = np.full(byte.shape, 1 / 256)
         p = _interpolate(self.count_1[byte], self.total_1[0], self.types_1[0], p)
@@ -40,24 +40,24 @@ class ByteTrigram:
 
 
 def unigram_entropy(train: list[bytes], heldout: list[bytes]) -> float:
-    """Cross-entropy of the held-out bytes under the byte frequencies of `train`, each count raised by one."""
+    """Cross-entropy of the held-out bytes under the byte frequencies of `train`, with add-one smoothing."""
     counts = np.bincount(_bytes(train), minlength=256) + 1
     heldout_counts = np.bincount(_bytes(heldout), minlength=256)
     return float(-(heldout_counts @ np.log2(counts / counts.sum())) / _size(heldout))
 
 
 def trigram(train: list[bytes], heldout: list[bytes]) -> float:
-    """Cross-entropy of the held-out bytes under the byte trigram with back-off fitted on `train`."""
+    """Cross-entropy of the held-out bytes under a ByteTrigram fitted on `train`."""
     return float(-np.log2(ByteTrigram(train).probability(*_windows(heldout))).sum() / _size(heldout))
 
 
 def xz(heldout: list[bytes]) -> float:
-    """Size of `xz -9` of the held-out documents put end to end, in bits per byte."""
+    """Size of the concatenated held-out documents after `xz -9`, in bits per byte."""
     return 8 * len(lzma.compress(b"".join(heldout), preset=9)) / _size(heldout)
 
 
-def marks(train: list[bytes], heldout: list[bytes]) -> dict[str, float]:
-    """The three marks by their printed names, weakest first; UserError where the held-out split has no bytes."""
+def compression_baselines(train: list[bytes], heldout: list[bytes]) -> dict[str, float]:
+    """Bits per byte of each baseline by its printed name, weakest first. Raises UserError if `heldout` has no bytes."""
     return {
         "unigram entropy": unigram_entropy(train, heldout),
         "byte trigram": trigram(train, heldout),
@@ -66,25 +66,26 @@ def marks(train: list[bytes], heldout: list[bytes]) -> dict[str, float]:
 
 
 def _interpolate(count, total, types, shorter):
-    # max: a context never seen has neither count nor types, and its quotient is replaced anyway
+    # An unseen context has total = types = 0. np.where discards its quotient; max only avoids 0/0.
     return np.where(total > 0, (count + types * shorter) / np.maximum(total + types, 1), shorter)
 
 
 def _totals(counts):
-    """Bytes seen after each context, and how many different ones."""
+    """For each context: the number of bytes seen after it, and the number of distinct ones."""
     by_context = counts.reshape(-1, 256)
     return by_context.sum(1, dtype=np.int64), np.count_nonzero(by_context, axis=1)
 
 
 def _windows(documents: list[bytes]):
-    """Every byte of the documents with the two before it: three int32 arrays [bytes]."""
+    """Every byte of the documents after its two predecessors: three int32 arrays [bytes]."""
     padded = np.frombuffer(b"".join(b"\0\0" + document for document in documents), np.uint8).astype(np.int32)
     lengths = np.array([len(document) + 2 for document in documents], np.int64)
     starts = np.cumsum(lengths) - lengths
     predicted = np.ones(len(padded), bool)
-    predicted[starts] = predicted[starts + 1] = False
-    where = np.flatnonzero(predicted)
-    return padded[where - 2], padded[where - 1], padded[where]
+    predicted[starts] = False
+    predicted[starts + 1] = False
+    at = np.flatnonzero(predicted)
+    return padded[at - 2], padded[at - 1], padded[at]
 
 
 def _bytes(documents: list[bytes]):
