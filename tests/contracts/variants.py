@@ -354,7 +354,8 @@ def tree_error(actual, expected) -> float:
 
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
     """Every axis that the model can be cut along, in twos; the batch takes what is left."""
-    heads = [n for b in config.blocks.values() for n in (b.attention.heads, b.attention.kv_heads) if n > 1]
+    options = [block.attention for block in config.blocks.values()]
+    heads = [a.heads for a in options] + [a.kv_heads for a in options if a.kv_heads > 1]  # a single one is every device's
     experts = [b.feed_forward.moe.experts for b in config.blocks.values() if b.feed_forward.kind == "moe"]
     sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}
     sizes["context"] = 2 if devices >= 32 else 1
