@@ -249,8 +249,8 @@ def _check_moe(model: ModelConfig, moe: MoeConfig, key: str) -> None:
     apart = "at most 1 under expert='softmax': side by side they would share one softmax"
     require(moe.shared <= 1 or moe.expert != "softmax", f"{key}.shared", moe.shared, apart)
     if moe.routing == "token_choice":
-        gate = "False under top_k=1: the gate would be 1 whatever the router says, and its gradient 0"
-        require(moe.top_k > 1 or not moe.renormalise, f"{key}.renormalise", True, gate)
+        alone = "at least 2 with renormalise=True: a single renormalised gate is 1 whatever the router says, its gradient 0"
+        require(moe.top_k > 1 or not moe.renormalise, f"{key}.top_k", moe.top_k, alone)
         needs = "at least 1 where an expert's capacity is a share of it"
         require(not moe.capacity or model.max_length > 0, "model.max_length", model.max_length, needs)
         return

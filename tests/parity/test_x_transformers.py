@@ -2,7 +2,8 @@
 
 What the library does otherwise than the equations, and the weights that take it up:
 - persistent memory: its keys and values are trained as they are read; ours times sqrt(K) and sqrt(M) (the paper's code);
-- SoLU: its LayerNorm has no bias; ours goes through W_down into the next bias;
+- SoLU: its LayerNorm has no bias; ours goes through W_down into the next bias. It norms x softmax(x), whose variance is near
+  the norm's epsilon, where ours norms x exp(x - max): both are compared without an epsilon;
 - T5: its biases are multiplied by sqrt(K), the paper's are not;
 - learned positions: multiplied by 1/sqrt(D); RMSNorm has no epsilon; RoPE turns neighbouring dimensions, half of them;
 - grouped queries: head h reads key h mod G, where the paper's groups are neighbours.
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.parity
 RMS = {"norm": "rms", "final_norm": "rms", "norm_epsilon": 0.0}
 SCALE = {"norm": "scale", "final_norm": "scale", "norm_epsilon": 0.0}
 DYT = {"norm": "dyt", "final_norm": "dyt", "norm_bias": True}
+NO_FEED_FORWARD = {"feed_forward.bias": False, "feed_forward.hidden": 0}
+NO_EPSILON = 1e-30
 # {what: (changes of our config, arguments of their Decoder)}
 CASES = {
     "pre-norm, GELU": ({}, {}),
@@ -36,10 +39,10 @@ CASES = {
         {"attn_num_mem_kv": 5, "attn_kv_heads": 2},
     ),
     "all-attention": (
-        {"layout": "all_attention", "attention.memory_slots": 24, "final_norm": "none"},
+        {"layout": "all_attention", "attention.memory_slots": 24, "final_norm": "none", **NO_FEED_FORWARD},
         {"only_attn": True, "pre_norm": False, "attn_num_mem_kv": 24},
     ),
-    "SoLU": ({"feed_forward.kind": "solu"}, {"ff_solu": True}),
+    "SoLU": ({"feed_forward.kind": "solu", "norm_epsilon": NO_EPSILON}, {"ff_solu": True}),
     "ReLU squared": ({"feed_forward.kind": "relu2"}, {"ff_relu_squared": True}),
     "SwiGLU": ({"feed_forward.kind": "swiglu"}, {"ff_glu": True, "ff_swish": True}),
     "GeGLU": ({"feed_forward.kind": "geglu"}, {"ff_glu": True}),
@@ -145,7 +148,12 @@ def feed_forward(block, p: dict, place: str) -> dict:
 def check(name: str, dtype: str, parity):
     changes, arguments = CASES[name]
     config = config_of({"feed_forward.bias": True, **changes}, dtype)
-    error = difference(config, decoder(config, arguments), state, lambda theirs, tokens_BL: theirs(tokens_BL))
+    theirs = decoder(config, arguments)
+    if config.blocks["main"].norm_epsilon == NO_EPSILON:
+        for module in theirs.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = NO_EPSILON
+    error = difference(config, theirs, state, lambda theirs, tokens_BL: theirs(tokens_BL))
     parity("x-transformers", name, dtype, error)
 
 
