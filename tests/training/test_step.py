@@ -71,6 +71,19 @@ def compiled(config):
     return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
 
 
+def test_auxiliary_losses_are_averages_over_tokens_whatever_their_weights():
+    """A labelled batch weighs some tokens only; the router has chosen experts for all of them."""
+    batch = make_batch([8, 3, 8, 5, 2, 8, 1, 6])
+    few = batch | {"weights": batch["weights"] * (jnp.arange(8) % 4 == 0)}
+    config, found = make_config(MOE), []
+    for each in (batch, few):
+        params, gradient = compiled(config)
+        found.append(gradient(params, each)[1])
+    assert found[0]["loss"] != found[1]["loss"]
+    for name in ("balance_loss", "router_z_loss"):
+        assert found[0][name] == found[1][name] > 0
+
+
 def grads_of(config, batch):
     params, gradient = compiled(config)
     return gradient(params, batch)
