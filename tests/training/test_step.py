@@ -146,6 +146,15 @@ def test_averaged_weights_follow_the_weights():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state["ema"], expected)
 
 
+def test_an_update_leaves_spans_within_their_bounds():
+    """Spans start at 0, and a large span_loss pushes them below."""
+    spans = BlockConfig(attention=AttentionConfig(span="adaptive", span_ramp=2, span_loss=10.0))
+    state, metrics = run_steps(make_config(spans), [make_batch([8] * 8)])
+    fraction = state["params"]["blocks"]["main"]["attention"]["span"]["fraction"]
+    assert metrics["gradient_norm"] > 0 and fraction.shape == (2, 4)
+    assert fraction.min() >= 0
+
+
 def test_layer_norms_name_every_parameter_and_layer():
     config = replace(make_config(), log=LogConfig(layer_norms=True))
     state, metrics = run_steps(config, [make_batch([8] * 8)])
