@@ -28,7 +28,7 @@ from xfresearch.models.norms import Norm
 
 B, L, SHORT = 32, 64, 4
 EXPERTS = 8  # of all models here; heads have 8 outputs too, and are rounded at their taps
-ROUNDING = 1.5  # times what roundings alone make: between the places where they are made here there are a few others
+ROUNDING = 2.5  # times what roundings alone make: between the places where they are made here there are others
 # Biases, gains of branches, the scale and both tables of embeddings, gains after the cast: sums over tokens.
 EVERY_DAY = [
     *("attention.bias=('query', 'key', 'value', 'output')", "feed_forward.bias=True", "layout=skipless"),
