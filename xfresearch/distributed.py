@@ -23,8 +23,11 @@ from xfresearch.errors import Stopped, UserError
 SHUTDOWN_SECONDS = 3600  # that a process waits for the first one's report at the end
 FINDING_SECONDS = 10  # that the runtime takes, after the heartbeat, to end a process that has lost another
 WORDS_SECONDS = 3  # that the first process, to which all are connected, outlives a mistake that is everyone's
-# How errors of collectives read when another process is gone (Gloo on CPU, NCCL on GPU, the runtime's own calls).
-LOST = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier")
+# What the runtime says of a collective operation that failed (Gloo on CPU, NCCL on GPU), as it does when a process is gone.
+COLLECTIVE = re.compile(r"(?i:Gloo|NCCL|All(Gather|Reduce)|coordination)")
+# The same, and what its other calls say then. A file system that cannot be reached may say that too.
+RUNTIME = r"UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier"
+LOST = re.compile(f"{COLLECTIVE.pattern}|{RUNTIME}")
 
 _HANDLERS = ctypes.pythonapi  # Python's `signal` can neither see nor put back a handler that was set in C
 _jax_handler = None  # the one that JAX sets for SIGTERM, which passes it on to all processes as a notice

@@ -9,7 +9,6 @@ write never looks like a checkpoint.
 """
 
 import logging
-import re
 import sys
 from functools import cache
 
@@ -23,8 +22,6 @@ from xfresearch.config import CheckpointConfig
 from xfresearch.errors import Stopped
 
 ITEMS = ("params", "ema", "rest")
-# What the runtime says of a collective operation that failed. It raises ValueError or RuntimeError, as writing does.
-COLLECTIVE = re.compile(r"Gloo|NCCL|All(Gather|Reduce)|coordination", re.IGNORECASE)
 
 
 class Corrupt(Exception):
@@ -146,7 +143,7 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # a full disk, a lost mount: what Orbax raises differs by file system
-            if distributed.several() and COLLECTIVE.search(_reason(error)):
+            if distributed.several() and distributed.COLLECTIVE.search(_reason(error)):
                 raise  # another process is gone: that is said, and not that a write failed
             kept = steps(self.directory.parent)
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
