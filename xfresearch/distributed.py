@@ -23,8 +23,12 @@ from xfresearch.errors import Stopped, UserError
 SHUTDOWN_SECONDS = 3600  # how long a process waits at the end for process 0, which writes the report
 DETECTION_SECONDS = 10  # after the heartbeat timeout: the time the runtime takes to end a process that has lost another
 ERROR_SECONDS = 3  # process 0, the coordinator, outlives an error that all processes share by this long
-# Errors of collectives when another process is lost (Gloo on CPU, NCCL on GPU, the runtime's own calls).
-LOST = re.compile(r"Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier")
+# Errors of a failed collective (Gloo on CPU, NCCL on GPU), as when another process is lost.
+COLLECTIVE = re.compile(r"(?i:Gloo|NCCL|All(Gather|Reduce)|coordination)")
+# Errors of a collective, or of the runtime's other calls when another process is lost. An unreachable file system may
+# raise the latter too.
+RUNTIME = r"UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier"
+LOST = re.compile(f"{COLLECTIVE.pattern}|{RUNTIME}")
 
 _HANDLERS = ctypes.pythonapi  # Python's `signal` can neither read nor restore a handler that was set in C
 _jax_handler = None  # JAX's SIGTERM handler, which passes a preemption notice to all processes

@@ -39,8 +39,9 @@ MORE = {
     "blocks.main.attention.t5_distance": [17],
     "blocks.main.attention.rope.theta": [100.0],
     "blocks.main.attention.rope.factor": [2.0],
-    "blocks.main.attention.rope.low_frequency": [0.5],
-    "blocks.main.attention.rope.high_frequency": [3.0],
+    # Far enough from the defaults that YaRN's blend, which ends at whole dimensions, moves in a head of 8.
+    "blocks.main.attention.rope.low_frequency": [0.1],
+    "blocks.main.attention.rope.high_frequency": [1.001],
     "blocks.main.attention.rope.original_length": [16],
     "blocks.main.attention.rope.attention_factor": [2.0],
     "blocks.main.attention.clip": [0.1],
@@ -59,6 +60,11 @@ MORE = {
 SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
 SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
 VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
+# (option, value, model) that compute the same, and the reason.
+EQUAL = {
+    ("causal", False, "attention.kind=slots"): "slots do not mix positions",
+    ("blocks.main.layout", "no_residual_between", "layout=fused_output"): "after resolving, that model has no W_O",
+}
 # Models that lack a part, and the options of this part.
 WITHOUT_A_PART = {"layout=all_attention": ".feed_forward.", "attention.kind=lambda": ".attention."}
 CONTEXTS = ("base", *WITHOUT_A_PART, "feed_forward.kind=moe", "layout=skipless", "norm=dyt", "attention.position=rope")
@@ -99,7 +105,7 @@ def check(path: str, name: str) -> None:
             changed = resolve_model(change(base, path, value))
         except UserError:
             continue
-        if changed != base:
+        if changed != base and (path, value, name) not in EQUAL:
             assert differ(computed(changed), computed(base)), f"{path}={value!r} changes nothing in {name}"
 
 
@@ -134,7 +140,7 @@ A, F = B + "attention.", B + "feed_forward."
         ({A + "rank": 33, A + "query": "merged"}, "rank=33 .* at most model.width=32"),
         ({B + "layout": "post_norm"}, "final_norm='layer' .* 'none' if the last block, with layout='post_norm'"),
         ({B + "layout": "resi_dual", "final_norm": "none"}, "final_norm='none' .* a norm with layout='resi_dual'"),
-        ({F + "kind": "moe", F + "moe.top_k": 1}, "renormalise=True .* its gradient 0"),
+        ({F + "kind": "moe", F + "moe.top_k": 1}, "top_k=1 .* at least 2 with renormalise=True"),
         (
             {B + "layout": "fused_output", A + "memory_slots": 4, A + "memory_activation": "relu"},
             "memory_activation='relu' .* 'softmax' with a layout whose feed-forward reads the heads",

@@ -100,14 +100,15 @@ def mistral(draw: Draw):
 def mixtral(draw: Draw):
     from transformers import MixtralConfig
 
-    sizes = {**llama_like(draw), **head_dim(draw), **experts(draw, "num_local_experts")}
+    sizes = {**llama_like(draw), **head_dim(draw), **experts(draw, "num_local_experts", 2, 3)}
     # Without a head size, MixtralConfig has head_dim=None, with which the yarn of `transformers` fails.
     sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
     return MixtralConfig(**sizes, sliding_window=draw.pick(None, 5, 11))
 
 
-def experts(draw: Draw, count: str) -> dict:
-    return {count: draw.pick(3, 4, 5), "num_experts_per_tok": draw.pick(1, 2, 3)}
+def experts(draw: Draw, count: str, *chosen: int) -> dict:
+    """A single expert only where its gate is not renormalised: it would be 1, which we refuse."""
+    return {count: draw.pick(3, 4, 5), "num_experts_per_tok": draw.pick(*chosen)}
 
 
 def qwen2(draw: Draw):
@@ -155,8 +156,10 @@ def olmo2(draw: Draw):
 def olmoe(draw: Draw):
     from transformers import OlmoeConfig
 
-    sizes = {**llama_like(draw), **clipped(draw), **experts(draw, "num_experts")}
-    return OlmoeConfig(**sizes, norm_topk_prob=draw.pick(True, False))
+    renormalised = draw.pick(True, False)
+    chosen = (2, 3) if renormalised else (1, 2, 3)
+    sizes = {**llama_like(draw), **clipped(draw), **experts(draw, "num_experts", *chosen)}
+    return OlmoeConfig(**sizes, norm_topk_prob=renormalised)
 
 
 def clipped(draw: Draw) -> dict:

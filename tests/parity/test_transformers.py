@@ -8,6 +8,7 @@ import pytest
 
 from tests.parity.weights import DEPTH, HEADS, MISSING, WIDTH, config_of, difference, layers_of, matrix
 from xfresearch.models.mixers.softmax.logit_bias import t5_bucket
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -45,7 +46,7 @@ def affine(name: str, p: dict) -> dict:
 
 
 OURS = {
-    **{"norm_bias": True, "attention.bias": True, "attention.position": "alibi", "embedding_norm": "layer"},
+    **{"norm_bias": True, "attention.bias": PROJECTIONS, "attention.position": "alibi", "embedding_norm": "layer"},
     **{"feed_forward.bias": True, "feed_forward.kind": "gelu_tanh", "feed_forward.hidden": 4 * WIDTH},
     "tie_embeddings": True,
 }

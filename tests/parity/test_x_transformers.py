@@ -3,7 +3,8 @@
 The library differs from the papers' equations in these points; the conversion of weights compensates for them:
 - persistent memory: it trains keys and values as they are used; ours are multiplied by sqrt(K) and sqrt(M), as in the
   paper's code;
-- SoLU: its LayerNorm has no bias; ours is added to the next bias, multiplied by W_down;
+- SoLU: its LayerNorm has no bias; ours is added to the next bias, multiplied by W_down. It normalises x softmax(x), whose
+  variance is near the norm's epsilon; ours normalises x exp(x - max). Both are compared without an epsilon;
 - T5: it multiplies the biases by sqrt(K), the paper does not;
 - learned positions: it multiplies them by 1/sqrt(D);
 - RMSNorm: it has no epsilon;
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.parity
 RMS = {"norm": "rms", "final_norm": "rms", "norm_epsilon": 0.0}
 SCALE = {"norm": "scale", "final_norm": "scale", "norm_epsilon": 0.0}
 DYT = {"norm": "dyt", "final_norm": "dyt", "norm_bias": True}
+NO_FEED_FORWARD = {"layout": "all_attention"}
+NO_EPSILON = 1e-30
 # {case: (changes of our config, arguments of the library's Decoder)}
 CASES = {
     "pre-norm, GELU": ({}, {}),
@@ -39,10 +42,10 @@ CASES = {
         {"attn_num_mem_kv": 5, "attn_kv_heads": 2},
     ),
     "all-attention": (
-        {"layout": "all_attention", "attention.memory_slots": 24, "final_norm": "none"},
+        {"layout": "all_attention", "attention.memory_slots": 24, "final_norm": "none", **NO_FEED_FORWARD},
         {"only_attn": True, "pre_norm": False, "attn_num_mem_kv": 24},
     ),
-    "SoLU": ({"feed_forward.kind": "solu"}, {"ff_solu": True}),
+    "SoLU": ({"feed_forward.kind": "solu", "norm_epsilon": NO_EPSILON}, {"ff_solu": True}),
     "ReLU squared": ({"feed_forward.kind": "relu2"}, {"ff_relu_squared": True}),
     "SwiGLU": ({"feed_forward.kind": "swiglu"}, {"ff_glu": True, "ff_swish": True}),
     "GeGLU": ({"feed_forward.kind": "geglu"}, {"ff_glu": True}),
@@ -151,7 +154,12 @@ def feed_forward(block, p: dict, prefix: str) -> dict:
 def check(name: str, dtype: str, parity):
     changes, arguments = CASES[name]
     config = config_of({"feed_forward.bias": True, **changes}, dtype)
-    error = difference(config, decoder(config, arguments), state, lambda theirs, tokens_BL: theirs(tokens_BL))
+    theirs = decoder(config, arguments)
+    if config.blocks["main"].norm_epsilon == NO_EPSILON:
+        for module in theirs.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = NO_EPSILON
+    error = difference(config, theirs, state, lambda theirs, tokens_BL: theirs(tokens_BL))
     parity("x-transformers", name, dtype, error)
 
 

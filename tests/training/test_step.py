@@ -62,6 +62,19 @@ def compiled(config):
     return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
 
 
+def test_auxiliary_losses_are_averages_over_tokens_whatever_their_weights():
+    """A labelled batch has weights above 0 for some tokens only; the router has chosen experts for all of them."""
+    batch = make_batch([8, 3, 8, 5, 2, 8, 1, 6])
+    few = batch | {"weights": batch["weights"] * (jnp.arange(8) % 4 == 0)}
+    config, found = make_config(MOE), []
+    for each in (batch, few):
+        params, gradient = compiled(config)
+        found.append(gradient(params, each)[1])
+    assert found[0]["loss"] != found[1]["loss"]
+    for name in ("balance_loss", "router_z_loss"):
+        assert found[0][name] == found[1][name] > 0
+
+
 def grads_of(config, batch):
     params, gradient = compiled(config)
     return gradient(params, batch)
@@ -122,6 +135,15 @@ def test_averaged_weights_follow_the_weights():
     state, _ = run_steps(config, [batch])
     expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, state["params"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state["ema"], expected)
+
+
+def test_an_update_leaves_spans_within_their_bounds():
+    """Spans start at 0, and a large span_loss pushes them below."""
+    spans = make_block(attention={"span": "adaptive", "span_ramp": 2, "span_loss": 10.0})
+    state, metrics = run_steps(make_config(spans), [make_batch([8] * 8)])
+    fraction = state["params"]["blocks"]["main"]["attention"]["span"]["fraction"]
+    assert metrics["gradient_norm"] > 0 and fraction.shape == (2, 4)
+    assert fraction.min() >= 0
 
 
 def test_layer_norms_name_every_parameter_and_layer():

@@ -118,8 +118,8 @@ def _check(moe: MoeConfig, place: Place, key: str) -> None:
     allowed = "at most 1 with expert='softmax': several shared experts would have one softmax"
     require(moe.shared <= 1 or moe.expert != "softmax", f"{key}.shared", moe.shared, allowed)
     if moe.routing == "token_choice":
-        allowed = "False with top_k=1: the gate would always be 1, and its gradient 0"
-        require(moe.top_k > 1 or not moe.renormalise, f"{key}.renormalise", True, allowed)
+        allowed = "at least 2 with renormalise=True: one gate would always be 1, and its gradient 0"
+        require(moe.top_k > 1 or not moe.renormalise, f"{key}.top_k", moe.top_k, allowed)
         allowed = "at least 1 with a capacity: the capacity of an expert is proportional to it"
         require(not moe.capacity or place.max_length > 0, "model.max_length", place.max_length, allowed)
         return
