@@ -16,6 +16,18 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", r"error:::(xfresearch|tests)\b")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Runs a test with the mark `covers`, and fails it if it does not set these options."""
+    paths = [path for mark in item.iter_markers("covers") for path in mark.args]
+    if not paths:
+        return (yield)
+    from tests.covers import checked
+
+    with checked(paths):
+        return (yield)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data sets, which is next to the repository and never committed."""

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.contracts import variants
+from tests.covers import covered
 from tests.models import reference
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.layouts import LAYOUTS
@@ -21,11 +22,7 @@ def test_every_variant_has_a_reference(table, ours):
 def test_every_option_is_varied_or_covered_elsewhere():
     sites = {path for path in FIELDS if ".norms." in path}
     varied = {path for path, values in variants.choices().items() if values and not path.endswith((".kind", ".layout"))}
-    assert set(FIELDS) == varied.union(sites, variants.ELSEWHERE, variants.SIZES & FIELDS.keys())
-    assert not varied & variants.ELSEWHERE.keys()
-    for path, file in variants.ELSEWHERE.items():
-        name = path.rsplit(".", 1)[-1]
-        assert name in (variants.ROOT / file).read_text(), f"{file} does not mention {name}"
+    assert set(FIELDS) == varied.union(sites, covered(), variants.SIZES & FIELDS.keys())
 
 
 def test_every_norm_site_is_set_in_some_variant():

@@ -72,7 +72,7 @@ NEEDS = {
     ("feed_forward[moe].moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
     ("attention[slots].query", "identity_whole"): {"attention.head_size": 32},
 }
-# Values for options that are numbers. Every other number is in SIZES or ELSEWHERE.
+# Values for options that are numbers. Every other number is in SIZES or has a test with the mark `covers`.
 NUMBERS = {
     "logit_softcap": [2.0],
     "position_offset": [2],
@@ -120,37 +120,9 @@ SIZES = {
     *("blocks.main.attention[slots].heads", "blocks.main.attention[slots].memory_slots"),
     "blocks.main.attention[lambda].heads",
 }
-# Options that do not change the deterministic forward pass in one precision, and the test that covers them.
-ELSEWHERE = {
-    "init": "tests/models/test_initialisation.py",
-    "init_std": "tests/models/test_initialisation.py",
-    "embedding_std": "tests/models/test_initialisation.py",
-    "blocks.main.norm_alpha": "tests/models/test_initialisation.py",
-    "blocks.main.branch_gain": "tests/models/test_initialisation.py",
-    "dtype": "tests/models/test_precision.py",
-    "param_dtype": "tests/models/test_precision.py",
-    "blocks.main.norm_cast": "tests/models/test_precision.py",
-    "causal": "tests/models/test_bidirectional.py",
-    "dropout": "tests/models/test_dropout.py",
-    "blocks.main.dropout": "tests/models/test_dropout.py",
-    "blocks.main.attention.dropout": "tests/models/test_dropout.py",
-    "blocks.main.attention[slots].dropout": "tests/models/test_dropout.py",
-    "blocks.main.attention.rope.theta": "tests/models/test_positions.py",
-    "blocks.main.attention.rope.factor": "tests/models/test_positions.py",
-    "blocks.main.attention.rope.low_frequency": "tests/models/test_positions.py",
-    "blocks.main.attention.rope.high_frequency": "tests/models/test_positions.py",
-    "blocks.main.attention.rope.attention_factor": "tests/models/test_positions.py",
-    "blocks.main.attention.rope.original_length": "tests/models/test_positions.py",
-    "blocks.main.attention.t5_buckets": "tests/models/test_positions.py",
-    "blocks.main.attention.t5_distance": "tests/models/test_positions.py",
-    "blocks.main.attention.span_ramp": "tests/models/test_adaptive_span.py",
-    "blocks.main.attention.span_loss": "tests/models/test_adaptive_span.py",
-    "blocks.main.feed_forward[moe].moe.routing": "tests/models/test_bidirectional.py",
-    "blocks.main.feed_forward[moe].moe.jitter": "tests/models/test_moe.py",
-    "blocks.main.feed_forward[moe].moe.bias_speed": "tests/training/test_routing.py",
-    "blocks.main.feed_forward[moe].moe.balance_loss": "tests/models/test_parts.py",
-    "blocks.main.feed_forward[moe].moe.z_loss": "tests/models/test_parts.py",
-}
+# Options with a closed list of values that do not change the deterministic forward pass of a causal model in one
+# precision. Their tests have the mark `covers`.
+COVERED = {"init", "dtype", "param_dtype", "causal", "blocks.main.norm_cast", "blocks.main.feed_forward[moe].moe.routing"}
 
 
 def plain_path(path: str) -> str:
@@ -207,7 +179,7 @@ def choices() -> dict:
     for path, hint in fields().items():
         closed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         closed = (False, True) if hint is bool else closed
-        if closed and path not in ELSEWHERE and ".norms." not in path:
+        if closed and path not in COVERED and ".norms." not in path:
             usual = get(model(needed(path, None)), path)
             found[path] = [value for value in closed if value != usual]
     return found | NUMBERS | FEW | TUPLES

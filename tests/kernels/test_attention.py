@@ -300,7 +300,7 @@ def test_compute_capability_is_parsed_from_the_device(attribute, capability, mon
 def test_a_kernel_that_does_not_support_the_call_is_refused_with_the_reason(name, reason, named):
     named = dict(named)
     (q, k, v, memory), _ = draw(L=named.pop("L", 128))
-    with pytest.raises(UserError, match=rf"attention.kernel='{name}' is not allowed here: .*{reason}"):
+    with pytest.raises(UserError, match=rf"config.training.attention_kernel='{name}' is not allowed here: .*{reason}"):
         choose_attention(call(q, k, v, memory, **named), name)
 
 

@@ -192,7 +192,7 @@ def test_choice_by_platform_and_dtype(call, name):
 def test_an_unknown_or_unsupported_kernel_is_refused():
     with pytest.raises(UserError, match="did you mean 'ragged'"):
         choose_grouped_matmul(Call("cpu"), "raged")
-    reason = "moe.kernel='megablox' is not allowed here: it needs a TPU, and the platform is gpu"
+    reason = "config.training.expert_kernel='megablox' is not allowed here: it needs a TPU, and the platform is gpu"
     with pytest.raises(UserError, match=reason):
         choose_grouped_matmul(Call("gpu"), "megablox")
     with pytest.raises(UserError, match="it does not support float64"):

@@ -53,6 +53,7 @@ def test_masking_before_the_softmax_equals_masking_after_it_with_renormalisation
     assert np.count_nonzero(np.asarray(w_BHLS[0, 0, 7])) == 4  # with span 0, only the ramp is left: x = 0, 1, 2, 3
 
 
+@pytest.mark.covers("blocks.main.attention.span_ramp")
 def test_gradient_of_the_span_equals_finite_differences(x64):
     config = adaptive(window=8)
     tokens_BL = tokens_for(config)

@@ -11,7 +11,7 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.closed_form import costs
 from xfresearch.models.context import Context
 from xfresearch.models.counting import count_flops
@@ -40,6 +40,7 @@ def sees(config, segments_BL=None):
     return np.abs(gradients).max(-1) > 0
 
 
+@pytest.mark.covers("causal")
 @pytest.mark.parametrize("changes", [{"causal": False}, EXPERT_CHOICE], ids=["dense", "expert_choice"])
 def test_every_position_sees_every_other_of_its_document(changes, x64):
     config = in_float64(model(changes | {"depth": 1}))
@@ -79,11 +80,12 @@ def test_a_model_is_causal_by_default(x64):
 def mixture(**changes):
     config = in_float64(model(EXPERT_CHOICE | {MOE + name: value for name, value in changes.items()}))
     params = random_params(config)
-    first = transformer.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
+    first = layers.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
     x_BLD = jnp.asarray(np.random.default_rng(1).standard_normal((2, 8, config.width)))
     return config, first, reference.pick(params["blocks"]["main"], 0)["feed_forward"], x_BLD
 
 
+@pytest.mark.covers("blocks.main.feed_forward[moe].moe.routing")
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_expert_choice_equals_the_reference(scores, x64):
     config, first, p, x_BLD = mixture(scores=scores)

@@ -20,7 +20,7 @@ from tests.contracts.variants import ROOT, in_float64, random_params, tree_error
 from tests.contracts.variants import model as resolved
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.sharding.mesh import AXES
@@ -74,7 +74,7 @@ def run(case: str) -> dict:
     segments_BL = (np.arange(L) < np.array(LENGTHS)[:, None]).astype(np.int32)
 
     def loss(params, x_BLD, mesh):
-        layer = transformer.unstack(transformer.bind(config, params).blocks["main"], 1)[0].feed_forward
+        layer = layers.unstack(transformer.bind(config, params).blocks["main"], 1)[0].feed_forward
         y_BLD, _, aux = layer(x_BLD, Context(None, segments_BL, mesh=mesh))
         return (y_BLD * dy_BLD).sum() + sum(x.sum() for x in aux.losses.values()), (y_BLD, aux.statistics)
 

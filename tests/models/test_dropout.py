@@ -15,6 +15,8 @@ from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, make_train_step
 
 SITES = ["dropout", "blocks.main.dropout", "blocks.main.attention.dropout"]
+SLOTS = {"blocks.main.attention.kind": "slots", "blocks.main.attention.memory_slots": 32}
+CASES = [({}, site, site) for site in SITES] + [(SLOTS, SITES[-1], "blocks.main.attention[slots].dropout")]
 KEY = jax.random.key(3)
 
 
@@ -44,19 +46,21 @@ def test_dropout_keeps_the_dtype():
 
 def test_masks_differ_between_layers_and_sites_and_repeat_for_a_key():
     x = jnp.ones((50, 50))
-    draws = {
-        (i, site): context().layer(i).dropout(x, 0.5, site) for i in range(3) for site in ("attention", "feed_forward")
-    }
+    sites = ("attention", "feed_forward")
+    draws = {(i, site): context().layer(i, "main").dropout(x, 0.5, site) for i in range(3) for site in sites}
     for a in draws:
         for b in draws:
             same = float((draws[a] == draws[b]).mean())
             assert same == 1 if a == b else 0.4 < same < 0.6
-    np.testing.assert_array_equal(draws[2, "attention"], context().layer(2).dropout(x, 0.5, "attention"))
+    np.testing.assert_array_equal(draws[2, "attention"], context().layer(2, "main").dropout(x, 0.5, "attention"))
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_every_site_depends_on_the_key_and_is_off_without_one(site):
-    config, plain = model({site: 0.5}), model()
+@pytest.mark.parametrize(
+    "changes, site", [pytest.param(*case, marks=pytest.mark.covers(path), id=path) for *case, path in CASES]
+)
+def test_every_site_depends_on_the_key_and_is_off_without_one(changes, site):
+    config = model(changes | {site: 0.5})
+    plain = model(changes)
     params = random_params(config)
     tokens_BL = tokens_for(config)
     keys = (KEY, KEY, jax.random.key(4), None)

@@ -41,6 +41,7 @@ def test_fan_in_sets_the_std_by_the_number_of_inputs(path, expected):
     assert found == pytest.approx(expected * TRUNCATED, rel=0.02)
 
 
+@pytest.mark.covers("init", "init_std")
 def test_with_normal_the_std_is_init_std_for_every_fan_in():
     changes = {"init": "normal", "init_std": 0.05}
     for path in [("embed", "table"), block("attention", "query", "kernel"), block("feed_forward", "up", "kernel")]:
@@ -48,6 +49,7 @@ def test_with_normal_the_std_is_init_std_for_every_fan_in():
     assert std_of(changes, *block("attention", "output", "kernel")) == pytest.approx(0.025 * TRUNCATED, rel=0.03)
 
 
+@pytest.mark.covers("embedding_std")
 @pytest.mark.parametrize("init", ["fan_in", "normal"])
 def test_embedding_std_changes_only_the_token_embedding(init):
     changes = {"init": init, "tie_embeddings": False, "position": "learned", "max_length": 512}
@@ -78,6 +80,7 @@ def test_logits_of_a_merged_matrix_are_as_large_as_those_of_query_and_key():
     assert found == pytest.approx(32**0.5 / 128 * TRUNCATED, rel=0.02)
 
 
+@pytest.mark.covers("blocks.main.norm_alpha", "blocks.main.branch_gain")
 def test_initial_values_of_scalars():
     def first(changes, *path):
         params = transformer.init(model(changes), jax.random.key(0))

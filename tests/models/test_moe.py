@@ -13,7 +13,7 @@ import pytest
 from tests.contracts.variants import VARIANTS, forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
@@ -36,7 +36,7 @@ def sparse(depth=1, **options):
 def layer(config):
     """The first layer's mixture, its parameters in NumPy, and inputs [2, 8, D]."""
     params = random_params(config)
-    first = transformer.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
+    first = layers.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
     x_BLD = np.random.default_rng(1).standard_normal((2, 8, config.width))
     return first, reference.pick(params["blocks"]["main"], 0)["feed_forward"], x_BLD
 
@@ -185,6 +185,7 @@ def jitter(value):
     return {"blocks.main.feed_forward.moe.jitter": value}
 
 
+@pytest.mark.covers("blocks.main.feed_forward[moe].moe.jitter")
 def test_jitter_depends_on_the_key_changes_only_the_router_and_is_equal_when_scanned(x64):
     config = sparse(depth=2)
     noisy = model(jitter(0.5), config)

@@ -14,7 +14,26 @@ from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.norms import NORMS
 
 DTYPES = ["float64", "float32"]
-T5 = {"blocks.main.attention.position": "t5", "blocks.main.attention.t5_buckets": 6}
+A = "blocks.main.attention."
+F = "blocks.main.feed_forward."
+ROPE = {A + "position": "rope"}
+T5 = {A + "position": "t5", A + "t5_buckets": 6}
+LLAMA3 = ROPE | {A + "rope.scaling": "llama3", A + "rope.original_length": 64}
+YARN = ROPE | {A + "rope.scaling": "yarn", A + "rope.original_length": 64}
+# {option: changes that set it to a value that no variant has}
+NUMERIC = {
+    A + "rope.theta": ROPE | {A + "rope.theta": 50.0},
+    A + "rope.factor": ROPE | {A + "rope.scaling": "linear", A + "rope.factor": 3.0},
+    A + "rope.low_frequency": LLAMA3 | {A + "rope.low_frequency": 0.5},
+    A + "rope.high_frequency": LLAMA3 | {A + "rope.high_frequency": 9.0},
+    A + "rope.original_length": YARN | {A + "rope.original_length": 16},
+    A + "rope.attention_factor": YARN | {A + "rope.attention_factor": 1.3},
+    A + "t5_buckets": T5,
+    A + "t5_distance": T5 | {A + "t5_distance": 5},
+    A + "span_loss": {A + "span": "adaptive", A + "span_loss": 0.7},
+    "blocks.main.feed_forward[moe].moe.balance_loss": {F + "kind": "moe", F + "moe.balance_loss": 0.7},
+    "blocks.main.feed_forward[moe].moe.z_loss": {F + "kind": "moe", F + "moe.z_loss": 0.3},
+}
 
 
 def values(*shape, dtype="float64", seed=0):
@@ -58,20 +77,7 @@ def test_sinusoidal_positions_equal_the_reference(width, x64):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"blocks.main.attention.position": "rope", "blocks.main.attention.rope.theta": 50.0},
-        T5,
-        {
-            "blocks.main.attention.position": "t5",
-            "blocks.main.attention.t5_buckets": 6,
-            "blocks.main.attention.t5_distance": 5,
-        },
-        {"blocks.main.attention.span": "adaptive", "blocks.main.attention.span_loss": 0.7},
-        {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.balance_loss": 0.7},
-        {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.moe.z_loss": 0.3},
-    ],
-    ids=["theta", "t5_buckets", "t5_distance", "span_loss", "balance_loss", "z_loss"],
+    "changes", [pytest.param(changes, marks=pytest.mark.covers(path), id=path) for path, changes in NUMERIC.items()]
 )
 def test_numeric_options_equal_the_reference(changes, x64):
     config = in_float64(model(changes))

@@ -5,7 +5,7 @@ import pytest
 
 from tests.contracts.variants import VARIANTS, change, forward, in_float64, random_params, tokens_for, tree_error
 from tests.tolerances import TOLERANCE
-from xfresearch.models import transformer
+from xfresearch.models import stack, transformer
 from xfresearch.models.counting import count_flops
 
 
@@ -23,7 +23,7 @@ def test_gradients_are_equal_with_every_policy(layers, x64):
     config = change(config, "blocks.dense.dropout", 0.2)  # recomputation draws the same masks
     params = random_params(config)
     expected = jax.jit(gradients(config, layers, "none"))(params)
-    for remat in set(transformer.REMAT) - {"none"}:
+    for remat in set(stack.REMAT) - {"none"}:
         assert tree_error(jax.jit(gradients(config, layers, remat))(params), expected) < TOLERANCE["float64"], remat
 
 

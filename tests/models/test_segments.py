@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, VARIANTS, forward, in_float64, random_params, tokens_for
+from tests.contracts.variants import NAMED, PLAIN, VARIANTS, forward, in_float64, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.models.context import AUTO
 
 FIRST, SECOND, PADDING = 5, 7, 4
 MODELS = {f"configs/{name}.py": config for name, config in NAMED.items()} | {
@@ -22,16 +23,15 @@ def packed(config):
     return tokens_BL, np.array([positions]), np.array([segments], np.int32)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "auto"])
+@pytest.mark.parametrize("execution", [PLAIN, AUTO], ids=["plain", "auto"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_packed_document_has_the_same_logits_as_alone(name, kernel, x64):
+def test_a_packed_document_has_the_same_logits_as_alone(name, execution, x64):
     config = in_float64(MODELS[name])
-    config = config if kernel == "plain" else config
     params = random_params(config)
     tokens_BL, positions_BL, segments_BL = packed(config)
     run = jax.jit(
         lambda tokens_BL, positions_BL, segments_BL: forward(
-            config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL
+            config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL, execution=execution
         )
     )
     logits, losses = run(tokens_BL, positions_BL, segments_BL)

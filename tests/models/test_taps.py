@@ -108,6 +108,6 @@ def test_a_replacement_of_another_shape_is_an_error(new, words):
 
 
 def test_a_context_without_taps_has_only_the_name_of_the_sublayer():
-    ctx = Context(positions_BL=None).layer(1).at("attention")
+    ctx = Context(positions_BL=None).layer(1, "main").at("attention")
     x = jnp.ones(3)
     assert ctx.tap("query", x) is x and ctx.place == "attention"

@@ -13,8 +13,8 @@ from xfresearch.errors import UserError
 from xfresearch.planning import formula, plans, program, search, topologies
 
 LAYERS = ("scan", "unroll")
-SPLASH = "--config.model.blocks.main.attention.kernel=splash"
-CUDNN = [f"--config.model.blocks.main.attention.{key}" for key in ("kernel=cudnn", "head_size=256")]
+SPLASH = "--config.training.attention_kernel=splash"
+CUDNN = ["--config.training.attention_kernel=cudnn", "--config.model.blocks.main.attention.head_size=256"]
 CUDNN += ["--config.model.dtype=bfloat16"]
 TINY = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.model.vocab_size=264"]
 
@@ -142,7 +142,7 @@ def test_every_mesh_of_the_search_uses_all_devices():
         (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
         (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 without --topology"),
         (
-            ["--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=cudnn"],
+            ["--mesh", "fsdp=2", "--config.training.attention_kernel=cudnn"],
             "it needs a GPU, and the platform is tpu",
         ),
         (["--mesh", "fsdp=3"], "batch_size=8 is not allowed"),
@@ -150,7 +150,7 @@ def test_every_mesh_of_the_search_uses_all_devices():
         (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
         (["--topology", "h100:3"], "batch_size=8 is not allowed"),
         (["--topology", "h100:2x2", "--mesh", "tensor=4,data=1", "--config.mesh.between=data"], "multiple of 2 slices"),
-        (["--topology", "h100:2", SPLASH], "blocks.main.attention.kernel='splash' is not allowed here: it needs a TPU"),
+        (["--topology", "h100:2", SPLASH], "config.training.attention_kernel='splash' is not allowed here: it needs a TPU"),
         (["--topology", "h100:2", "--search", SPLASH], "it needs a TPU, and the platform is gpu"),
         (["--topology", "a100:2", *CUDNN], "on this GPU a multiple of 8 up to 128"),
         (["--topology", "h100:2", "--config.model.param_dtype=float64"], "config.model.param_dtype='float64' is not"),

@@ -18,6 +18,7 @@ from tests.tolerances import relative_error
 from xfresearch.config.files import parse
 from xfresearch.config.run import MeshConfig
 from xfresearch.errors import UserError
+from xfresearch.models import transformer
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.optimizer import make_optimizer
@@ -71,7 +72,7 @@ def result(name: str, mesh_name: str) -> dict:
     state, batch, key = init_state(config, optimizer), batch_of(config), jax.random.key(3)
     try:
         mesh = make_mesh(config)
-        shardings = state_shardings(mesh, state)
+        shardings = state_shardings(mesh, state, transformer.axes(config.model))
     except UserError as error:
         return {"refused": str(error)}
 

@@ -97,7 +97,7 @@ def shard(value: np.ndarray):
     return jax.make_array_from_callback(value.shape, at, lambda rows: value[rows])
 
 
-def trimmed(config) -> int:
+def reach(config) -> int:
     """The trained reach if the widest span, 0.3, is in the last process."""
     from xfresearch.models.reach import trained_reach
 
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> None:
     config = parse(["--config", options.config, *overrides])
     with distributed.joined(options):
         result = {"seen": seen(config), "spread": spread(config), "errors": errors(), "mistaken": mistaken(config)}
-        result["trimmed"] = trimmed(config)
+        result["reach"] = reach(config)
         result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")
         print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)
 

@@ -122,7 +122,7 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
     heard = ["None", f"every process needs the config of process 0: {other}"]
     assert [process["mistaken"] for process in found] == [heard] * 4
-    assert [process["trimmed"] for process in found] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
+    assert [process["reach"] for process in found] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
     heard = found[0]["damaged"]
     assert [process["damaged"] for process in found] == [heard] * 4
     assert heard["whole"] == "read" and all(heard[what].endswith("(in process 1)") for what in ("params", "meta"))

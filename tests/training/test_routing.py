@@ -19,6 +19,7 @@ from tests.blocks import block
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
 from xfresearch.config.run import OptimizerConfig
+from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.transformer import bind
@@ -52,6 +53,7 @@ def bias_of(state):
     return np.asarray(state["params"]["blocks"]["main"]["feed_forward"]["router_bias"])
 
 
+@pytest.mark.covers("blocks.main.feed_forward[moe].moe.bias_speed")
 def test_a_skewed_router_becomes_balanced_without_a_loss():
     state, step = start(config_of(learning_rate=0.0))
     batches = [make_batch([8] * 8, seed) for seed in range(4)]
@@ -93,7 +95,7 @@ def three_steps(mesh=None):
     config = config_of()
     (state, step), where = start(config), None
     if mesh is not None:
-        where = state_shardings(mesh, state)
+        where = state_shardings(mesh, state, transformer.axes(config.model))
         state = jax.device_put(state, where)
         step = jax.jit(
             make_train_step(config, make_optimizer(config), mesh), out_shardings=(where, None)

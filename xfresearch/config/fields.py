@@ -126,30 +126,29 @@ def check_read(config, key: str) -> None:
             require(leaf.value == leaf.default, f"{key}.{leaf.path}" if key else leaf.path, leaf.value, allowed)
 
 
-def change(config, path: str, value):
+def change(config, path: str, value, prefix: str = ""):
     """`config` with the option at a dotted path set to `value`. If this option chooses a class of options (a kind, a
-    layout), options that both classes have keep their values. Raises UserError if the option does not exist."""
+    layout), options that both classes have keep their values. Raises UserError if the option does not exist, with the
+    path after `prefix`."""
     name, _, rest = path.partition(".")
-    if name not in config.__dataclass_fields__:
-        fields = config.__dataclass_fields__
-        existing = ", ".join(fields)
-        raise UserError(
-            f"{path}={value!r}: there is no such option{nearest(name, fields)} (the options are {existing})"
-        )
+    fields = config.__dataclass_fields__
+    if name not in fields:
+        exist = f"{nearest(name, fields)} (the options are {', '.join(fields)})"
+        raise UserError(f"{prefix}{path}={value!r}: there is no such option{exist}")
     if not rest:
         return dataclasses.replace(config, **{name: value})
     old = getattr(config, name)
-    chosen = config.__dataclass_fields__[name].metadata.get("choice")
+    chosen = fields[name].metadata.get("choice")
     if chosen and isinstance(old, dict):
         item, _, last = rest.partition(".")
         if last == chosen.by:
             new = _choose(chosen, old[item], value)
         else:
-            new = change(old[item], last, value) if last else value
+            new = change(old[item], last, value, f"{prefix}{name}.{item}.") if last else value
         return dataclasses.replace(config, **{name: {**old, item: new}})
     if chosen and rest == chosen.by:
         return dataclasses.replace(config, **{name: _choose(chosen, old, value)})
-    return dataclasses.replace(config, **{name: change(old, rest, value)})
+    return dataclasses.replace(config, **{name: change(old, rest, value, f"{prefix}{name}.")})
 
 
 def _choose(chosen: Choice, old, name: str):
