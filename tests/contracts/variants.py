@@ -65,6 +65,7 @@ NEEDS = {
     ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
     ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
     ("norm_alpha", "*"): {"norm": "dyt"},
+    ("branch_gain", "*"): {"layout": "skipless"},
     ("feed_forward[swiglu].gated_hidden", "*"): {"feed_forward.hidden": 0, "feed_forward.hidden_factor": 3.0},
     ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
     ("feed_forward[moe].moe.top_k", 1): {"feed_forward.moe.renormalise": False},

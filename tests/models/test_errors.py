@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.contracts.variants import BASE, MAIN, change, fields, get, model
+from tests.contracts.variants import BASE, MAIN, change, fields, get, model, needed, plain_path
 from xfresearch.config.groups import to_config_dict
 from xfresearch.config.reading import from_dict
 from xfresearch.config.resolving import model_from
@@ -23,7 +23,7 @@ INVALID = [
     ({A + "head_size": 5, A + "position": "rope"}, ["attention.rope.fraction=1.0", "5 dimensions", "even"]),
     ({A + "rank": 3}, ["attention.rank=3", "0, its default: it is read only with query='merged'"]),
     ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
-    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "only a kind other than 'moe' reads it"]),
+    ({F + "kind": "moe", F + "bias": True}, ["blocks.main.feed_forward.bias=True", "there is no such option"]),
     ({F + "kind": "moe", F + "moe.capacity": 1.0, "max_length": 0}, ["model.max_length=0", "at least 1", "capacity"]),
     ({"pattern": ()}, ["model.pattern=()", "at least one"]),
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
@@ -31,12 +31,19 @@ INVALID = [
     ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "a block that model.pattern"]),
     ({"dtype": "float64"}, ["model.param_dtype='float32'", "float64"]),
     (
-        {B + "norms.attention_post": "rms"},
-        ["norms.attention_post='rms'", "'pre_norm'", "attention_in, feed_forward_in"],
+        {B + "layout": "post_norm", B + "norms.feed_forward_in.kind": "rms"},
+        ["blocks.main.norms.feed_forward_in.kind='rms'", "the options are attention_post, feed_forward_post"],
     ),
-    ({B + "layout": "post_norm", B + "norms.feed_forward_in": "rms"}, ["norms.feed_forward_in", "feed_forward_post"]),
-    ({B + "layout": "no_norm_between", B + "norms.feed_forward_in": "none"}, ["norms.feed_forward_in", "attention_in"]),
+    ({B + "layout": "no_norm_between", B + "norms.feed_forward_in.kind": "none"}, ["(the options are attention_in)"]),
 ]
+
+
+def with_option(path: str) -> ModelConfig:
+    """The base, changed so that it has the option."""
+    changed = BASE
+    for name, value in needed(path, None).items():
+        changed = change(changed, name, value)
+    return changed
 
 
 def assert_one_line(error, words):
@@ -55,23 +62,24 @@ def test_invalid_combinations(changes, words):
 
 @pytest.mark.parametrize("path", fields())
 def test_every_option_refuses_another_type(path):
-    data = to_config_dict(BASE).to_dict()
+    data = to_config_dict(with_option(path)).to_dict()
     here = data
-    *parents, name = path.split(".")
+    *parents, name = plain_path(path).split(".")
     for parent in parents:
         here = here[parent]
     here[name] = {"a": 1}
     with pytest.raises(UserError) as error:
         from_dict(ModelConfig, data, "config.model")
-    assert_one_line(error, [f"config.model.{path}"])
+    assert_one_line(error, [f"config.model.{plain_path(path)}"])
 
 
 @pytest.mark.parametrize("path", [path for path, kind in fields().items() if kind in (int, float)])
 def test_every_number_refuses_values_below_its_range(path):
-    data = to_config_dict(change(BASE, path, type(get(BASE, path))(-1)))
+    base = with_option(path)
+    data = to_config_dict(change(base, path, type(get(base, path))(-1)))
     with pytest.raises(UserError) as error:
         model_from(data)
-    assert_one_line(error, [f"config.model.{path}=-1", "at least" if path not in ABOVE_ZERO else "above 0"])
+    assert_one_line(error, [f"config.model.{plain_path(path)}=-1", "at least" if path not in ABOVE_ZERO else "above 0"])
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
