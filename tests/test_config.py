@@ -129,10 +129,10 @@ def test_an_override_of_main_also_changes_first_and_an_override_of_first_changes
 
     plain = blocks()
     different = {line.split(": ")[0] for line in differences(plain["main"], plain["first"], "block")}
-    both = blocks("main.attention.heads=2", "main.norms.attention_in.gain=False", "main.attention.softcap=5.0")
+    both = blocks("main.attention.heads=2", "main.norms.attention_in.kind=rms", "main.attention.softcap=5.0")
     for block in both.values():
         assert (block.attention.heads, block.attention.head_size) == (2, 16)
-        assert not block.norms.attention_in.gain and block.attention.softcap == 5
+        assert block.norms.attention_in.kind == "rms" and block.attention.softcap == 5
     lines = differences(both["main"], both["first"], "block")
     assert {line.split(": ")[0] for line in lines} == different, "first differs from main only in what the file changes"
     alone = blocks("first.attention.heads=2", "first.dropout=0.1")

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import PLAIN, forward, in_float64, model, random_params, tokens_for
+from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
+from xfresearch.models.context import AUTO
 from xfresearch.models.counting import count_flops
 from xfresearch.models.reach import trained_reach
 from xfresearch.training.step import within_bounds
@@ -93,7 +94,7 @@ def test_a_trimmed_model_has_equal_logits_and_fewer_flops(sees_itself, x64):
     reach = trained_reach(config, params)
     # A span of 0.1 * 256 = 25.6 tokens and a ramp of 4: m is 0 from 30 steps back on. The reach is a multiple of 64.
     assert reach == (("main", 64),)
-    executions = [replace(PLAIN, reach=reach), PLAIN]
+    executions = [replace(AUTO, reach=reach), AUTO]
     tokens_BL = tokens_for(config, length=LENGTH)
     runs = [lambda p, each=each: forward(config, p, tokens_BL, execution=each)[0] for each in executions]
     assert relative_error(*(run(params) for run in runs)) < TOLERANCE["float64"]

@@ -74,7 +74,7 @@ def test_a_parallel_feed_forward_equals_slots_next_to_the_heads(x64):
 
 def test_slots_alone_equal_attention_that_sees_no_token(x64):
     """Without sees_itself, the first token sees only the slots."""
-    changes = {B + "layout": "attention_only", F + "hidden": 0, A + "memory_slots": 5, A + "kv_heads": 2, "depth": 1}
+    changes = {B + "layout": "attention_only", A + "memory_slots": 5, A + "kv_heads": 2, "depth": 1}
     blind = in_float64(model(changes | {A + "sees_itself": False}))
     alone = in_float64(model(changes | {A + "kind": "slots"}))
     params = random_params(blind)

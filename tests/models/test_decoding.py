@@ -16,8 +16,7 @@ from xfresearch.models import decoding, transformer
 from xfresearch.models.decoding import Sampling
 
 MAIN = "blocks.main."
-MEMORY = {MAIN + "layout": "all_attention", MAIN + "attention.memory_slots": 3}
-MEMORY |= {MAIN + "feed_forward.hidden": 0, "final_norm": "none"}
+MEMORY = {MAIN + "layout": "all_attention", MAIN + "attention.memory_slots": 3, "final_norm": "none"}
 SPARSE = {MAIN + "feed_forward.kind": "moe", MAIN + "norm": "rms"}
 ROPE = {MAIN + "attention.position": "rope"}
 CONFIGS = {

@@ -80,7 +80,8 @@ def run(case: str) -> dict:
 
     both = jax.jit(jax.grad(loss, (0, 1), has_aux=True), static_argnums=2)
     expected, (expected_BLD, expected_sums) = both(params, x_BLD, None)
-    placed = jax.device_put(params, param_shardings(mesh, params)), jax.device_put(x_BLD, batch_sharding(mesh))
+    shardings = param_shardings(mesh, params, transformer.axes(config))
+    placed = jax.device_put(params, shardings), jax.device_put(x_BLD, batch_sharding(mesh))
     program = both.lower(*placed, mesh).compile()
     gradients, (y_BLD, sums) = program(*placed)
     errors = {name: relative_error(value, expected_sums[name]) for name, value in sums.items()}

@@ -57,20 +57,20 @@ def output_scale(model, block, sublayer: str) -> float:
 
 def query(shape, model, block) -> float:
     a = block.attention
-    if a.shaping == "shaped":  # uniform attention weights at first (He & Hofmann 2023)
+    if getattr(a, "shaping", "none") == "shaped":  # uniform attention weights at first (He & Hofmann 2023)
         return 0.0
-    if a.query == "merged" and not a.rank:  # like W_Q W_K^T: sums of K products
+    if getattr(a, "query", "learned") == "merged" and not a.rank:  # like W_Q W_K^T: sums of K products
         return a.head_size**0.5 * fan(shape[0], model) ** 2
     return low_rank(a) * fan(shape[0], model)
 
 
 def low_rank(a) -> float:
     """Logits of rank r, divided by sqrt(K), are as large as those of rank K: r s^4 = K."""
-    return (a.head_size / a.rank) ** 0.25 if a.rank else 1.0
+    return (a.head_size / a.rank) ** 0.25 if getattr(a, "rank", 0) else 1.0
 
 
 def value(shape, model, block) -> float:
-    return 0.0 if block.attention.value == "identity_plus" else beta(model, block) * fan(shape[0], model)
+    return 0.0 if getattr(block.attention, "value", "learned") == "identity_plus" else beta(model, block) * fan(shape[0], model)
 
 
 def down(shape, model, block) -> float:

@@ -65,7 +65,7 @@ def test_each_expert_is_a_memory():
     experts = params["blocks"]["main"]["feed_forward"]["experts"]
     np.testing.assert_array_equal(found.keys[3].T, experts["gate"][1, 3])
     np.testing.assert_array_equal(found.values[3], experts["down"][1, 3])
-    config = VARIANTS["feed_forward.moe.shared=2"]
+    config = VARIANTS["feed_forward[moe].moe.shared=2"]
     shared = memory(config, random_params(config), 1, "feed_forward.shared")
     assert shared.keys.shape == shared.values.shape == (64, 32)
 
