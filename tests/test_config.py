@@ -121,18 +121,19 @@ def test_overrides_accept_both_spellings_and_tuples():
     assert (config.steps, config.data.corpus) == (40, ("wikitext2", "python_stdlib"))
 
 
-@pytest.mark.parametrize("name", ["simplified", "normless"])
-def test_an_override_of_main_also_changes_first_and_an_override_of_first_changes_only_first(name):
+@pytest.mark.parametrize("name, norm", [("simplified", ("main.norms.attention_in.gain=False",)), ("normless", ())])
+def test_an_override_of_main_also_changes_first_and_an_override_of_first_changes_only_first(name, norm):
     def blocks(*overrides):
         overrides = [f"--config.model.blocks.{override}" for override in overrides]
         return parse([f"--config=configs/{name}.py:tiny", *overrides]).model.blocks
 
     plain = blocks()
     different = {line.split(": ")[0] for line in differences(plain["main"], plain["first"], "block")}
-    both = blocks("main.attention.heads=2", "main.norms.attention_in.kind=rms", "main.attention.softcap=5.0")
+    both = blocks("main.attention.heads=2", "main.attention.softcap=5.0", *norm)
     for block in both.values():
         assert (block.attention.heads, block.attention.head_size) == (2, 16)
-        assert block.norms.attention_in.kind == "rms" and block.attention.softcap == 5
+        assert block.attention.softcap == 5
+        assert block.norms.attention_in.gain is (False if norm else None)
     lines = differences(both["main"], both["first"], "block")
     assert {line.split(": ")[0] for line in lines} == different, "first differs from main only in what the file changes"
     alone = blocks("first.attention.heads=2", "first.dropout=0.1")
