@@ -25,7 +25,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
-CHUNKS = [(5, 1, 1, 1), (1, 4, 3)]
+CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
 
 
 # Layouts, norms, biases and activations leave the cache as it is.

@@ -102,8 +102,8 @@ def only(direction, name: str):
     return jax.tree_util.tree_map_with_path(lambda path, d: d if path_name(path) == name else 0 * d, direction)
 
 
-# Named configs have sizes of their own, so JAX compiles each of their operations anew.
-EVERY_DAY = [name for name in DISTINCT if not name.startswith("configs/")]
+# Named configs have sizes of their own, so JAX compiles each of their operations anew; patterns are of blocks that are here.
+EVERY_DAY = [name for name in DISTINCT if not name.startswith(("configs/", "pattern"))]
 
 
 @pytest.mark.parametrize("name", marked(EVERY_DAY))

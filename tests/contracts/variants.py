@@ -305,10 +305,10 @@ def _distinct() -> list[str]:
 DISTINCT = _distinct()
 
 
-def marked(names=None) -> list:
+def marked(names=None, among=ALL) -> list:
     """Parameters of a test: all variants, those that are not among `names` (DISTINCT unless given) under `long`."""
     names = DISTINCT if names is None else names
-    return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in ALL]
+    return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in among]
 
 
 def plain(config: ModelConfig) -> ModelConfig:

@@ -5,14 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, change, forward, model, random_params, tokens_for
+from tests.contracts.variants import NAMED, change, forward, marked, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
+# One of each kind every day: the others are of the same parts (and the gradients of all, in test_bfloat16.py).
+KEPT = ("gpt2", "llama", "moe", "all_attention", "lambda_lm", "simplified")
 
-@pytest.mark.parametrize("name", NAMED)
+
+@pytest.mark.parametrize("name", marked(KEPT, NAMED))
 def test_bfloat16_computes_near_float32_with_the_same_parameters(name):
     """In the residual stream after the first layer of each kind: what norms of small streams, products of several inputs
     and a router's choice make of rounding later on is the model's sensitivity and not the layer's arithmetic."""

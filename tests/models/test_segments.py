@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, VARIANTS, forward, in_float64, plain, random_params, tokens_for
+from tests.contracts.variants import NAMED, VARIANTS, forward, in_float64, marked, plain, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -22,8 +22,13 @@ def packed(config):
     return tokens_BL, np.array([positions]), np.array([segments], np.int32)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "auto"])
-@pytest.mark.parametrize("name", MODELS)
+def _fast() -> list:
+    """Kernels are compared by test_kernels.py: here every day in one model of each kind."""
+    here = [f"configs/{name}.py" for name in ("gpt2", "moe", "all_attention")]
+    return [pytest.param(case.values[0], "auto", marks=case.marks) for case in marked(here, MODELS)]
+
+
+@pytest.mark.parametrize("name, kernel", [*((name, "plain") for name in MODELS), *_fast()])
 def test_packed_documents_are_each_alone(name, kernel, x64):
     config = in_float64(MODELS[name])
     config = plain(config) if kernel == "plain" else config
