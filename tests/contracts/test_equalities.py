@@ -26,7 +26,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
-CHUNKS = [(5, 1, 1, 1), (1, 4, 3)]
+CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
 
 # Prefixes of variants that have the same cache as others: layouts, norms, biases and activations do not change it.
 SAME_CACHE = (

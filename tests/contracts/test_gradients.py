@@ -99,8 +99,9 @@ def only(direction, name: str):
     return jax.tree_util.tree_map_with_path(lambda path, d: d if path_name(path) == name else 0 * d, direction)
 
 
-# Named configs have different sizes, so JAX would compile all of their operations again.
-DEFAULT_RUN = [name for name in DISTINCT if not name.startswith("configs/")]
+# Named configs have different sizes, so JAX would compile all of their operations again. Patterns consist of blocks that
+# other variants have.
+DEFAULT_RUN = [name for name in DISTINCT if not name.startswith(("configs/", "pattern"))]
 
 
 @pytest.mark.parametrize("name", marked(DEFAULT_RUN))

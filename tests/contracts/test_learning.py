@@ -8,14 +8,16 @@ import numpy as np
 import optax
 import pytest
 
-from tests.contracts.variants import NAMED, forward, model, needed
+from tests.contracts.variants import NAMED, forward, marked, model, needed
 from xfresearch.models import transformer
 from xfresearch.models.layouts import LAYOUTS
 
 STEPS, BATCH, LENGTH, VOCAB = 80, 16, 32, 128
 BASE = {"vocab_size": VOCAB, "max_length": LENGTH, "position": "learned"}
 KINDS = ["relu2", "softmax", "solu", "swiglu", "moe", "lambda"]
-NAMED_HERE = ("all_attention_enwik8_small", "dyt", "merged_query", "normless")
+# The models that differ most at initialisation. test_gradients.py tests the gradients of all variants.
+DEFAULT_RUN = ("pre_norm", "post_norm", "all_attention", "skipless_parallel", "moe", "lambda", "softmax")
+DEFAULT_RUN += tuple(f"configs/{name}.py" for name in ("all_attention_enwik8_small", "normless"))
 
 
 def learners() -> dict:
@@ -70,13 +72,7 @@ def train(config, batches) -> np.ndarray:
     return np.asarray(run(transformer.init(config, jax.random.key(0)), batches))
 
 
-def _marks(name: str):
-    """The default run has the named configs that differ most; all of them take minutes."""
-    in_default_run = not name.startswith("configs/") or any(f"/{here}.py" in name for here in NAMED_HERE)
-    return () if in_default_run else pytest.mark.long
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in LEARNERS])
+@pytest.mark.parametrize("name", marked(DEFAULT_RUN, LEARNERS))
 def test_learns_more_than_byte_frequencies(name, batches):
     losses = train(LEARNERS[name], batches)
     assert losses[-10:].mean() < entropy(batches.ravel())

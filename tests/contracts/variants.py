@@ -315,10 +315,10 @@ def _distinct() -> list[str]:
 DISTINCT = _distinct()
 
 
-def marked(names=None) -> list:
-    """Parameters of a test: all variants. Those not in `names` (default: DISTINCT) have the marker `long`."""
+def marked(names=None, among=ALL) -> list:
+    """Parameters of a test: all of `among`. Those not in `names` (default: DISTINCT) have the marker `long`."""
     names = DISTINCT if names is None else names
-    return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in ALL]
+    return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in among]
 
 
 def in_float64(config: ModelConfig) -> ModelConfig:

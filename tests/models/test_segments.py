@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, PLAIN, VARIANTS, forward, in_float64, random_params, tokens_for
+from tests.contracts.variants import NAMED, PLAIN, VARIANTS, forward, in_float64, marked, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.context import AUTO
@@ -23,8 +23,14 @@ def packed(config):
     return tokens_BL, np.array([positions]), np.array([segments], np.int32)
 
 
-@pytest.mark.parametrize("execution", [PLAIN, AUTO], ids=["plain", "auto"])
-@pytest.mark.parametrize("name", MODELS)
+def _cases() -> list:
+    """Every model with plain kernels, and with the fast ones a model of each kind (test_kernels.py compares kernels)."""
+    fast = marked([f"configs/{name}.py" for name in ("gpt2", "moe", "all_attention")], MODELS)
+    plain = [pytest.param(name, PLAIN, id=f"{name}-plain") for name in MODELS]
+    return plain + [pytest.param(*case.values, AUTO, marks=case.marks, id=f"{case.values[0]}-auto") for case in fast]
+
+
+@pytest.mark.parametrize("name, execution", _cases())
 def test_a_packed_document_has_the_same_logits_as_alone(name, execution, x64):
     config = in_float64(MODELS[name])
     params = random_params(config)
