@@ -70,7 +70,9 @@ def low_rank(a) -> float:
 
 
 def value(shape, model, block) -> float:
-    return 0.0 if getattr(block.attention, "value", "learned") == "identity_plus" else beta(model, block) * fan(shape[0], model)
+    if getattr(block.attention, "value", "learned") == "identity_plus":
+        return 0.0
+    return beta(model, block) * fan(shape[0], model)
 
 
 def down(shape, model, block) -> float:
