@@ -10,6 +10,7 @@ the same config.
 
 import hashlib
 import json
+import math
 import statistics
 import time
 from dataclasses import replace
@@ -77,7 +78,8 @@ def table(rows: dict) -> str:
     """A text table: mean and standard deviation of validation bits per byte, and relative speed."""
     lines = [f"{'variant':45}{'bits per byte':>16}{'speed':>8}"]
     for name, row in rows.items():
-        mean, deviation = summary(row["bits_per_byte"])
+        values = [math.nan if value is None else value for value in row["bits_per_byte"]]  # JSON has no NaN
+        mean, deviation = summary(values)
         lines.append(f"{name:45}{mean:9.3f} +-{deviation:.3f}{row['relative_speed']:8.2f}")
     return "\n".join(lines)
 

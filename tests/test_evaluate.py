@@ -205,13 +205,14 @@ import jax, numpy as np
 from tests.test_evaluate import random_batch
 from tests.tiny_runs import tiny_model
 from xfresearch.evaluation import evaluate_batches, make_evaluator
-from xfresearch.sharding.partition import batch_sharding, state_shardings
+from xfresearch.models import transformer
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 from xfresearch.sharding.mesh import make_mesh
 
 lm, batch = tiny_model("moe", mesh__fsdp=2), random_batch()
 mesh = make_mesh(lm.run)
 rows = batch_sharding(mesh)
-params = jax.device_put(lm.params, state_shardings(mesh, {"params": lm.params})["params"])
+params = jax.device_put(lm.params, param_shardings(mesh, lm.params, transformer.axes(lm.config)))
 evaluator, lengths = make_evaluator(lm.config), lm.tokenizer.byte_lengths
 sharded = evaluate_batches(evaluator, params, [jax.device_put(batch, rows)] * 2, lengths)
 plain = evaluate_batches(evaluator, lm.params, [batch] * 2, lengths)

@@ -64,7 +64,7 @@ def test_simplified_and_normless_match_the_authors_code():
         blocks = [model.blocks[block] for block in ("first", "main")]
         assert tuple(block.norm for block in blocks) == norms and model.final_norm == "layer"
         assert [block.attention.value for block in blocks] == ["identity_plus", "identity"]
-        params = transformer.abstract(model)["blocks"]["main_1"]
+        params = transformer.abstract(model)["blocks"]["main"]
         assert params.keys() >= {"attention_gain", "feed_forward_gain"}
         assert {name: "bias" in part for name, part in params["attention"].items() if "kernel" in part} == {
             "query": True,

@@ -78,7 +78,7 @@ def test_mixtral_8x7b_has_the_published_parameters():
 
 def test_all_attention_layer_has_the_published_parameters():
     """4 D^2 + 2 M D per layer and one post-norm of 2 D. The paper's 39 M model has 18 layers."""
-    main = block(layout="all_attention", norm_bias=True, attention={"heads": 8, "memory_slots": 1024}, feed_forward={})
+    main = block(layout="all_attention", norm_bias=True, attention={"heads": 8, "memory_slots": 1024})
     config = ModelConfig(width=512, depth=18, vocab_size=205, blocks={"main": main}, final_norm="none")
     assert costs(config, 512).parameters == 18 * (4 * 512**2 + 2 * 1024 * 512 + 2 * 512) + 205 * 512
 

@@ -43,7 +43,7 @@ def output_std(name: str) -> dict[str, float]:
     block = config.blocks["main"]
     if block.feed_forward.hidden and "hidden" not in name:
         config = change(config, "blocks.main.feed_forward.hidden", F)
-    if block.attention.head_size == 8:
+    if getattr(block.attention, "head_size", 0) == 8:
         config = change(config, "blocks.main.attention.head_size", 0)
     config = resolve_model(config)
     taps = Taps(record=["blocks.0.attention.out", "blocks.0.feed_forward.out"])

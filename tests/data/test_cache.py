@@ -24,13 +24,13 @@ from xfresearch.data.pipeline import prepare, stream_tokens
 cache, corpus, tokenizer, slow = sys.argv[1:]
 if slow == "slow":
     import time
-    from xfresearch.data import {module}
-    original = {module}.{name}
+    import xfresearch.data.{module} as module
+    original = module.{name}
     def stalled(*args, **kwargs):
         result = original(*args, **kwargs)
         print("stalled", flush=True)
         time.sleep(600)
-    {module}.{name} = stalled
+    module.{name} = stalled
 data = DataConfig(corpus=(corpus,), tokenizer=tokenizer, bpe_vocab=300, cache_dir=cache)
 config = Config(sequence_length=32, data=data)
 split = prepare(config, "train")
@@ -40,7 +40,7 @@ print(json.dumps([split.meta, stream_tokens(config, "train")[0].tolist(), str(sp
 
 def child(cache, corpus, stall: str = "", tokenizer="bpe") -> subprocess.Popen:
     """A process that prepares the corpus. With `stall` ('module.function') it hangs after that function."""
-    module, _, name = (stall or "packed._pack").partition(".")
+    module, _, name = (stall or "packed._pack").rpartition(".")
     source = CHILD.format(module=module, name=name)
     command = [sys.executable, "-c", source, str(cache), corpus, tokenizer, "slow" if stall else "fast"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -69,7 +69,7 @@ def test_processes_that_prepare_at_once_agree(tmp_path, corpus):
     ] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("stall", ["builders.prepare", "bpe.train", "packed._tokenise", "packed._pack"])
+@pytest.mark.parametrize("stall", ["builders.prepare", "tokenizers.bpe.train", "packed._tokenise", "packed._pack"])
 def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, stall):
     killed = child(tmp_path / "cache", corpus, stall)
     assert killed.stdout.readline() == "stalled\n", killed.stderr.read()
@@ -116,10 +116,10 @@ def test_every_change_of_an_input_makes_a_new_entry(make_config, corpus):
     assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories
 
 
-def test_warm_cache_needs_neither_jax_nor_tfds(tmp_path, corpus):
+def test_warm_cache_needs_neither_grain_nor_tfds(tmp_path, corpus):
     result(child(tmp_path / "cache", corpus))
     source = CHILD.format(module="packed", name="_pack") + (
-        "\nheavy = ['jax', 'grain', 'tensorflow_datasets', 'tensorflow']"
+        "\nheavy = ['grain', 'tensorflow_datasets', 'tensorflow']"
         "\nprint(json.dumps([name for name in heavy if name in sys.modules]))"
     )
     command = [sys.executable, "-c", source, str(tmp_path / "cache"), corpus, "bpe", "fast"]

@@ -73,7 +73,7 @@ def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():
 
 def test_two_dimensions_on_one_axis_are_an_error(monkeypatch):
     monkeypatch.setitem(letters.SHARDED_BY, "V", (("fsdp",), ()))
-    with pytest.raises(ValueError, match=r"embed/table .*: two of its dimensions"):
+    with pytest.raises(ValueError, match=r"embed/table .*: one mesh axis shards two of its dimensions"):
         param_shardings(abstract_mesh(fsdp=2), *moe_params())
 
 

@@ -150,7 +150,7 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # full disk, lost mount: the type that Orbax raises depends on the file system
-            if distributed.several() and distributed.COLLECTIVE.search(_reason(error)):
+            if distributed.is_active() and distributed.COLLECTIVE.search(_reason(error)):
                 raise  # a lost process is reported as such, not as a failed write
             kept = steps(self.directory.parent)
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
