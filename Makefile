@@ -1,12 +1,12 @@
-# make train   the main job, end to end, on a bare machine
-# make test    the test suite
-# make long    tests that take long, by chance drawn ones among them
-# make parity  our variants against PyTorch libraries, in an environment of its own
-# make mutations   faults put into copies of the code, one by one: does a test see each? about an hour
-# make eval    lm_eval, for python -m xfresearch.evaluate --tasks, and the tests that need it
-# make libtpu  the compiler for TPUs, which python -m xfresearch.plan needs; it runs without one
-# make plans   named plans, compiled for TPUs that are not here: hours on two cores, goes on where it stopped
-# make docs    the generated parts of docs/, as the code and the figures beside them have them
+# make train      installs what the main job needs and trains the quickstart, from a bare machine
+# make test       runs the test suite
+# make long       runs slow tests, including randomized ones
+# make parity     compares our variants with PyTorch libraries, in a separate environment
+# make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour
+# make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
+# make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
+# make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
+# make docs       regenerates the generated parts of docs/ from the code and docs/data/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,7 +38,7 @@ libtpu: $(VENV)/.ready-plan
 plans: $(VENV)/.ready-plan
 	$(BIN)/python -m pytest -m long tests/planning/test_tpu.py
 	$(BIN)/python -m pytest tests/kernels/test_attention_tpu.py tests/kernels/test_grouped_matmul_tpu.py
-	$(BIN)/python -m xfresearch.planning.named --json docs/scale.json
+	$(BIN)/python -m xfresearch.planning.named --json docs/data/scale.json
 	$(BIN)/python -m pytest -m long tests/planning/test_named.py
 	$(BIN)/python -m docs.write
 

@@ -1,6 +1,6 @@
-"""All-attention (Sukhbaatar et al. 2019): one sublayer, attention over the context and persistent memory; no feed-forward.
+"""All-attention (Sukhbaatar et al. 2019): attention over the context and persistent slots, no feed-forward layer.
 
-configs/all_attention.py         18 layers of width 512 with 1024 slots, the sizes of the paper's small model, with RoPE
+configs/all_attention.py         18 layers of width 512, 1024 slots: the paper's small model, but with RoPE
 configs/all_attention.py:3m      about 3 M parameters on WikiText-2 as bytes
 configs/all_attention.py:5m      5 M parameters on WikiText-2
 configs/all_attention.py:tiny    trains in seconds on a CPU

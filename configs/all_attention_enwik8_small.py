@@ -4,10 +4,10 @@ configs/all_attention_enwik8_small.py         18 layers of width 512, 1024 slots
 configs/all_attention_enwik8_small.py:3m      about 3 M parameters on WikiText-2
 configs/all_attention_enwik8_small.py:tiny    trains in seconds on a CPU
 
-One sublayer per layer, norm(x + attention(x)), over the tokens before (not itself) and persistent slots; one relative key
-for all heads and layers. The optimiser is theirs: Adagrad whose step is clipped tensor by tensor. Kernels have the standard
-deviation of PyTorch's linear layers, 1/sqrt(3 width), embeddings that of its embeddings, 1. What differs from the authors'
-code, and by how much, is in docs/models.md.
+Each layer is one sublayer, norm(x + attention(x)). A token attends to the tokens before it, not to itself, and to
+persistent slots. All heads and layers share one table of relative keys. The optimizer is theirs: Adagrad, the step
+clipped separately for each tensor. Kernels have the standard deviation of PyTorch's linear layers, 1/sqrt(3 width), and
+embeddings that of its embeddings, 1. docs/models.md lists the differences from the authors' code.
 """
 
 from configs import common

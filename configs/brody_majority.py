@@ -1,11 +1,12 @@
-"""The Majority task of Brody et al. 2023: which class stands most often in a sequence, as one layer of width 8 learns it.
+"""The Majority task of Brody et al. 2023: one layer of width 8 predicts the most frequent class of a sequence.
 
 configs/brody_majority.py                 LayerNorm without gain and bias before attention, as published
-configs/brody_majority.py:scale           scaling alone there, x / rms(x); :project is projection alone, x - mean(x)
-configs/brody_majority.py:tiny            an easier task with a wider model, in seconds on a CPU
+configs/brody_majority.py:scale           only the scaling of LayerNorm, x / rms(x)
+configs/brody_majority.py:project         only its projection, x - mean(x)
+configs/brody_majority.py:tiny            an easier task and a wider model, trains in seconds on a CPU
 
-The arms differ in that norm and in nothing else: the published code divides the inputs of its scaling arm by 8 besides.
-docs/majority.md has the task, and what the arms reach.
+The arms differ only in this norm. In the published code the scaling arm also divides its inputs by 8. docs/majority.md
+has the task and the results.
 """
 
 from configs import common
@@ -15,7 +16,8 @@ def get_config(size: str = "full"):
     config = common.base(size, sizes=("full", "scale", "project", "tiny"))
     model, block = config.model, config.model.blocks.main
     model.causal, model.final_norm, model.dtype = False, "none", "float32"
-    block.norm_bias, block.norm_bare, block.norm_epsilon = True, ("attention_in",), 0.0
+    block.norm_bias, block.norm_epsilon = True, 0.0
+    block.norms.attention_in.gain = block.norms.attention_in.bias = False
     block.feed_forward.kind, block.feed_forward.bias, block.attention.bias = "relu", True, ("output",)
     config.data.tokenizer = "bytes"
     if size == "tiny":
@@ -25,7 +27,7 @@ def get_config(size: str = "full"):
     config.data.corpus, config.sequence_length, config.batch_size = ("majority",), 50, 6000
     model.width, model.depth, block.attention.heads, block.feed_forward.hidden = 8, 1, 1, 8
     model.embedding_std = 1.0
-    block.norms.attention_in = "layer" if size == "full" else size
+    block.norms.attention_in.kind = "layer" if size == "full" else size
     config.steps, optimizer = 14_000, config.optimizer  # 1,000 epochs
     optimizer.learning_rate, optimizer.weight_decay, optimizer.beta2, optimizer.clip = 1e-3, 0.0, 0.999, 0.0
     optimizer.schedule, optimizer.warmup, optimizer.final_fraction = "linear", 0, 0.9  # to 0 after 10,000 epochs

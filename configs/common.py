@@ -1,31 +1,20 @@
-"""What the named configs share: the sizes of a run that go with the sizes of a model."""
+"""Settings that the named configs share: data, batch, steps and optimizer for each size."""
 
-from xfresearch.config_io import default_config
+from xfresearch.config.files import default_config
 from xfresearch.errors import UserError, nearest
 
 SIZES = ("full", "3m", "tiny")
 
 
 def base(size: str, sizes=SIZES):
-    """A config with the run's settings for `size`; UserError for a size that there is not."""
+    """A config with the settings of a run of `size`. Raises UserError for an unknown size."""
     if size not in sizes:
         raise UserError(
-            f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (it takes {', '.join(sizes)})"
+            f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (allowed: {', '.join(sizes)})"
         )
     config = default_config()
     {"3m": _three_million, "5m": _five_million, "tiny": _tiny}.get(size, _full)(config)
     return config
-
-
-def following(block):
-    """A block like `block`, every key of which refers to the same key of `block`: what sets a key of `block`, in this
-    file or on the command line, sets it in both, and what sets a key of the new block sets that key alone."""
-    from ml_collections import ConfigDict, FieldReference
-
-    groups = {key for key in block if isinstance(block[key], ConfigDict)}
-    return ConfigDict(
-        {key: following(block[key]) if key in groups else FieldReference(block.get_ref(key)) for key in block}
-    )
 
 
 def _full(config) -> None:
@@ -36,7 +25,7 @@ def _full(config) -> None:
 
 
 def _five_million(config) -> None:
-    """About 5 M parameters, and 1.2 M tokens of WikiText-2 (4.5 MB of its text): some minutes on two cores."""
+    """About 5 M parameters and 1.2 M tokens of WikiText-2 (4.5 MB of text): some minutes on two cores."""
     config.data.corpus, config.data.tokenizer, config.data.bpe_vocab = ("wikitext2",), "bpe", 2048
     config.batch_size, config.sequence_length, config.steps = 16, 256, 300
     config.optimizer.kind, config.optimizer.learning_rate, config.optimizer.warmup = "muon", 1e-2, 20
@@ -46,7 +35,7 @@ def _five_million(config) -> None:
 
 
 def _three_million(config) -> None:
-    """About 3 M parameters on WikiText-2 as bytes, 0.03 M tokens: what docs/variants.md compares."""
+    """About 3 M parameters and 0.03 M tokens of WikiText-2 as bytes: the comparison of docs/variants.md."""
     config.data.corpus, config.data.tokenizer = ("wikitext2",), "bytes"
     config.model.width, config.model.depth, config.model.blocks.main.attention.heads = 256, 4, 4
     config.batch_size, config.sequence_length, config.steps = 8, 128, 32

@@ -1,7 +1,7 @@
-"""Dynamic tanh in place of every norm (Zhu et al. 2025): LLaMA with gain * tanh(alpha x) + bias, and a trained factor of the
-embedding that starts at sqrt(width).
+"""Dynamic tanh in place of every norm (Zhu et al. 2025): LLaMA with gain * tanh(alpha x) + bias, and a trained scale of
+the embedding that starts at sqrt(width).
 
-configs/dyt.py         24 layers of width 1024, where the paper starts every alpha at 1
+configs/dyt.py         24 layers of width 1024; every alpha starts at 1, as in the paper at this width
 configs/dyt.py:3m      about 3 M parameters on WikiText-2
 configs/dyt.py:tiny    trains in seconds on a CPU
 """

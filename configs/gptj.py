@@ -1,4 +1,4 @@
-"""GPT-J (Wang & Komatsuzaki 2021): attention and feed-forward side by side after one norm, RoPE on a quarter of each head.
+"""GPT-J (Wang & Komatsuzaki 2021): parallel sublayers after one norm, RoPE on a quarter of each head.
 
 configs/gptj.py         the published 6.05 B model
 configs/gptj.py:3m      about 3 M parameters on WikiText-2

@@ -1,10 +1,10 @@
-"""Causal lambda layers instead of attention (Bello 2021, LambdaNetworks): pre-norm, GELU, linear in the sequence's length.
+"""Causal lambda layers in place of attention (Bello 2021, LambdaNetworks): pre-norm, GELU, linear in the length.
 
-configs/lambda_lm.py         84 M parameters: the width, depth and heads of GPT-2, without its attention matrices
+configs/lambda_lm.py         84 M parameters: GPT-2's width, depth and heads, without its attention matrices
 configs/lambda_lm.py:3m      about 3 M parameters on WikiText-2
 configs/lambda_lm.py:tiny    trains in seconds on a CPU
 
-Distances within the window are the lambdas' own; nothing else tells positions apart.
+The position lambdas, within their window, are the only position information.
 """
 
 from configs import common

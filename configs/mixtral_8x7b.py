@@ -1,4 +1,4 @@
-"""Mixtral 8x7B (Jiang et al. 2024): LLaMA with grouped queries and, for a feed-forward, two of eight experts per token.
+"""Mixtral 8x7B (Jiang et al. 2024): LLaMA with grouped-query attention and two of eight experts per token.
 
 configs/mixtral_8x7b.py          the published model, 46.7 B parameters, 12.9 B of them active
 configs/mixtral_8x7b.py:small    the same proportions at 0.2 B, for one device

@@ -1,4 +1,4 @@
-"""Sparse mixture of experts in Mixtral's manner (Jiang et al. 2024): RMSNorm, RoPE, SwiGLU experts, top-2 of 8, dropless.
+"""Sparse mixture of experts as in Mixtral (Jiang et al. 2024): RMSNorm, RoPE, SwiGLU experts, top-2 of 8, dropless.
 
 configs/moe.py         0.5 B parameters, 0.2 B of them active
 configs/moe.py:3m      about 3 M parameters on WikiText-2 as bytes

@@ -1,11 +1,11 @@
-"""The simplified parallel block of He & Hofmann 2023 without norms in the blocks: no skip, W_V, W_O or normalisation.
+"""The simplified parallel block without norms (He & Hofmann 2023): no skips, W_V, W_O or norms in the blocks.
 
 configs/normless.py         18 layers of width 768, the paper's size
 configs/normless.py:3m      about 3 M parameters on WikiText-2
 configs/normless.py:tiny    trains in seconds on a CPU
 
-Two LayerNorms are left, as in the authors' code: in the first layer, which makes the stream as large as attention expects,
-and before the head.
+As in the authors' code, two LayerNorms remain: one before the head, and one in the first layer, which scales the
+residual stream to the size that attention expects.
 """
 
 from configs import simplified

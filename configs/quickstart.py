@@ -1,6 +1,6 @@
 """The quickstart: a small Llama-like model on Python's own source, trained in minutes on two cores.
 
-configs/quickstart.py         what `make train` trains
+configs/quickstart.py         the model that `make train` trains
 configs/quickstart.py:tiny    trains in seconds on a CPU
 """
 

@@ -1,17 +1,17 @@
-"""The simplified parallel block (He & Hofmann 2023, SAS-P): shaped attention, no skip, W_V and W_O the identity.
+"""The simplified parallel block (He & Hofmann 2023, SAS-P): shaped attention, no skips, W_V = W_O = I.
 
 configs/simplified.py         18 layers of width 768, the paper's size
 configs/simplified.py:3m      about 3 M parameters on WikiText-2
 configs/simplified.py:tiny    trains in seconds on a CPU
 
-As in the authors' code, the first layer alone has a W_V, which starts as the identity, and the last norm is a LayerNorm.
---config.model.blocks.main.layout=skipless makes it SAS, whose feed-forward reads what attention wrote.
+As in the authors' code, only the first layer has a W_V, which starts as the identity, and the last norm is a LayerNorm.
+--config.model.blocks.main.layout=skipless makes it SAS, where the feed-forward layer reads attention's output.
 
-An override of the block `main` reaches the first layer too, one of `first` the first layer alone. The depth is set in this
-file, which makes the pattern of that length.
+The first layer follows `main`: overrides of `main` apply to it too, overrides of `first` to it alone.
 """
 
 from configs import common
+from xfresearch.config.groups import follow
 
 
 def get_config(size: str = "full"):
@@ -29,7 +29,7 @@ def get_config(size: str = "full"):
         config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
     if size == "3m":
         block.feed_forward.hidden = 1280
-    model.blocks.first = common.following(block)
+    model.blocks.first = follow(block)
     model.blocks.first.attention.value = "identity_plus"
-    model.pattern = ("first", *["main"] * (model.depth - 1))
+    model.segments = ((("first",), 1), (("main",), 0))
     return config

@@ -1,7 +1,7 @@
-"""Many thin layers of one head against few wide layers of many (Liu et al. 2021), at equal parameters of matrices.
+"""Many thin layers of one head (Liu et al. 2021) in place of few wide layers of many heads, at equal matrix weights.
 
-configs/single_head_deep.py         144 layers of 1 head of size 64 and hidden size 256, for GPT-2's 12 layers of 12
-configs/single_head_deep.py:3m      16 layers of 1 head, for 4 layers of 4, on WikiText-2
+configs/single_head_deep.py         144 layers of 1 head of size 64, hidden size 256, in place of GPT-2's 12 of 12 heads
+configs/single_head_deep.py:3m      16 layers of 1 head, in place of 4 layers of 4 heads, on WikiText-2
 configs/single_head_deep.py:tiny    trains in seconds on a CPU
 """
 

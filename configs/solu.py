@@ -1,4 +1,4 @@
-"""SoLU (Elhage et al. 2022): x * softmax(x) and a LayerNorm in place of GELU; the rest is GPT-2.
+"""SoLU (Elhage et al. 2022): x * softmax(x) and a LayerNorm in place of GELU; otherwise GPT-2.
 
 configs/solu.py         12 layers of width 768
 configs/solu.py:3m      about 3 M parameters on WikiText-2

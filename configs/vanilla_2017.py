@@ -1,11 +1,11 @@
-"""The transformer of 2017 (Vaswani et al.), its decoder as a language model: post-norm, sinusoidal positions, ReLU, dropout.
+"""The decoder of the original transformer (Vaswani et al. 2017): post-norm, sinusoidal positions, ReLU, dropout.
 
 configs/vanilla_2017.py         the base model's sizes: width 512, 6 layers, 8 heads, hidden 2048, 37,000 shared tokens
 configs/vanilla_2017.py:big     width 1024, 16 heads, hidden 4096
 configs/vanilla_2017.py:3m      about 3 M parameters on WikiText-2
 configs/vanilla_2017.py:tiny    trains in seconds on a CPU
 
-The published 65 M and 213 M are of an encoder and a decoder that reads it; this is the part that models language.
+The published 65 M and 213 M parameters include an encoder, which a language model does not have.
 """
 
 from configs import common

@@ -1,12 +1,12 @@
-"""One choice away from a common base: GPT-2's block with learned positions, at about 3 M parameters on WikiText-2 as bytes.
+"""One change from a common base: GPT-2's block with learned positions, about 3 M parameters, on WikiText-2 as bytes.
 
 configs/variants.py           the base
-configs/variants.py:NAME      the base with one choice changed; the names are in VARIANTS below and in docs/variants.md
+configs/variants.py:NAME      the base with one change; VARIANTS below and docs/variants.md have the names
 configs/variants.py:tiny      the base at a size that trains in seconds on a CPU
 
-`python -m xfresearch.bench variants` trains all of them and the named models; docs/variants.md shows the outcome. A choice
-that a named model shows is left to it: RMSNorm, RoPE and SwiGLU to `llama`, ReLU to `vanilla_2017`, one key-value head to
-`palm`, W_Q = I to `no_query`, tanh(alpha x) to `dyt`, top-2 experts to `moe`.
+`python -m docs.comparison` trains all variants and the named models; docs/variants.md has the results. Choices of named
+models are not repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in
+`palm`, W_Q = I in `no_query`, tanh(alpha x) in `dyt`, top-2 experts in `moe`.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from xfresearch.errors import UserError, nearest
 class Variant(NamedTuple):
     what: str
     source: str
-    changes: dict  # keys of config.model.blocks.main, or of config.model with a dot in front
+    changes: dict  # {key of config.model.blocks.main, or of config.model with a leading dot: value}
 
 
 MOE = {"feed_forward.kind": "moe", "feed_forward.hidden": 80}
@@ -27,17 +27,17 @@ VARIANTS = {
     # layouts
     "post_norm": Variant("norm(x + f(x))", "Vaswani et al. 2017", {"layout": "post_norm", ".final_norm": "none"}),
     "peri_norm": Variant(
-        "x + norm(f(norm(x))), embedding normed", "Kim et al. 2025", {"layout": "peri_norm", ".embedding_norm": "layer"}
+        "x + norm(f(norm(x))), normed embedding", "Kim et al. 2025", {"layout": "peri_norm", ".embedding_norm": "layer"}
     ),
     "sandwich_norm": Variant("x + norm(f(norm(x)))", "Ding et al. 2021", {"layout": "sandwich_norm"}),
     "parallel": Variant("x + a(n) + f(n), n = norm(x)", "GPT-J, PaLM", {"layout": "parallel"}),
     "parallel_two_norms": Variant("x + a(norm(x)) + f(norm'(x))", "GPT-NeoX", {"layout": "parallel_two_norms"}),
-    "no_norm_between": Variant("no norm between attention and feed-forward", "-", {"layout": "no_norm_between"}),
+    "no_norm_between": Variant("no norm between attention and feed-forward layer", "-", {"layout": "no_norm_between"}),
     "fused_output": Variant(
-        "heads straight into W_1: no W_O, residual or norm between", "-", {"layout": "fused_output"}
+        "W_1 reads the heads: no W_O, residual or norm between", "-", {"layout": "fused_output"}
     ),
     "no_residual_between": Variant(
-        "W_O kept, no residual or norm between it and W_1: the control of fused_output",
+        "W_O, but no residual or norm between it and W_1: the control of fused_output",
         "-",
         {"layout": "no_residual_between"},
     ),
@@ -45,7 +45,7 @@ VARIANTS = {
     "deep_norm": Variant("norm(alpha x + f(x))", "Wang et al. 2022", {"layout": "deep_norm", ".final_norm": "none"}),
     "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
     "skipless": Variant(
-        "shaped attention without skip, W_V and W_O: SAS but for the first layer, which has a W_V there",
+        "shaped attention without skip, W_V and W_O: SAS, but without the first layer's W_V",
         "He & Hofmann 2023",
         {
             **{"layout": "skipless", "attention.shaping": "shaped"},
@@ -53,7 +53,9 @@ VARIANTS = {
         },
     ),
     "v_skip_init": Variant(
-        "aI + bA without skip, b = 0 at first", "He et al. 2023", {"layout": "skipless", "attention.shaping": "skip_init"}
+        "aI + bA without skip, b = 0 at first",
+        "He et al. 2023",
+        {"layout": "skipless", "attention.shaping": "skip_init"},
     ),
     # norms
     "scale": Variant("LayerNorm's scaling alone: RMSNorm", "Brody et al. 2023", {"norm": "scale"}),
@@ -75,17 +77,19 @@ VARIANTS = {
     "alibi": Variant("ALiBi", "Press et al. 2022", {".position": "none", "attention.position": "alibi"}),
     "t5": Variant("T5's buckets", "Raffel et al. 2020", {".position": "none", "attention.position": "t5"}),
     "relative_key": Variant(
-        "one relative key for all", "Sukhbaatar et al. 2019", {".position": "none", "attention.position": "relative_key"}
+        "relative keys shared by all heads and layers",
+        "Sukhbaatar et al. 2019",
+        {".position": "none", "attention.position": "relative_key"},
     ),
     "adaptive_span": Variant(
-        "each head learns how far it looks", "Sukhbaatar et al. 2019a", {"attention.span": "adaptive"}
+        "each head learns its span", "Sukhbaatar et al. 2019a", {"attention.span": "adaptive"}
     ),
     # memory
     "memory_beside": Variant(
-        "64 persistent slots per head beside the feed-forward", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}
+        "64 persistent slots per head plus feed-forward layer", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}
     ),
     "memory_restated": Variant(
-        "the feed-forward as 1024 slots of the model's width beside the heads",
+        "the feed-forward layer as 1024 slots of the model's width, in attention",
         "Sukhbaatar et al. 2019",
         {
             **{"layout": "attention_only", "attention.memory_slots": 1024, "attention.memory_activation": "gelu"},
@@ -94,13 +98,13 @@ VARIANTS = {
     ),
     # lambda layers
     "lambda_global": Variant(
-        "lambda layers that tell all distances apart",
+        "lambda layers over all distances",
         "Bello 2021",
         {".position": "none", "attention.kind": "lambda", "attention.lambdas.window": 0, "feed_forward.hidden": 1408},
     ),
     # experts
     "moe_top_1": Variant(
-        "top-1 of 8, gates as they are",
+        "top-1 of 8, gates not renormalised",
         "Fedus et al. 2021",
         MOE | {"feed_forward.moe.top_k": 1, "feed_forward.moe.renormalise": False},
     ),
@@ -133,7 +137,7 @@ def get_config(name: str = "base"):
     if name not in ("base", "tiny", *VARIANTS):
         raise UserError(
             f"--config=FILE:{name}: there is no such variant{nearest(name, VARIANTS)} "
-            f"(it takes base, tiny, {', '.join(VARIANTS)})"
+            f"(allowed: base, tiny, {', '.join(VARIANTS)})"
         )
     config = common.base("tiny" if name == "tiny" else "3m")
     config.model.position = "learned"

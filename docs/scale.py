@@ -1,23 +1,23 @@
-"""The tables of docs/scale.md, from the plans that `python -m xfresearch.planning.named` wrote."""
+"""Makes the tables of docs/scale.md from the plans of `python -m xfresearch.planning.named`."""
 
 TITLES = {
-    "large": "Large models, beside what MaxText reports for the same shape and machine",
+    "large": "Large models, compared with MaxText on the same shape and machine",
     "weak scaling": "Weak scaling",
     "depth": "Compile time and depth",
     "every config": "Every named config on three machines",
 }
-# Not overlapped and overlapped, in percent.
+# Ranges go from not overlapped to overlapped.
 PLAN = "| config | machine | mesh | sequences | remat | memory | step, s | utilisation, % | tokens/s/chip "
-PLAN += "| longest collective |\n"
+PLAN += "| slowest collective |\n"
 
 
 def tables(rows: dict[str, dict]) -> str:
     from xfresearch.planning.named import named
 
-    asked = [plan.name for plan in named()]
-    done = sum(name in rows for name in asked)
-    rows = dict(sorted(rows.items(), key=lambda item: asked.index(item[0]) if item[0] in asked else len(asked)))
-    parts = [f"{done} of {len(asked)} named plans are compiled; `make plans` compiles the others.\n"]
+    names = [plan.name for plan in named()]
+    done = sum(name in rows for name in names)
+    rows = dict(sorted(rows.items(), key=lambda item: names.index(item[0]) if item[0] in names else len(names)))
+    parts = [f"{done} of {len(names)} named plans are compiled; `make plans` compiles the rest.\n"]
     for group, title in TITLES.items():
         found = [row for row in rows.values() if row["group"] == group]
         if found:
@@ -26,6 +26,8 @@ def tables(rows: dict[str, dict]) -> str:
 
 
 def about(rows: list[dict]) -> str:
+    """One sentence: dates, commits and versions of the plans."""
+
     def all_of(*path: str) -> str:
         found = []
         for row in rows:
@@ -55,22 +57,22 @@ def cells(row: dict) -> list[str]:
         return [*start, f"{share}: does not fit", "", "", "", ""]
     rate = [r / row["topology"]["chips"] for r in row["tokens_per_second"]]
     times = (
-        _both(row["step_seconds"], "{:.3g}"),
-        _both(_percent(row["utilisation"]), "{:.0f}"),
-        _both(rate, "{:,.0f}"),
+        _range(row["step_seconds"], "{:.3g}"),
+        _range(_percent(row["utilisation"]), "{:.0f}"),
+        _range(rate, "{:,.0f}"),
     )
-    return [*start, share, *times, _longest(row)]
+    return [*start, share, *times, _slowest_collective(row)]
 
 
 def _percent(values) -> list[float]:
     return [100 * value for value in values]
 
 
-def _both(values, form: str) -> str:
+def _range(values, form: str) -> str:
     return " to ".join(form.format(value) for value in values)
 
 
-def _longest(row: dict) -> str:
+def _slowest_collective(row: dict) -> str:
     if not row["collectives"]:
         return "none"
     first = row["collectives"][0]
@@ -79,29 +81,29 @@ def _longest(row: dict) -> str:
 
 
 def large(rows: list[dict]) -> str:
-    """The plans, and the middle of each bracket against the published figure in its convention."""
+    """The plans, and the midpoint of each range relative to MaxText's figure, counted in MaxText's convention."""
     lines = [
         plans(rows),
-        "| config | machine | ours, attention in half | MaxText | middle of ours over MaxText's |\n|---|---|---|---|---|\n",
+        "| config | machine | ours, half of attention | MaxText | our midpoint / MaxText |\n|---|---|---|---|---|\n",
     ]
     for row in rows:
         if not row.get("utilisation"):
             continue
         ours = [value * row["half_attention"] for value in row["utilisation"]]
-        error = sum(ours) / 2 / row["published"]
+        ratio = sum(ours) / 2 / row["published"]
         names = f"`{row['config'].removeprefix('configs/')}` | {row['topology']['name']}"
-        lines.append(f"| {names} | {_both(_percent(ours), '{:.1f}')} | {100 * row['published']:.1f} | {error:.2f} |\n")
+        lines.append(f"| {names} | {_range(_percent(ours), '{:.1f}')} | {100 * row['published']:.1f} | {ratio:.2f} |\n")
     return "\n".join(lines[:2]) + "".join(lines[2:])
 
 
 def scaling(rows: list[dict]) -> str:
-    """The plans, and tokens per second and chip against the smallest machine's."""
+    """The plans, and tokens per second per chip relative to the smallest machine."""
     first = next((row for row in rows if row.get("utilisation")), None)
-    lines = [plans(rows), "| chips | tokens/s/chip over those of the smallest |\n|---|---|\n"]
+    lines = [plans(rows), "| chips | tokens/s/chip relative to the smallest machine |\n|---|---|\n"]
     for row in rows:
         if row.get("utilisation"):
             ratio = [a / b for a, b in zip(row["utilisation"], first["utilisation"], strict=True)]
-            lines.append(f"| {row['topology']['chips']} | {_both(ratio, '{:.2f}')} |\n")
+            lines.append(f"| {row['topology']['chips']} | {_range(ratio, '{:.2f}')} |\n")
     return "\n".join(lines[:2]) + "".join(lines[2:])
 
 

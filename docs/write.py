@@ -1,41 +1,41 @@
-"""Writes the generated parts of the documentation: python -m docs.write. tests/test_docs.py checks that they are current."""
+"""Writes the generated parts of the documentation: python -m docs.write. tests/test_docs.py checks them."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
 from xfresearch.command import run
-from xfresearch.config_io import describe
+from xfresearch.config.describing import describe
 from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
-MARK = "## Every key\n\n"
+KEYS = "## Every key\n\n"
 TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
 
 
 def configuration() -> str:
-    """docs/configuration.md with its table of keys as the code has it now."""
-    return (HERE / "configuration.md").read_text().split(MARK)[0] + MARK + describe()
+    """docs/configuration.md with the table of keys that the code has now."""
+    return (HERE / "configuration.md").read_text().split(KEYS)[0] + KEYS + describe()
 
 
 def variants() -> str:
-    """docs/variants.md with its table as the configs and docs/variants.json have it now."""
-    results = HERE / "variants.json"
+    """docs/variants.md with the table of the configs and of docs/data/variants.json."""
+    results = HERE / "data" / "variants.json"
     if not results.exists():
-        raise UserError(
-            f"{results} is missing: python -m xfresearch.bench variants --seeds 3 --json docs/variants.json"
-        )
+        raise UserError(f"{results} is missing: python -m docs.comparison writes it")
     rows = json.loads(results.read_text())["rows"]
+    commits = _distinct(rows, "commit")
+    machine = f"{_distinct(rows, 'machine', 'cpu')}, {_distinct(rows, 'machine', 'cores')} cores"
     about = (
-        f"Trained on {_all(rows, 'date')} at commit {_all(rows, 'commit')} on {_all(rows, 'machine', 'cpu')}, "
-        f"{_all(rows, 'machine', 'cores')} cores, jax {_all(rows, 'versions', 'jax')}; mean and standard deviation of "
-        "validation bits per byte over 3 seeds. Speed is tokens per second in training over those of `gpt2`, both taking "
-        "turns.\n\n"
+        f"Trained on {_distinct(rows, 'date')} at commit {commits} on {machine}, "
+        f"jax {_distinct(rows, 'versions', 'jax')}. "
+        "Bits per byte are the mean and standard deviation on the validation split over 3 seeds. Speed is training "
+        "tokens per second relative to `gpt2`; the two models were timed in alternation.\n\n"
     )
     titles = [
         "config",
-        "what it is",
+        "description",
         "parameters",
         "FLOPs per token",
         "cache bytes per token",
@@ -47,8 +47,8 @@ def variants() -> str:
     return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + about + head + "|---" * 8 + "|\n" + lines
 
 
-def _all(rows: dict, *path: str) -> str:
-    """What every row says at `path`; several values where they differ."""
+def _distinct(rows: dict, *path: str) -> str:
+    """The value of all rows at `path`, or several values with commas where rows differ."""
     found = []
     for row in rows.values():
         for name in path:
@@ -59,37 +59,43 @@ def _all(rows: dict, *path: str) -> str:
 
 def _row(name: str, row: dict) -> str:
     from configs.variants import VARIANTS
-    from xfresearch.comparison import summary
-    from xfresearch.config_io import parse
-    from xfresearch.models.costs import costs
+    from xfresearch.config.files import parse
+    from xfresearch.models.closed_form import costs
+    from xfresearch.statistics import summary
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
     counted = costs(replace(config.model, vocab_size=257), config.sequence_length)
     if argument in VARIANTS:
-        what, source = VARIANTS[argument][:2]
+        description, source = VARIANTS[argument][:2]
     else:
-        what, source = _first_line(Path(file))
+        description, source = _description_and_source(Path(file))
     mean, spread = summary(row["bits_per_byte"])
-    sizes = (
-        f"{counted.parameters / 1e6:.2f} M | {counted.flops_per_token / 1e6:.2f} M | {counted.cache_bytes_per_token:,}"
-    )
-    label = name.removeprefix("configs/")
-    return f"| `{label}` | {what} | {sizes} | {mean:.3f} ± {spread:.3f} | {row['relative_speed']:.2f} | {source} |\n"
+    cells = [
+        f"`{name.removeprefix('configs/')}`",
+        description,
+        f"{counted.parameters / 1e6:.2f} M",
+        f"{counted.flops_per_token / 1e6:.2f} M",
+        f"{counted.cache_bytes_per_token:,}",
+        f"{mean:.3f} ± {spread:.3f}",
+        f"{row['relative_speed']:.2f}",
+        source,
+    ]
+    return f"| {' | '.join(cells)} |\n"
 
 
-def _first_line(file: Path) -> tuple[str, str]:
-    """What a config's docstring says it is, and the source in its parentheses."""
+def _description_and_source(file: Path) -> tuple[str, str]:
+    """The first paragraph of a config's docstring, and the source that it has in parentheses."""
     text = " ".join(file.read_text().split('"""')[1].split("\n\n")[0].split())
     inside = text[text.index("(") + 1 : text.index(")")] if "(" in text else "-"
     return text.rstrip(".").replace(f" ({inside})", "").replace("|", "or"), inside
 
 
 def scale() -> str:
-    """docs/scale.md with its tables as docs/scale.json has them."""
+    """docs/scale.md with the tables of docs/data/scale.json."""
     from docs.scale import tables
 
-    rows = json.loads((HERE / "scale.json").read_text())["rows"]
+    rows = json.loads((HERE / "data" / "scale.json").read_text())["rows"]
     return (HERE / "scale.md").read_text().split(PLANS)[0] + PLANS + tables(rows)
 
 

@@ -1,7 +1,7 @@
-# What the launch scripts share; sourced by them, never run.
+# Functions that the launch scripts share. They source this file; it is never run.
 #
-# A script declares its options with their defaults in `option`, where a default of `no` makes a switch, calls
-# `parse "$@"`, and finds the job in the array `job`. Its help is the comment at its top.
+# A script declares its options and defaults in `option` (a default of `no` makes a switch) and calls `parse "$@"`. The
+# job is then in the array `job`. The comment at the top of a script is its help text.
 # shellcheck shell=bash
 
 fail() {
@@ -16,7 +16,7 @@ help() {
   exit 0
 }
 
-# parse ARGUMENTS...: fills `option`, `arguments` (those that are not options) and `job` (what follows --).
+# parse ARGUMENTS...: fills `option`, `arguments` (the positional arguments) and `job` (the words after --).
 parse() {
   arguments=() job=()
   local name value
@@ -29,7 +29,7 @@ parse() {
     esac
     name=${1%%=*} name=${name#--} value=${1#*=}
     [[ -v option[$name] ]] ||
-      fail "$1: there is no such option; there are$(printf ' --%s\n' "${!option[@]}" | sort | tr -d '\n')"
+      fail "$1: there is no such option; the options are$(printf ' --%s\n' "${!option[@]}" | sort | tr -d '\n')"
     if [[ ${option[$name]} == no || ${option[$name]} == yes ]]; then
       [[ $1 != *=* ]] || fail "$1 is not allowed: --$name takes no value"
       value=yes
@@ -43,19 +43,19 @@ parse() {
 }
 
 # shellcheck disable=SC2034 # the scripts use it
-number='0|[1-9][0-9]*' # a form for require: bash takes 08 for octal
+number='0|[1-9][0-9]*' # a regex for `require`; it excludes 08, which bash reads as octal
 
-# require NAME REGEX WHAT: the option NAME is given and of that form.
+# require NAME REGEX ALLOWED: fails unless the value of the option NAME matches REGEX. ALLOWED describes it in words.
 require() {
   [[ ${option[$1]} =~ ^($2)$ ]] || fail "--$1='${option[$1]}' is not allowed: it must be $3"
 }
 
-# need PROGRAM: it is on this machine, unless only to be printed.
-need() {
+# require_program PROGRAM: fails if PROGRAM is not installed, except with --dry-run.
+require_program() {
   [[ ${option[dry-run]} == yes ]] || command -v "$1" >/dev/null || fail "$1 is not installed on this machine"
 }
 
-# One shell-quoted line.
+# quoted WORDS...: prints the words as one shell-quoted line.
 quoted() {
   local word line=
   for word; do
@@ -65,7 +65,7 @@ quoted() {
   printf '%s\n' "${line# }"
 }
 
-# run COMMAND...: prints the command with --dry-run, otherwise runs it and says so on standard error.
+# run COMMAND...: with --dry-run prints the command, otherwise logs it on standard error and runs it.
 run() {
   if [[ ${option[dry-run]} == yes ]]; then
     quoted "$@"
@@ -75,7 +75,7 @@ run() {
   fi
 }
 
-# The value of FLAG among the job's words, the last where it is given twice, empty where it is not: job_flag --workdir
+# job_flag FLAG: prints the value of FLAG in the job; the last one if FLAG is repeated, nothing if it is absent.
 job_flag() {
   local i value=
   for ((i = 0; i < ${#job[@]}; i++)); do
@@ -87,23 +87,23 @@ job_flag() {
   printf '%s' "$value"
 }
 
-# The module that the job runs, empty where it is not `python -m xfresearch.NAME`.
+# job_module: prints NAME if the job is `python -m xfresearch.NAME`, otherwise nothing.
 job_module() {
   [[ " ${job[*]} " =~ " -m xfresearch."([a-z_]+)" " ]] && printf '%s' "${BASH_REMATCH[1]}" || true
 }
 
-# Finds mistakes in the job before a machine is paid for: no such command, no such config file.
+# check_job: finds mistakes in the job before a machine costs money: an unknown command, a missing config file.
 check_job() {
   ((${#job[@]})) || fail "the job is missing: write it after --, e.g. -- python -m xfresearch.evaluate --workdir runs/a"
   local module config commands
   module=$(job_module) config=$(job_flag --config)
   commands=$(cd xfresearch && grep -lE '^ *(command\.)?run\(main' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
   [[ -z $module || " $commands " == *" $module "* ]] ||
-    fail "xfresearch.$module: there is no such command; there are $commands"
+    fail "xfresearch.$module: there is no such command; the commands are $commands"
   [[ -z $config || -f ${config%%:*} ]] || fail "--config=$config: there is no such file in the checkout"
 }
 
-# require_bucket REASON: the job keeps its results in a bucket, where it has results to keep.
+# require_bucket REASON: fails unless the job writes its results to a bucket, if it writes any.
 require_bucket() {
   local module workdir
   module=$(job_module) workdir=$(job_flag --workdir)
@@ -111,14 +111,14 @@ require_bucket() {
   [[ $workdir == gs://?* ]] || fail "--workdir='$workdir' is not allowed here: $1, so it must be gs://BUCKET/PATH"
 }
 
-# require_many: the job, where it is a command of ours, can run as many processes.
-require_many() {
-  local module able
+# require_distributed: fails if the job is an xfresearch command that runs only as a single process.
+require_distributed() {
+  local module distributed
   module=$(job_module)
-  able=$(cd xfresearch && grep -l 'distributed.add_flags' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
-  [[ -z $module || " $able " == *" $module "* ]] ||
-    fail "xfresearch.$module is not allowed here: it runs as one process; those that run as many are $able"
+  distributed=$(cd xfresearch && grep -l 'distributed.add_flags' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
+  [[ -z $module || " $distributed " == *" $module "* ]] ||
+    fail "xfresearch.$module is not allowed here: it runs as one process; commands for many processes are $distributed"
 }
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1 # jobs name files of the checkout
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1 # paths in a job are relative to the checkout
 [[ -n ${VIRTUAL_ENV:-} || ! -x .venv/bin/python ]] || PATH=$PWD/.venv/bin:$PATH

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # launch/detached.sh DIR COMMAND...
 #
-# Starts COMMAND once on this machine, detached, with its log in DIR, shows the log while it runs and exits as it did.
-# Called again, after a lost connection, it shows the log of the same run from its start. A run that ended with 0
-# (finished) or 2 (a mistake in the command) is reported again; one that ended in any other way is started again. Exit
-# code 4: another COMMAND was started here.
+# Starts COMMAND once on this machine, detached, with its log in DIR. Shows the log while COMMAND runs, and exits with
+# its exit code. A second call, after a lost connection, shows the log of the same run from the beginning. A run that
+# ended with 0 (finished) or 2 (a mistake in the command) is not started again; its result is reported again. A run that
+# ended with any other code is started again. Exit code 4: another COMMAND was started in DIR.
 set -euo pipefail
 (($# > 1)) || { sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$0" && exit 0; }
 
@@ -30,4 +30,4 @@ else
 fi
 
 tail -n +1 -f --pid="$(<"$pid")" "$log"
-exit "$(cat "$ended" 2>/dev/null || echo 137)" # nothing written: killed
+exit "$(cat "$ended" 2>/dev/null || echo 137)" # no exit code was written: the run was killed

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # launch/gke.sh --cluster CLUSTER --workload NAME --tpu-type TYPE --image IMAGE [options] -- COMMAND...
 #
-# Runs COMMAND on TPUs of a GKE cluster through XPK (pip install xpk), in the image of launch/Dockerfile. Machines that
-# were taken away come back as a restart of the job, and COMMAND goes on from its newest checkpoint.
+# Runs COMMAND on TPUs of a GKE cluster through XPK (pip install xpk), in the image of launch/Dockerfile. If machines
+# are preempted, GKE restarts the job, and COMMAND resumes from its newest checkpoint.
 #
 #   --cluster CLUSTER    name of the cluster
-#   --workload NAME      of the job: small letters, digits and dashes
+#   --workload NAME      name of the job: lowercase letters, digits and dashes
 #   --tpu-type TYPE      v5litepod-16, v5p-128, v6e-256, tpu7x-128, ...
 #   --image IMAGE        REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG
-#   --slices N           slices of that type (default: 1)
-#   --zone ZONE          (default: that of `gcloud config`)
-#   --project PROJECT    (default: that of `gcloud config`)
-#   --create CAPACITY    first make the cluster, from spot, on-demand, flex or reservation=NAME machines
+#   --slices N           number of slices (default: 1)
+#   --zone ZONE          (default: from `gcloud config`)
+#   --project PROJECT    (default: from `gcloud config`)
+#   --create CAPACITY    first create the cluster, with spot, on-demand, flex or reservation=NAME machines
 #   --build              first build the image from this checkout and push it
 #   --max-restarts N     (default: 10)
-#   --wait               wait for the end; exit code 0 where the job finished, otherwise XPK's (125: it failed)
-#   --dry-run            print what would run, one command per line
+#   --wait               wait for the end; exit code 0 if the job finished, otherwise XPK's (125: the job failed)
+#   --dry-run            print the commands, one per line, and do not run them
 #
 # Without XPK: launch/gke.yaml.
 set -euo pipefail
@@ -25,34 +25,34 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 declare -A option=([cluster]='' [workload]='' [tpu-type]='' [image]='' [slices]=1 [zone]='' [project]='' [create]=''
   [build]=no [max-restarts]=10 [wait]=no [dry-run]=no)
 parse "$@"
-((${#arguments[@]} == 0)) || fail "${arguments[0]}: not understood; the command goes after --"
+((${#arguments[@]} == 0)) || fail "${arguments[0]}: unexpected argument; write the command after --"
 name='[a-z]([-a-z0-9]{0,38}[a-z0-9])?'
-require cluster "$name" "small letters, digits and dashes, at most 40"
-require workload "$name" "small letters, digits and dashes, at most 40"
+require cluster "$name" "lowercase letters, digits and dashes, at most 40"
+require workload "$name" "lowercase letters, digits and dashes, at most 40"
 require tpu-type '(v4|v5p|v5litepod|v6e|tpu7x)-[0-9]+(x[0-9]+)*' "a type such as v5litepod-16, v6e-256 or tpu7x-128"
-require image '[^ ]+' "the image to run in"
+require image '[^ ]+' "the name of an image"
 require slices '[1-9][0-9]*' "a number of slices, 1 or more"
 require zone '([a-z]+-[a-z]+[0-9]+-[a-z])?' "a zone such as europe-west4-b"
 require create '(spot|on-demand|flex|reservation=[^ ]+)?' "spot, on-demand, flex or reservation=NAME"
 require max-restarts "$number" "a number, 0 or more"
 check_job
 require_bucket "a container's disk is deleted with it"
-need xpk
-[[ ${option[build]} == no ]] || need docker # not found out after the cluster is there
+require_program xpk
+[[ ${option[build]} == no ]] || require_program docker # checked before the cluster is created
 
-place=(--cluster "${option[cluster]}")
-[[ -z ${option[zone]} ]] || place+=(--zone "${option[zone]}")
-[[ -z ${option[project]} ]] || place+=(--project "${option[project]}")
+location=(--cluster "${option[cluster]}")
+[[ -z ${option[zone]} ]] || location+=(--zone "${option[zone]}")
+[[ -z ${option[project]} ]] || location+=(--project "${option[project]}")
 slices=(--tpu-type "${option[tpu-type]}" --num-slices "${option[slices]}")
 
-[[ -z ${option[create]} ]] || run xpk cluster create "${place[@]}" "${slices[@]}" "--${option[create]}"
+[[ -z ${option[create]} ]] || run xpk cluster create "${location[@]}" "${slices[@]}" "--${option[create]}"
 if [[ ${option[build]} == yes ]]; then
   run docker build --platform linux/amd64 --build-arg JAX=tpu --tag "${option[image]}" --file launch/Dockerfile .
   run docker push "${option[image]}"
 fi
-# exec: XPK signals the process that it started, and no shell is to stand between. JAX_PLATFORMS: a host without its
-# TPU is an error, not a run on the CPU.
-run xpk workload create "${place[@]}" --workload "${option[workload]}" "${slices[@]}" --docker-image "${option[image]}" \
-  --env JAX_PLATFORMS=tpu,cpu --max-restarts "${option[max-restarts]}" --termination-grace-period-seconds 120 \
+# exec: XPK signals the process that it started, so that process must not be a shell. JAX_PLATFORMS: on a host without
+# its TPU the command fails; it does not run on the CPU.
+run xpk workload create "${location[@]}" --workload "${option[workload]}" "${slices[@]}" \
+  --docker-image "${option[image]}" --env JAX_PLATFORMS=tpu,cpu --max-restarts "${option[max-restarts]}" --termination-grace-period-seconds 120 \
   --command "exec launch/entrypoint.sh $(quoted "${job[@]}")"
-[[ ${option[wait]} == no ]] || run xpk workload list "${place[@]}" --wait-for-job-completion "${option[workload]}"
+[[ ${option[wait]} == no ]] || run xpk workload list "${location[@]}" --wait-for-job-completion "${option[workload]}"

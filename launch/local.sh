@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # launch/local.sh N [--port P] [--grace SECONDS] [--dry-run] [-- COMMAND...]
 #
-# Runs COMMAND as N processes of one job on this machine, on CPU: each is told where the others are with
-# --coordinator, --processes and --process. Without a COMMAND it trains the quickstart.
+# Runs COMMAND as N processes of one job on this machine, on CPU. Each process finds the others with the flags
+# --coordinator, --processes and --process. Without COMMAND, trains the quickstart.
 #
-#   --port P         where process 0 listens (default: a free port)
-#   --grace SECONDS  how long the others may take to end once one has failed, before they are killed (default: 90,
-#                    which outlasts the 60 s of --heartbeat and the 10 s that they then take to say who is gone)
-#   --dry-run        print what would run, one command per line
+#   --port P         port of process 0 (default: a free port)
+#   --grace SECONDS  after one process has failed, kill the others if they have not ended within this time (default: 90,
+#                    longer than the 60 s of --heartbeat plus the 10 s they then need to report which process is lost)
+#   --dry-run        print the commands, one per line, and do not run them
 #
-# Lines of process I begin with [I]. The exit code is 0 if all processes end with 0, otherwise that of the first that
-# failed. Ctrl-C and SIGTERM are passed on to all, which save and end; a second one kills them.
+# Each line of process I begins with [I]. The exit code is 0 if all processes exit with 0, otherwise that of the first
+# one that failed. Ctrl-C and SIGTERM are forwarded to all processes, which save and exit; a second signal kills them.
 #
 #   launch/local.sh 2
 #   launch/local.sh 4 -- python -m xfresearch.train --config configs/llama.py:tiny --workdir runs/l --config.mesh.fsdp=4
@@ -20,20 +20,20 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 declare -A option=([port]='' [grace]=90 [dry-run]=no)
 parse "$@"
-((${#arguments[@]} == 1)) || fail "N is missing or not alone (${arguments[*]}): launch/local.sh N [-- COMMAND...]"
+((${#arguments[@]} == 1)) || fail "N is missing or repeated (${arguments[*]}): launch/local.sh N [-- COMMAND...]"
 n=${arguments[0]}
 [[ $n =~ ^[1-9][0-9]*$ ]] || fail "N=$n is not allowed: it must be a number of processes, 1 or more"
 require port '([1-9][0-9]{0,4})?' "a port number"
 require grace "$number" "a number of seconds"
 ((${#job[@]})) || job=(python -m xfresearch.train --config configs/quickstart.py --workdir "runs/quickstart-$n")
 check_job
-require_many
+require_distributed
 
 free_port() {
   python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-# process I: the words of process I's command, one per line end in the array `words`
+# process I: puts the words of process I's command into the array `words`
 process() {
   words=(env JAX_PLATFORMS=cpu "${job[@]}" --coordinator "127.0.0.1:$port" --processes "$n" --process "$1")
 }
@@ -44,10 +44,10 @@ if [[ ${option[dry-run]} == yes ]]; then
   exit 0
 fi
 
-say() { printf '[launch] %s\n' "$*" >&2; }
+log() { printf '[launch] %s\n' "$*" >&2; }
 
-# mark TEXT: every line of standard input with TEXT before it, at once
-mark() {
+# prefix_lines TEXT: prints every line of standard input with TEXT in front, without buffering
+prefix_lines() {
   local line
   while IFS= read -r line || [[ -n $line ]]; do printf '%s%s\n' "$1" "$line"; done
 }
@@ -59,27 +59,27 @@ signal_all() {
 }
 
 # shellcheck disable=SC2329 # called by the traps
-pass_on() {
-  if ((signals++)); then signal_all KILL; else say "SIG$1 is passed on to all" && signal_all "$1"; fi
+forward() {
+  if ((signals++)); then signal_all KILL; else log "SIG$1 is forwarded to all processes" && signal_all "$1"; fi
 }
-trap 'pass_on INT' INT
-trap 'pass_on TERM' TERM
+trap 'forward INT' INT
+trap 'forward TERM' TERM
 
 pipes=$(mktemp -d)
 trap 'rm -rf "$pipes"' EXIT
 for ((i = 0; i < n; i++)); do
   process "$i"
   mkfifo "$pipes/$i"
-  mark "[$i] " <"$pipes/$i" &
+  prefix_lines "[$i] " <"$pipes/$i" &
   readers+=($!)
-  set -m # a process group of its own: signals reach its children too, and Ctrl-C reaches it through us alone
+  set -m # a separate process group: signals reach children too, and Ctrl-C arrives only through `forward`
   "${words[@]}" >"$pipes/$i" 2>&1 </dev/null &
   pids+=($!)
   set +m
 done
 
-# Looks for processes that ended, keeps the first failure's exit code and tells the others to end.
-look() {
+# Checks which processes have ended. Keeps the exit code of the first failure and then sends SIGTERM to the others.
+check_processes() {
   local i status
   for i in "${!pids[@]}"; do
     kill -0 "${pids[i]}" 2>/dev/null && continue
@@ -87,15 +87,15 @@ look() {
     unset "pids[$i]"
     ((status == 0 || code)) && continue
     code=$status deadline=$((SECONDS + option[grace]))
-    ((${#pids[@]} == 0)) || say "process $i ended with status $status: the others are told to end"
+    ((${#pids[@]} == 0)) || log "process $i ended with status $status: sending SIGTERM to the others"
     signal_all TERM
   done
 }
 
 while ((${#pids[@]})); do
-  look
+  check_processes
   if [[ -n $deadline ]] && ((SECONDS >= deadline)) && ((${#pids[@]})); then
-    say "process ${!pids[*]} is still there after ${option[grace]} s: killed" && signal_all KILL
+    log "process ${!pids[*]} is still running after ${option[grace]} s: killed" && signal_all KILL
   fi
   sleep 0.2 || true
 done

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
 # launch/tpu_vm.sh --name NAME --zone ZONE --accelerator TYPE (--spot | --guaranteed) [options] -- COMMAND...
 #
-# Gets Cloud TPU VMs as one queued resource, puts this checkout on every host, runs COMMAND on all hosts of all slices,
-# and deletes the machines at the end. Machines that were taken away are requested again, and the same COMMAND goes on
-# from its newest checkpoint.
+# Creates Cloud TPU VMs as one queued resource, copies this checkout to every host, runs COMMAND on all hosts of all
+# slices, and deletes the machines at the end. If machines are preempted, the script requests new ones, and the same
+# COMMAND resumes from its newest checkpoint.
 #
-#   --name NAME          of the queued resource: small letters, digits and dashes
+#   --name NAME          name of the queued resource: lowercase letters, digits and dashes
 #   --zone ZONE          e.g. europe-west4-b
-#   --project PROJECT    (default: that of `gcloud config`)
+#   --project PROJECT    (default: from `gcloud config`)
 #   --accelerator TYPE   v4-8, v5litepod-16, v5p-128, v6e-256, ... (tpu7x: launch/gke.sh)
-#   --slices N           slices of that type (default: 1)
-#   --spot               cheap machines that can be taken away at any time
-#   --guaranteed         machines that are not
-#   --runtime VERSION    of the machines' software (default: the one for TYPE)
-#   --service-account A  that the machines act as (default: the project's own)
+#   --slices N           number of slices (default: 1)
+#   --spot               cheap machines that can be preempted at any time
+#   --guaranteed         machines that cannot be preempted
+#   --runtime VERSION    software version of the machines (default: the one for TYPE)
+#   --service-account A  service account of the machines (default: the project's)
 #   --network NETWORK    (default: default)
-#   --retries N          how often lost machines or failed runs are tried again (default: 10)
-#   --poll SECONDS       between two looks at the request (default: 30)
-#   --attach             go on with a queued resource NAME that is there already
-#   --keep               leave the machines at the end; they cost until you delete them
-#   --dry-run            print what would run where nothing goes wrong, one command per line
+#   --retries N          how often to retry after lost machines or failed runs (default: 10)
+#   --poll SECONDS       time between two checks of the queued resource (default: 30)
+#   --attach             continue with an existing queued resource NAME
+#   --keep               do not delete the machines at the end; they cost money until you delete them
+#   --dry-run            print the commands of a run without failures, one per line, and do not run them
 #
-# Exit code: 0 finished, 2 a mistake in the arguments or in COMMAND, 1 given up. Ctrl-C deletes the machines.
+# Exit code: 0 finished, 1 given up, 2 a mistake in the arguments or in COMMAND. Ctrl-C deletes the machines.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -29,20 +29,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 declare -A option=([name]='' [zone]='' [project]='' [accelerator]='' [slices]=1 [spot]=no [guaranteed]=no [runtime]=''
   [service-account]='' [network]=default [retries]=10 [poll]=30 [attach]=no [keep]=no [dry-run]=no)
 parse "$@"
-((${#arguments[@]} == 0)) || fail "${arguments[0]}: not understood; the command goes after --"
-require name '[a-z][-a-z0-9]{0,38}[a-z0-9]' "small letters, digits and dashes, 2 to 40 of them"
+((${#arguments[@]} == 0)) || fail "${arguments[0]}: unexpected argument; write the command after --"
+require name '[a-z][-a-z0-9]{0,38}[a-z0-9]' "lowercase letters, digits and dashes, 2 to 40 characters"
 require zone '[a-z]+-[a-z]+[0-9]+-[a-z]' "a zone such as europe-west4-b"
 require slices '[1-9][0-9]*' "a number of slices, 1 or more"
 require retries "$number" "a number, 0 or more"
 require poll "$number" "a number of seconds"
 [[ ${option[accelerator]} != tpu7x* ]] ||
-  fail "--accelerator='${option[accelerator]}' is not allowed: tpu7x is had on GKE alone (launch/gke.sh)"
-require accelerator '(v4|v5p|v5litepod|v6e)-[1-9][0-9]*' "v4-N or v5p-N (N cores, 2 a chip), v5litepod-N or v6e-N (N chips)"
-[[ ${option[spot]} != "${option[guaranteed]}" ]] || fail "--spot and --guaranteed: give one of the two"
+  fail "--accelerator='${option[accelerator]}' is not allowed: tpu7x is available only on GKE (launch/gke.sh)"
+require accelerator '(v4|v5p|v5litepod|v6e)-[1-9][0-9]*' \
+  "v4-N or v5p-N (N cores, 2 per chip), v5litepod-N or v6e-N (N chips)"
+[[ ${option[spot]} != "${option[guaranteed]}" ]] || fail "--spot and --guaranteed: give exactly one of the two"
 check_job
-need gcloud
+require_program gcloud
 
-# Facts of TYPE: its software, and whether it is one host (8 chips of v5e and v6e, 4 chips of 2 cores of v4 and v5p).
+# TYPE decides the software version, and whether the slice is one host (v5e, v6e: 8 chips; v4, v5p: 4 chips of 2 cores).
 generation=${option[accelerator]%%-*} size=${option[accelerator]#*-}
 declare -A runtimes=([v4]=tpu-ubuntu2204-base [v5p]=v2-alpha-tpuv5 [v5litepod]=v2-alpha-tpuv5-lite [v6e]=v2-alpha-tpuv6e)
 if ((size > 8 || option[slices] > 1)); then
@@ -51,37 +52,40 @@ elif [[ ${option[keep]} == no ]]; then
   require_bucket "the disk is deleted with the machine (--keep keeps both)"
 fi
 
-place=(--zone "${option[zone]}")
-[[ -z ${option[project]} ]] || place+=(--project "${option[project]}")
+location=(--zone "${option[zone]}")
+[[ -z ${option[project]} ]] || location+=(--project "${option[project]}")
 tpus=(gcloud compute tpus queued-resources)
-everywhere=(--worker=all --node=all --batch-size=all "${place[@]}") # in batches, the first would wait for the second
+# All hosts in one batch: in smaller batches, the first would wait for the second.
+everywhere=(--worker=all --node=all --batch-size=all "${location[@]}")
 archive=${TMPDIR:-/tmp}/xfresearch-${option[name]}.tar.gz
-lost=0 assumed='' looks=1 # the first look is not repeated: nothing is lost, and the mistake is most likely ours
+failures=0 assumed=''
+attempts=1 # no retry of the first query: nothing is lost yet, and the cause is probably a mistake of the user
 
-say() { printf '[launch] %s\n' "$*" >&2; }
+log() { printf '[launch] %s\n' "$*" >&2; }
 
-# look COMMAND...: what the command prints, in `seen`, tried `looks` times; with --dry-run it sees `assumed`.
-look() {
+# query COMMAND...: runs COMMAND, up to `attempts` times, and puts its output into `output`. With --dry-run, `output` is
+# `assumed`.
+query() {
   local i
   if [[ ${option[dry-run]} == yes ]]; then
-    run "$@" && seen=$assumed
+    run "$@" && output=$assumed
     return
   fi
-  for ((i = 1; i <= looks; i++)); do
-    seen=$("$@") && return
-    ((i == looks)) || sleep "${option[poll]}"
+  for ((i = 1; i <= attempts; i++)); do
+    output=$("$@") && return
+    ((i == attempts)) || sleep "${option[poll]}"
   done
   give_up "gcloud failed"
 }
 
-# Puts the state of the queued resource into `state`, empty where there is none; PREEMPTED where one of its nodes is
-# gone, which the queued resource itself may learn later.
+# Puts the state of the queued resource into `state`; empty if it does not exist, PREEMPTED if one of its nodes is gone.
+# The queued resource itself may report that later than its nodes.
 read_state() {
-  look "${tpus[@]}" list "${place[@]}" "--filter=name~/${option[name]}$" "--format=value(state.state)"
-  state=$seen
+  query "${tpus[@]}" list "${location[@]}" "--filter=name~/${option[name]}$" "--format=value(state.state)"
+  state=$output
   [[ $state == ACTIVE ]] || return 0
-  look gcloud compute tpus tpu-vm list "${place[@]}" "--filter=name~/${option[name]}(-[0-9]+)?$" "--format=value(state)"
-  [[ ! $seen =~ PREEMPTED|TERMINATED ]] || state=PREEMPTED
+  query gcloud compute tpus tpu-vm list "${location[@]}" "--filter=name~/${option[name]}(-[0-9]+)?$" "--format=value(state)"
+  [[ ! $output =~ PREEMPTED|TERMINATED ]] || state=PREEMPTED
 }
 
 create() {
@@ -90,41 +94,41 @@ create() {
   ((option[slices] > 1)) || nodes=(--node-id "${option[name]}")
   local account=()
   [[ -z ${option[service-account]} ]] || account=(--service-account "${option[service-account]}")
-  run "${tpus[@]}" create "${option[name]}" "${place[@]}" --accelerator-type "${option[accelerator]}" \
+  run "${tpus[@]}" create "${option[name]}" "${location[@]}" --accelerator-type "${option[accelerator]}" \
     --runtime-version "${option[runtime]:-${runtimes[$generation]}}" "${nodes[@]}" "$kind" --network "${option[network]}" \
     --scopes=https://www.googleapis.com/auth/cloud-platform "${account[@]}"
   assumed=ACTIVE
 }
 
-delete() { run "${tpus[@]}" delete "${option[name]}" "${place[@]}" --force --quiet; }
+delete() { run "${tpus[@]}" delete "${option[name]}" "${location[@]}" --force --quiet; }
 
 give_up() {
-  say "$1: given up"
+  log "$1: giving up"
   exit 1
 }
 
-# Counts one failure, and gives up after too many.
-failed() {
-  ((lost++ < option[retries])) || give_up "$1, --retries=${option[retries]} used up"
-  say "$1: trying again ($lost of ${option[retries]})"
+# count_failure REASON: counts one failure, and gives up after too many.
+count_failure() {
+  ((failures++ < option[retries])) || give_up "$1, all --retries=${option[retries]} used"
+  log "$1: retry $failures of ${option[retries]}"
   sleep "${option[poll]}"
 }
 
-# Waits until the machines are there, and requests them again where they were taken away.
-bring_up() {
-  local said=''
+# Waits until the machines are active. Requests new ones if they were preempted.
+wait_until_active() {
+  local logged=''
   while read_state && [[ $state != ACTIVE ]]; do
     case $state in
-      SUSPENDED | FAILED | PREEMPTED) failed "the queued resource is $state" && delete && create ;;
+      SUSPENDED | FAILED | PREEMPTED) count_failure "the queued resource is $state" && delete && create ;;
       '') give_up "the queued resource ${option[name]} is gone: somebody deleted it" ;;
-      *) [[ $state == "$said" ]] || say "${option[name]} is $state" ;;
+      *) [[ $state == "$logged" ]] || log "${option[name]} is $state" ;;
     esac
-    said=$state
+    logged=$state
     sleep "${option[poll]}"
   done
 }
 
-# The machines' own Python may be older than ours must be: uv brings one.
+# The Python of the machines may be too old, so uv installs another one.
 # shellcheck disable=SC2016 # expanded on the machines
 prepare='mkdir -p xfresearch && tar -xzf xfresearch.tar.gz -C xfresearch && cd xfresearch &&
   export PATH=$HOME/.local/bin:$PATH PIP_BREAK_SYSTEM_PACKAGES=1 && python3 -m pip install --quiet --user uv &&
@@ -132,37 +136,37 @@ prepare='mkdir -p xfresearch && tar -xzf xfresearch.tar.gz -C xfresearch && cd x
   uv pip install --quiet --python .venv/bin/python -r requirements-cloud.txt "jax[tpu]"'
 prepare=$(tr -s '\n ' ' ' <<<"$prepare")
 
-send() {
+set_up_hosts() {
   run "${tpus[@]}" scp "$archive" "${option[name]}:xfresearch.tar.gz" "${everywhere[@]}" &&
     run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" --command "${prepare% }"
 }
 
-# JAX_PLATFORMS: a host without its TPU is an error, not a run on the CPU.
-work() {
+# JAX_PLATFORMS: on a host without its TPU the command fails; it does not run on the CPU.
+run_job() {
   run "${tpus[@]}" ssh "${option[name]}" "${everywhere[@]}" --command \
     "cd xfresearch && PATH=\$PWD/.venv/bin:\$PATH bash launch/detached.sh /tmp/xfresearch-job $(quoted env JAX_PLATFORMS=tpu,cpu "${job[@]}")"
 }
 
 [[ ${option[attach]} == no ]] || assumed=ACTIVE
 read_state
-looks=5
+attempts=5
 if [[ -n $state && ${option[attach]} == no ]]; then
-  fail "--name=${option[name]}: there is such a queued resource already ($state): --attach goes on with it," \
-    "$(quoted "${tpus[@]}" delete "${option[name]}" "${place[@]}" --force) removes it"
+  fail "--name=${option[name]}: this queued resource already exists ($state): --attach continues with it," \
+    "$(quoted "${tpus[@]}" delete "${option[name]}" "${location[@]}" --force) deletes it"
 fi
-run bash launch/pack.sh "$archive" # once: a second try runs the same code as the first
-[[ ${option[keep]} == yes ]] || trap delete EXIT # from here on machines may be there, whatever happens
+run bash launch/pack.sh "$archive" # only once, so that a retry runs the same code
+[[ ${option[keep]} == yes ]] || trap delete EXIT # from here on machines may exist, whatever happens
 trap 'exit 130' INT
 trap 'exit 143' TERM
 [[ -n $state ]] || create
 while :; do
-  bring_up
+  wait_until_active
   code=0
-  send || code=1
-  ((code)) || work || code=$?
-  ((code != 2)) || exit 2 # a mistake in the command: other machines do not help
-  ((code != 4)) || { trap - EXIT && fail "another command was started on these machines: they are left as they are"; }
+  set_up_hosts || code=1
+  ((code)) || run_job || code=$?
+  ((code != 2)) || exit 2 # a mistake in the command: a retry does not help
+  ((code != 4)) || { trap - EXIT && fail "another command was started on these machines: they are not deleted"; }
   read_state
   ((code)) || [[ $state != ACTIVE ]] || break
-  failed "the run ended with $code, the queued resource is ${state:-gone}"
+  count_failure "the run ended with $code, the queued resource is ${state:-gone}"
 done

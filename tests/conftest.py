@@ -1,4 +1,4 @@
-"""What every test shares: JAX on the CPU unless told otherwise, our own warnings as errors, the data that is not in git."""
+"""Settings and fixtures of all tests: JAX on the CPU by default, our warnings as errors, data that is not in git."""
 
 import os
 from pathlib import Path
@@ -6,19 +6,31 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile hundreds of small programs and run each a few times: compile them quickly rather than well.
+# Tests compile hundreds of small programs and run each a few times, so fast compilation matters more than fast code.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 ROOT = Path(__file__).parent.parent
 
 
 def pytest_configure(config):
-    # Warnings that other libraries raise in their own code are theirs.
+    # Warnings from the code of other libraries are not errors.
     config.addinivalue_line("filterwarnings", r"error:::(xfresearch|tests)\b")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Runs a test with the mark `covers`, and fails it if it does not set these options."""
+    paths = [path for mark in item.iter_markers("covers") for path in mark.args]
+    if not paths:
+        return (yield)
+    from tests.covers import checked
+
+    with checked(paths):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data sets, which lie beside the repository and are never committed."""
+    """The folder of real data sets, which is next to the repository and never committed."""
     path = ROOT.parent / "shared" / "data"
     if not path.is_dir():
         pytest.skip("real data (../shared/data) is not on this machine")
@@ -27,7 +39,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def x64():
-    """JAX with 64 bits."""
+    """Enables 64-bit types in JAX."""
     import jax
 
     with jax.enable_x64(True):

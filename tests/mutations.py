@@ -1,9 +1,10 @@
-"""Faults that tests have to see (mutations.txt): each is put into a copy of the tree, where the tests under its name run.
+"""Mutation tests: applies each fault of mutations.txt to a copy of the tree, and runs the tests that must detect it.
 
     python -m tests.mutations [PART OF A NAME ...]      or: make mutations
 
-prints by which test each was found and how long that took, then the names of those that survived; the exit status says
-whether any did. A mutation whose text is not in its file once is stale, and counts as one that survived.
+This prints the test that detected each mutation and its time, then the names of the mutations that survived. The exit
+status is 1 if any survived. A mutation is stale unless its text occurs exactly once in its file; a stale mutation
+counts as survived.
 """
 
 import shutil
@@ -20,13 +21,13 @@ ROOT = Path(__file__).parent.parent
 class Mutation(NamedTuple):
     name: str
     file: str  # in xfresearch/
-    old: str  # in it once
+    old: str  # occurs exactly once in the file
     new: str
-    pytest: list[str]  # its arguments
+    pytest: list[str]  # arguments of pytest
 
 
 def read(text: str) -> list[Mutation]:
-    """The mutations of a text: of each its name, its file, lines after '- ' and '+ ', and arguments of pytest."""
+    """Parses mutations. Each has a name, a file, lines that start with '- ' and '+ ', and arguments of pytest."""
     found = []
     for entry in text.strip().split("\n\n"):
         if entry.startswith("# "):
@@ -38,32 +39,32 @@ def read(text: str) -> list[Mutation]:
 
 
 def survives(mutation: Mutation) -> str:
-    """Why a mutation counts as one that survived, '' where a test failed."""
+    """Why the mutation counts as survived, or '' if a test detected it."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
         file = tree / "xfresearch" / mutation.file
         text = file.read_text()
         if text.count(mutation.old) != 1:
-            return f"stale: its text is {text.count(mutation.old)} times in {mutation.file}"
+            return f"stale: its text occurs {text.count(mutation.old)} times in {mutation.file}"
         file.write_text(text.replace(mutation.old, mutation.new))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *mutation.pytest]
         run = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     failed = [line.split(" - ")[0] for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     print(*failed, sep="\n")
-    return "" if run.returncode == 1 else f"pytest ends with {run.returncode}"
+    return "" if run.returncode == 1 else f"survived: pytest exited with {run.returncode}"
 
 
 def main(parts: list[str]) -> int:
-    every = read((ROOT / "tests" / "mutations.txt").read_text())
-    chosen = [m for m in every if not parts or any(part in m.name for part in parts)]
+    mutations = read((ROOT / "tests" / "mutations.txt").read_text())
+    selected = [m for m in mutations if not parts or any(part in m.name for part in parts)]
     survivors = []
-    for mutation in chosen:
+    for mutation in selected:
         start = time.time()
-        why = survives(mutation)
-        print(f"{mutation.name}: {why or 'found'}, {time.time() - start:.0f} s", flush=True)
-        survivors += [mutation.name] if why else []
-    print(f"{len(survivors)} of {len(chosen)} survived", *survivors, sep="\n  ")
+        reason = survives(mutation)
+        print(f"{mutation.name}: {reason or 'detected'}, {time.time() - start:.0f} s", flush=True)
+        survivors += [mutation.name] if reason else []
+    print(f"{len(survivors)} of {len(selected)} survived", *survivors, sep="\n  ")
     return bool(survivors)
 
 

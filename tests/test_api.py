@@ -1,4 +1,4 @@
-"""The Python face: loading, logits, taps, text, saving, and one line for every mistake."""
+"""The Python API: loading, logits, taps, text generation, saving, and one-line errors."""
 
 import shutil
 from dataclasses import replace
@@ -38,7 +38,7 @@ def logits_of(lm, tokens_BL):
     return model.logits(model(tokens_BL, Context(positions_BL)).hidden_BLD)
 
 
-def test_load_gives_the_newest_step_and_any_other(run):
+def test_load_returns_the_newest_step_or_the_requested_one(run):
     newest, older = xf.load(run), xf.load(run, step=10)
     assert (newest.step, older.step) == (20, 10)
     assert xf.load(f"{run}/checkpoints/10").step == 10
@@ -48,7 +48,7 @@ def test_load_gives_the_newest_step_and_any_other(run):
     assert newest.tokenizer.vocab_size == 257
 
 
-def test_logits_are_those_of_the_model(lm):
+def test_logits_equal_those_of_the_model(lm):
     logits_BLV = lm(TOKENS_BL)
     assert logits_BLV.shape == (2, 8, 257) and logits_BLV.dtype == np.float32
     assert relative_error(logits_BLV, logits_of(lm, TOKENS_BL)) < TOLERANCE["float32"]
@@ -75,13 +75,13 @@ def test_replacing_patches_one_run_with_another(lm):
     value = lm.capture(other_BL, [name])[name]
     deeper = "blocks.1.attention.out"
     patched = lm(TOKENS_BL, replace={name: lambda _: value})
-    if lm.run.model.blocks["main"].layout == "all_attention":  # nothing else passes the first block
+    if lm.run.model.blocks["main"].layout == "all_attention":  # nothing bypasses the first block
         assert relative_error(patched, lm(other_BL)) < TOLERANCE["float32"]
     assert relative_error(patched, lm(TOKENS_BL)) > 1e-2
     assert relative_error(lm(TOKENS_BL, replace={deeper: np.zeros_like}), lm(TOKENS_BL)) > 1e-2
 
 
-def test_a_replacement_may_change_from_call_to_call(gpt2):
+def test_a_replacement_function_may_change_between_calls(gpt2):
     scale = [1.0]
     replace = {"embed": lambda value: value * scale[0]}
     first = gpt2(TOKENS_BL, replace=replace)
@@ -89,7 +89,7 @@ def test_a_replacement_may_change_from_call_to_call(gpt2):
     assert relative_error(gpt2(TOKENS_BL, replace=replace), first) > 1e-2
 
 
-def test_text_is_greedy_at_temperature_zero_and_repeats_by_seed(gpt2):
+def test_temperature_zero_is_greedy_and_a_seed_repeats_its_text(gpt2):
     ids = list(b"def main(")
     for _ in range(8):
         padded = np.array([ids + [0] * (32 - len(ids))])
@@ -100,7 +100,7 @@ def test_text_is_greedy_at_temperature_zero_and_repeats_by_seed(gpt2):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_several_prompts_give_what_each_gives_alone(gpt2):
+def test_several_prompts_give_the_same_texts_as_each_alone(gpt2):
     prompts = ["def main(", "", "é"]
     texts = gpt2.generate(prompts, max_new_tokens=8, temperature=1.5, top_k=20, seed=3)
     assert texts == [gpt2.generate(p, max_new_tokens=8, temperature=1.5, top_k=20, seed=3) for p in prompts]
@@ -117,7 +117,7 @@ def test_streamed_text_is_the_returned_text_in_whole_characters(gpt2):
     assert len(pieces[0]) >= 40 // decoding.CHUNK
 
 
-def test_a_character_cut_by_a_chunk_is_streamed_whole(gpt2, monkeypatch):
+def test_a_character_split_between_chunks_is_streamed_whole(gpt2, monkeypatch):
     text = "naïve 日本"
     chunks = [[[byte]] for byte in text.encode()]
     monkeypatch.setattr(decoding, "generate", lambda *args, **options: iter(chunks))
@@ -127,29 +127,29 @@ def test_a_character_cut_by_a_chunk_is_streamed_whole(gpt2, monkeypatch):
 
 
 class Letters(Tokenizer):
-    """Ids that are bytes, the first `count` of them, with what else a file may say."""
+    """A tokenizer whose ids are the first `count` bytes. `options` are further options of Tokenizer."""
 
-    def __init__(self, count: int = 256, **says):
-        super().__init__([bytes([i]) for i in range(count)], {}, end_of_text=10, **says)
+    def __init__(self, count: int = 256, **options):
+        super().__init__([bytes([i]) for i in range(count)], {}, end_of_text=10, **options)
 
     def _encode(self, text: bytes) -> list[int]:
         return list(text)
 
 
 def with_tokenizer(lm, tokenizer, vocab_size: int = 257):
-    """`lm` with another tokenizer, and the first rows of its table."""
+    """`lm` with another tokenizer and the first `vocab_size` rows of its embedding table."""
     params = lm.params | {"embed": {"table": lm.params["embed"]["table"][:vocab_size]}}
     return xf.LanguageModel(replace(lm.config, vocab_size=vocab_size), params, tokenizer, lm.run)
 
 
 def written(lm, prompt, count: int, **settings) -> dict[int, list[int]]:
-    """The ids written after each prompt."""
+    """The ids generated after each prompt."""
     ids = {}
     lm.generate(prompt, count, stream=lambda i, _, new: ids.setdefault(i, []).extend(new), **settings)
     return ids
 
 
-def test_every_prompt_follows_what_texts_begin_with(gpt2):
+def test_every_prompt_follows_the_begin_of_text_token(gpt2):
     lm = with_tokenizer(gpt2, Letters(begin_of_text=3))
     found = written(lm, ["ab", ""], 6, temperature=0.0)
     for index, prompt in enumerate(([3, 97, 98], [3])):
@@ -157,22 +157,22 @@ def test_every_prompt_follows_what_texts_begin_with(gpt2):
         assert found[index] == sum((row for (row,) in expected), [])
 
 
-def test_a_text_ends_at_any_stop(gpt2):
+def test_a_text_ends_at_any_stop_token(gpt2):
     whole = written(with_tokenizer(gpt2, Letters()), "a", 30, temperature=2.0)[0]
     lm = with_tokenizer(gpt2, Letters(stops=(500, whole[11])))
     assert lm.tokenizer.stops == (10, whole[11])
     assert written(lm, "a", 30, temperature=2.0)[0] == whole[: whole.index(whole[11])] and 10 not in whole
 
 
-def test_a_tokenizer_may_have_ids_that_the_model_has_no_rows_for(gpt2):
-    """A separator made up for a tokenizer without one."""
+def test_a_tokenizer_may_have_ids_beyond_the_models_vocabulary(gpt2):
+    """Such as a separator that was added to a tokenizer without one."""
     lm = with_tokenizer(gpt2, ByteTokenizer(), vocab_size=256)
     assert len(written(lm, "abc", 5, temperature=0.0)[0]) == 5
-    with pytest.raises(xf.UserError, match="the prompt '' has 256; the model's vocabulary ends at 255"):
+    with pytest.raises(xf.UserError, match="prompt='' has token 256, but the model's vocabulary ends at 255"):
         lm.generate(["abc", ""])
 
 
-def test_a_padded_vocabulary_is_never_drawn_from(gpt2):
+def test_the_padding_of_a_vocabulary_is_never_sampled(gpt2):
     ids = written(with_tokenizer(gpt2, Letters(200)), "abc", 60, temperature=50.0)[0]
     assert max(ids) in range(150, 200)
 
@@ -182,13 +182,13 @@ def test_text_after_a_prompt_keeps_its_first_space(gpt2, monkeypatch):
     assert with_tokenizer(gpt2, Letters(dummy_prefix=True)).generate(["a", ""]) == [" b", "b"]
 
 
-def test_by_default_text_fills_the_learned_positions(gpt2):
+def test_by_default_text_fills_the_position_table(gpt2):
     pieces = []
     gpt2.generate("abcd", stream=lambda i, text, ids: pieces.extend(ids), temperature=0.0)
     assert len(pieces) == 64 - 4
 
 
-def test_saved_models_are_loaded_to_the_bit(lm, tmp_path):
+def test_a_saved_model_is_loaded_bit_for_bit(lm, tmp_path):
     lm.step = 7
     lm.save(tmp_path / "deep" / "b")
     loaded = xf.load(tmp_path / "deep" / "b")
@@ -206,19 +206,19 @@ def test_a_failed_save_leaves_nothing(gpt2, tmp_path, monkeypatch):
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("xfresearch.training.checkpoint.save_params", fail)
+    monkeypatch.setattr("xfresearch.checkpoints.store.save_params", fail)
     with pytest.raises(OSError, match="disk full"):
         gpt2.save(tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 def damage(run, step: int) -> None:
-    """Cuts every data file of a checkpoint in half."""
+    """Truncates every data file of a checkpoint to half its size."""
     for path in (run / "checkpoints" / str(step)).rglob("d/*"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(run, tmp_path, capsys):
+def test_load_warns_about_a_damaged_newest_checkpoint_and_uses_the_one_before(run, tmp_path, capsys):
     copy = shutil.copytree(run, tmp_path / "copy")
     damage(copy, 20)
     assert xf.load(copy).step == 10
@@ -231,11 +231,11 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(run, tmp_p
         xf.load(copy)
 
 
-def test_paths_that_are_not_runs_are_one_line(run, tmp_path):
+def test_paths_that_are_not_runs_give_one_line_errors(run, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copytree(run, tmp_path / "untrained", ignore=lambda *_: ["checkpoints"])
     cases = [
-        ({"path": tmp_path / "none"}, "does not exist: a path may be a run's directory"),
+        ({"path": tmp_path / "none"}, "does not exist: it must be a run's directory"),
         ({"path": tmp_path / "empty"}, "is not a run's directory"),
         ({"path": tmp_path / "untrained"}, "has no checkpoint yet"),
         ({"path": run, "step": 15}, "has no checkpoint of step 15: it has steps 10, 20"),
@@ -249,30 +249,30 @@ def test_paths_that_are_not_runs_are_one_line(run, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_mistakes_in_calls_are_one_line(gpt2):
+def test_mistakes_in_calls_give_one_line_errors(gpt2):
     long = np.zeros((1, 65), int)
     cases = [
         (lambda: gpt2([1, 2, 3]), r"tokens of shape \(3,\).*for a single sequence pass \[tokens\]"),
         (lambda: gpt2([[1, 2], [3]]), "not rows of equal length"),
         (lambda: gpt2([[0.5]]), "must be integers"),
         (lambda: gpt2([[]]), "must be integers"),
-        (lambda: gpt2([[257]]), "token 257: ids are 0 to 256"),
-        (lambda: gpt2([[-1]]), "token -1: ids are 0 to 256"),
-        (lambda: gpt2(long), "tokens of length 65: at most 64"),
-        (lambda: gpt2.capture(long, ["embed"]), "tokens of length 65: at most 64"),
+        (lambda: gpt2([[257]]), "token 257 is not allowed: the model's token ids are 0 to 256"),
+        (lambda: gpt2([[-1]]), "token -1 is not allowed: the model's token ids are 0 to 256"),
+        (lambda: gpt2(long), "tokens of length 65 are not allowed: the length must be at most 64"),
+        (lambda: gpt2.capture(long, ["embed"]), "tokens of length 65 are not allowed: the length must be at most 64"),
         (lambda: gpt2.capture([[1]], ["embde"]), "tap 'embde'.*did you mean 'embed'"),
         (lambda: gpt2([[1]], replace={"blocks.0.attention.otu": abs}), "did you mean 'blocks.0.attention.out'"),
         (lambda: gpt2([[1]], replace={"embed": lambda x: x[:, :, 0]}), "returned shape"),
-        (lambda: gpt2([[1]], replace={"embed": np.zeros((1, 1, 32))}), "replace.'embed'. is no function"),
-        (lambda: gpt2.generate([1, 2, 3]), "the prompt 1 is not allowed: it must be text"),
+        (lambda: gpt2([[1]], replace={"embed": np.zeros((1, 1, 32))}), "replace.'embed'. must be a function"),
+        (lambda: gpt2.generate([1, 2, 3]), "prompt=1 is not allowed: it must be a string"),
         (lambda: gpt2.generate("a" * 60, max_new_tokens=5), "at least 1 and at most 4 after a prompt of 60"),
-        (lambda: gpt2.generate("a" * 64), "a prompt of 64 tokens leaves no room"),
+        (lambda: gpt2.generate("a" * 64), "a prompt of 64 tokens is not allowed: it must be shorter"),
         (lambda: gpt2.generate("a", max_new_tokens=0), "max_new_tokens=0 is not allowed"),
         (lambda: gpt2.generate("a", temperature=-0.1), "temperature=-0.1"),
         (lambda: gpt2.generate("a", top_p=0.0), "top_p=0.0"),
         (lambda: gpt2.generate("a", top_k=-3), "top_k=-3"),
         (lambda: gpt2.generate("a", seed=-1), "seed=-1"),
-        (lambda: gpt2.generate("\udc80"), "no UTF-8 form"),
+        (lambda: gpt2.generate("\udc80"), "it must be text that UTF-8 can encode"),
     ]
     for call, text in cases:
         with pytest.raises(xf.UserError, match=text) as caught:
@@ -280,7 +280,7 @@ def test_mistakes_in_calls_are_one_line(gpt2):
         assert "\n" not in str(caught.value)
 
 
-def test_models_without_learned_positions_have_no_longest_text():
+def test_models_without_a_position_table_have_no_longest_text():
     lm = tiny_model("moe")
     assert lm(np.zeros((1, 65), int)).shape == (1, 65, 257)
     assert lm.generate("a" * 64, max_new_tokens=3, temperature=0)

@@ -1,11 +1,12 @@
-"""The comparison of all variants: what is compared, what is written, and that nothing is trained twice."""
+"""The comparison of all variants: the list of variants, the output file, and no repeated training."""
 
 import json
 import math
 
 import pytest
 
-from xfresearch import comparison
+from configs.variants import VARIANTS
+from docs import comparison
 from xfresearch.errors import UserError
 
 TINY = ["configs/gpt2.py:tiny", "configs/variants.py:tiny"]
@@ -13,15 +14,13 @@ OVERRIDES = ["--config.steps=2", "--config.optimizer.warmup=0", "--config.evalua
 
 
 def test_every_named_model_and_every_choice_is_compared():
-    from configs.variants import VARIANTS
-
     names = comparison.names()
     assert names[0] == comparison.BASELINE and len(names) == len(set(names))
     assert {"configs/lambda_lm.py:3m", "configs/variants.py:base", "configs/variants.py:alibi"} <= set(names)
     assert len(names) == len(VARIANTS) + 1 + sum(name.endswith(":3m") for name in names)
 
 
-def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monkeypatch):
+def test_a_variant_is_trained_again_only_if_its_config_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "names", lambda: TINY)
     monkeypatch.setattr(comparison, "BASELINE", TINY[0])
     monkeypatch.setattr(comparison, "ROUNDS", 1)
@@ -40,11 +39,11 @@ def test_rows_are_trained_once_and_again_where_the_config_changed(tmp_path, monk
     assert comparison.compare(2, OVERRIDES, str(output), only=["variants"]) == rows and not trained
     comparison.compare(2, ["--config.steps=1", *OVERRIDES[1:]], str(output), only=["variants"])
     assert trained == [1, 1]
-    assert "nan" in comparison.table(json.loads(output.read_text())["rows"])  # diverged, and shown to have
+    assert "nan" in comparison.table(json.loads(output.read_text())["rows"])  # the table shows that it diverged
 
 
-def test_an_unknown_variant_is_one_line_with_the_nearest_name():
-    from xfresearch.config_io import parse
+def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
+    from xfresearch.config.files import parse
 
     with pytest.raises(UserError, match="there is no such variant; did you mean 'alibi'"):
         parse(["--config", "configs/variants.py:alibbi"])

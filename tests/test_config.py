@@ -1,4 +1,4 @@
-"""Configuration: what resolves, and the one line that every mistake gives."""
+"""Configs: how they are read and resolved, and the one-line error for every mistake."""
 
 import json
 import resource
@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import command, config_io
-from xfresearch.config import Config
+from xfresearch import command
+from xfresearch.config.comparing import differences
+from xfresearch.config.files import parse
+from xfresearch.config.reading import from_dict, to_json
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 GPT2 = "--config=configs/gpt2.py:tiny"
 
-# (arguments after the config, what the line must contain)
+# (arguments after the config, words that the error must contain)
 MISTAKES = [
     ("--config.model.widht=64", ["config.model.widht=64", "'width'"]),
     ("--config.model.blocks.main.atention.heads=4", ["there is no key 'atention'", "did you mean 'attention'"]),
@@ -38,14 +42,25 @@ MISTAKES = [
     ("--config.model.pattern=('main','other')", ["model.pattern=('main', 'other')", "names of blocks: main"]),
     ("--config.model.pattern=()", ["model.pattern=()", "at least one"]),
     ("--config.model.pattern=('main','main','main')", ["model.depth=2", "a multiple of the 3 blocks"]),
-    ("--config.model.blocks.main.attention.rank=3", ["attention.rank=3", "0, its default, since only query='merged'"]),
+    (
+        "--config.model.blocks.main.attention.rank=3",
+        ["attention.rank=3", "0, its default: it is read only with query='merged'"],
+    ),
     ("--config.model.blocks.main.layout=prenorm", ["layout='prenorm'", "did you mean 'pre_norm'"]),
     (
-        "--config.model.blocks.main.norms.attention_out=rms",
-        ["norms.attention_out='rms'", "attention_in, feed_forward_in"],
+        "--config.model.blocks.main.norms.attention_out.kind=rms",
+        ["norms.attention_out.kind=rms", "attention_in, feed_forward_in"],
     ),
-    ("--config.model.blocks.main.feed_forward.moe.top_k=9", ["moe.top_k=9", "at most moe.experts=8"]),
-    ("--config.model.blocks.main.feed_forward.kind=moe", ["feed_forward.bias=True", "only a kind other than 'moe'"]),
+    (
+        "--config.model.blocks.main.feed_forward.kind=moe --config.model.blocks.main.feed_forward.moe.top_k=9",
+        ["moe.top_k=9", "at most moe.experts=8"],
+    ),
+    ("--config.model.blocks.main.feed_forward.moe.top_k=1", ["feed_forward.moe.top_k=1", "no key 'moe'", "has", "bias"]),
+    (
+        "--config.model.blocks.main.attention.window=3 --config.model.blocks.main.attention.kind=lambda",
+        ["attention.window=3", "no key 'window'", "lambdas"],
+    ),
+    ("--config.model.blocks.main.attention.kind=lamda", ["attention.kind='lamda'", "did you mean 'lambda'"]),
     ("--config.model.dtype=float64", ["model.param_dtype='float32'", "float64"]),
     ("--config.model.dropout=1.0", ["model.dropout=1.0", "at most 0.99"]),
     ("--config.training.accumulate=3", ["training.accumulate=3", "divisor of batch_size=8"]),
@@ -65,9 +80,9 @@ def in_root(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, words", MISTAKES, ids=[m[0] for m in MISTAKES])
-def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(arguments, words):
+def test_an_error_is_one_line_with_the_key_the_value_and_the_allowed_values(arguments, words):
     with pytest.raises(UserError) as error:
-        config_io.parse([GPT2, *arguments.split()])
+        parse([GPT2, *arguments.split()])
     line = str(error.value)
     assert "\n" not in line
     for word in words:
@@ -79,47 +94,48 @@ FILES += [("configs/common.py", "no function get_config; .*configs/gpt2.py")]
 
 
 @pytest.mark.parametrize("file, words", FILES)
-def test_a_wrong_file_or_size_names_those_that_there_are(file, words):
+def test_an_error_for_a_wrong_file_or_size_lists_the_valid_ones(file, words):
     with pytest.raises(UserError, match=words):
-        config_io.parse([f"--config={file}"])
+        parse([f"--config={file}"])
 
 
-def test_a_broken_config_file_is_one_line(tmp_path):
+def test_the_error_for_a_broken_config_file_is_one_line(tmp_path):
     (tmp_path / "broken.py").write_text("def get_config():\n    return 1 / 0\n")
     with pytest.raises(UserError, match="division by zero"):
-        config_io.parse([f"--config={tmp_path / 'broken.py'}"])
+        parse([f"--config={tmp_path / 'broken.py'}"])
 
 
 @pytest.mark.parametrize(
     "name", sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "def get_config" in p.read_text())
 )
 @pytest.mark.parametrize("size", ["", ":tiny"])
-def test_named_configs_resolve_and_survive_json(name, size):
-    config = config_io.parse([f"--config=configs/{name}.py{size}"])
-    read_back = config_io.from_dict(Config, json.loads(config_io.to_json(config)))
-    assert config_io.resolve(read_back) == config
-    assert config_io.differences(config, read_back) == []
+def test_named_configs_resolve_and_can_be_read_back_from_json(name, size):
+    config = parse([f"--config=configs/{name}.py{size}"])
+    read_back = from_dict(Config, json.loads(to_json(config)))
+    assert resolve(read_back) == config
+    assert differences(config, read_back) == []
 
 
-def test_overrides_take_both_spellings_and_tuples():
-    config = config_io.parse([GPT2, "--config.steps", "40", "--config.data.corpus=('wikitext2', 'python_stdlib')"])
+def test_overrides_accept_both_spellings_and_tuples():
+    config = parse([GPT2, "--config.steps", "40", "--config.data.corpus=('wikitext2', 'python_stdlib')"])
     assert (config.steps, config.data.corpus) == (40, ("wikitext2", "python_stdlib"))
 
 
-@pytest.mark.parametrize("name", ["simplified", "normless"])
-def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
+@pytest.mark.parametrize("name, norm", [("simplified", ("main.norms.attention_in.gain=False",)), ("normless", ())])
+def test_an_override_of_main_also_changes_first_and_an_override_of_first_changes_only_first(name, norm):
     def blocks(*overrides):
         overrides = [f"--config.model.blocks.{override}" for override in overrides]
-        return config_io.parse([f"--config=configs/{name}.py:tiny", *overrides]).model.blocks
+        return parse([f"--config=configs/{name}.py:tiny", *overrides]).model.blocks
 
     plain = blocks()
-    different = {line.split(": ")[0] for line in config_io.differences(plain["main"], plain["first"], "block")}
-    both = blocks("main.attention.heads=2", "main.norm_bare=('attention_in',)", "main.attention.softcap=5.0")
+    different = {line.split(": ")[0] for line in differences(plain["main"], plain["first"], "block")}
+    both = blocks("main.attention.heads=2", "main.attention.softcap=5.0", *norm)
     for block in both.values():
         assert (block.attention.heads, block.attention.head_size) == (2, 16)
-        assert block.norm_bare == ("attention_in",) and block.attention.softcap == 5
-    lines = config_io.differences(both["main"], both["first"], "block")
-    assert {line.split(": ")[0] for line in lines} == different, "first differs where the file says so, and nowhere else"
+        assert block.attention.softcap == 5
+        assert block.norms.attention_in.gain is (False if norm else None)
+    lines = differences(both["main"], both["first"], "block")
+    assert {line.split(": ")[0] for line in lines} == different, "first differs from main only in what the file changes"
     alone = blocks("first.attention.heads=2", "first.dropout=0.1")
     assert (alone["first"].attention.heads, alone["first"].dropout) == (2, 0.1)
     assert alone["main"] == plain["main"]
@@ -128,10 +144,10 @@ def test_an_override_of_main_reaches_first_and_one_of_first_stays_there(name):
     assert blocks("main.attention.value=learned")["first"].attention.value == plain["first"].attention.value
 
 
-def test_differences_name_each_changed_key():
-    a, b = config_io.parse([GPT2]), config_io.parse([GPT2, "--config.seed=3", "--config.model.width=64"])
-    assert config_io.differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]
-    assert "config.seed: 0 -> 3" in config_io.differences(a, b)
+def test_differences_lists_each_changed_key():
+    a, b = parse([GPT2]), parse([GPT2, "--config.seed=3", "--config.model.width=64"])
+    assert differences(a, b)[:1] == ["config.model.blocks.main.attention.head_size: 8 -> 16"]
+    assert "config.seed: 0 -> 3" in differences(a, b)
 
 
 def test_importing_xfresearch_is_quick_and_does_not_load_jax():
@@ -147,7 +163,7 @@ COMMANDS = sorted(p.stem for p in (ROOT / "xfresearch").glob("*.py") if "run(mai
 
 
 def cpu_seconds() -> float:
-    """What processes started here took: unlike their time on the clock the same on a busy machine."""
+    """CPU seconds of child processes. Unlike wall time, a busy machine does not change them."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -160,7 +176,7 @@ def test_help_is_quick(name):
     assert cpu_seconds() - before < 1.0
 
 
-def test_a_file_that_cannot_be_written_is_said_before_any_work(tmp_path):
+def test_an_output_file_that_cannot_be_written_is_an_error_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     parser = command.Parser()
     parser.add_argument("--json")
@@ -170,7 +186,7 @@ def test_a_file_that_cannot_be_written_is_said_before_any_work(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_the_issue_example_exits_with_2_and_one_line():
+def test_a_command_with_a_mistake_exits_with_2_and_prints_one_line():
     command = [sys.executable, "-m", "xfresearch.train", "--config", "configs/gpt2.py", "--config.model.widht=64"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The convert command: from a Hugging Face folder to a run's directory and back, and one line for every mistake."""
+"""The convert command: Hugging Face folder to run directory and back, and a one-line error for every mistake."""
 
 import re
 import shutil
@@ -24,15 +24,15 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "a")
 
 
-def test_there_and_back(folder, tmp_path, capsys):
+def test_import_and_export_reproduce_the_folder(folder, tmp_path, capsys):
     workdir, back = tmp_path / "run", tmp_path / "back"
     convert.main(["import", str(folder), str(workdir), "--dtype", "float32"])
     convert.main(["export", str(workdir), str(back)])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for line, target in zip(lines, (workdir, back), strict=True):
-        said = r"llama, [\d,]+ parameters, 0\.00 GB in \d+\.\d s \(\d+ MB/s\)"
-        assert re.fullmatch(f"{target}: {said}", line)
+        summary = r"llama, [\d,]+ parameters, 0\.00 GB in \d+\.\d s \(\d+ MB/s\)"
+        assert re.fullmatch(f"{target}: {summary}", line)
     assert {file.name for file in back.iterdir()} == {file.name for file in folder.iterdir()}
     for file in folder.iterdir():
         assert file.read_bytes() == (back / file.name).read_bytes()
@@ -45,12 +45,13 @@ def test_export_of_a_step_in_another_dtype_and_in_several_files(run, tmp_path):
     options = ["--step", "10", "--dtype", "float16", "--shard-size", "0.02MB", "--family", "gpt2"]
     convert.main(["export", str(run), str(tmp_path / "out"), *options])
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
-    exported, lm = xf.load(tmp_path / "out"), xf.load(run, step=10)
+    exported = xf.load(tmp_path / "out")
+    lm = xf.load(run, step=10)
     table = np.asarray(lm.params["embed"]["table"]).astype(np.float16)
     np.testing.assert_array_equal(exported.params["embed"]["table"], table)
 
 
-def test_a_folder_is_generated_from_and_evaluated_as_it_is(folder, tmp_path, capsys):
+def test_generate_and_evaluate_read_a_hugging_face_folder(folder, tmp_path, capsys):
     generate.main(["--workdir", str(folder), "--prompt", "def", "--max-new-tokens", "4", "--temperature", "0"])
     assert capsys.readouterr().out == "def" + xf.load(folder).generate("def", 4, temperature=0.0) + "\n"
     (tmp_path / "notes.txt").write_text("a line of text\n" * 2000)
@@ -73,9 +74,9 @@ def test_a_folder_is_generated_from_and_evaluated_as_it_is(folder, tmp_path, cap
     [
         (["import", "{folder}", "{run}"], "already exists: import to a new directory"),
         (["export", "{run}", "{folder}"], "already exists: export to a new directory"),
-        (["import", "{run}", "{new}"], "is a run's directory: import reads a Hugging Face folder"),
+        (["import", "{run}", "{new}"], "is a run's directory: it must be a Hugging Face folder"),
         (["import", "{new}", "{new}2"], "does not exist"),
-        (["import", "{broken}", "{new}"], "model.safetensors: cut off: tensor"),
+        (["import", "{broken}", "{new}"], "model.safetensors: truncated: tensor"),
         (["import", "{folder}", "{new}", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["import", "{folder}"], "the following arguments are required: WORKDIR"),
         (
@@ -90,13 +91,13 @@ def test_a_folder_is_generated_from_and_evaluated_as_it_is(folder, tmp_path, cap
         ([], "import.export"),
     ],
 )
-def test_mistakes_exit_with_2_and_one_line(folder, run, tmp_path, capsys, arguments, text):
+def test_mistakes_exit_with_2_and_a_one_line_error(folder, run, tmp_path, capsys, arguments, text):
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-5])
     names = {"folder": folder, "run": run, "broken": broken, "new": tmp_path / "new"}
     with pytest.raises(SystemExit) as stopped:
         command.run(convert.main, [argument.format(**names) for argument in arguments])
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert stopped.value.code == 2
-    assert said.count("\n") == 1 and said.startswith("error: ") and re.search(text, said), said
+    assert error.count("\n") == 1 and error.startswith("error: ") and re.search(text, error), error
     assert not list(tmp_path.glob("new*")) and not list(tmp_path.glob(".*"))

@@ -1,4 +1,4 @@
-"""Every snippet in README.md and docs/ runs, page by page and in order, as a reader would run them."""
+"""Runs every snippet of README.md and docs/, page by page and in order, as a reader would."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from tests.launch import stand_ins
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-BY_HAND = "make "  # `make train` and `make test` are run as a whole, this test being part of them
+BY_HAND = "make "  # not run here: this test is part of `make test`
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
@@ -22,9 +22,9 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A directory like a checkout, where runs/ is thrown away; it starts with the run that the pages speak of.
+    """A directory like a checkout, with a temporary runs/ that contains the run which the pages use.
 
-    Beside it stand programs for gcloud and its like, which record their calls and answer as on a good day.
+    Fake programs for gcloud and similar commands record their calls and return successful answers.
     """
     here = tmp_path_factory.mktemp("checkout")
     for name in ("xfresearch", "configs", "docs", "launch"):
@@ -53,25 +53,25 @@ def test_snippets_run(page, checkout):
             shell("python snippet.py", checkout)
 
 
-def test_every_fence_has_a_language_that_is_run_or_named():
+def test_every_fence_has_a_known_language():
     for page in PAGES:
         for language, text in snippets(page):
             assert language in ("bash", "python", "text"), f"{page.name}: {text[:60]}"
 
 
-def test_links_between_pages_lead_somewhere():
+def test_links_between_pages_lead_to_files():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 @pytest.mark.parametrize("page", write.PAGES)
-def test_generated_parts_are_current(page):
+def test_generated_parts_are_up_to_date(page):
     assert (ROOT / "docs" / page).read_text() == write.PAGES[page](), "run `make docs`"
 
 
 def test_the_table_of_variants_has_every_variant():
-    from xfresearch.comparison import names
+    from docs.comparison import names
 
     text = (ROOT / "docs" / "variants.md").read_text()
     assert [name for name in names() if f"| `{name.removeprefix('configs/')}` |" not in text] == []

@@ -1,4 +1,5 @@
-"""Evaluation: every token scored once with the context promised, equal to brute force, figures from their definitions."""
+"""Evaluation: every token is scored once with the documented context, losses equal brute force, metrics match their
+definitions."""
 
 import json
 import math
@@ -17,17 +18,18 @@ from hypothesis import strategies as st
 
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import api, command, evaluate, evaluation
+from xfresearch import command, evaluate, evaluation, loading
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.errors import UserError
 from xfresearch.evaluation import Window, evaluate_batches, make_evaluator, make_scorer, pack_windows, windows
+from xfresearch.models import reach
 
 WORDS = "the cat sat on the mat. naïve\n"
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Documents, most of which hash into the train split, and a cache for them."""
+    """Config overrides for a corpus of documents, most of which hash into the train split, and for its cache."""
     folder = tmp_path_factory.mktemp("texts")
     for number in range(60):
         (folder / f"{number:02}.txt").write_text(f"{number} " + WORDS * (1 + number % 5))
@@ -51,24 +53,24 @@ def evaluated(run, *options, tmp_path) -> dict:
     return json.loads((tmp_path / "out.json").read_text())
 
 
-def test_logs_of_errors_belong_to_the_run_and_not_into_a_checkpoint(run, monkeypatch):
-    kept_in = []
+def test_error_logs_go_to_the_run_and_not_into_a_checkpoint(run, monkeypatch):
+    folders = []
 
     @contextmanager
     def joined(options, workdir):
-        kept_in.append(workdir)
+        folders.append(workdir)
         yield
 
     monkeypatch.setattr(evaluate.distributed, "joined", joined)
     monkeypatch.setattr(evaluate, "evaluate", lambda *arguments: None)
     checkpoint = next((run / "checkpoints").iterdir())
-    for place in (run, checkpoint):
-        evaluate.main(["--workdir", str(place)])
-    assert kept_in == [str(run)] * 2
+    for path in (run, checkpoint):
+        evaluate.main(["--workdir", str(path)])
+    assert folders == [str(run)] * 2
 
 
 def brute_force(lm, tokens, start, length) -> float:
-    """The loss of tokens[start], by itself, after at most `length` tokens of context."""
+    """The loss of tokens[start] alone, with at most `length` tokens of context."""
     context = tokens[max(0, start - length) : start]
     padded = np.zeros((1, 16), np.int32)
     padded[0, : len(context)] = context
@@ -78,7 +80,7 @@ def brute_force(lm, tokens, start, length) -> float:
 
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(2, 120), st.integers(1, 20), st.data())
-def test_windows_score_every_token_once_with_the_context_promised(start, size, length, data):
+def test_windows_score_every_token_once_with_the_documented_context(start, size, length, data):
     stride = data.draw(st.integers(1, length))
     found = list(windows(start, start + size, length, stride))
     scored = [token for window in found for token in range(window.scored, window.end)]
@@ -91,7 +93,7 @@ def test_windows_score_every_token_once_with_the_context_promised(start, size, l
 
 @settings(deadline=None)
 @given(st.lists(st.integers(2, 12), min_size=1, max_size=12), st.integers(11, 20), st.integers(1, 4))
-def test_rows_hold_every_window_and_never_too_much(sizes, length, stride):
+def test_rows_contain_every_window_and_never_exceed_their_length(sizes, length, stride):
     ends = np.cumsum(sizes)
     every = [w for end, size in zip(ends, sizes, strict=True) for w in windows(end - size, end, length, stride)]
     rows = list(pack_windows(every, length))
@@ -99,7 +101,7 @@ def test_rows_hold_every_window_and_never_too_much(sizes, length, stride):
     assert all(0 < sum(w.end - w.start - 1 for w in row) <= length for row in rows)
 
 
-def test_window_batches_hold_what_the_windows_say():
+def test_a_window_batch_contains_the_tokens_of_its_windows():
     tokens = np.arange(100, 140, dtype=np.int32)
     batch = evaluation.window_batch(tokens, [[Window(3, 5, 8), Window(20, 21, 22)]], 8, 2)
     assert batch["tokens"][0].tolist() == [103, 104, 105, 106, 120, 0, 0, 0]
@@ -114,7 +116,7 @@ def test_window_batches_hold_what_the_windows_say():
 @pytest.mark.parametrize("kind", ["run", "document_run"])
 def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
     run = request.getfixturevalue(kind)
-    lm = api.load(run)
+    lm = loading.load(run)
     text = evaluation.read_text(lm, run, length=8, stride=stride)
     scores = evaluation.score_text(make_scorer(lm.config), lm.params, text, 4)
     starts = np.flatnonzero(np.diff(text.documents, prepend=-1)) if kind == "document_run" else np.array([0])
@@ -122,18 +124,19 @@ def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
     expected, found = [], []
     for token in np.flatnonzero(scores.row >= 0)[:60]:
         first = starts[starts < token].max()
-        # The first window scores its 8 tokens with all before them; the others `stride` each, from 9 - stride tokens on.
-        place = token - first
-        context = place if place <= 8 else 9 - stride + (place - 9) % stride
-        expected.append(brute_force(lm, text.tokens[first : token + 1], place, context))
+        # The first window scores 8 tokens, each with all tokens before it. Every later window scores `stride` tokens;
+        # the first of them has 9 - stride tokens of context.
+        index = token - first
+        context = index if index <= 8 else 9 - stride + (index - 9) % stride
+        expected.append(brute_force(lm, text.tokens[first : token + 1], index, context))
         found.append(scores.nll[token])
     assert relative_error(found, expected) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("kind", ["run", "document_run"])
-def test_the_whole_length_as_stride_is_what_training_measures(kind, request, tmp_path):
+def test_a_stride_of_the_whole_length_gives_the_loss_of_training(kind, request, tmp_path):
     run = request.getfixturevalue(kind)
-    lm = api.load(run)
+    lm = loading.load(run)
     packed = prepare(lm.run, "validation")
     evaluator = make_evaluator(lm.config, "scan", rows=7)
     trained = evaluate_batches(evaluator, lm.params, evaluation_batches(packed, 3, 0), lm.tokenizer.byte_lengths)
@@ -144,9 +147,9 @@ def test_the_whole_length_as_stride_is_what_training_measures(kind, request, tmp
     assert measured["bytes"] == trained["bytes"] and measured["unit"] == "documents"
 
 
-def test_figures_are_their_definitions(run, tmp_path):
+def test_metrics_match_their_definitions(run, tmp_path):
     measured = evaluated(run, "--per-document", tmp_path=tmp_path)
-    lm = api.load(run)
+    lm = loading.load(run)
     text = evaluation.read_text(lm, run)
     raw = lm.tokenizer.decode_bytes(text.tokens[1:])
     nll = measured["loss"] * measured["tokens"]
@@ -167,8 +170,8 @@ def test_figures_are_their_definitions(run, tmp_path):
     assert math.isclose(measured["standard_error"], error, rel_tol=1e-6)
 
 
-def test_the_standard_error_covers_the_truth():
-    """Of many samples of units whose token losses go together, the error is close to how far their losses scatter."""
+def test_the_standard_error_matches_the_spread_of_samples():
+    """Over many samples of units with correlated token losses, the error is close to the losses' standard deviation."""
     random = np.random.default_rng(0)
     losses, errors = [], []
     for _ in range(400):
@@ -181,7 +184,7 @@ def test_the_standard_error_covers_the_truth():
     assert 0.9 < np.mean(errors) / np.std(losses) < 1.1
 
 
-def test_padding_counts_nothing():
+def test_padding_does_not_count():
     lm = tiny_model("moe")
     batch = random_batch()
     batch["segments"][:, 10:] = 0
@@ -202,12 +205,14 @@ import jax, numpy as np
 from tests.test_evaluate import random_batch
 from tests.tiny_runs import tiny_model
 from xfresearch.evaluation import evaluate_batches, make_evaluator
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
+from xfresearch.models import transformer
+from xfresearch.sharding.partition import batch_sharding, param_shardings
+from xfresearch.sharding.mesh import make_mesh
 
 lm, batch = tiny_model("moe", mesh__fsdp=2), random_batch()
 mesh = make_mesh(lm.run)
 rows = batch_sharding(mesh)
-params = jax.device_put(lm.params, state_shardings(mesh, {"params": lm.params})["params"])
+params = jax.device_put(lm.params, param_shardings(mesh, lm.params, transformer.axes(lm.config)))
 evaluator, lengths = make_evaluator(lm.config), lm.tokenizer.byte_lengths
 sharded = evaluate_batches(evaluator, params, [jax.device_put(batch, rows)] * 2, lengths)
 plain = evaluate_batches(evaluator, lm.params, [batch] * 2, lengths)
@@ -223,13 +228,13 @@ def random_batch() -> dict:
     return batch | {"weights": np.ones((4, 16), np.float32)}
 
 
-def test_batches_cut_over_devices_sum_to_the_same():
+def test_sharded_batches_have_the_same_sums():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_step_never_holds_the_logits_of_all_tokens():
+def test_the_scorer_never_holds_the_logits_of_all_tokens():
     config = tiny_config("moe", sequence_length=64).model
     config = type(config)(**{**vars(config), "vocab_size": 8192})
     params = jax.eval_shape(lambda: tiny_model("moe").params) | {
@@ -241,14 +246,14 @@ def test_a_step_never_holds_the_logits_of_all_tokens():
     assert memory.temp_size_in_bytes < 16 * 64 * 8192 * 4 / 4
 
 
-def test_nothing_scored_is_not_a_number():
+def test_without_scored_tokens_metrics_are_nan():
     nothing = evaluation.summary({name: np.zeros(0) for name in evaluation.SUMS})
     assert math.isnan(nothing["loss"]) and nothing["tokens"] == 0
     assert evaluation.perplexity(1000.0) == math.inf
 
 
-def test_figures_do_not_depend_on_how_rows_were_batched():
-    """Rows of padding between the units, and the order of the units, come from the batch size and the processes."""
+def test_metrics_do_not_depend_on_the_batching_of_rows():
+    """The batch size and the number of processes change the order of the units and the rows of padding between them."""
     random, found = np.random.default_rng(0), set()
     tokens_U = random.integers(20, 65, 11).astype(np.float64)
     sums = {"nll": (tokens_U * random.normal(3, 0.3, 11)).astype(np.float32), "tokens": tokens_U}
@@ -266,7 +271,7 @@ def test_limit_takes_the_first_sequences(run, tmp_path):
     assert evaluated(run, "--limit", "3", tmp_path=tmp_path)["tokens"] == 48
 
 
-def test_all_steps_are_a_curve(run, tmp_path, capsys):
+def test_all_steps_gives_a_curve(run, tmp_path, capsys):
     curve = evaluated(run, "--all-steps", tmp_path=tmp_path)["steps"]
     assert [point["step"] for point in curve] == [10, 20]
     for point in curve:
@@ -277,7 +282,7 @@ def test_all_steps_are_a_curve(run, tmp_path, capsys):
     assert table[0].split()[:2] == ["step", "loss"] and len({len(line) for line in table[:3]}) == 1
 
 
-def test_another_corpus_and_split(run, tmp_path):
+def test_another_corpus_and_split_can_be_evaluated(run, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("".join(f"line {i}\n" for i in range(400)))
     measured = evaluated(run, "--data", f"text_files:{file}", "--split", "test", tmp_path=tmp_path)
@@ -294,7 +299,7 @@ def test_the_worst_documents_come_first(run, tmp_path, capsys):
     assert lines[2].split()[0] == str(worst["document"])
 
 
-def test_a_damaged_step_is_left_out_of_the_curve(tmp_path, texts, capsys):
+def test_the_curve_skips_a_damaged_step(tmp_path, texts, capsys):
     run = make_run(tmp_path / "a", "moe", steps=(1, 2, 3), **texts, sequence_length=16)
     for path in (run / "checkpoints" / "2").rglob("d/*"):
         path.write_bytes(b"")
@@ -321,7 +326,7 @@ def test_a_damaged_step_is_left_out_of_the_curve(tmp_path, texts, capsys):
         (["--fewshot", "0"], "--fewshot is not allowed without --tasks"),
     ],
 )
-def test_mistakes_are_one_line(run, options, text, capsys):
+def test_mistakes_give_one_line_errors(run, options, text, capsys):
     with pytest.raises(SystemExit) as stopped:
         command.run(evaluate.main, ["--workdir", str(run), *options])
     error = capsys.readouterr().err
@@ -331,21 +336,21 @@ def test_mistakes_are_one_line(run, options, text, capsys):
     assert error.strip().splitlines()[-1].startswith("error: ")
 
 
-def test_windows_longer_than_learned_positions_are_refused(tmp_path, texts):
+def test_windows_longer_than_the_position_table_raise_an_error(tmp_path, texts):
     run = make_run(tmp_path / "a", "gpt2", steps=(1,), **texts)
     with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64"):
         evaluate.main(["--workdir", str(run), "--sequence-length", "65"])
 
 
-def test_tokens_that_the_model_has_no_rows_for_are_refused(document_run):
-    """A separator made up for a tokenizer without one."""
-    lm = api.load(document_run)
+def test_tokens_beyond_the_models_vocabulary_raise_an_error(document_run):
+    """Such as a separator that was added to a tokenizer without one."""
+    lm = loading.load(document_run)
     lm.config = replace(lm.config, vocab_size=256)
-    with pytest.raises(UserError, match="as tokens, corpus .* has 256; the model's vocabulary ends at 255"):
+    with pytest.raises(UserError, match="corpus .* has token 256, but the model's vocabulary ends at 255"):
         evaluation.read_text(lm, document_run)
 
 
-def test_figures_that_are_not_numbers_are_null_in_json(run, tmp_path):
+def test_nan_metrics_are_null_in_json(run, tmp_path):
     measured = evaluated(run, "--limit", "1", tmp_path=tmp_path)
     assert measured["units"] == 1 and measured["standard_error"] is None
 
@@ -355,17 +360,15 @@ def test_sparklines_rise_with_their_values():
     assert evaluate.sparkline([1.0]) == "1.0000 ▁ 1.0000"
 
 
-def test_evaluation_computes_no_more_than_trained_spans_need(tmp_path, texts, monkeypatch):
-    """Adaptive spans of a trained model bound its attention: the same figures from a model with narrower windows."""
-    from xfresearch.models import span
-
+def test_evaluation_narrows_windows_to_the_trained_spans(tmp_path, texts, monkeypatch):
+    """Adaptive spans of a trained model bound its attention, so narrower windows give the same metrics."""
     lm, run = tiny_model("all_attention_enwik8_small", **texts, sequence_length=256), tmp_path / "s"
-    lm.params["blocks"]["main"]["attention"]["span"]["fraction"] *= 0  # each head sees its ramp: 32 tokens
+    lm.params["blocks"]["main"]["attention"]["span"]["fraction"] *= 0  # each head sees only its ramp of 32 tokens
     lm.save(run)
-    models, make = [], evaluation.make_scorer
-    monkeypatch.setattr(evaluation, "make_scorer", lambda model, *more: models.append(model) or make(model, *more))
+    executions, make = [], evaluation.make_scorer
+    monkeypatch.setattr(evaluation, "make_scorer", lambda *given: executions.append(given[-1]) or make(*given))
     trimmed = evaluated(run, "--limit", "2", tmp_path=tmp_path)
-    monkeypatch.setattr(span, "trim", lambda model, params: model)
+    monkeypatch.setattr(reach, "trained_reach", lambda model, params: ())
     whole = evaluated(run, "--limit", "2", tmp_path=tmp_path)
-    assert [model.blocks["main"].attention.trimmed for model in models] == [64, 0]
+    assert [execution.reach_of("main") for execution in executions] == [64, 0]
     assert math.isclose(trimmed["loss"], whole["loss"], rel_tol=TOLERANCE["float32"])

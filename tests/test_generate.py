@@ -1,4 +1,4 @@
-"""The generate command: what it prints where, and one line for every mistake."""
+"""The generate command: its output on standard output and standard error, and one-line errors."""
 
 import json
 import re
@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from tests.tiny_runs import ROOT, make_run
-from xfresearch import api, command, evaluate, generate
-from xfresearch.config_io import read_json
+from xfresearch import command, evaluate, generate, loading
+from xfresearch.config.files import read_json
 from xfresearch.data.cache import cache_root
 from xfresearch.errors import UserError
 
@@ -21,23 +21,23 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "a", "gpt2")
 
 
-def test_prints_prompt_and_text_and_the_rate_apart(run, capsys):
+def test_text_goes_to_standard_output_and_the_rate_to_standard_error(run, capsys):
     generate.main(["--workdir", str(run), "--prompt", "def main(", "--max-new-tokens", "40", "--seed", "3"])
     out, err = capsys.readouterr()
-    assert out == "def main(" + api.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
+    assert out == "def main(" + loading.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
     assert re.fullmatch(r"\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
 
 
 @pytest.mark.parametrize("main, options", [(generate.main, []), (evaluate.main, ["--distributed=off"])])
-def test_compiled_programs_are_kept_in_the_cache_of_the_run(run, monkeypatch, main, options):
-    """Said before the first program is compiled: JAX asks once, then never again."""
-    kept_in = []
-    monkeypatch.setattr(api, "load", lambda *_: kept_in.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
+def test_compiled_programs_are_saved_in_the_cache_of_the_run(run, monkeypatch, main, options):
+    """The command sets the folder before the first compilation, because JAX reads the setting only once."""
+    folders = []
+    monkeypatch.setattr(loading, "load", lambda *_: folders.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
     before = jax.config.jax_compilation_cache_dir
     with pytest.raises(ZeroDivisionError):
         main(["--workdir", str(run), *options])
     jax.config.update("jax_compilation_cache_dir", before)
-    assert kept_in == [str(cache_root(read_json(run / "config.json").data) / "compiled")]
+    assert folders == [str(cache_root(read_json(run / "config.json").data) / "compiled")]
 
 
 def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys):
@@ -47,7 +47,7 @@ def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys)
     options += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     generate.main(["--workdir", str(run), *options, "--json", str(tmp_path / "deep" / "out.json")])
     prompts = ["a", "", "class A:\n"]
-    texts = api.load(run, 10).generate(prompts, **settings)
+    texts = loading.load(run, 10).generate(prompts, **settings)
     out = capsys.readouterr().out
     pieces = [f"--- prompt {i} of 3 ---\n{p}{t}" for i, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
     assert out == "\n\n".join(pieces) + "\n"
@@ -57,13 +57,13 @@ def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys)
     assert all(0 < s["tokens"] <= 20 for s in result["samples"])
 
 
-def test_without_a_prompt_a_text_is_begun(run, capsys):
+def test_without_a_prompt_the_model_starts_a_new_text(run, capsys):
     generate.main(["--workdir", str(run), "--max-new-tokens", "10", "--temperature", "0"])
-    lm = api.load(run)
+    lm = loading.load(run)
     assert capsys.readouterr().out == lm.generate("", 10, temperature=0.0) + "\n"
 
 
-def test_the_first_text_is_printed_as_it_comes(capsys):
+def test_the_first_text_is_streamed(capsys):
     printer = generate.Printer(["a", "b"])
     printer(0, "x", [1])
     printer(1, "y", [2])
@@ -73,7 +73,7 @@ def test_the_first_text_is_printed_as_it_comes(capsys):
     assert capsys.readouterr().out == "z\n\n--- prompt 2 of 2 ---\nby\n"
 
 
-def test_the_rate_leaves_out_the_chunk_that_waits_for_compilation(monkeypatch):
+def test_the_rate_excludes_the_chunk_that_waits_for_compilation(monkeypatch):
     clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 7.0])
     monkeypatch.setattr(generate.time, "perf_counter", lambda: next(clock))
     printer = generate.Printer(["a", "b"])
@@ -96,31 +96,31 @@ def test_the_rate_leaves_out_the_chunk_that_waits_for_compilation(monkeypatch):
         (["--seed", "-1"], "seed=-1 is not allowed"),
         (["--max-new-tokens", "0"], "max_new_tokens=0 is not allowed"),
         (["--prompt", "a" * 60, "--max-new-tokens", "5"], "at least 1 and at most 4"),
-        (["--prompt", "a" * 70], "leaves no room.*table of positions"),
+        (["--prompt", "a" * 70], "a prompt of 70 tokens is not allowed.*position table"),
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
         (["--json", "/"], "--json=/ cannot be written"),
         (["--promt", "a"], "--promt"),
     ],
 )
-def test_mistakes_are_one_line(run, options, text):
+def test_mistakes_give_one_line_errors(run, options, text):
     with pytest.raises(UserError, match=text) as caught:
         generate.main(["--workdir", str(run), *options])
     assert "\n" not in str(caught.value)
 
 
-def test_a_prompt_of_a_file_is_read_as_it_is(tmp_path):
+def test_a_prompt_file_is_read_without_changes(tmp_path):
     (tmp_path / "p.txt").write_bytes("a\r\nnä\n".encode())
     assert generate.read_prompt(str(tmp_path / "p.txt")) == "a\r\nnä\n"
 
 
-def test_a_prompt_that_is_not_utf8_is_named_by_file_and_byte(run, tmp_path):
+def test_the_error_for_a_prompt_that_is_not_utf8_names_file_and_byte(run, tmp_path):
     (tmp_path / "p.txt").write_bytes(b"abc\xff")
     with pytest.raises(UserError, match=r"p\.txt: not UTF-8 at byte 3"):
         generate.main(["--workdir", str(run), "--prompt-file", str(tmp_path / "p.txt")])
 
 
-def test_a_directory_that_is_no_run_exits_with_2(tmp_path, capsys):
+def test_a_directory_that_is_not_a_run_exits_with_2(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         command.run(generate.main, ["--workdir", str(tmp_path / "none"), "--prompt", "a"])
     assert stopped.value.code == 2
@@ -128,11 +128,11 @@ def test_a_directory_that_is_no_run_exits_with_2(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate", "convert"])
-def test_help_needs_no_jax(name):
+def test_help_does_not_import_jax(name):
     begin = time.perf_counter()
     arguments = [sys.executable, "-X", "importtime", "-m", f"xfresearch.{name}", "--help"]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     seconds = time.perf_counter() - begin
     assert done.returncode == 0 and "examples:" in done.stdout
     assert not re.search(r"\| +(jax|numpy|flax|orbax)\b", done.stderr)
-    assert seconds < 5  # under 1 s where the machine has nothing else to do
+    assert seconds < 5  # under 1 s on an idle machine

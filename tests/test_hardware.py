@@ -1,4 +1,4 @@
-"""Peaks by device, and a description of the machine that names nobody."""
+"""Peak FLOP/s by device, and a description of the machine without names of hosts or users."""
 
 import getpass
 import json
@@ -16,7 +16,7 @@ JAX_KINDS = ["TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 li
 
 @pytest.mark.parametrize("kind", JAX_KINDS)
 def test_tpu_peaks_agree_with_jax(kind):
-    """JAX's own table is per TensorCore, and rounded; a v4 or v5p device has two."""
+    """JAX's own table is per TensorCore and rounded. A v4 or v5p device has two TensorCores."""
     table = pytest.importorskip("jax._src.pallas.mosaic.tpu_info")
     cores = 2 if kind in ("TPU v4", "TPU v5", "TPU v5p") else 1
     info = table.get_tpu_info_for_chip(table.chip_version_from_device_kind(kind), cores)
@@ -40,7 +40,7 @@ def test_tpu_peaks_agree_with_jax(kind):
         ("cpu", None),
     ],
 )
-def test_peaks_by_the_names_that_drivers_give(kind, tflops):
+def test_peaks_by_the_device_names_of_drivers(kind, tflops):
     assert peak_flops(kind, "bfloat16") == (tflops and tflops * 1e12)
 
 
@@ -61,35 +61,35 @@ def test_peaks_by_dtype():
         ("0x10de", "0x0063", False),
     ],
 )
-def test_a_tpu_is_known_from_other_devices_of_google(tmp_path, vendor, device, attached):
-    for place, numbers in {"00:01.0": ("0x8086", "0x7110"), "00:04.0": (vendor, device)}.items():
-        (tmp_path / place).mkdir()
+def test_a_tpu_is_distinguished_from_other_google_devices(tmp_path, vendor, device, attached):
+    for address, numbers in {"00:01.0": ("0x8086", "0x7110"), "00:04.0": (vendor, device)}.items():
+        (tmp_path / address).mkdir()
         for name, number in zip(("vendor", "device"), numbers, strict=True):
-            (tmp_path / place / name).write_text(f"{number}\n")
+            (tmp_path / address / name).write_text(f"{number}\n")
     assert _tpu_attached(tmp_path) == attached
 
 
-def test_tpus_are_those_that_jax_looks_for():
+def test_the_tpu_ids_are_those_of_jax():
     from jax._src import hardware_utils
 
     assert set(TPUS) == set(hardware_utils._TPU_PCI_DEVICE_IDS)
 
 
-def test_description_is_complete_and_names_nobody():
+def test_the_description_is_complete_and_has_no_host_or_user_name():
     machine = describe_machine()
     assert machine["cores"] >= 1 and machine["memory_gb"] > 0.1 and machine["cpu"] and machine["devices"]
     words = set(json.dumps(machine).replace('"', " ").split())
     assert platform.node() not in words and getpass.getuser() not in words
 
 
-def test_versions_are_those_that_run():
+def test_versions_are_the_installed_ones():
     import jax
 
     assert versions()["jax"] == jax.__version__ and versions()["python"] == platform.python_version()
     assert all(versions().values())
 
 
-def test_commit_of_a_checkout(tmp_path):
+def test_git_commit_of_a_checkout_marks_changes_as_dirty(tmp_path):
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""configs/brody_majority.py through the commands: it learns, says what it can, goes on bit for bit, and is evaluated."""
+"""The commands with configs/brody_majority.py: training, report, bit-for-bit resume and evaluation."""
 
 import json
 import shutil
@@ -9,11 +9,11 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import ROOT
-from xfresearch import api, evaluate, evaluation, generate, train
-from xfresearch.config_io import parse
+from xfresearch import evaluate, evaluation, generate, loading, train
+from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
 from xfresearch.data.pipeline import prepare
 from xfresearch.errors import UserError
-from xfresearch.training import checkpoint
 from xfresearch.training.metrics import read_metrics
 
 CONFIG = f"{ROOT}/configs/brody_majority.py:tiny"
@@ -25,7 +25,7 @@ def cache(tmp_path_factory):
 
 
 def trained(workdir, cache) -> dict:
-    """What the command writes as JSON."""
+    """Trains, and returns the JSON results of the command."""
     import jax
 
     result = workdir.with_suffix(".json")
@@ -41,24 +41,24 @@ def run(tmp_path_factory, cache):
     return workdir, trained(workdir, cache)
 
 
-def test_learns_more_than_to_copy(run):
-    """A model that repeats each token is right as often as tokens are of their sequence's majority, and that is what is
-    best without looking at other tokens: labels that come of looking are the rest."""
+def test_the_model_learns_more_than_to_copy(run):
+    """A model that copies each token is right where the token is its sequence's majority. No model can do better
+    without reading other tokens, so a higher accuracy shows that the model reads them."""
     workdir, result = run
-    held_out = prepare(api.run_of(workdir), "validation")
+    held_out = prepare(loading.run_config(workdir), "validation")
     copies = (held_out.tokens_NL == held_out.targets_NL).mean()
     assert 0.4 < copies < 0.6
     assert result["evaluation"]["accuracy"] > (1 + copies) / 2
     assert result["evaluation"]["loss"] < 0.5 < -np.log(1 / 8)
 
 
-def test_says_nothing_of_texts(run, capsys):
+def test_the_run_has_no_text_metrics(run, capsys):
     workdir, result = run
-    assert result["marks"] == {} and result["sample"] is None and not (workdir / "tokenizer").exists()
+    assert result["baselines"] == {} and result["sample"] is None and not (workdir / "tokenizer").exists()
     rows = read_metrics(workdir / "metrics.jsonl")
     assert {row["kind"] for row in rows} == {"train", "evaluation"}
-    of_texts = {"bits_per_byte", "bytes", "perplexity", "bits_per_character"}
-    assert not [row for row in rows if of_texts & row.keys()] and not of_texts & result["evaluation"].keys()
+    text_metrics = {"bits_per_byte", "bytes", "perplexity", "bits_per_character"}
+    assert not [row for row in rows if text_metrics & row.keys()] and not text_metrics & result["evaluation"].keys()
     html = (workdir / "report.html").read_text()
     figure = f"{result['evaluation']['accuracy']:.3f}"
     assert f'<div class="figure">{figure}</div><p>accuracy of held-out labels</p>' in html
@@ -66,18 +66,16 @@ def test_says_nothing_of_texts(run, capsys):
     assert not any(word in html for word in ("<h2>Sample", "Bits per byte", "bits per byte", "xfresearch.generate"))
 
 
-def test_goes_on_bit_for_bit(run, cache, tmp_path):
+def test_the_run_resumes_bit_for_bit(run, cache, tmp_path):
     workdir, whole = run
     broken = shutil.copytree(workdir, tmp_path / "broken")
-    last = checkpoint.steps(broken)[-1]
-    for step in checkpoint.steps(broken)[1:]:
-        shutil.rmtree(checkpoint.directory(broken) / str(step))
+    last = store.steps(broken)[-1]
+    for step in store.steps(broken)[1:]:
+        shutil.rmtree(store.directory(broken) / str(step))
     assert trained(broken, cache)["evaluation"] == whole["evaluation"]
 
     def state(directory):
-        return json.loads((checkpoint.directory(directory) / str(last) / "meta" / "metadata").read_text())[
-            "fingerprints"
-        ]
+        return json.loads((store.directory(directory) / str(last) / "meta" / "metadata").read_text())["fingerprints"]
 
     def curve(directory):
         rows = read_metrics(directory / "metrics.jsonl")
@@ -92,23 +90,24 @@ def evaluated(run, *options, tmp_path) -> dict:
 
 
 def test_evaluate_measures_every_label(run, tmp_path, capsys):
-    found = evaluated(run, "--step", "15", "--batch-size", "50", tmp_path=tmp_path)  # later, losses are all rounding
-    said = capsys.readouterr()
-    assert "accuracy" in said.out and "loss in nats per label; +- is its standard error over 120 sequences" in said.out
-    assert "bits" not in said.out and "sequences of 24 tokens" in said.err
+    # Step 15: the losses of later steps are only rounding errors.
+    found = evaluated(run, "--step", "15", "--batch-size", "50", tmp_path=tmp_path)
+    out, err = capsys.readouterr()
+    assert "accuracy" in out and "loss in nats per label; +- is its standard error over 120 sequences" in out
+    assert "bits" not in out and "sequences of 24 tokens" in err
     assert (found["tokens"], found["units"]) == (120 * 24, 120)
-    lm, held_out = api.load(run[0], 15), prepare(api.run_of(run[0]), "validation")
+    lm, held_out = loading.load(run[0], 15), prepare(loading.run_config(run[0]), "validation")
     logits_NLV = np.asarray(lm(held_out.tokens_NL), np.float64)
     assert found["accuracy"] == (logits_NLV.argmax(-1) == held_out.targets_NL).mean()
     shifted = logits_NLV - logits_NLV.max(-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     nll_NL = -np.take_along_axis(logs, held_out.targets_NL[..., None], -1)[..., 0]
     assert found["loss"] == pytest.approx(nll_NL.mean(), rel=1e-5)
-    of_sequences = nll_NL.mean(1)
-    assert found["standard_error"] == pytest.approx(of_sequences.std(ddof=1) / 120**0.5, rel=1e-4)
+    nll_N = nll_NL.mean(1)
+    assert found["standard_error"] == pytest.approx(nll_N.std(ddof=1) / 120**0.5, rel=1e-4)
 
 
-def test_evaluate_of_every_step_and_of_other_data(run, tmp_path, capsys):
+def test_evaluate_measures_every_step_and_other_data(run, tmp_path, capsys):
     steps = evaluated(run, "--all-steps", tmp_path=tmp_path)["steps"]
     assert [each["step"] for each in steps] == [15, 30, 45, 60] and steps[0]["accuracy"] < steps[-1]["accuracy"]
     assert "accuracy  " in capsys.readouterr().out
@@ -119,9 +118,9 @@ def test_evaluate_of_every_step_and_of_other_data(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
-        (["--stride", "8"], "--stride is not allowed with .*, which predicts labels: it is for texts"),
+        (["--stride", "8"], "--stride is not allowed with .*, which predicts labels: it applies to text only"),
         (["--per-document"], "--per-document is not allowed with .*, which predicts labels"),
         (
             ["--data", "python_stdlib"],
@@ -132,14 +131,14 @@ def test_evaluate_of_every_step_and_of_other_data(run, tmp_path, capsys):
         (["--split", "test"], "has no split 'test'; it has: train, validation"),
     ],
 )
-def test_evaluate_refuses_what_labels_do_not_have(run, options, said):
-    with pytest.raises(UserError, match=said):
+def test_options_that_labels_do_not_support_raise_an_error(run, options, message):
+    with pytest.raises(UserError, match=message):
         evaluate.main(["--workdir", str(run[0]), *options])
 
 
-def test_texts_and_labels_are_not_mixed_up(run, tmp_path):
-    of_text = parse(["--config", f"{ROOT}/configs/gpt2.py:tiny"])
-    lm = SimpleNamespace(config=of_text.model, run=of_text)
+def test_models_of_text_and_of_labels_reject_each_others_data(run, tmp_path):
+    config = parse(["--config", f"{ROOT}/configs/gpt2.py:tiny"])
+    lm = SimpleNamespace(config=config.model, run=config)
     with pytest.raises(UserError, match="corpus 'majority' is not allowed: it has labels, and .* predicts next tokens"):
         evaluation.read_text(lm, tmp_path, "majority")
     with pytest.raises(UserError, match="this model has no tokenizer"):
@@ -147,12 +146,12 @@ def test_texts_and_labels_are_not_mixed_up(run, tmp_path):
 
 
 def test_the_full_config_is_the_published_model():
-    """As counted in the published code: embeddings of 20 x 8, attention's 4 x 8 x 8 and a bias of its output, a norm, and
-    2 x (8 x 8 + 8)."""
+    """Its parameters, counted in the published code: embeddings 20 x 8, attention 4 x 8 x 8 and an output bias, a norm,
+    and 2 x (8 x 8 + 8)."""
     for arm in ("full", "scale", "project"):
         config = parse(["--config", f"{ROOT}/configs/brody_majority.py:{arm}"])
         assert xf.costs(config).parameters == 160 + 256 + 8 + 16 + 144
         assert (config.model.causal, config.model.dtype, config.model.vocab_size) == (False, "float32", 20)
-        # Theirs falls to 0 over 140,000 updates, of which 1,000 epochs of 14 are made.
+        # The published schedule falls to 0 over 140,000 updates, but training ends after 1,000 epochs of 14 updates.
         share = 1 - config.steps / 140_000
         assert config.optimizer.final_fraction == pytest.approx(share) and config.optimizer.schedule == "linear"

@@ -1,4 +1,4 @@
-"""Named models: their parameters are the published ones, to the rounding that they were published with."""
+"""Named models: their parameter counts equal the published ones, to the published rounding."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, ROOT
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.models import transformer
 
 
@@ -24,7 +24,7 @@ def costs(argument: str, vocabulary: int = 0):
         ("gptj.py", 0, 6_050_882_784, 1),  # EleutherAI/gpt-j-6b
         ("palm.py", 0, 8.63, 1e9),  # Chowdhery et al. 2022, table 1
         ("palm.py:62b", 0, 62.50, 1e9),
-        ("palm.py:540b", 0, 540.4, 1e9),  # 540.35 there, 540.356 here
+        ("palm.py:540b", 0, 540.4, 1e9),  # 540.35 in the paper, 540.356 here
         ("llama.py", 32_000, 6_738_415_616, 1),  # Touvron et al. 2023, the released weights
         ("llama.py:13b", 32_000, 13_015_864_320, 1),
         ("llama.py:33b", 32_000, 32_528_943_616, 1),
@@ -34,35 +34,37 @@ def costs(argument: str, vocabulary: int = 0):
         ("all_attention_enwik8_large.py", 205, 114, 1e6),
     ],
 )
-def test_parameters_are_the_published_ones(argument, vocabulary, published, unit):
+def test_parameter_counts_are_the_published_ones(argument, vocabulary, published, unit):
     digits = len(str(published).partition(".")[2])
     assert round(costs(argument, vocabulary).parameters / unit, digits) == published
 
 
-def test_all_attention_enwik8_is_as_in_the_authors_code():
-    """Sukhbaatar et al. 2019, models.py: PyTorch's defaults, embeddings N(0, 1) and linear layers of standard
-    deviation 1/sqrt(3 inputs), and a bias of the head. adagrad_with_grad_clip.py: the step is clipped, tensor by tensor."""
+def test_all_attention_enwik8_matches_the_authors_code():
+    """Sukhbaatar et al. 2019, models.py: PyTorch's defaults, which are embeddings N(0, 1) and linear layers with
+    standard deviation 1/sqrt(3 inputs), and a bias of the output head. adagrad_with_grad_clip.py clips the step of each
+    tensor."""
     config = parse(["--config", f"{ROOT}/configs/all_attention_enwik8_small.py:3m", "--config.model.vocab_size=257"])
     params = transformer.init(config.model, jax.random.key(0))
     attention = params["blocks"]["main"]["attention"]
     linear = [attention[name]["kernel"] for name in ("query", "key", "value", "output")] + [params["head"]["table"]]
     for weights, std in [(params["embed"]["table"], 1.0), *((w, (3 * 256) ** -0.5) for w in linear)]:
         assert float(weights.std()) == pytest.approx(std, rel=0.02)
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 3_287_825  # of their model at this size
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 3_287_825  # the authors' model at this size
     for size in ("small", "large"):
         optimizer = parse(["--config", f"{ROOT}/configs/all_attention_enwik8_{size}.py"]).optimizer
         assert (optimizer.kind, optimizer.clip_by, optimizer.clip) == ("adagrad", "tensor", 0.03)
 
 
-def test_simplified_and_normless_keep_what_the_authors_keep():
-    """He & Hofmann 2023, their code: W_V of the first layer alone, a LayerNorm before the head and, where the blocks have
-    no norms, in the first layer; trained gains beta_SA = 1 and beta_FF = 0.1 at 18 layers; biases of queries and keys."""
+def test_simplified_and_normless_match_the_authors_code():
+    """The code of He & Hofmann 2023 has W_V in the first layer only; a LayerNorm before the output head and, if the
+    blocks have no norms, in the first layer; trained gains beta_SA = 1 and beta_FF = 0.1 at 18 layers; biases of
+    queries and keys."""
     for name, norms in (("simplified", ("rms", "rms")), ("normless", ("layer", "none"))):
         model = parse(["--config", f"{ROOT}/configs/{name}.py"]).model
         blocks = [model.blocks[block] for block in ("first", "main")]
         assert tuple(block.norm for block in blocks) == norms and model.final_norm == "layer"
         assert [block.attention.value for block in blocks] == ["identity_plus", "identity"]
-        params = transformer.abstract(model)["blocks"]["main_1"]
+        params = transformer.abstract(model)["blocks"]["main"]
         assert params.keys() >= {"attention_gain", "feed_forward_gain"}
         assert {name: "bias" in part for name, part in params["attention"].items() if "kernel" in part} == {
             "query": True,
@@ -70,11 +72,11 @@ def test_simplified_and_normless_keep_what_the_authors_keep():
         }
 
 
-def test_mixtral_has_13_billion_active():
+def test_mixtral_has_13_billion_active_parameters():
     assert round(costs("mixtral_8x7b.py", 32_000).active_parameters / 1e9) == 13
 
 
-def test_no_query_has_the_published_parameters_without_embeddings():
+def test_no_query_has_the_published_parameter_counts_without_embeddings():
     """Karbevski & Mijoski 2025: 84.95 M -> 77.88 M, and again 84.95 M at 4.5 times the width."""
     embeddings = (32_000 + 1024) * 768
     found = [costs(f"no_query.py{size}", 32_000).parameters - embeddings for size in ("", ":matched")]
@@ -82,7 +84,7 @@ def test_no_query_has_the_published_parameters_without_embeddings():
 
 
 def test_simplified_saves_the_published_parameters():
-    """He & Hofmann 2023, sec. 5: 167 M -> 146 M for 18 layers of width 768. The first W_V stays, with two gains."""
+    """He & Hofmann 2023, sec. 5: 167 M -> 146 M for 18 layers of width 768. The first W_V remains, and two gains."""
     learned = [
         f"--config.model.blocks.{b}.attention.{m}=learned" for b in ("first", "main") for m in ("value", "output")
     ]
@@ -93,14 +95,14 @@ def test_simplified_saves_the_published_parameters():
 
 
 def test_vanilla_2017_is_the_decoder_without_the_encoder():
-    """Vaswani et al. 2017, table 3: 65 M is of encoder and decoder: this, six more such layers, and six times the
-    attention that reads the encoder (4 D^2, and a norm); with 37,000 tokens that is 63 M."""
+    """Vaswani et al. 2017, table 3: the published 65 M are encoder and decoder, that is this model, six more such
+    layers, and six times the cross-attention (4 D^2 and a norm). With 37,000 tokens that is 63 M."""
     embeddings, layers = 37_000 * 512, costs("vanilla_2017.py", 37_000).parameters - 37_000 * 512
     both = embeddings + 2 * layers + 6 * (4 * 512**2 + 2 * 512)
     assert round(both / 1e6) == 63
 
 
-def test_thin_and_deep_has_the_matrices_of_wide_and_few():
+def test_single_head_deep_has_as_many_matrix_parameters_as_the_wide_model():
     deep = parse(["--config", f"{ROOT}/configs/single_head_deep.py"]).model
     wide = parse(
         ["--config", f"{ROOT}/configs/no_query.py", "--config.model.blocks.main.attention.query=learned"]
@@ -112,7 +114,7 @@ def test_thin_and_deep_has_the_matrices_of_wide_and_few():
     )
 
 
-def test_the_table_of_variants_compares_models_of_about_3_million():
+def test_the_table_of_variants_compares_models_of_about_3_million_parameters():
     for name in NAMED:
-        if name not in ("quickstart", "variants", "brody_majority"):  # the last predicts labels
+        if name not in ("quickstart", "variants", "brody_majority"):  # brody_majority predicts labels
             assert 2.9e6 < costs(f"{name}.py:3m", 257).parameters < 3.6e6, name

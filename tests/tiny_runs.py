@@ -1,29 +1,29 @@
-"""Runs' directories made in a moment: models of three anatomies with random parameters, as if training had left them."""
+"""Makes run directories without training: three kinds of models with random parameters."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 
-from xfresearch.api import LanguageModel
-from xfresearch.config_io import parse
+from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
 from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.language_model import LanguageModel
 from xfresearch.models import transformer
-from xfresearch.training import checkpoint
 
 ROOT = Path(__file__).parent.parent
 ANATOMIES = ("gpt2", "all_attention", "moe")
 
 
 def tiny_config(anatomy: str = "gpt2", **overrides):
-    """configs/<anatomy>.py:tiny with dotted overrides (a__b for config.a.b), for the byte tokenizer."""
+    """configs/<anatomy>.py:tiny with overrides (a__b for config.a.b), for the byte tokenizer."""
     arguments = [f"--config.{name.replace('__', '.')}={value}" for name, value in overrides.items()]
     config = parse(["--config", f"{ROOT}/configs/{anatomy}.py:tiny", *arguments])
     return replace(config, model=replace(config.model, vocab_size=257))
 
 
 def rough_params(model, seed: int = 0) -> dict:
-    """Parameters large enough that what a model says depends on all of its context."""
+    """Parameters so large that a model's output depends on all of its context."""
     params = transformer.init(model, jax.random.key(seed))
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
@@ -39,12 +39,12 @@ def tiny_model(anatomy: str = "gpt2", **overrides) -> LanguageModel:
 
 
 def make_run(directory: Path, anatomy: str = "gpt2", steps=(10, 20), **overrides) -> Path:
-    """A run's directory with checkpoints of `steps`, the parameters of each its own."""
+    """Makes a run's directory with checkpoints of `steps`, each with different parameters."""
     lm = tiny_model(anatomy, **overrides)
     for number, step in enumerate(steps):
         lm.step, lm.params = step, rough_params(lm.config, seed=number)
         if number:
-            checkpoint.save_params(directory, step, lm.params)
+            store.save_params(directory, step, lm.params)
         else:
             lm.save(directory)
     return directory

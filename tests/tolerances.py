@@ -1,10 +1,10 @@
-"""The one place where tolerances stand: relative, per dtype, never relaxed to make a test pass."""
+"""All tolerances of the tests: relative, per dtype, and never loosened to make a test pass."""
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2}
 
 
 def relative_error(actual, expected) -> float:
-    """Largest absolute difference over the largest absolute expected value."""
+    """The largest absolute difference divided by the largest absolute expected value."""
     import numpy as np
 
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)

@@ -3,10 +3,10 @@
     import xfresearch as xf
     lm = xf.load("runs/a")
 
-Names are imported when they are first used, so that `import xfresearch` and `--help` never wait for JAX.
+The package imports each name on first use, so that `import xfresearch` and `--help` never wait for JAX.
 """
 
-_HOMES = {"load": "api", "LanguageModel": "api", "costs": "models.costs", "UserError": "errors"}
+_HOMES = {"load": "loading", "LanguageModel": "language_model", "costs": "models.closed_form", "UserError": "errors"}
 __all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 

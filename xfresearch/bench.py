@@ -4,35 +4,33 @@
     python -m xfresearch.bench cross_entropy --vocab 32000 --rows 512,1024,4096
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
-    python -m xfresearch.bench variants --seeds 3 --json docs/variants.json
 
-Implementations take turns, so that a busy machine slows all of them alike; each figure is the fastest of its rounds.
-The floor is the time that the operation's matrix products would take at the rate of one large product, measured in the
-same run.
+Every round calls each implementation once, so that a busy machine slows all of them equally. A figure is the fastest
+round. The floor is the time that the operation's matrix products would take at the rate of one large product, which is
+measured in the same run.
 
-`import_hf` reads a random Llama from a Hugging Face folder, beside reading its bytes alone and filling as much memory
-(interop/speed.py).
-
-`variants` instead trains every variant at about 3 M parameters over seeds and times it against gpt2 (comparison.py); what
-the file already has is not run again. It takes --config.key=value for all of them.
+`import_hf` reads a random Llama from a Hugging Face folder. It compares this with only reading the bytes, and with
+only filling as much memory (interop/speed.py).
 """
 
 import time
 
-from xfresearch.command import Parser, run, write_json
+from xfresearch.command import Parser, run
+from xfresearch.files import write_json
 
-FLOOR, FLOOR_SIZE = "floor", 1536  # of the one large product, a square matrix by another
+FLOOR = "floor"
+FLOOR_SIZE = 1536  # rows and columns of both matrices of the large product
 
 
 def count(word: str) -> int:
-    """A number that is not negative."""
+    """An argparse type: an integer of at least 0."""
     if not word.isdecimal():
         raise ValueError
     return int(word)
 
 
 def size(word: str) -> int:
-    """A number of which there is at least 1."""
+    """An argparse type: an integer of at least 1."""
     if not count(word):
         raise ValueError
     return int(word)
@@ -41,7 +39,7 @@ def size(word: str) -> int:
 def parse(arguments):
     parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
     operations = parser.add_subparsers(
-        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf|variants"
+        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf"
     )
     sizes = {
         "attention": {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0},
@@ -55,25 +53,17 @@ def parse(arguments):
             command.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"default {default}")
         if operation == "cross_entropy":
             command.add_argument(
-                "--rows", default="512,1024,4096", metavar="N,N,...", help="tokens per tile, to compare"
+                "--rows", default="512,1024,4096", metavar="N,N,...", help="the tile sizes to compare, in tokens"
             )
         command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
         command.add_argument("--rounds", type=size, default=15, metavar="N", help="default 15")
-        command.add_argument("--json", metavar="FILE", help="also write the figures here")
-    command = operations.add_parser("import_hf", description="A Hugging Face folder, from disk to parameters.")
+        command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    command = operations.add_parser("import_hf", description="Reading a Hugging Face folder from disk into parameters.")
     for name, default in {"width": 1024, "layers": 8, "vocab": 128_256, "rounds": 5}.items():
         command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
     command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the files")
-    command.add_argument("--json", metavar="FILE", help="also write the figures here")
-    command = operations.add_parser("variants", description="All variants, trained over seeds.")
-    command.add_argument("--seeds", type=size, default=3, metavar="N", help="default 3")
-    command.add_argument("--only", default="", metavar="WORD,WORD", help="variants whose name has one of the words")
-    command.add_argument("--json", default="variants.json", metavar="FILE", help="default variants.json")
-    options, rest = parser.parse_known_args(arguments)
-    if options.operation != "variants" and rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.overrides = rest
-    return options
+    command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    return parser.parse_args(arguments)
 
 
 def bench_import(a) -> None:
@@ -82,9 +72,10 @@ def bench_import(a) -> None:
 
     from xfresearch.interop import speed
 
-    with tempfile.TemporaryDirectory() as place:
-        speed.write_random(Path(place) / "llama", speed.llama(a.width, a.layers, a.vocab), a.dtype)
-        rows = speed.measure(Path(place) / "llama", a.rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory) / "llama"
+        speed.write_random(folder, speed.llama(a.width, a.layers, a.vocab), a.dtype)
+        rows = speed.measure(folder, a.rounds)
     for row in rows:
         print(f"{row['what']:8}{row['seconds']:8.2f} s{row['MB/s']:8.0f} MB/s")
     if a.json:
@@ -92,11 +83,12 @@ def bench_import(a) -> None:
 
 
 def bench_attention(a, draw):
-    """Causal self-attention, with persistent memory slots."""
+    """Causal self-attention with persistent memory slots."""
     from xfresearch.errors import UserError
     from xfresearch.kernels.attention import REFUSALS, attention, choose_attention, describe
 
-    G, K = a.kv_heads, a.head_size
+    G = a.kv_heads
+    K = a.head_size
     if a.heads % G:
         raise UserError(f"--kv-heads={G} is not allowed: it must be a divisor of --heads={a.heads}")
     q, k, v = (draw(a.batch, a.length, heads, K) for heads in (a.heads, G, G))
@@ -107,7 +99,7 @@ def bench_attention(a, draw):
 
     call = describe(q, k, v, memory)
     print("auto: " + ", ".join(choose_attention(call)))
-    # Half of the context is masked; two products per pair of positions.
+    # The causal mask hides half of the context. Each pair of positions has two products.
     flops = 4 * a.batch * a.length * a.heads * K * (a.length / 2 + a.memory)
     return (
         {name: implementation(name) for name, refuse in REFUSALS.items() if not refuse(call)},
@@ -117,7 +109,7 @@ def bench_attention(a, draw):
 
 
 def bench_cross_entropy(a, draw):
-    """Cross-entropy of a linear head, in tiles of tokens, against the one that holds all logits (whole)."""
+    """Cross-entropy of a linear head in tiles of tokens, compared with holding all logits at once (whole)."""
     import jax
     import jax.numpy as jnp
 
@@ -125,7 +117,8 @@ def bench_cross_entropy(a, draw):
     from xfresearch.kernels.cross_entropy import linear_cross_entropy
     from xfresearch.kernels.head import Head
 
-    labels_T, weights_T = jnp.arange(a.tokens) % a.vocab, jnp.ones(a.tokens)
+    labels_T = jnp.arange(a.tokens) % a.vocab
+    weights_T = jnp.ones(a.tokens)
 
     def whole(x_TD, table_VD):
         wide = jnp.promote_types(x_TD.dtype, jnp.float32)
@@ -138,20 +131,20 @@ def bench_cross_entropy(a, draw):
     try:
         rows = [size(word) for word in a.rows.split(",")]
     except ValueError:
-        raise UserError(
-            f"--rows={a.rows} is not allowed: it must be numbers from 1 on, with commas between them"
-        ) from None
+        allowed = "positive integers separated by commas"
+        raise UserError(f"--rows={a.rows} is not allowed: it must be {allowed}") from None
     functions = {"whole": whole} | {f"rows={n}": tiled(n) for n in rows}
     return functions, (draw(a.tokens, a.width), draw(a.vocab, a.width)), 2 * a.tokens * a.width * a.vocab
 
 
 def bench_grouped_matmul(a, draw):
-    """Rows times the matrix of their expert, unequal in size; `one matrix` is a single product of the same rows."""
+    """Products of each expert's rows with its matrix, for groups of unequal size. `one matrix` is a single product with
+    the same rows."""
     import jax.numpy as jnp
     import numpy as np
 
     from xfresearch.kernels.grouped_matmul import REFUSALS, Call, choose_grouped_matmul, grouped_matmul
-    from xfresearch.models.partition import platform
+    from xfresearch.sharding.devices import platform
 
     rng = np.random.default_rng(0)
     sizes_E = jnp.asarray(rng.multinomial(a.tokens, rng.dirichlet(np.full(a.experts, 5.0))), jnp.int32)
@@ -185,22 +178,23 @@ def forward_and_backward(function):
 
 
 def fastest(functions: dict, arguments, rounds: int) -> dict:
-    """Seconds of the fastest of `rounds` calls of each function, which take turns."""
+    """{name: seconds} of the fastest of `rounds` calls of each function. Every round calls each function once."""
     import jax
 
     compiled = {name: jax.jit(function) for name, function in functions.items()}
     times = {name: [] for name in functions}
-    for turn in range(rounds + 1):
+    for call in range(rounds + 1):
         for name, function in compiled.items():
             start = time.perf_counter()
             jax.block_until_ready(function(*arguments[name]))
-            if turn:  # the first call compiles
+            if call:  # the first call compiles
                 times[name].append(time.perf_counter() - start)
     return {name: min(values) for name, values in times.items()}
 
 
 def compare(functions: dict, arguments, flops: float, square, rounds: int) -> list[dict]:
-    """A row for each implementation and the floor, forward and forward with backward (three times the FLOPs)."""
+    """A row of figures for every implementation and the floor, for the forward pass and for forward and backward
+    together (three times the FLOPs)."""
     table = {}
     for phase, factor in (("forward", 1), ("forward+backward", 3)):
         wrapped = functions if factor == 1 else {name: forward_and_backward(f) for name, f in functions.items()}
@@ -219,12 +213,6 @@ def compare(functions: dict, arguments, flops: float, square, rounds: int) -> li
 
 def main(arguments) -> None:
     a = parse(arguments)
-    if a.operation == "variants":
-        from xfresearch import comparison
-
-        rows = comparison.compare(a.seeds, a.overrides, a.json, [word for word in a.only.split(",") if word])
-        print(comparison.table(rows))
-        return
     if a.operation == "import_hf":
         bench_import(a)
         return
@@ -242,11 +230,11 @@ def main(arguments) -> None:
     rows = compare(functions, inputs, flops, draw(FLOOR_SIZE, FLOOR_SIZE), a.rounds)
     print(f"{'':14}{'forward ms':>12}{'speed-up':>10}{'floors':>8}{'+backward ms':>14}{'speed-up':>10}{'floors':>8}")
     for row in rows:
-        f, b = row["forward"], row["forward+backward"]
-        cells = (
-            f"{f['ms']:12.2f}{f['ratio']:10.2f}{f['floors']:8.2f}{b['ms']:14.2f}{b['ratio']:10.2f}{b['floors']:8.2f}"
-        )
-        print(f"{row['implementation']:14}{cells}")
+        cells = [row["implementation"].ljust(14)]
+        for phase, width in (("forward", 12), ("forward+backward", 14)):
+            figures = row[phase]
+            cells.append(f"{figures['ms']:{width}.2f}{figures['ratio']:10.2f}{figures['floors']:8.2f}")
+        print("".join(cells))
     if a.json:
         write_json(a.json, {"arguments": vars(a), "backend": jax.default_backend(), "flops": flops, "rows": rows})
 

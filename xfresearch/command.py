@@ -1,19 +1,16 @@
-"""What every command line shares: arguments, one-line failures, exit codes.
+"""Arguments, one-line error messages and exit codes that all commands share.
 
-A user's mistake exits with 2 and one line on standard error. Anything else that stops a command exits with 1 and one
-line that names a log file, where the stack trace is.
+A user's mistake exits with 2 and one line on standard error. A bug keeps its stack trace and exits with 1; of a run of many
+processes, the trace is in a log, and one line names its path.
 """
 
 import argparse
-import json
-import math
 import os
 import sys
-import tempfile
-import traceback
 
 from xfresearch import distributed
 from xfresearch.errors import Stopped, UserError
+from xfresearch.files import check_output
 from xfresearch.hardware import start_without_tpu
 
 CONFIG_HELP = (
@@ -23,14 +20,14 @@ CONFIG_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors, so that all mistakes look the same. A file of --json has to be writable."""
+    """An ArgumentParser that raises UserError, so that all mistakes look alike, and checks the file of --json."""
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def parse_known_args(self, args=None, namespace=None):
         options, rest = super().parse_known_args(args, namespace)
-        if getattr(options, "json", None) is not None:  # said now, not after hours of work
+        if getattr(options, "json", None) is not None:  # fail now, not after hours of work
             check_output("--json", options.json)
         return options, rest
 
@@ -39,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(main, arguments=None) -> None:
-    """Calls `main(arguments)` and ends the process with the exit code that its outcome has."""
+    """Calls `main(arguments)` and ends the process with the exit code of its outcome."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start_without_tpu()
     try:
@@ -47,93 +44,34 @@ def run(main, arguments=None) -> None:
     except UserError as error:
         _finish(2, f"error: {error}")
     except Stopped as error:
-        _say(f"stopped: {error}")
-        _end(1)  # threads that were writing a checkpoint are not to print after the one line
+        _print_error(f"stopped: {error}")
+        _exit_now(1)  # threads that write a checkpoint must not print after this line
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        log = distributed.failed(error) if distributed.several() else _keep_trace()
+        if not distributed.is_active():
+            raise
+        log = distributed.log_error(error)
         first = (str(error).strip().splitlines() or [""])[0][:200]
         _finish(1, f"failed: {type(error).__name__}: {first} (details in {log})")
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     sys.stdout.flush()
     print(line.replace("\n", " "), file=sys.stderr, flush=True)
 
 
 def _finish(code: int, line: str) -> None:
-    _say(line)
-    if distributed.several():
-        _end(code)
+    _print_error(line)
+    if distributed.is_active():
+        _exit_now(code)
     sys.exit(code)
 
 
-def _end(code: int) -> None:
+def _exit_now(code: int) -> None:
     """Ends the process without waiting for its threads or for other processes."""
-    if distributed.several():
-        distributed.leave(code)
+    if distributed.is_active():
+        distributed.exit_now(code)
     os._exit(code)
-
-
-def _keep_trace() -> str:
-    """Writes the stack trace of the error in hand to a file, whose name it returns."""
-    with tempfile.NamedTemporaryFile("w", prefix="xfresearch-", suffix=".log", delete=False) as log:
-        traceback.print_exc(file=log)
-    return log.name
-
-
-def check_output(option: str, path: str) -> None:
-    """UserError where a file of that name cannot be written; to be called before long work. Makes its folder."""
-    from etils import epath
-
-    target = epath.Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(target)
-        temporary.write_text("")
-        temporary.unlink()
-    except OSError as error:
-        raise UserError(f"{option}={path} cannot be written: {error.strerror or error}") from None
-    if target.is_dir():
-        raise UserError(f"{option}={path} cannot be written: it is a folder")
-
-
-def write_json(path: str, value) -> None:
-    """Writes `value` as JSON under a temporary name, then renames it."""
-    write_text(path, json.dumps(value, indent=2, default=float) + "\n")
-
-
-def write_text(path: str, text: str) -> None:
-    """Writes a text under a temporary name, then renames it."""
-    from etils import epath
-
-    target = epath.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(target)
-    temporary.write_text(text)
-    temporary.replace(target)
-
-
-def _temporary(target):
-    return target.parent / f".{target.name}.{os.getpid()}.tmp"
-
-
-def table(columns: dict[str, list[str]]) -> str:
-    """Aligned text, numbers to the right."""
-    widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
-    rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
-    return "\n".join(
-        "  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row, strict=True)) for row in rows
-    )
-
-
-def finite(value):
-    """`value` with None for every number that JSON cannot write."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

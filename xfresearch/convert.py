@@ -1,8 +1,8 @@
 """python -m xfresearch.convert import FOLDER WORKDIR
 python -m xfresearch.convert export WORKDIR FOLDER
 
-Turns a Hugging Face folder (config.json, safetensors, tokenizer) into a directory that evaluate, generate and xf.load read,
-and back. What is exact and what is refused: docs/interop.md.
+Converts a Hugging Face folder (config.json, safetensors, tokenizer) to a directory that evaluate, generate and xf.load
+read, and back. docs/interop.md lists what is exact and what is not supported.
 """
 
 import re
@@ -31,28 +31,35 @@ def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.convert", description=__doc__, epilog=EPILOG)
     conversions = parser.add_subparsers(required=True, metavar="import|export")
 
-    reading = conversions.add_parser("import", description=import_folder.__doc__)
-    reading.add_argument("folder", metavar="FOLDER", help="a Hugging Face folder")
-    reading.add_argument("workdir", metavar="WORKDIR", help="a new directory")
+    import_parser = conversions.add_parser("import", description=import_folder.__doc__)
+    import_parser.add_argument("folder", metavar="FOLDER", help="a Hugging Face folder")
+    import_parser.add_argument("workdir", metavar="WORKDIR", help="a new directory")
     dtypes = ("float32", "bfloat16", "float64")
-    reading.add_argument("--dtype", default="", choices=dtypes, help="of the computation (default: that of the files)")
-    reading.set_defaults(convert=import_folder)
+    import_parser.add_argument(
+        "--dtype", default="", choices=dtypes, help="dtype of computation (default: that of the files)"
+    )
+    import_parser.set_defaults(convert=import_folder)
 
-    writing = conversions.add_parser("export", description=export_folder.__doc__)
-    writing.add_argument("workdir", metavar="WORKDIR", help="a run's directory, or one of its checkpoints")
-    writing.add_argument("folder", metavar="FOLDER", help="a new directory")
-    add = writing.add_argument
+    export_parser = conversions.add_parser("export", description=export_folder.__doc__)
+    export_parser.add_argument("workdir", metavar="WORKDIR", help="a run's directory, or one of its checkpoints")
+    export_parser.add_argument("folder", metavar="FOLDER", help="a new directory")
+    add = export_parser.add_argument
     add("--family", default="", metavar="F", help="model_type to write (default: as imported, or the first that fits)")
     dtypes = ("float32", "bfloat16", "float16", "float64")
-    add("--dtype", default="", choices=dtypes, help="of the files (default: as imported, or that of the parameters)")
-    add("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
-    add("--shard-size", type=size, default="5GB", metavar="SIZE", help="most bytes in a file (default: 5GB)")
-    writing.set_defaults(convert=export_folder)
+    add(
+        "--dtype",
+        default="",
+        choices=dtypes,
+        help="dtype of the files (default: as imported, or that of the parameters)",
+    )
+    add("--step", type=int, metavar="N", help="step of the checkpoint to export (default: the newest)")
+    add("--shard-size", type=size, default="5GB", metavar="SIZE", help="largest size of a file (default: 5GB)")
+    export_parser.set_defaults(convert=export_folder)
     return parser.parse_args(arguments)
 
 
 def size(text: str) -> int:
-    """Bytes of '500MB' or '5GB'."""
+    """The number of bytes in '500MB' or '5GB'."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(|MB|GB)", text)
     if not match or not (count := int(float(match[1]) * UNITS[match[2]])):
         raise ArgumentTypeError(f"{text} is not allowed: it must be a size like 500MB or 5GB")
@@ -60,16 +67,16 @@ def size(text: str) -> int:
 
 
 def import_folder(options) -> None:
-    """Reads a Hugging Face folder and writes a directory that evaluate, generate and xf.load read."""
+    """Imports a Hugging Face folder as a directory that evaluate, generate and xf.load read."""
     require_new(Path(options.workdir), "import")
-    from xfresearch import api
+    from xfresearch import loading
     from xfresearch.interop.folder import is_folder, stored_tensors
 
-    folder, _ = api.locate(options.folder)
+    folder, _ = loading.locate(options.folder)
     if not is_folder(folder):
-        raise UserError(f"{folder} is a run's directory: import reads a Hugging Face folder")
+        raise UserError(f"{folder} is a run's directory: it must be a Hugging Face folder")
     begin = time.perf_counter()
-    lm = api.load(folder, dtype=options.dtype)
+    lm = loading.load(folder, dtype=options.dtype)
     seconds = time.perf_counter() - begin
     lm.save(options.workdir)
     read = sum(tensor.bytes for tensor in stored_tensors(folder).values())
@@ -77,12 +84,12 @@ def import_folder(options) -> None:
 
 
 def export_folder(options) -> None:
-    """Writes the model of a run as a Hugging Face folder."""
+    """Exports the model of a run as a Hugging Face folder."""
     require_new(Path(options.folder), "export")
-    from xfresearch import api
+    from xfresearch import loading
     from xfresearch.interop.folder import stored_tensors
 
-    lm = api.load(options.workdir, options.step)
+    lm = loading.load(options.workdir, options.step)
     begin = time.perf_counter()
     family = lm.export_hf(options.folder, options.family, options.dtype, options.shard_size)
     seconds = time.perf_counter() - begin
@@ -91,6 +98,7 @@ def export_folder(options) -> None:
 
 
 def summary(family: str, lm, size: int, seconds: float) -> str:
+    """The result in one line: family, parameters, bytes and speed."""
     import jax
 
     count = sum(leaf.size for leaf in jax.tree.leaves(lm.params))

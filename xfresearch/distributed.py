@@ -1,7 +1,7 @@
-"""Many processes, one run: JAX's own runtime, joined by flags or through whatever launcher JAX detects.
+"""One run in several processes, on JAX's distributed runtime: joined by flags or through a launcher that JAX detects.
 
-Every process runs the same command. The first one (process 0) writes what a run writes; the others compute with it and
-keep quiet. Nothing here starts JAX where a single process runs.
+Every process runs the same command. Process 0 writes all files and prints; the others compute and print nothing. A
+single process does not import JAX here.
 """
 
 import ctypes
@@ -17,55 +17,60 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from xfresearch import last_words
+from xfresearch import crash_log
 from xfresearch.errors import Stopped, UserError
 
-SHUTDOWN_SECONDS = 3600  # that a process waits for the first one's report at the end
-FINDING_SECONDS = 10  # that the runtime takes, after the heartbeat, to end a process that has lost another
-WORDS_SECONDS = 3  # that the first process, to which all are connected, outlives a mistake that is everyone's
-# What the runtime says of a collective operation that failed (Gloo on CPU, NCCL on GPU), as it does when a process is gone.
+SHUTDOWN_SECONDS = 3600  # how long a process waits at the end for process 0, which writes the report
+DETECTION_SECONDS = 10  # after the heartbeat timeout: the time the runtime takes to end a process that has lost another
+ERROR_SECONDS = 3  # process 0, the coordinator, outlives an error that all processes share by this long
+# Errors of a failed collective (Gloo on CPU, NCCL on GPU), as when another process is lost.
 COLLECTIVE = re.compile(r"(?i:Gloo|NCCL|All(Gather|Reduce)|coordination)")
-# The same, and what its other calls say then. A file system that cannot be reached may say that too.
+# Errors of a collective, or of the runtime's other calls when another process is lost. An unreachable file system may
+# raise the latter too.
 RUNTIME = r"UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|heartbeat|[Cc]onnection|Socket closed|[Bb]arrier"
 LOST = re.compile(f"{COLLECTIVE.pattern}|{RUNTIME}")
 
-_HANDLERS = ctypes.pythonapi  # Python's `signal` can neither see nor put back a handler that was set in C
-_jax_handler = None  # the one that JAX sets for SIGTERM, which passes it on to all processes as a notice
-_job = None  # the Job that this process belongs to, where there are several processes
+_HANDLERS = ctypes.pythonapi  # Python's `signal` can neither read nor restore a handler that was set in C
+_jax_handler = None  # JAX's SIGTERM handler, which passes a preemption notice to all processes
+_job = None  # the Job of this process; None in a single process
 
 
 class Job:
-    """What this process is among its peers."""
+    """This process as one of several."""
 
-    def __init__(self, index: int, count: int, heartbeat: int, workdir: str, keeper: subprocess.Popen):
-        self.index, self.count, self.heartbeat, self.workdir, self.keeper = index, count, heartbeat, workdir, keeper
+    def __init__(self, index: int, count: int, heartbeat: int, workdir: str, monitor: subprocess.Popen):
+        self.index = index
+        self.count = count
+        self.heartbeat = heartbeat
+        self.workdir = workdir
+        self.monitor = monitor
 
     @property
     def log(self) -> str:
-        return f"{self.workdir}/{last_words.log_name(self.index)}"
+        return f"{self.workdir}/{crash_log.log_name(self.index)}"
 
 
 def add_flags(parser) -> None:
-    """The flags of every command that can run as many processes."""
+    """Adds the flags of every command that can run in several processes."""
     flags = parser.add_argument_group(
-        "many processes", "the same command in each of them; none of these is needed where JAX detects the launcher"
+        "several processes", "run the same command in each process; no flags are needed if JAX detects the launcher"
     )
-    flags.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
-    flags.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
-    flags.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    flags.add_argument("--coordinator", metavar="HOST:PORT", help="address at which process 0 listens for the others")
+    flags.add_argument("--processes", type=int, metavar="N", help="number of processes")
+    flags.add_argument("--process", type=int, metavar="I", help="index of this process, from 0")
     flags.add_argument(
         "--distributed",
         choices=("auto", "off"),
         default="auto",
-        help="auto (default): join the other processes of a Cloud TPU, GKE, Slurm or Open MPI job; off: a single process",
+        help="auto (default): join the processes of a Cloud TPU, GKE, Slurm or Open MPI job; off: a single process",
     )
     flags.add_argument(
-        "--heartbeat", type=int, default=60, metavar="SECONDS", help="silence after which a process is taken for lost"
+        "--heartbeat", type=int, default=60, metavar="SECONDS", help="silence after which a process counts as lost"
     )
 
 
 def check(options) -> bool:
-    """Whether the flags name the processes; UserError where they do so in part or wrongly."""
+    """Whether the flags name the processes. Raises UserError if only some flags are given or a value is wrong."""
     given = {f"--{name}": getattr(options, name) for name in ("coordinator", "processes", "process")}
     missing = [name for name, value in given.items() if value is None]
     if options.heartbeat < 5:
@@ -73,7 +78,7 @@ def check(options) -> bool:
     if len(missing) == len(given):
         return False
     if missing:
-        raise UserError(f"{missing[0]} is missing: {', '.join(given)} go together")
+        raise UserError(f"{missing[0]} is missing: {', '.join(given)} must be given together")
     if options.distributed == "off":
         raise UserError(f"--distributed=off is not allowed with --coordinator={options.coordinator}")
     host, _, port = options.coordinator.rpartition(":")
@@ -82,17 +87,18 @@ def check(options) -> bool:
     if options.processes < 1:
         raise UserError(f"--processes={options.processes} is not allowed: it must be at least 1")
     if not 0 <= options.process < options.processes:
-        allowed = f"it must be from 0 to {options.processes - 1}, --processes being {options.processes}"
+        allowed = f"it must be from 0 to {options.processes - 1}, because --processes={options.processes}"
         raise UserError(f"--process={options.process} is not allowed: {allowed}")
     return True
 
 
 @contextmanager
 def joined(options, workdir: str = "."):
-    """This process as one of many for the length of a `with` block; nothing at all for a single one.
+    """Joins the other processes for the length of a `with` block; does nothing for a single process.
 
-    From here on what it says on standard error is marked with its number, and kept in `workdir`/errors/ should it end
-    badly. UserError for flags that do not fit together, or where the others cannot be reached.
+    Inside the block, every line on standard error has the process number in front. If the process crashes, its last
+    lines go to `workdir`/errors/. Raises UserError if the flags do not fit together or the other processes cannot be
+    reached.
     """
     global _job
     named = check(options)
@@ -100,20 +106,20 @@ def joined(options, workdir: str = "."):
         yield
         return
     import jax
-    from jax._src.distributed import global_state  # there is no public way to ask without starting the devices
+    from jax._src.distributed import global_state  # the public functions would start the devices
 
     index, count = global_state.process_id, global_state.num_processes
     if count > 1:
-        _job = Job(index, count, options.heartbeat, workdir, last_words.keep(index, count, workdir))
+        _job = Job(index, count, options.heartbeat, workdir, crash_log.start_monitor(index, count, workdir))
     yield
-    jax.distributed.shutdown()  # waits for the others
+    jax.distributed.shutdown()  # waits for the other processes
     if _job:
-        last_words.farewell()
+        crash_log.send_end()
         _job = None
 
 
 def _initialize(options, named: bool) -> bool:
-    """Joins the runtime; False, at once, where no flags are given and JAX detects no launcher."""
+    """Starts JAX's distributed runtime. Returns False at once if no flags are given and JAX detects no launcher."""
     import jax
 
     flags = {}
@@ -126,7 +132,7 @@ def _initialize(options, named: bool) -> bool:
     timeouts = {"heartbeat_timeout_seconds": options.heartbeat, "shutdown_timeout_seconds": SHUTDOWN_SECONDS}
     try:
         with warnings.catch_warnings():
-            if "JOB_COMPLETION_INDEX" not in os.environ:  # a pod that is not one of many needs no Kubernetes package
+            if "JOB_COMPLETION_INDEX" not in os.environ:  # a pod outside an indexed job needs no Kubernetes package
                 warnings.simplefilter("ignore")
             jax.distributed.initialize(**flags, **timeouts)
     except ValueError as error:
@@ -134,19 +140,19 @@ def _initialize(options, named: bool) -> bool:
             return False
         raise
     except RuntimeError as error:
-        if not named and "must be called before" in str(error):  # a library user's process, in which JAX runs already
+        if not named and "must be called before" in str(error):  # a library user's process, where JAX already runs
             return False
         where = options.coordinator or "the coordinator that the launcher names"
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the other processes were not reached at --coordinator={where}: {reason}") from error
-    _take_notices()
+    _restore_sigterm()
     return True
 
 
 def _require_port(coordinator: str) -> None:
-    """UserError where this process cannot listen at the coordinator's port: JAX's service may crash of it."""
+    """Raises UserError if this process cannot listen at the coordinator's port, which may crash JAX's service."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is left of a run that has ended is no matter
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a socket of an earlier run may still be closing
         try:
             probe.bind(("", int(coordinator.rpartition(":")[2])))
         except OSError as error:
@@ -155,22 +161,26 @@ def _require_port(coordinator: str) -> None:
             ) from error
 
 
-def _take_notices() -> None:
-    """Gives SIGTERM back its usual action: JAX's handler only notes it, which is nothing where nobody asks for notices."""
+def _restore_sigterm() -> None:
+    """Restores the default action of SIGTERM and keeps JAX's handler for later.
+
+    JAX's handler only records the signal. Outside the training loop nothing reads that record, so SIGTERM would do
+    nothing.
+    """
     global _jax_handler
     _HANDLERS.PyOS_getsig.restype = ctypes.c_void_p
     _jax_handler = _HANDLERS.PyOS_getsig(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def heed_notices(heeded: bool) -> None:
-    """Whether SIGTERM is from now on a notice to all processes, which the training loop asks for, or ends this one."""
-    if several():
-        _HANDLERS.PyOS_setsig(signal.SIGTERM, ctypes.c_void_p(_jax_handler if heeded else None))  # None is SIG_DFL
+def handle_preemption(enabled: bool) -> None:
+    """Whether SIGTERM is a preemption notice to all processes, for the training loop, or ends this process."""
+    if is_active():
+        _HANDLERS.PyOS_setsig(signal.SIGTERM, ctypes.c_void_p(_jax_handler if enabled else None))  # None is SIG_DFL
 
 
-def several() -> bool:
-    """Whether this process is one of many."""
+def is_active() -> bool:
+    """Whether this process is one of several."""
     return _job is not None
 
 
@@ -179,14 +189,15 @@ def first() -> bool:
     return _job is None or _job.index == 0
 
 
-def first_does(action: Callable, what: str):
-    """action() in the first process alone, while the others wait for it; its result there, None elsewhere.
+def run_on_first(action: Callable, what: str):
+    """Runs action() in process 0 while the others wait. Returns its result there, None elsewhere.
 
-    An error of it is raised in every process: as it is where it is a UserError or Stopped, otherwise as Stopped.
+    Every process raises an error of `action`: UserError and Stopped as they are, any other error as Stopped.
     """
-    if not several():
+    if not is_active():
         return action()
-    result = error = None
+    result = None
+    error = None
     if first():
         try:
             result = action()
@@ -208,12 +219,12 @@ def _described(error: Exception | None, what: str) -> tuple[str, str]:
     return "Stopped", f"process 0 failed ({what}): {type(error).__name__}: {error}"
 
 
-def _broadcast(words: tuple[str, str], size: int = 4096) -> tuple[str, str]:
-    """The first process's `words`, in every process."""
+def _broadcast(strings: tuple[str, str], size: int = 4096) -> tuple[str, str]:
+    """The two strings of process 0, in every process."""
     import numpy as np
     from jax.experimental import multihost_utils
 
-    text = "\0".join(words).encode()[:size]
+    text = "\0".join(strings).encode()[:size]
     sent = np.frombuffer(text.ljust(size, b"\0"), np.uint8)
     received = bytes(multihost_utils.broadcast_one_to_all(sent).astype(np.uint8)).rstrip(b"\0")
     kind, _, rest = received.decode("utf8", "ignore").partition("\0")
@@ -221,8 +232,8 @@ def _broadcast(words: tuple[str, str], size: int = 4096) -> tuple[str, str]:
 
 
 def shared(value):
-    """The first process's `value`, anything JSON can write, in every process."""
-    if not several():
+    """The `value` of process 0, in every process. JSON must be able to write it."""
+    if not is_active():
         return value
     import numpy as np
     from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -233,42 +244,42 @@ def shared(value):
     return json.loads(received.astype(np.uint8).tobytes())
 
 
-def first_word(text: str, size: int = 512) -> str:
-    """The first `text` that is not empty, in the order of the processes: what any of them says, all hear."""
-    if not several():
+def first_message(text: str, size: int = 512) -> str:
+    """The first `text` that is not empty, in the order of the processes, with its process number; the same in all."""
+    if not is_active():
         return text
     import numpy as np
     from jax.experimental import multihost_utils
 
     sent = np.frombuffer(text.encode()[:size].ljust(size, b"\0"), np.uint8)
-    heard = [bytes(row).rstrip(b"\0").decode("utf8", "ignore") for row in multihost_utils.process_allgather(sent)]
-    return next((f"{word} (in process {index})" for index, word in enumerate(heard) if word), "")
+    texts = [bytes(row).rstrip(b"\0").decode("utf8", "ignore") for row in multihost_utils.process_allgather(sent)]
+    return next((f"{found} (in process {index})" for index, found in enumerate(texts) if found), "")
 
 
 def wait_for_all(name: str) -> None:
-    """Returns once every process is here."""
-    if several():
+    """Returns when every process has called this."""
+    if is_active():
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(name)
 
 
-def failed(error: Exception) -> str:
-    """Keeps the stack trace of an error in this process's log, whose path it returns.
+def log_error(error: Exception) -> str:
+    """Writes the stack trace of an error to this process's log and returns the path of the log.
 
-    Where the error looks like the loss of another process, JAX's runtime is given the time to find out which one: it
-    then ends this process, and last_words.py says so.
+    If the error looks like the loss of another process, waits until JAX's runtime has found out which one. The runtime
+    then ends this process, and crash_log.py prints the reason.
     """
     for line in traceback.format_exception(error):
-        last_words.whisper(line)
+        crash_log.write_log_only(line)
     if LOST.search(str(error)):
-        time.sleep(_job.heartbeat + FINDING_SECONDS)
+        time.sleep(_job.heartbeat + DETECTION_SECONDS)
     return _job.log
 
 
-def leave(code: int):
-    """Ends this process at once: one that failed does not wait for the others, which may never come."""
+def exit_now(code: int):
+    """Ends this process at once. A failed process must not wait for the others, which may never arrive."""
     if _job.index == 0:
-        time.sleep(WORDS_SECONDS)  # the others end with the first one: let them give their own reason
-    last_words.farewell(kept=code not in (0, 2))
+        time.sleep(ERROR_SECONDS)  # the others end with process 0: let them print their own reason first
+    crash_log.send_end(keep_log=code not in (0, 2))
     os._exit(code)

@@ -1,7 +1,7 @@
-"""Held-out loss: of packed batches, as training measures it, and of a stream of tokens under a sliding window.
+"""Held-out loss: of packed batches, as training measures it, and of a token stream with a sliding window.
 
-Losses are nats per token. The standard error is that of a ratio of sums over units drawn independently (documents where
-they are known, otherwise sequences): sqrt(n / (n - 1) sum_i (nll_i - loss tokens_i)^2) / sum_i tokens_i.
+Losses are in nats per token. The standard error is that of a ratio of sums over independent units (documents if they
+are known, otherwise sequences): sqrt(n / (n - 1) sum_i (nll_i - loss tokens_i)^2) / sum_i tokens_i.
 """
 
 import math
@@ -15,32 +15,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import Config, ModelConfig
+from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import AUTO, Context, Execution
 from xfresearch.models.decoding import fast_layers
-from xfresearch.models.kernel_choices import for_reading
-from xfresearch.models.sizes import longest_sequence
+from xfresearch.models.model_config import ModelConfig, longest_sequence
 
-SUMS = ("nll", "correct", "tokens")  # and "bytes", where the tokens are of a text
+SUMS = ("nll", "correct", "tokens")  # and "bytes" for text
 
 
-def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
-    """scorer(params, batch) -> (nll_BL, correct_BL), 0 where the batch's weight is 0. Jitted; make it once.
+def make_scorer(
+    model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None, execution: Execution = AUTO
+) -> Callable:
+    """Returns a jitted scorer(params, batch) -> (nll_BL, correct_BL), 0 at tokens of weight 0. Make it once: every
+    scorer compiles its own programs.
 
-    `rows` is how many tokens' logits a device has at once, `mesh` what the parameters and batches lie on.
+    A device holds the logits of `rows` tokens at a time. The parameters and batches are sharded over `mesh`.
     """
     layers = fast_layers(mesh) if layers == "auto" else layers
-    model = for_reading(model)
 
     @jax.jit
     def scorer(params, batch):
         lm = transformer.bind(model, params)
-        out = lm(batch["tokens"], Context(batch["positions"], batch["segments"], mesh=mesh), layers=layers)
+        ctx = Context(batch["positions"], batch["segments"], mesh=mesh, execution=execution)
+        out = lm(batch["tokens"], ctx, layers=layers)
         nll_BL, correct_BL = token_nll(out.hidden_BLD, lm.logit_head(), batch["targets"], rows, mesh)
         scored_BL = batch["weights"] > 0
         return [jnp.where(scored_BL, x_BL, 0) for x_BL in (nll_BL, correct_BL)]
@@ -49,8 +51,8 @@ def make_scorer(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh
 
 
 def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
-    """evaluator(params, batch, byte_lengths_V) -> sums over each sequence, {name: [B]} for the names in SUMS, and for
-    "bytes" unless byte_lengths_V is None."""
+    """Returns a jitted evaluator(params, batch, byte_lengths_V) -> sums over each sequence, {name: [B]}. The names are
+    SUMS, and "bytes" unless byte_lengths_V is None."""
     scorer = make_scorer(model, layers, rows, mesh)
 
     @jax.jit
@@ -66,23 +68,26 @@ def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, m
 
 
 def evaluate_batches(evaluator: Callable, params: dict, batches: Iterable[dict], byte_lengths) -> dict:
-    """`summary` over all `batches`, whose arrays may lie on any mesh. Reads one batch while the device has the next.
+    """The `summary` of all `batches`, which may be sharded over any mesh.
 
-    `byte_lengths` [V] is the tokenizer's, or None for labels."""
+    `byte_lengths` [V] is the tokenizer's, or None for labels.
+    """
     byte_lengths = None if byte_lengths is None else np.asarray(byte_lengths, np.int32)
-    parts, waiting, names = [], None, SUMS if byte_lengths is None else (*SUMS, "bytes")
+    names = SUMS if byte_lengths is None else (*SUMS, "bytes")
+    parts = []
+    pending = None  # the host fetches one batch's sums while the device computes the next
     for batch in batches:
         sums = evaluator(params, batch, byte_lengths)
-        if waiting is not None:
-            parts.append(on_host(waiting))
-        waiting = sums
-    if waiting is not None:
-        parts.append(on_host(waiting))
+        if pending is not None:
+            parts.append(on_host(pending))
+        pending = sums
+    if pending is not None:
+        parts.append(on_host(pending))
     return summary({name: np.concatenate([part[name] for part in parts] or [[]]) for name in names})
 
 
 def on_host(sums: dict) -> dict:
-    """The arrays `sums` as NumPy's, whole in every process."""
+    """The arrays `sums` as NumPy arrays; every process gets all of them."""
     if all(x.is_fully_addressable for x in sums.values()):
         return jax.device_get(sums)
     from jax.experimental.multihost_utils import process_allgather
@@ -91,21 +96,22 @@ def on_host(sums: dict) -> dict:
 
 
 def summary(sums: dict) -> dict:
-    """The figures of an evaluation from sums over its units [U], those in SUMS, and of a text 'bytes' and perhaps
-    'characters'; NaN where nothing was scored.
+    """The metrics of an evaluation from its sums over units [U]: those in SUMS and, for text, 'bytes' and optionally
+    'characters'. Metrics are NaN if nothing was scored.
 
-    Sums are exact (math.fsum): they do not depend on the order of the units, nor on rows of padding between them, so
-    that any batch size and any number of processes give the same figures from the same losses.
+    The totals are exact (math.fsum), so they do not depend on the order of the units or on rows of padding. Hence any
+    batch size and any number of processes give the same metrics from the same losses.
     """
     nll_U, correct_U, tokens_U = (np.asarray(sums[name], np.float64) for name in SUMS)
-    nll, tokens = math.fsum(nll_U), math.fsum(tokens_U)
+    nll = math.fsum(nll_U)
+    tokens = math.fsum(tokens_U)
     loss = nll / tokens if tokens else math.nan
     units = int((tokens_U > 0).sum())
     squares = math.fsum(np.square(nll_U - loss * tokens_U))
     spread = math.sqrt(squares * units / (units - 1)) if units > 1 else math.nan
     return {
         "loss": float(loss),
-        **(_of_text(sums, nll, loss) if "bytes" in sums else {}),
+        **(_text_metrics(sums, nll, loss) if "bytes" in sums else {}),
         "accuracy": math.fsum(correct_U) / tokens if tokens else math.nan,
         "standard_error": float(spread / tokens) if tokens else math.nan,
         "units": units,
@@ -113,8 +119,8 @@ def summary(sums: dict) -> dict:
     }
 
 
-def _of_text(sums: dict, nll: float, loss: float) -> dict:
-    """What a loss says of a text, and of no labels: `nll` nats in all, `loss` by token."""
+def _text_metrics(sums: dict, nll: float, loss: float) -> dict:
+    """Metrics that only text has, from the total `nll` in nats and the `loss` per token."""
     sizes = {name: math.fsum(sums[name]) for name in ("bytes", "characters") if name in sums}
     bits = {name: nll / size / math.log(2) if size else math.nan for name, size in sizes.items()}
     by_character = {"bits_per_character": bits["characters"]} if "characters" in bits else {}
@@ -127,12 +133,12 @@ def _of_text(sums: dict, nll: float, loss: float) -> dict:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite beyond what a float holds."""
+    """exp(loss), or infinity if that overflows."""
     return math.exp(loss) if not loss > 700 else math.inf
 
 
 class Window(NamedTuple):
-    """Tokens start to end - 1 of a stream, of which those from `scored` on are predicted and counted."""
+    """Tokens start to end - 1 of a stream. Only predictions of tokens `scored` to end - 1 are scored."""
 
     start: int
     scored: int
@@ -140,35 +146,38 @@ class Window(NamedTuple):
 
 
 def windows(start: int, end: int, length: int, stride: int) -> Iterator[Window]:
-    """Windows over tokens `start` to `end` - 1, each predicting at most `length` tokens.
+    """Windows over tokens `start` to `end` - 1, each of which predicts at most `length` tokens.
 
-    Every token but the first is scored once, in the first window that holds it: with all that stands before it where
-    that is less than `length` tokens, otherwise with more than `length` - `stride` tokens.
+    Every token but the first is scored once, in the first window that contains it. Its context is all tokens before it
+    if these are fewer than `length`, otherwise more than `length` - `stride` tokens.
     """
     scored = start + 1
     while scored < end:
         window = Window(start, scored, min(start + length + 1, end))
         yield window
-        start, scored = start + stride, window.end
+        start += stride
+        scored = window.end
 
 
 def pack_windows(all_windows: Iterable[Window], length: int) -> Iterator[list[Window]]:
-    """Windows side by side in rows of `length` predictions, in order."""
-    row, room = [], length
+    """Packs windows in order into rows of at most `length` predictions."""
+    row = []
+    free = length
     for window in all_windows:
         size = window.end - window.start - 1
-        if size > room:
+        if size > free:
             yield row
-            row, room = [], length
+            row = []
+            free = length
         row.append(window)
-        room -= size
+        free -= size
     if row:
         yield row
 
 
 def window_batch(tokens: np.ndarray, rows: Sequence[list[Window]], length: int, batch_size: int) -> dict:
-    """A batch [batch_size, length] as the packed ones are, a segment per window; and `index`, where in `tokens` each
-    target stands. Rows beyond `rows` are padding."""
+    """A batch [batch_size, length] in the form of packed batches, with one segment per window. `index` is the index of
+    each target in `tokens`. Rows after the last of `rows` are padding."""
     names = ("tokens", "targets", "segments", "positions", "index", "weights")
     batch = {name: np.zeros((batch_size, length), np.int32) for name in names}
     for number, row in enumerate(rows):
@@ -176,51 +185,55 @@ def window_batch(tokens: np.ndarray, rows: Sequence[list[Window]], length: int, 
         for segment, window in enumerate(row, 1):
             targets = np.arange(window.start + 1, window.end)
             here = (number, slice(first, first + len(targets)))
-            batch["tokens"][here], batch["targets"][here] = tokens[targets - 1], tokens[targets]
-            batch["segments"][here], batch["positions"][here] = segment, np.arange(len(targets))
-            batch["index"][here], batch["weights"][here] = targets, targets >= window.scored
+            batch["tokens"][here] = tokens[targets - 1]
+            batch["targets"][here] = tokens[targets]
+            batch["segments"][here] = segment
+            batch["positions"][here] = np.arange(len(targets))
+            batch["index"][here] = targets
+            batch["weights"][here] = targets >= window.scored
             first += len(targets)
     return batch
 
 
 class Text(NamedTuple):
-    """A stream of tokens [n] and how it is evaluated."""
+    """A stream of tokens [n] and the settings of its evaluation."""
 
     corpus: str
     split: str
     tokens: np.ndarray
     documents: np.ndarray  # the document of each token
-    sizes: dict  # bytes and characters that each token stands for
+    sizes: dict  # bytes and characters of each token
     rows: list[list[Window]]
     length: int
     stride: int
-    unit: str  # what the standard error is over: documents, or sequences where there is only one document
+    unit: str  # of the standard error: documents, or sequences if there is only one document
 
-    each = "token"  # that is predicted
+    target = "token"
 
     @property
-    def rows_are(self) -> str:
+    def description(self) -> str:
         return f"windows of {self.length} tokens, stride {self.stride}"
 
 
 def check_length(model: ModelConfig, length: int) -> None:
-    """UserError where the model's tables of positions do not reach `length` tokens."""
+    """Raises UserError if `length` exceeds the model's position table."""
     rows = longest_sequence(model)
     if rows and length > rows:
-        raise UserError(
-            f"sequence length {length} is not allowed: it must be at most {rows}, the rows of its positions"
-        )
+        allowed = f"at most {rows}, the rows of the model's position table"
+        raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
 
 
-def batch_size(run: Config, asked: int) -> int:
-    """Sequences at once: as `asked`, as the run evaluates, or as it trains; 0 leaves it to the next of them."""
-    return asked or run.evaluation.batch_size or run.batch_size
+def batch_size(run: Config, requested: int) -> int:
+    """Sequences per batch: `requested` or, if that is 0, the run's evaluation batch size or, if that is 0 too, its
+    training batch size."""
+    return requested or run.evaluation.batch_size or run.batch_size
 
 
 def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> Text:
-    """A split of a corpus in the tokens of `lm`, loaded from `workdir`; by default what its training evaluates.
+    """Reads a split of a corpus as tokens of `lm`, which was loaded from `workdir`. The defaults are the data and
+    settings of the evaluation during its training.
 
-    `limit` is of sequences (0: all). UserError where a value does not fit the model or the data.
+    `limit` is a number of sequences (0: all). Raises UserError if a value does not fit the model or the data.
     """
     length = length or lm.run.sequence_length
     stride = stride or length
@@ -230,54 +243,59 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     if has_labels(corpus):
         raise UserError(f"corpus {corpus!r} is not allowed: it has labels, and {workdir} predicts next tokens")
     if lm.tokenizer is None:
-        raise UserError(f"{workdir} has no tokenizer, so that there are no tokens of a text to evaluate on")
-    kept = workdir / "tokenizer"  # by a run; a model of others names its own
-    data = replace(lm.run.data, tokenizer=str(kept)) if kept.exists() else lm.run.data
-    config, corpus, split = replace(lm.run, data=data), corpus or data.corpus[0], split or lm.run.evaluation.split
+        raise UserError(f"{workdir} has no tokenizer, so it cannot be evaluated on text")
+    saved = workdir / "tokenizer"  # a run saves its tokenizer; a foreign model's config names its own
+    data = replace(lm.run.data, tokenizer=str(saved)) if saved.exists() else lm.run.data
+    config = replace(lm.run, data=data)
+    corpus = corpus or data.corpus[0]
+    split = split or lm.run.evaluation.split
     meta = prepare(config, split, corpus).meta
     tokens, documents = stream_tokens(config, split, corpus)
-    top, highest = lm.config.vocab_size - 1, tokens.max(initial=0)
-    if highest > top:  # a tokenizer may have ids that its model has no rows for, such as a separator made up for it
-        raise UserError(f"as tokens, corpus {corpus!r} has {highest}; the model's vocabulary ends at {top}")
+    top = lm.config.vocab_size - 1
+    highest = tokens.max(initial=0)
+    if highest > top:  # the tokenizer may have ids beyond the embedding table, such as a separator added to it
+        raise UserError(f"corpus {corpus!r} has token {highest}, but the model's vocabulary ends at {top}")
     ends = np.flatnonzero(np.diff(documents)) + 1 if data.packing == "documents" else []
     spans = zip([0, *ends], [*ends, len(tokens)], strict=True)
-    every = (window for start, end in spans for window in windows(start, end, length, stride))
-    rows = list(islice(pack_windows(every, length), limit or None))
+    all_windows = (window for start, end in spans for window in windows(start, end, length, stride))
+    rows = list(islice(pack_windows(all_windows, length), limit or None))
     unit = "documents" if documents[rows[-1][-1].end - 1] > 0 else "sequences"
     return Text(corpus, split, tokens, documents, _sizes(lm.tokenizer, tokens, meta), rows, length, stride, unit)
 
 
 class Labels(NamedTuple):
-    """A split of a data set with labels, and how it is evaluated."""
+    """A split of a data set with labels and the settings of its evaluation."""
 
     corpus: str
     split: str
     sequences: LabelledSplit
-    rows: range  # as many sequences as are evaluated, evenly spread over the split
+    rows: range  # its length is the number of sequences to evaluate, which are spread evenly over the split
     length: int
     unit: str = "sequences"
 
-    each = "label"
+    target = "label"
 
     @property
-    def rows_are(self) -> str:
+    def description(self) -> str:
         return f"sequences of {self.length} tokens"
 
 
 def read_labels(lm, workdir, corpus="", split="", length=0, limit=0) -> Labels:
-    """A split of a data set with labels; by default what the training of `lm`, loaded from `workdir`, evaluates.
+    """Reads a split of a data set with labels. The defaults are the data and settings of the evaluation during the
+    training of `lm`, which was loaded from `workdir`.
 
-    `limit` is of sequences (0: all). UserError where a value does not fit the model or the data.
+    `limit` is a number of sequences (0: all). Raises UserError if a value does not fit the model or the data.
     """
-    corpus, split = corpus or lm.run.data.corpus[0], split or lm.run.evaluation.split
+    corpus = corpus or lm.run.data.corpus[0]
+    split = split or lm.run.evaluation.split
     length = length or lm.run.sequence_length
     check_length(lm.config, length)
     if not has_labels(corpus):
         raise UserError(f"corpus {corpus!r} is not allowed: it has no labels, and {workdir} predicts labels")
     sequences = prepare(replace(lm.run, sequence_length=length), split, corpus)
-    classes, top = sequences.meta["vocab_size"], lm.config.vocab_size
-    if classes > top:
-        raise UserError(f"corpus {corpus!r} has {classes} classes; the model's vocabulary has {top}")
+    classes = sequences.meta["vocab_size"]
+    if classes > lm.config.vocab_size:
+        raise UserError(f"corpus {corpus!r} has {classes} classes; the model's vocabulary has {lm.config.vocab_size}")
     return Labels(corpus, split, sequences, range(min(limit or len(sequences), len(sequences))), length)
 
 
@@ -289,20 +307,22 @@ def label_figures(
     progress=lambda rows: None,
     place=lambda batch: batch,
 ) -> dict:
-    """`summary` of all labels, each unit a sequence, with a scorer of `make_scorer`; calls `progress(rows)` after every
-    batch. `place` puts a batch where the scorer wants it."""
+    """The `summary` of all labels, with sequences as units. `scorer` is from `make_scorer`.
+
+    Calls `progress(rows)` after every batch. `place` moves a batch to the scorer's devices.
+    """
     parts = []
     for batch in evaluation_batches(labels.sequences, batch_size, len(labels.rows)):
         nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
         parts.append((nll_BL.sum(-1), correct_BL.sum(-1), batch["weights"].sum(-1)))
-        progress(int(batch["segments"].any(-1).sum()))  # the last batch is filled up with rows of nothing
+        progress(int(batch["segments"].any(-1).sum()))  # without the rows of padding in the last batch
     return summary(dict(zip(SUMS, map(np.concatenate, zip(*parts, strict=True)), strict=True)))
 
 
 def _sizes(tokenizer, tokens: np.ndarray, meta: dict) -> dict[str, np.ndarray]:
-    """Bytes and characters of each token by the tokenizer's table, scaled so that they sum to what the text has.
+    """Bytes and characters of each token from the tokenizer's table, scaled to the totals of the text.
 
-    A character is counted where its first byte is. Tables of byte-level tokenizers need no scaling.
+    A character counts at its first byte. For byte-level tokenizers the scale is 1.
     """
     starts = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in tokenizer.token_bytes])
     tables = {"bytes": tokenizer.byte_lengths[tokens], "characters": starts[tokens]}
@@ -310,7 +330,7 @@ def _sizes(tokenizer, tokens: np.ndarray, meta: dict) -> dict[str, np.ndarray]:
 
 
 class Scores(NamedTuple):
-    """Of each token of a stream [n]: its loss and whether it was predicted; the row that scored it, -1 where none did."""
+    """For each token of a stream [n]: its loss, whether it was predicted, and the row that scored it (-1: none)."""
 
     nll: np.ndarray
     correct: np.ndarray
@@ -321,36 +341,42 @@ class Scores(NamedTuple):
 def score_text(
     scorer: Callable, params: dict, text: Text, batch_size: int, progress=lambda rows: None, place=lambda batch: batch
 ) -> Scores:
-    """Scores `text` with a scorer of `make_scorer`; calls `progress(rows)` after every batch. `place` puts a batch where
-    the scorer wants it.
+    """Scores `text` with a scorer from `make_scorer`.
 
-    The rate leaves out the first batch, which waits for compilation, unless it is the only one.
+    Calls `progress(rows)` after every batch. `place` moves a batch to the scorer's devices. The rate excludes the first
+    batch, which waits for compilation, unless it is the only one.
     """
-    nll, correct = np.zeros(len(text.tokens)), np.zeros(len(text.tokens))
+    nll = np.zeros(len(text.tokens))
+    correct = np.zeros(len(text.tokens))
     row_of = np.full(len(text.tokens), -1, np.int32)
-    begin, before, count = time.perf_counter(), 0, 0
+    start = time.perf_counter()
+    count = count_at_start = 0
     for first in range(0, len(text.rows), batch_size):
         rows = text.rows[first : first + batch_size]
         batch = window_batch(text.tokens, rows, text.length, batch_size)
-        index_BL, scored_BL = batch.pop("index"), batch["weights"] > 0
+        index_BL = batch.pop("index")
+        scored_BL = batch["weights"] > 0
         nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
-        at = index_BL[scored_BL]
-        nll[at], correct[at], row_of[at] = nll_BL[scored_BL], correct_BL[scored_BL], first + np.nonzero(scored_BL)[0]
-        count += len(at)
+        index = index_BL[scored_BL]
+        nll[index] = nll_BL[scored_BL]
+        correct[index] = correct_BL[scored_BL]
+        row_of[index] = first + np.nonzero(scored_BL)[0]
+        count += len(index)
         progress(len(rows))
         if first == 0 and len(text.rows) > batch_size:
-            begin, before = time.perf_counter(), count
-    return Scores(nll, correct, row_of, (count - before) / (time.perf_counter() - begin))
+            start = time.perf_counter()
+            count_at_start = count
+    return Scores(nll, correct, row_of, (count - count_at_start) / (time.perf_counter() - start))
 
 
 def text_figures(text: Text, scores: Scores) -> dict:
-    """`summary` of all that was scored, and the rate."""
+    """The `summary` of all scored tokens, and the rate."""
     units = text.documents if text.unit == "documents" else scores.row
     return summary(_sums(text, scores, units)) | {"tokens_per_second": scores.tokens_per_second}
 
 
 def document_figures(text: Text, scores: Scores, tokenizer) -> list[dict]:
-    """`summary` of every document that was scored, with its number and how it starts."""
+    """The `summary` of every scored document, with its number and first characters."""
     sums = _sums(text, scores, text.documents)
     starts = np.searchsorted(text.documents, np.arange(len(sums["tokens"])))
     figures = []
@@ -363,7 +389,7 @@ def document_figures(text: Text, scores: Scores, tokenizer) -> list[dict]:
 
 
 def _sums(text: Text, scores: Scores, units_T: np.ndarray) -> dict[str, np.ndarray]:
-    """Sums [U] over the scored tokens of each unit, `units_T` being the unit of every token."""
+    """Sums [U] over the scored tokens of each unit. `units_T` is the unit of every token."""
     scored = scores.row >= 0
     values = {"nll": scores.nll, "correct": scores.correct, "tokens": scored, **text.sizes}
     return {name: np.bincount(units_T[scored], value[scored]) for name, value in values.items()}

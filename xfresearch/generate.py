@@ -1,6 +1,6 @@
 """python -m xfresearch.generate --workdir DIR [--prompt TEXT ...]
 
-Writes on after prompts with a trained model. The text goes to standard output as it comes, timings to standard error.
+Continues prompts with a trained model. Text is streamed to standard output, timings go to standard error.
 """
 
 import sys
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from xfresearch import command
 from xfresearch.errors import UserError
+from xfresearch.files import write_json
 
 EPILOG = """\
 examples:
@@ -22,11 +23,11 @@ def main(arguments: list[str]) -> None:
     options = parse(arguments)
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
-    from xfresearch import api
-    from xfresearch.data.cache import keep_programs
+    from xfresearch import loading
+    from xfresearch.data.cache import enable_compilation_cache
 
-    keep_programs(api.run_of(options.workdir).data)
-    lm = api.load(options.workdir, options.step)
+    enable_compilation_cache(loading.run_config(options.workdir).data)
+    lm = loading.load(options.workdir, options.step)
     printer = Printer(prompts)
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
     texts = lm.generate(prompts, **sampling, stream=printer)
@@ -37,40 +38,43 @@ def main(arguments: list[str]) -> None:
             for prompt, text, count in zip(prompts, texts, printer.counts, strict=True)
         ]
         result = {"workdir": options.workdir, "step": lm.step, **sampling, **printer.timing(), "samples": samples}
-        command.write_json(options.json, result)
+        write_json(options.json, result)
 
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
-    where = "a run's directory, one of its checkpoints, a Hugging Face folder, or a llama2.c .bin"
-    parser.add_argument("--workdir", metavar="DIR", required=True, help=where)
+    models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
+    parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="text to go on from; may be repeated"
+        "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated"
     )
     parser.add_argument(
         "--prompt-file",
         action="append",
         default=[],
         metavar="FILE",
-        help="file whose text is a prompt; may be repeated",
+        help="file with the text of a prompt; may be repeated",
     )
     parser.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="longest text (default: 256, or what learned positions leave)"
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="longest text (default: 256, or fewer if the position table ends earlier)",
     )
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0 is all")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens; 0: all")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw from the fewest tokens whose probabilities reach P"
+        "--top-p", type=float, default=1.0, metavar="P", help="sample from the fewest tokens with total probability P"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
     return parser.parse_args(arguments)
 
 
 def read_prompt(path: str) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8")  # as it is: read_text would turn \r\n into \n
+        return Path(path).read_bytes().decode("utf-8")  # not read_text, which would turn \r\n into \n
     except OSError as error:
         raise UserError(f"--prompt-file={path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -78,47 +82,53 @@ def read_prompt(path: str) -> str:
 
 
 class Printer:
-    """Prints the texts one under the other while all are being written: the first as it comes, the others after it."""
+    """Prints the texts in the order of the prompts: streams the first one, and prints the others when all are done."""
 
     def __init__(self, prompts: list[str]):
-        self.prompts, self.rest = prompts, [""] * len(prompts)
+        self.prompts = prompts
+        self.later_texts = [""] * len(prompts)
         self.counts = [0] * len(prompts)
         self.start = self.first = self.last = time.perf_counter()
-        self.chunks, self.before, self.first_count = 0, len(prompts), 0
+        self.chunks = 0
+        self.previous_index = len(prompts)
+        self.first_count = 0
 
     def __call__(self, index: int, text: str, tokens: list[int]) -> None:
         self.last = time.perf_counter()
-        if not self.chunks:  # only now, so that a mistake is the only line
-            self._head(0)
-        self.chunks += index <= self.before  # every chunk comes in the order of the prompts
-        self.before = index
+        if not self.chunks:  # not earlier: after a user's mistake, the error is the only line
+            self._print_prompt(0)
+        self.chunks += index <= self.previous_index  # each chunk calls in the order of the prompts
+        self.previous_index = index
         if self.chunks == 1:
-            self.first, self.first_count = self.last, self.first_count + len(tokens)
+            self.first = self.last
+            self.first_count += len(tokens)
         self.counts[index] += len(tokens)
         if index:
-            self.rest[index] += text
+            self.later_texts[index] += text
         else:
             print(text, end="", flush=True)
 
     def finish(self) -> None:
         if not self.chunks:
-            self._head(0)
+            self._print_prompt(0)
         for index in range(1, len(self.prompts)):
             print("\n")
-            self._head(index)
-            print(self.rest[index], end="")
+            self._print_prompt(index)
+            print(self.later_texts[index], end="")
         print(flush=True)
         timing = self.timing()
         rate = f", then {timing['tokens_per_second']:.0f} tokens/s" if timing["tokens_per_second"] else ""
         print(f"{sum(self.counts)} tokens, the first after {timing['seconds_to_first']:.1f} s{rate}", file=sys.stderr)
 
     def timing(self) -> dict:
-        """`tokens_per_second` leaves out the first chunk, which waits for compilation; None where there was no other."""
-        later, seconds = sum(self.counts) - self.first_count, self.last - self.first
-        rate = later / seconds if later > 0 and seconds > 0 else None
+        """Timings in seconds and tokens per second. The rate excludes the first chunk, which waits for compilation; it
+        is None if there was only one chunk."""
+        later_tokens = sum(self.counts) - self.first_count
+        seconds = self.last - self.first
+        rate = later_tokens / seconds if later_tokens > 0 and seconds > 0 else None
         return {"seconds_to_first": self.first - self.start, "tokens_per_second": rate}
 
-    def _head(self, index: int) -> None:
+    def _print_prompt(self, index: int) -> None:
         if len(self.prompts) > 1:
             print(f"--- prompt {index + 1} of {len(self.prompts)} ---")
         print(self.prompts[index], end="", flush=True)

@@ -1,4 +1,4 @@
-"""The machine a run happens on: its peak, its description and the versions of what ran. Never its name or its user's."""
+"""The machine of a run: peak FLOP/s, description and library versions. Never the name of the machine or its user."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1]
 
-# Dense bfloat16 peak in TFLOP/s per JAX device, by how its device_kind begins: the first line that fits counts.
+# Dense bfloat16 peak in TFLOP/s per JAX device, by the start of its device_kind. The first matching row applies.
 # TPU: Google's system architecture pages, per chip. A v4 and a v5p chip is one device; a v2, v3 and 7x chip is two.
 # GPU: NVIDIA's data sheets, whose "with sparsity" figures are halved here.
 PEAK_TFLOPS = (
@@ -38,7 +38,7 @@ PEAK_TFLOPS = (
     ("NVIDIA A10G", 70),
     ("NVIDIA A10", 125),
 )
-# PCI numbers of TPUs v2 to 7x; Google's vendor number alone is also that of the network card of its machines.
+# PCI device ids of TPUs v2 to 7x. The vendor id alone is not enough: Google's network card has the same one.
 TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "array_record")
 PACKAGES += (
@@ -53,11 +53,11 @@ PACKAGES += (
 
 
 def peak_flops(device_kind: str, dtype) -> float | None:
-    """Peak FLOP/s of one JAX device in matrix products of `dtype`; None where it is not known (CPU, float64).
+    """Peak FLOP/s of one JAX device in matrix products of `dtype`; None if it is not known (CPU, float64).
 
-    float32 means the precision JAX gives it by default: one bfloat16 pass on TPU, TF32 (half the rate) on GPU.
+    float32 means JAX's default precision for it: one bfloat16 pass on TPU, TF32 (half the rate) on GPU.
     """
-    tflops = next((peak for start, peak in PEAK_TFLOPS if _fits(device_kind, start)), None)
+    tflops = next((peak for start, peak in PEAK_TFLOPS if _matches(device_kind, start)), None)
     name = getattr(dtype, "__name__", None) or str(dtype)
     if tflops is None or name not in ("bfloat16", "float16", "float32"):
         return None
@@ -65,13 +65,14 @@ def peak_flops(device_kind: str, dtype) -> float | None:
 
 
 def start_without_tpu() -> None:
-    """Where libtpu is installed (to plan with) and no TPU is: keeps JAX from trying it, which logs some lines of errors.
+    """Keeps JAX from trying libtpu on a machine without a TPU, which would log several lines of errors.
 
-    To be called before JAX is imported. JAX_PLATFORMS, where it is set, is left as it is.
+    libtpu may be installed for planning alone. Call this before JAX is imported. A JAX_PLATFORMS that is set stays as
+    it is.
     """
     if "JAX_PLATFORMS" in os.environ or not importlib.util.find_spec("libtpu") or _tpu_attached():
         return
-    if Path("/dev/kfd").exists():  # an AMD GPU, which only JAX can tell from the others
+    if Path("/dev/kfd").exists():  # an AMD GPU: only JAX can tell which one
         return
     nvidia = any(Path("/dev", name).exists() for name in ("nvidia0", "nvidiactl", "dxg"))
     plugin = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
@@ -79,7 +80,7 @@ def start_without_tpu() -> None:
 
 
 def _tpu_attached(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether a TPU stands on the PCI bus, as JAX itself looks for it (hardware_utils.py, whose import would be slow)."""
+    """Whether the PCI bus has a TPU. The same test as JAX's hardware_utils.py, whose import would be slow."""
 
     def read(path: Path) -> str:
         return path.read_text().strip()
@@ -88,7 +89,7 @@ def _tpu_attached(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
 
 
 def describe_machine() -> dict:
-    """Processor, memory and devices, for the record of a run."""
+    """Processor, memory and devices, for run.json."""
     import jax
 
     kinds = [device.device_kind for device in jax.devices()]
@@ -104,7 +105,7 @@ def describe_machine() -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that decide what a run computes; those not installed are left out."""
+    """Versions of Python and of the installed libraries that affect a run's numbers."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -115,8 +116,8 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(source: Path = SOURCE) -> str:
-    """The commit of the checkout at `source`, '-dirty' behind it where files differ or are new; '' where it is none."""
-    if not (source / ".git").exists():  # an installed package may lie inside a checkout of something else
+    """The commit of the checkout at `source`, with '-dirty' if files are changed or new; '' if it is not a checkout."""
+    if not (source / ".git").exists():  # an installed package may be inside some other project's checkout
         return ""
     commit = _git(source, "rev-parse", "HEAD")
     return f"{commit}-dirty" if commit and _git(source, "status", "--porcelain") else commit
@@ -130,8 +131,8 @@ def _git(source: Path, *arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _fits(device_kind: str, start: str) -> bool:
-    """Whether `device_kind` begins with the words of `start`: 'NVIDIA L40' is no 'NVIDIA L4'."""
+def _matches(device_kind: str, start: str) -> bool:
+    """Whether `device_kind` starts with the whole words of `start`: 'NVIDIA L4' does not match 'NVIDIA L40'."""
     return device_kind.startswith(start) and not device_kind[len(start) :][:1].isalnum()
 
 

@@ -1,7 +1,7 @@
 """python -m xfresearch.plan --config FILE[:arg] --topology NAME [--mesh fsdp=64,tensor=4] [--config.key=value ...]
 
-Says what a training step costs on a machine that is not here: compiles it for the TPUs named, and prints memory, FLOPs,
-collectives and an estimate of the time. Ends with exit code 1 where it does not fit.
+Estimates the cost of a training step on a machine that you do not have: compiles the step for the given TPUs, and
+prints memory, FLOPs, collectives and the estimated time. The exit code is 1 if the step does not fit into memory.
 """
 
 import math
@@ -9,6 +9,7 @@ import re
 import sys
 
 from xfresearch import command
+from xfresearch.files import check_output, write_json
 
 EPILOG = """\
 examples:
@@ -17,27 +18,29 @@ examples:
   python -m xfresearch.plan --config configs/llama.py --topology h100:8x4 --mesh fsdp=32
   python -m xfresearch.plan --config configs/llama.py --mesh fsdp=16,tensor=4
 
---mesh alone checks shapes and shardings for TPUs, and compiles nothing. What each figure is: docs/plan.md."""
+--mesh without --topology checks shapes and shardings for TPUs, and compiles nothing.
+docs/plan.md explains each figure."""
 
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.plan", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
     parser.add_argument("--topology", metavar="NAME", help="v5p:4x4x8, v5p-256, '2x v6e:16x16', h100:8x4, ...")
-    parser.add_argument("--slices", metavar="N", type=int, help="slices of that topology (default 1)")
+    parser.add_argument("--slices", metavar="N", type=int, help="number of slices (default 1)")
     parser.add_argument("--mesh", metavar="AXIS=N,...", default="", help="same as --config.mesh.AXIS=N for each axis")
-    parser.add_argument("--tokens", metavar="N", type=float, help="budget for the hours (default 1e12)")
-    parser.add_argument("--search", action="store_true", default=None, help="try meshes, recomputation and batch sizes")
-    parser.add_argument("--hlo", metavar="FILE", help="also write the compiled program's text")
+    parser.add_argument("--tokens", metavar="N", type=float, help="token budget to estimate hours for (default 1e12)")
+    parser.add_argument("--search", action="store_true", default=None, help="try meshes, remat and batch sizes")
+    parser.add_argument("--hlo", metavar="FILE", help="also write the text of the compiled program")
     parser.add_argument("--json", metavar="FILE", help="also write the plan as JSON")
     options, overrides = parser.parse_known_args(arguments)
     check(options)
-    options.slices, options.tokens = options.slices or 1, options.tokens or 1e12
+    options.slices = options.slices or 1
+    options.tokens = options.tokens or 1e12
     return options, overrides
 
 
 def check(options) -> None:
-    """UserError for options that do not go together; said now, not after minutes of compiling."""
+    """Raises UserError if options contradict each other, before minutes of compilation."""
     from xfresearch.errors import UserError
 
     if options.topology is None:
@@ -45,28 +48,28 @@ def check(options) -> None:
             if getattr(options, name) is not None:
                 raise UserError(f"--{name} needs --topology NAME")
         if not options.mesh:
-            raise UserError("--topology NAME, --mesh AXIS=N,... or both are needed (see --help)")
+            raise UserError("--topology NAME, --mesh AXIS=N,... or both are required (see --help)")
     if options.slices is not None and options.slices < 1:
         raise UserError(f"--slices={options.slices} is not allowed: it must be at least 1")
     if options.tokens is not None and not 0 < options.tokens < math.inf:
-        raise UserError(f"--tokens={options.tokens:g} is not allowed: it must be more than 0, and finite")
+        raise UserError(f"--tokens={options.tokens:g} is not allowed: it must be more than 0 and finite")
     if options.hlo is not None and options.search:
-        raise UserError(f"--hlo={options.hlo} is not allowed with --search: that compiles several programs")
+        raise UserError(f"--hlo={options.hlo} is not allowed with --search, which compiles several programs")
     if options.hlo is not None:
-        command.check_output("--hlo", options.hlo)
+        check_output("--hlo", options.hlo)
 
 
 def mesh_overrides(text: str) -> list[str]:
-    """'fsdp=64,tensor=4' as overrides of the config."""
+    """The config overrides for 'fsdp=64,tensor=4'."""
     from xfresearch.errors import UserError
 
     found = {}
     for word in filter(None, text.split(",")):
         axis, _, size = (part.strip() for part in word.partition("="))
         if not re.fullmatch("-?[0-9]+", size):
-            raise UserError(f"--mesh={text}: {word!r} is not AXIS=N")
+            raise UserError(f"--mesh={text} is not allowed: {word!r} must have the form AXIS=N")
         if axis in found:
-            raise UserError(f"--mesh={text}: {axis} is there twice")
+            raise UserError(f"--mesh={text} is not allowed: {axis} is given twice")
         found[axis] = f"--config.mesh.{axis}={size}"
     return list(found.values())
 
@@ -79,19 +82,19 @@ def main(arguments: list[str]) -> None:
     if topology is None or topology.tpu:
         topologies.set_environment()
 
-    from xfresearch import config_io
+    from xfresearch.config import files
 
-    config = config_io.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
+    config = files.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     found = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
     found |= run(config, topology, options)
     if options.json:
-        command.write_json(options.json, found)
+        write_json(options.json, found)
     if not found["fits"]:
         sys.exit(1)
 
 
 def run(config, topology, options) -> dict:
-    """Prints the plan, or the plans that were searched, and returns them with `fits`."""
+    """Prints the plan, or the results of the search, and returns it with the key `fits`."""
     from xfresearch.planning import plans, report, search
 
     if topology is None:

@@ -1,48 +1,51 @@
 """python -m xfresearch.train --config FILE[:arg] --workdir DIR [--config.key=value ...]
 
-Trains a model, or goes on with the run that the directory holds, and ends with its held-out loss, a sample and a report.
+Trains a model, or resumes the run in the directory. At the end it prints the held-out loss and a sample, and writes a
+report.
 """
 
 import sys
 from pathlib import Path
 
 from xfresearch import command, distributed
+from xfresearch.files import write_json
 
 EPILOG = """\
 examples:
   python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
   python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a --config.steps=100
 
-The same command again goes on from the newest checkpoint, bit for bit as if it had never stopped."""
+The same command again resumes from the newest checkpoint, bit for bit as if the run had never stopped."""
 
 
 def main(arguments: list[str]) -> None:
     parser = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
     parser.add_argument(
-        "--workdir", metavar="DIR", help="where the run is kept, local or gs:// (default: runs/FILE-arg)"
+        "--workdir", metavar="DIR", help="directory of the run, local or gs:// (default: runs/FILE-arg)"
     )
     parser.add_argument(
-        "--fork", action="store_true", help="go on from DIR's newest checkpoint although the config differs"
+        "--fork", action="store_true", help="resume from DIR's newest checkpoint although the config differs"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
     distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
     distributed.check(options)
 
-    from xfresearch import config_io
+    from xfresearch.config import files
+    from xfresearch.config.reading import to_json
 
     given = ["--config", options.config, *overrides]
-    config = config_io.parse(given)
+    config = files.parse(given)
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
     with distributed.joined(options, workdir):
         from xfresearch.training import session
 
         if distributed.first():
-            print(config_io.to_json(config), file=sys.stderr)
+            print(to_json(config), file=sys.stderr)
         results = session.run(config, workdir, given, options.fork)
         if options.json and distributed.first():
-            command.write_json(options.json, results)
+            write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""The training loss of a model as a function of its parameters, as the update has it (training/step.py)."""
+"""The training loss of a model as a function of its parameters, as in an update (training/step.py)."""
 
 import jax
 import numpy as np
 
-from xfresearch.config import Config, DataConfig, ModelConfig, TrainingConfig
+from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.kernels import lambda_scan
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.training import step
+
+PLAIN = {"layers": "unroll", "attention_kernel": "plain", "expert_kernel": "ragged"}
 
 
 def batch_of(tokens_BL, segments_BL=None, positions_BL=None, weights_BL=None) -> dict:
-    """A batch that predicts each of `tokens_BL` but the first from those before it; without segments, one document a row."""
+    """A batch whose targets are `tokens_BL` shifted by one. Without segments, each row is one document."""
     inputs_BL, targets_BL = tokens_BL[:, :-1], tokens_BL[:, 1:]
     shape = inputs_BL.shape
     return {
@@ -22,11 +25,11 @@ def batch_of(tokens_BL, segments_BL=None, positions_BL=None, weights_BL=None) ->
 
 
 def loss_of(config: ModelConfig, batch: dict, key=None, packing: str = "stream", **training):
-    """loss(params) -> scalar, auxiliary losses included. `key` is that of dropout, `training` fields of TrainingConfig."""
+    """loss(params) -> scalar, auxiliary losses included. key: for dropout. training: fields of TrainingConfig."""
     run = Config(
         model=config,
         data=DataConfig(packing=packing),
-        training=TrainingConfig(**{"layers": "unroll", **training}),
+        training=TrainingConfig(**{**PLAIN, **training}),
     )
     loss = step.make_loss(run)
     totals = {"weights": batch["weights"].sum(), "tokens": step.tokens_in(batch)}
@@ -38,7 +41,7 @@ _LAMBDA_SCAN = jax.jit(lambda_scan.lambda_scan, static_argnames="chunk")
 
 
 def compile_loops_once(monkeypatch) -> None:
-    """Outside of jit, JAX compiles a loop anew for every call. The unrolled model has loops in these two functions alone
-    (without kernels of experts); jitted, they are compiled once for all variants."""
+    """Jits the two functions in which the unrolled model has loops (without expert kernels), so that all variants share
+    one compilation. Outside of jit, JAX compiles a loop again in every call."""
     monkeypatch.setattr(step, "linear_cross_entropy", _CROSS_ENTROPY)
     monkeypatch.setattr(lambda_scan, "lambda_scan", _LAMBDA_SCAN)

@@ -1,6 +1,8 @@
-"""Run by test_sharded.py with simulated devices and names of variants: prints JSON {variant: error}, sharded and scanned
-against one device, unrolled, in float64. The error is the largest relative one of logits, and of gradients where they
-are computed."""
+"""Compares variants, sharded and scanned, with one device, unrolled, in float64. Prints JSON {variant: error}.
+
+test_sharded.py runs it with simulated devices and the names of the variants. The error is the largest relative error of
+the logits, and of the gradients where they are computed.
+"""
 
 import json
 import sys
@@ -11,16 +13,18 @@ from jax.sharding import AxisType
 
 from tests.contracts.variants import ALL, KEPT, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
-from xfresearch.training.sharding import batch_sharding, param_shardings
+from xfresearch.models import transformer
+from xfresearch.models.context import Execution
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 8
-# Gradients take three times as long to compile; these have every kind of sublayer.
+# Variants whose gradients are compared, which take three times as long to compile. They have every kind of sublayer.
 GRADIENTS = ["pattern", "pattern-repeated", *KEPT]
 
 
 def logits_and_gradients(config, gradients: bool, mesh=None):
     def loss(params, tokens_BL, layers):
-        logits, losses = forward(config, params, tokens_BL, layers, mesh=mesh)
+        logits, losses = forward(config, params, tokens_BL, layers, mesh=mesh, execution=Execution())
         weights_BLV = np.random.default_rng(3).standard_normal(logits.shape)
         return (weights_BLV * logits).sum() + sum(value.sum() for value in losses.values()), logits
 
@@ -29,12 +33,13 @@ def logits_and_gradients(config, gradients: bool, mesh=None):
 
 def error(config, gradients: bool) -> float:
     config = in_float64(config)
-    params, tokens_BL = random_params(config), tokens_for(config, batch=DEVICES)
+    params = random_params(config)
+    tokens_BL = tokens_for(config, batch=DEVICES)
     run = logits_and_gradients(config, gradients)
     expected_gradients, expected_logits = run(params, tokens_BL, "unroll")
     sizes = mesh_sizes(config, DEVICES)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    shardings = param_shardings(mesh, params)
+    shardings = param_shardings(mesh, params, transformer.axes(config))
     placed = jax.device_put(params, shardings)
     assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(placed))
     run = logits_and_gradients(config, gradients, mesh)

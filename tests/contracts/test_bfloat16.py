@@ -1,12 +1,12 @@
-"""Contract 9: under dtype = 'bfloat16' the gradient of every parameter is near that in float32, at its first values.
+"""Contract 9: with dtype = 'bfloat16', gradients of all parameters at initialisation are close to float32 gradients.
 
-bfloat16 has 8 bits: a sum of many numbers kept in it stops growing once a number is less than 1/256 of the sum. Where many
-tokens add to one row of a table, to a bias or to a gain, their sum has to be float32. So half of the tokens here are one
-token, and half of the rows are documents of four tokens.
+bfloat16 has 8 bits of precision: a long sum in it stops growing once each number is less than 1/256 of the sum. Where
+many tokens contribute to one row of a table, to a bias or to a gain, the sum has to be float32. The batch here makes
+such sums long: half of its tokens are the same token, and half of its rows are documents of four tokens.
 
-Some gradients move further than 2 % without any such sum: rounding changes choices of experts, and large terms that cancel
-leave their rounding behind. How far, rounding itself says: the same model in float32, its parameters, its activations and
-their gradients rounded to bfloat16 at every tap and after every linear map and norm.
+Some gradients differ by more than 2 % without such a sum: rounding changes the choices of experts, and large terms that
+cancel leave their rounding errors. The tolerance for these comes from rounding alone: the float32 model with its
+parameters, activations and activation gradients rounded to bfloat16 at every tap and after every linear map and norm.
 """
 
 from contextlib import contextmanager
@@ -20,17 +20,17 @@ import pytest
 
 from tests.contracts import losses
 from tests.contracts.test_gradients import named
-from tests.contracts.variants import ALL, forward, marked, plain
+from tests.contracts.variants import ALL, forward, marked
 from tests.tolerances import TOLERANCE
 from xfresearch.models import transformer
 from xfresearch.models.linear import Linear
 from xfresearch.models.norms import Norm
 
 B, L, SHORT = 32, 64, 4
-EXPERTS = 8  # of all models here; heads have 8 outputs too, and are rounded at their taps
-ROUNDING = 2.5  # times what roundings alone make: between the places where they are made here there are others
-# Biases, gains of branches, the scale and both tables of embeddings, gains after the cast: sums over tokens.
-EVERY_DAY = [
+EXPERTS = 8  # in every model here; heads have 8 outputs too, and are rounded at their taps
+ROUNDING = 2.5  # allowed error over that of the rounded float32 model: bfloat16 also rounds at other places
+# Sums over tokens: biases, gains of branches, the embedding scale, both tables of embeddings, gains after the cast.
+DEFAULT_RUN = [
     *("attention.bias=('query', 'key', 'value', 'output')", "feed_forward.bias=True", "layout=skipless"),
     *("embedding_scale=learned", "position=learned", "configs/llama.py"),
 ]
@@ -51,13 +51,13 @@ def skewed_batch(vocab_size: int) -> dict:
 
 
 def rounded(x):
-    """x, and its gradient on the way back, to the nearest number that bfloat16 has."""
+    """x rounded to bfloat16; in the backward pass, its gradient too."""
     return x.astype(jnp.bfloat16).astype(x.dtype)
 
 
 @contextmanager
 def rounded_outputs():
-    """Linear maps and norms whose outputs are rounded, but for routers, which compute in float32."""
+    """Rounds the outputs of linear maps and norms, except those of routers, which compute in float32."""
     linear, norm = Linear.__call__, Norm.__call__
 
     def rounded_linear(self, x, ctx=None):
@@ -71,7 +71,7 @@ def rounded_outputs():
 
 
 def rounded_loss(config, batch):
-    """The loss in float32 of rounded parameters and of activations that are rounded at every tap."""
+    """The loss in float32, with rounded parameters and with activations rounded at every tap."""
 
     def loss(params):
         context = {"positions_BL": batch["positions"], "segments_BL": batch["segments"]}
@@ -88,17 +88,19 @@ def norms(tree) -> dict[str, float]:
 
 
 def errors(found, expected) -> dict[str, float]:
-    """Norm of the difference over that of each expected gradient. One below 1e-6 of the whole is zero but for rounding (a
-    key's bias moves all logits alike): its error is that over a twentieth of the whole."""
+    """For each gradient, the norm of the difference divided by the norm of the expected gradient. A gradient below 1e-6
+    of the whole tree's norm is zero except for rounding (a key bias shifts all logits equally); its error is relative
+    to a twentieth of that norm."""
     sizes, differences = norms(expected), norms(jax.tree.map(jnp.subtract, found, expected))
     whole = sum(size**2 for size in sizes.values()) ** 0.5
     return {name: differences[name] / (size if size > 1e-6 * whole else whole / 20) for name, size in sizes.items()}
 
 
-@pytest.mark.parametrize("name", marked(EVERY_DAY))
+@pytest.mark.parametrize("name", marked(DEFAULT_RUN))
 def test_gradients_in_bfloat16_are_near_those_in_float32(name):
-    config = plain(ALL[name])
-    params, batch = transformer.init(config, jax.random.key(0)), skewed_batch(config.vocab_size)
+    config = ALL[name]
+    params = transformer.init(config, jax.random.key(0))
+    batch = skewed_batch(config.vocab_size)
 
     def gradients(config):
         return jax.grad(losses.loss_of(config, batch, packing="documents"))(params)
@@ -107,7 +109,7 @@ def test_gradients_in_bfloat16_are_near_those_in_float32(name):
     found = errors(gradients(replace(config, dtype="bfloat16")), expected)
     with rounded_outputs():
         rounding = errors(jax.grad(rounded_loss(config, batch))(params), expected)
-    assert max(found.values()) > 1e-4  # it is bfloat16 indeed
+    assert max(found.values()) > 1e-4  # proves that bfloat16 was used
     allowed = {name: max(TOLERANCE["bfloat16"], ROUNDING * rounding[name]) for name in found}
     wrong = {name: f"{found[name]:.3f}, allowed {allowed[name]:.3f}" for name in found if found[name] > allowed[name]}
     assert not wrong, wrong

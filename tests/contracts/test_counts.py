@@ -1,15 +1,17 @@
-"""Contract 4: the closed forms of models/costs.py equal what is counted in the parameters, the program and the cache."""
+"""Contract 4: the closed forms of the costs equal the counts in the parameters, the program and the cache."""
 
 import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT, forward, plain
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, ModelConfig
-from xfresearch.config_io import parse
+from tests.blocks import block
+from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT, forward
+from xfresearch.config.files import parse
 from xfresearch.models import transformer
-from xfresearch.models.costs import costs
+from xfresearch.models.closed_form import costs
 from xfresearch.models.counting import count_flops
+from xfresearch.models.layers import stacks
+from xfresearch.models.model_config import ModelConfig
 
 
 def sizes(tree) -> int:
@@ -17,32 +19,33 @@ def sizes(tree) -> int:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parameters_are_those_of_the_tree(name):
+def test_parameters_equal_the_size_of_the_tree(name):
     assert costs(ALL[name]).parameters == sizes(transformer.abstract(ALL[name]))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_active_parameters_leave_out_the_experts_not_used(name):
+def test_active_parameters_exclude_unused_experts(name):
     config = ALL[name]
-    idle, repeats = 0, config.depth // len(config.pattern)
-    for stack, block in zip(transformer.stack_names(config), config.pattern, strict=True):
-        moe = config.blocks[block].feed_forward.moe
-        experts = transformer.abstract(config)["blocks"][stack].get("feed_forward", {}).get("experts", {})
-        idle += sum(leaf.size * (moe.experts - moe.top_k) // moe.experts for leaf in experts.values())
-        assert all(leaf.shape[:2] == (repeats, moe.experts) for leaf in experts.values())
+    idle = 0
+    for stack in stacks(config):
+        experts = transformer.abstract(config)["blocks"][stack.name].get("feed_forward", {}).get("experts", {})
+        if experts:
+            moe = config.blocks[stack.block].feed_forward.moe
+            idle += sum(leaf.size * (moe.experts - moe.top_k) // moe.experts for leaf in experts.values())
+            assert all(leaf.shape[:2] == (stack.repeats, moe.experts) for leaf in experts.values())
     assert costs(config).active_parameters == sizes(transformer.abstract(config)) - idle
 
 
 @pytest.mark.parametrize("name, layers", [*((name, "unroll") for name in ALL), *((name, "scan") for name in DISTINCT)])
-def test_forward_flops_are_those_of_every_matrix_product(name, layers):
-    config = plain(ALL[name])
+def test_forward_flops_equal_the_sum_over_matrix_products(name, layers):
+    config = ALL[name]
     tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
     counted = count_flops(lambda params: forward(config, params, tokens_BL, layers), transformer.abstract(config))
     assert counted == BATCH * LENGTH * costs(config, LENGTH).flops_per_token
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if ALL[name].causal])  # no other has a cache
-def test_cache_bytes_are_those_of_one_more_token(name):
+@pytest.mark.parametrize("name", [name for name in ALL if ALL[name].causal])  # others have no cache
+def test_cache_bytes_per_token_equal_the_growth_of_the_cache(name):
     config = ALL[name]
 
     def cache_bytes(length):
@@ -57,11 +60,6 @@ def test_gpt2_has_the_published_parameters():
     config = parse(["--config", f"{ROOT / 'configs/gpt2.py'}"]).model
     assert (config.vocab_size, config.max_length) == (50257, 1024)
     assert costs(config).parameters == 124_439_808  # openai-community/gpt2
-
-
-def block(**kinds) -> BlockConfig:
-    attention, feed_forward = kinds.pop("attention"), kinds.pop("feed_forward")
-    return BlockConfig(attention=AttentionConfig(**attention), feed_forward=FeedForwardConfig(**feed_forward), **kinds)
 
 
 def test_mixtral_8x7b_has_the_published_parameters():
@@ -79,15 +77,15 @@ def test_mixtral_8x7b_has_the_published_parameters():
 
 
 def test_all_attention_layer_has_the_published_parameters():
-    """4 D^2 + 2 M D per layer (papers' 39 M model has 18 of them), and one post-norm of 2 D."""
-    main = block(layout="all_attention", norm_bias=True, attention={"heads": 8, "memory_slots": 1024}, feed_forward={})
+    """4 D^2 + 2 M D per layer and one post-norm of 2 D. The paper's 39 M model has 18 layers."""
+    main = block(layout="all_attention", norm_bias=True, attention={"heads": 8, "memory_slots": 1024})
     config = ModelConfig(width=512, depth=18, vocab_size=205, blocks={"main": main}, final_norm="none")
     assert costs(config, 512).parameters == 18 * (4 * 512**2 + 2 * 1024 * 512 + 2 * 512) + 205 * 512
 
 
-def test_training_flops_are_three_times_forward_within_attention_of_the_input():
-    """A backward pass costs two products for each one of the forward pass, as costs.py says of a training step."""
-    config = plain(ALL["base"])
+def test_training_flops_are_three_times_the_forward_flops():
+    """The backward pass has two matrix products for each product of the forward pass."""
+    config = ALL["base"]
     tokens_BL = np.zeros((BATCH, LENGTH), np.int32)
 
     def loss(params):

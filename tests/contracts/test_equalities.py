@@ -1,6 +1,8 @@
-"""Contracts 2 and 3: causal by gradient; cached decoding equals the full forward pass. Every day for
-variants of every kind of attention and experts, for all of them under `long`; that all are causal also follows from
-test_reference.py."""
+"""Contracts 2 and 3: models are causal, by their gradients, and cached decoding equals the full forward pass.
+
+The default run tests variants with every kind of attention and experts; `long` tests all variants. test_reference.py
+also implies that all variants are causal.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,6 @@ from tests.contracts.variants import (
     forward,
     in_float64,
     marked,
-    plain,
     random_params,
     tokens_for,
 )
@@ -27,9 +28,8 @@ from xfresearch.models.taps import Taps
 
 CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
 
-
-# Layouts, norms, biases and activations leave the cache as it is.
-ALIKE = (
+# Prefixes of variants that have the same cache as others: layouts, norms, biases and activations do not change it.
+SAME_CACHE = (
     "layout=",
     "norm",
     "attention.bias",
@@ -37,15 +37,15 @@ ALIKE = (
     "feed_forward.kind=glu",
     "feed_forward.kind=solu",
 )
-ALIKE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017", "configs/gptj", "configs/normless")
-ALIKE += ("configs/lambda_lm",)  # attention.kind=lambda
-CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if not name.startswith(ALIKE))]
+SAME_CACHE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017", "configs/gptj", "configs/normless")
+SAME_CACHE += ("configs/lambda_lm",)  # tested as attention.kind=lambda
+CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if not name.startswith(SAME_CACHE))]
 
 
 @pytest.fixture(params=[case for case in marked(CACHED) if ALL[case.values[0]].causal])
 def variant(request, x64):
-    """A variant in float64, parameters for it, and tokens."""
-    config = in_float64(plain(ALL[request.param]))
+    """A variant in float64, its parameters, and tokens."""
+    config = in_float64(ALL[request.param])
     return config, random_params(config), tokens_for(config)
 
 
@@ -62,22 +62,25 @@ def test_is_causal_by_gradient(variant):
         cotangent_BLV = np.zeros((*tokens_BL.shape, config.vocab_size))
         cotangent_BLV[0, t] = weights_V
         gradient_BL = np.abs(vjp(jnp.asarray(cotangent_BLV))[0]).max(-1)
-        assert gradient_BL[0, t + 1 :].sum() == 0, f"logits at {t} see later positions"
-        assert gradient_BL[1:].sum() == 0, f"logits at {t} see another sequence"
+        assert gradient_BL[0, t + 1 :].sum() == 0, f"logits at {t} depend on later positions"
+        assert gradient_BL[1:].sum() == 0, f"logits at {t} depend on another sequence"
         mixes = any(block.attention.kind != "slots" for block in config.blocks.values())
-        assert gradient_BL[0, :t].any() or t == 0 or not mixes, f"logits at {t} see no earlier position"
+        assert gradient_BL[0, :t].any() or t == 0 or not mixes, f"logits at {t} depend on no earlier position"
 
 
 def decode(config, params, tokens_BL, chunks, layers="unroll"):
-    """Logits from a cache with more room than is used, filled chunk by chunk."""
-    model, start, pieces = transformer.bind(config, params), 0, []
+    """Logits from a cache that is longer than the text and filled chunk by chunk."""
+    model = transformer.bind(config, params)
+    start = 0
+    pieces = []
     caches = model.init_caches(BATCH, LENGTH + 3)
     for size in chunks:
         positions_BL = np.broadcast_to(np.arange(start, start + size), (BATCH, size))
         ctx = Context(positions_BL, cache_index=start)
         out = model(tokens_BL[:, start : start + size], ctx, caches, layers=layers)
         pieces.append(model.logits(out.hidden_BLD))
-        caches, start = out.caches, start + size
+        caches = out.caches
+        start = start + size
     return jnp.concatenate(pieces, 1)
 
 
@@ -90,7 +93,8 @@ def test_cached_decoding_equals_the_full_pass(variant):
 
 def test_scanned_cached_decoding_equals_the_full_pass(x64):
     config = in_float64(VARIANTS["pattern-repeated"])
-    params, tokens_BL = random_params(config), tokens_for(config)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     logits, _ = forward(config, params, tokens_BL)
     decoded = jax.jit(lambda params: decode(config, params, tokens_BL, (LENGTH - 1, 1), layers="scan"))(params)
     assert relative_error(decoded, logits) < TOLERANCE["float64"]

@@ -1,12 +1,12 @@
-"""Contract 8: the gradient of the training loss is its slope, by finite differences in float64, for every parameter.
+"""Contract 8: the gradient of the training loss equals finite differences in float64, for every parameter.
 
-Other tests compare two implementations that share code: a `stop_gradient` in that code changes both. A finite difference
-evaluates the loss and nothing else.
+Other tests compare two implementations that share code: a `stop_gradient` in that code changes both. Finite differences
+only evaluate the loss.
 
 Along a direction d, (loss(p + h d) - loss(p - h d)) / 2h is the slope up to T h^2 / 6 + e / h, where T is the third
-derivative along d and e the loss's rounding error (1e-16 to 1e-15 here, as measured). The sum is smallest near
-h = (3 e / T)^(1/3): 1e-6 to 1e-5 for T from 1 to 1000. At STEP the error is then below 2e-8 of slopes of 0.1 and more.
-Neither ReLUs nor choices of experts trouble so small a step, unless a random point lies within it of a kink.
+derivative along d and e the rounding error of the loss (1e-16 to 1e-15 here, measured). The sum is smallest near
+h = (3 e / T)^(1/3): 1e-6 to 1e-5 for T from 1 to 1000. At STEP the error is below 2e-8 for slopes of at least 0.1. So
+small a step rarely crosses the kink of a ReLU or changes a choice of experts.
 """
 
 import re
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from tests.contracts import losses
-from tests.contracts.test_kernels import attention_kernels
 from tests.contracts.variants import (
     ALL,
     BATCH,
@@ -26,18 +25,16 @@ from tests.contracts.variants import (
     in_float64,
     marked,
     model,
-    plain,
     random_params,
 )
 from xfresearch.kernels import chunked_attention, grouped_matmul
-from xfresearch.models.axes import path_name
-from xfresearch.models.kernel_choices import with_kernels
+from xfresearch.trees import path_name
 
 STEP, TOLERANCE = 3e-6, 1e-7
 # Two documents and padding, then one document.
 SEGMENTS_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8], np.int32)
 POSITIONS_BL = np.array([[0, 1, 2, 0, 1, 2, 3, 0], range(8)], np.int32)
-# The choice of experts alone reads it, and training/routing.py moves it.
+# Only the choice of experts reads it; `after_update` changes it.
 WITHOUT_GRADIENT = r"blocks/\w+/feed_forward/router_bias"
 
 
@@ -47,7 +44,7 @@ def loops(monkeypatch):
 
 
 def loss_of(config, key=None, **training):
-    """Weighted tokens, with a z-loss, the head's logits in tiles of 5 tokens."""
+    """The loss with weighted tokens and a z-loss; the head computes logits for 5 tokens at a time."""
     random = np.random.default_rng(7)
     tokens_BL = random.integers(0, config.vocab_size, (BATCH, LENGTH + 1)).astype(np.int32)
     weights_BL = random.uniform(0.5, 1.5, SEGMENTS_BL.shape) * (SEGMENTS_BL > 0)
@@ -60,7 +57,7 @@ def named(tree) -> dict:
 
 
 def directions(gradients):
-    """A random unit vector for each parameter, turned so that the loss grows along it: the sum of slopes cancels none."""
+    """A random unit vector for each parameter. Its sign makes the slope positive, so that slopes do not cancel."""
     random = np.random.default_rng(1)
 
     def draw(gradient):
@@ -79,8 +76,8 @@ def slope(value_and_gradients, params, direction) -> float:
 
 
 def check(loss, params, each: bool = False, jit=lambda function: function):
-    """Along one direction of all parameters; parameter by parameter where `each` asks for it or the whole is wrong."""
-    value_and_gradients = jit(jax.value_and_grad(loss))  # of values alone, too: one program to compile instead of two
+    """Compares slopes along one direction of all parameters. If that fails, or with `each`, parameter by parameter."""
+    value_and_gradients = jit(jax.value_and_grad(loss))  # also for values alone: one program to compile instead of two
     gradients = value_and_gradients(params)[1]
     for name, gradient in named(gradients).items():
         assert not re.fullmatch(WITHOUT_GRADIENT, name) or not gradient.any(), f"{name} has a gradient"
@@ -102,20 +99,21 @@ def only(direction, name: str):
     return jax.tree_util.tree_map_with_path(lambda path, d: d if path_name(path) == name else 0 * d, direction)
 
 
-# Named configs have sizes of their own, so JAX compiles each of their operations anew; patterns are of blocks that are here.
-EVERY_DAY = [name for name in DISTINCT if not name.startswith(("configs/", "pattern"))]
+# Named configs have different sizes, so JAX would compile all of their operations again. Patterns consist of blocks that
+# other variants have.
+DEFAULT_RUN = [name for name in DISTINCT if not name.startswith(("configs/", "pattern"))]
 
 
-@pytest.mark.parametrize("name", marked(EVERY_DAY))
-def test_gradient_is_the_slope_of_the_loss(name, x64):
-    config = in_float64(plain(ALL[name]))
+@pytest.mark.parametrize("name", marked(DEFAULT_RUN))
+def test_gradient_equals_finite_differences(name, x64):
+    config = in_float64(ALL[name])
     check(loss_of(config), random_params(config))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
-def test_gradient_of_each_parameter_is_the_slope_of_the_loss(name, x64):
-    config = in_float64(plain(ALL[name]))
+def test_gradient_of_each_parameter_equals_finite_differences(name, x64):
+    config = in_float64(ALL[name])
     check(loss_of(config), random_params(config), each=True)
 
 
@@ -127,15 +125,15 @@ NOISY = {
 
 
 @pytest.mark.parametrize("name", NOISY)
-def test_gradient_with_noise_is_the_slope_for_the_same_key(name, x64):
-    config = in_float64(plain(model(NOISY[name])))
+def test_gradient_with_noise_equals_finite_differences_with_the_same_key(name, x64):
+    config = in_float64(model(NOISY[name]))
     check(loss_of(config, jax.random.key(5)), random_params(config))
 
 
-def test_gradient_where_experts_choose_tokens(x64):
+def test_gradient_with_expert_choice(x64):
     moe = {"routing": "expert_choice", "capacity": 1.0, "renormalise": False, "balance": "none"}
     changes = {f"blocks.main.feed_forward.moe.{name}": value for name, value in moe.items()}
-    config = in_float64(plain(model({"causal": False, "blocks.main.feed_forward.kind": "moe", **changes})))
+    config = in_float64(model({"causal": False, "blocks.main.feed_forward.kind": "moe", **changes}))
     check(loss_of(config), random_params(config))
 
 
@@ -149,16 +147,17 @@ FAST = {
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_gradient_of_kernels_with_a_backward_pass_of_their_own(name, x64, monkeypatch):
-    """In blocks small enough that there are several."""
+def test_gradient_of_kernels_that_define_their_backward_pass(name, x64, monkeypatch):
+    """The blocks are so small that there are several."""
     monkeypatch.setitem(grouped_matmul.BLOCKS, "cpu", 3)
     monkeypatch.setattr(chunked_attention, "CHUNK", 3)
     config, attention, experts = FAST[name]
-    config = attention_kernels(with_kernels(in_float64(config), "auto", experts), attention)
-    check(loss_of(config), random_params(config), jit=jax.jit)
+    config = in_float64(config)
+    loss = loss_of(config, attention_kernel=attention, expert_kernel=experts)
+    check(loss, random_params(config), jit=jax.jit)
 
 
 @pytest.mark.long
-def test_gradient_of_scanned_layers_computed_anew(x64):
-    config = in_float64(plain(VARIANTS["pattern-repeated"]))
+def test_gradient_of_scanned_and_rematerialised_layers(x64):
+    config = in_float64(VARIANTS["pattern-repeated"])
     check(loss_of(config, layers="scan", remat="full"), random_params(config), jit=jax.jit)

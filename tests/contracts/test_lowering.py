@@ -1,4 +1,4 @@
-"""Contract 1: forward and gradient lower for TPU on an abstract mesh of 64 devices, and shapes and shardings resolve."""
+"""Contract 1: the forward pass and its gradient lower for TPU on an abstract mesh of 64 devices."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,8 @@ from jax.sharding import AbstractMesh, AxisType
 
 from tests.contracts.variants import ALL, forward, marked, mesh_sizes
 from xfresearch.models import transformer
-from xfresearch.training.sharding import batch_sharding, param_shardings
+from xfresearch.models.context import Execution
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 64
 
@@ -18,7 +19,7 @@ def abstract_mesh(config):
 
 
 def loss(config, params, tokens_BL, mesh):
-    logits, losses = forward(config, params, tokens_BL, layers="scan", mesh=mesh)
+    logits, losses = forward(config, params, tokens_BL, layers="scan", mesh=mesh, execution=Execution())
     return jax.nn.logsumexp(logits, -1).mean() + sum(value.sum() for value in losses.values())
 
 
@@ -28,7 +29,7 @@ def test_lowers_on_64_devices(name):
     mesh = abstract_mesh(config)
     assert mesh.size == DEVICES
     params = transformer.abstract(config)
-    shardings = param_shardings(mesh, params)
+    shardings = param_shardings(mesh, params, transformer.axes(config))
     placed = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), params, shardings)
     tokens_BL = jax.ShapeDtypeStruct((DEVICES, 8), jnp.int32, sharding=batch_sharding(mesh))
     for sharding, leaf in zip(jax.tree.leaves(shardings), jax.tree.leaves(params), strict=True):
@@ -44,6 +45,6 @@ def test_lowers_on_64_devices(name):
     assert f"num_partitions = {DEVICES}" in text
 
 
-def test_every_axis_is_used_by_some_variant():
+def test_every_mesh_axis_is_used_by_some_variant():
     sizes = [mesh_sizes(config, DEVICES) for config in ALL.values()]
     assert all(max(size[axis] for size in sizes) > 1 for axis in ("data", "fsdp", "expert", "tensor", "context"))

@@ -1,6 +1,6 @@
-"""Every named config trains by its command at :tiny, and (contract 8) goes on bit for bit from a checkpoint in the middle.
+"""Contract 8: every named config trains at :tiny with its command and resumes bit for bit from a checkpoint.
 
-The command runs in this process, so that JAX is loaded once for all; processes that are killed: training/test_resume.py.
+The command runs in this process, so that JAX is loaded once. For killed processes see training/test_resume.py.
 """
 
 import json
@@ -10,9 +10,10 @@ import pytest
 
 from tests.contracts.variants import NAMED, ROOT
 from xfresearch import train
-from xfresearch.config_io import read_json
+from xfresearch.checkpoints import store
+from xfresearch.config.files import read_json
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.training import checkpoint, loop
+from xfresearch.training import loop
 
 STEPS, HALF = 6, 3
 OVERRIDES = {
@@ -33,8 +34,8 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def settings_of_jax():
-    """A run sets some for its process: where compiled programs are kept."""
+def reset_jax_settings():
+    """A run sets the directory of JAX's compilation cache for its whole process."""
     import jax
 
     yield
@@ -42,20 +43,20 @@ def settings_of_jax():
 
 
 def state_of(workdir) -> dict:
-    """Fingerprints of every array of the last checkpoint: equal ones were written from equal bits."""
-    meta = json.loads((checkpoint.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())
+    """The checksum of every array of the last checkpoint."""
+    meta = json.loads((store.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())
     return meta["fingerprints"]
 
 
 def _cases() -> list:
-    """Every day those unlike the others, but for experts (training/test_resume.py); under `long` all of them."""
+    """The default run has two configs that differ most; experts are in training/test_resume.py. `long` has all."""
     often = ("gpt2", "lambda_lm")
     rest = [name for name in NAMED if name not in often]
     return [*often, *(pytest.param(name, marks=pytest.mark.long) for name in rest)]
 
 
 @pytest.mark.parametrize("name", _cases())
-def test_trains_by_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
+def test_trains_with_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
     result = tmp_path / "result.json"
     train.main(
@@ -63,10 +64,11 @@ def test_trains_by_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, ca
     )
     figures = json.loads(result.read_text())
     measured = figures["evaluation"]
-    assert figures["step"] == STEPS and 0 < measured.get("bits_per_byte", measured["loss"]) < 12  # labels have no bytes
+    # Data with labels has no bits per byte.
+    assert figures["step"] == STEPS and 0 < measured.get("bits_per_byte", measured["loss"]) < 12
     assert "this model" in capsys.readouterr().out and (tmp_path / "report.html").exists()
     unbroken = state_of(tmp_path)
-    shutil.rmtree(checkpoint.directory(tmp_path) / str(STEPS))
+    shutil.rmtree(store.directory(tmp_path) / str(STEPS))
     kept = tmp_path / "tokenizer"
     loop.train(read_json(tmp_path / "config.json"), tmp_path, load_tokenizer(str(kept)) if kept.exists() else None)
     assert state_of(tmp_path) == unbroken

@@ -1,6 +1,8 @@
-"""Contract 5: every variant is the plain NumPy model of tests/models/reference.py; scanned and jitted, those of other
-parameters or layouts than the ones before them (the others under `long`). That scanned equals unrolled (contract
-3) follows, since each equals the same numbers; their gradients are compared in test_sharded.py."""
+"""Contract 5: every variant equals the NumPy reference model in tests/models/reference.py.
+
+Scanned and jitted, the default run has only the variants in DISTINCT; `long` has all. It follows that scanned equals
+unrolled (contract 3). test_sharded.py compares their gradients.
+"""
 
 from functools import partial
 
@@ -8,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, in_float64, marked, plain, random_params, tokens_for
+from tests.contracts.variants import ALL, forward, in_float64, marked, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -20,7 +22,8 @@ def expected(config, params, tokens_BL):
 
 
 def check(config, layers, tolerance):
-    params, tokens_BL = random_params(config), tokens_for(config)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     run = partial(forward, config, tokens_BL=tokens_BL, layers=layers)
     logits, losses = (jax.jit(run) if layers == "scan" else run)(params)
     expected_logits, expected_losses = expected(config, params, tokens_BL)
@@ -31,10 +34,10 @@ def check(config, layers, tolerance):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_unrolled_is_the_plain_model_in_float64(name, x64):
-    check(in_float64(plain(ALL[name])), "unroll", TOLERANCE["float64"])
+def test_unrolled_equals_the_reference_in_float64(name, x64):
+    check(in_float64(ALL[name]), "unroll", TOLERANCE["float64"])
 
 
 @pytest.mark.parametrize("name", marked())
-def test_scanned_and_jitted_is_the_plain_model_in_float32(name):
+def test_scanned_and_jitted_equals_the_reference_in_float32(name):
     check(ALL[name], "scan", TOLERANCE["float32"])

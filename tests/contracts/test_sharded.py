@@ -1,4 +1,4 @@
-"""Contract 3: sharded equals unsharded, and scanned equals unrolled; one process for all variants that are asked for."""
+"""Contract 3: sharded equals unsharded, and scanned equals unrolled. One process computes all selected variants."""
 
 import json
 import os

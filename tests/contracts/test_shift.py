@@ -1,19 +1,26 @@
-"""A model without absolute positions computes the same wherever its text stands: logits, and what its slots answer."""
+"""In a model without absolute positions, shifting all positions changes neither logits nor slot coefficients."""
 
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, in_float64, plain, random_params, tokens_for
+from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.models.sizes import softmax_slots
+from xfresearch.models.layers import layers
+from xfresearch.models.mixers.memory import softmax_slots
 from xfresearch.models.taps import Taps
 
 SHIFT = 17
 
 
 def reads_positions(config) -> bool:
-    """Whether positions enter, and not through a table of the model's: RoPE. Other kinds count tokens back."""
-    return config.position == "none" and any(b.attention.position == "rope" for b in config.blocks.values())
+    """Whether the model reads positions and only through RoPE. Relative positions count tokens instead."""
+    rotated = any(getattr(block.attention, "position", "none") == "rope" for block in config.blocks.values())
+    return config.position == "none" and rotated
+
+
+def slots_in_softmax(block) -> int:
+    """The number of slots in the softmax of a block's attention."""
+    return softmax_slots(block.attention) if hasattr(block.attention, "memory_slots") else 0
 
 
 SHIFTED = [name for name, config in ALL.items() if reads_positions(config)]
@@ -21,10 +28,11 @@ SHIFTED = [name for name, config in ALL.items() if reads_positions(config)]
 
 @pytest.mark.parametrize("name", SHIFTED)
 def test_a_shifted_text_gives_the_same_logits_and_coefficients(name, x64):
-    config = in_float64(plain(ALL[name]))
-    params, tokens_BL, found = random_params(config), tokens_for(config), []
-    blocks = [config.blocks[name] for name in config.pattern]
-    slots = [i for i, block in enumerate(blocks) if softmax_slots(block.attention)]
+    config = in_float64(ALL[name])
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
+    found = []
+    slots = [layer.number for layer in layers(config) if slots_in_softmax(config.blocks[layer.block])]
     for shift in (0, SHIFT):
         taps = Taps(record=[f"blocks.{i}.attention.coefficients" for i in slots])
         positions_BL = np.broadcast_to(shift + np.arange(tokens_BL.shape[1]), tokens_BL.shape)
@@ -35,6 +43,6 @@ def test_a_shifted_text_gives_the_same_logits_and_coefficients(name, x64):
         assert relative_error(shifted, first) < TOLERANCE["float64"]
 
 
-def test_slots_under_rope_are_among_them():
-    with_slots = {name for name in SHIFTED for b in ALL[name].blocks.values() if softmax_slots(b.attention)}
+def test_some_shifted_variants_have_slots():
+    with_slots = {name for name in SHIFTED for block in ALL[name].blocks.values() if slots_in_softmax(block)}
     assert {"configs/all_attention.py", "attention.position=rope+slots"} <= with_slots

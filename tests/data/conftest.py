@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.run import Config, DataConfig
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def shared(name: str) -> Path:
-    """A file of real data that is not part of the project."""
+    """A file of real data, which is not part of the repository. Skips the test if it is missing."""
     if not (SHARED / name).exists():
-        pytest.skip(f"real data {name} is not beside the project (../shared/data)")
+        pytest.skip(f"real data {name} is not in ../shared/data")
     return SHARED / name
 
 

@@ -1,4 +1,4 @@
-"""Small tokenizers made on the spot, as the files that hold them."""
+"""Builders of the files of small tokenizers."""
 
 import io
 import json
@@ -17,7 +17,7 @@ LINES = [
 
 @cache
 def sentence_piece(**options) -> bytes:
-    """A .model of 400 pieces; by default like Llama's: text stays as it is, unknown characters are spelt as bytes."""
+    """A .model of 400 pieces. By default like Llama's: no normalisation, byte fallback for unknown characters."""
     import sentencepiece
 
     options = {
@@ -39,7 +39,7 @@ def sentence_piece(**options) -> bytes:
 
 
 def llama2c(model: bytes) -> bytes:
-    """A SentencePiece .model as llama2.c's tokenizer.py exports it."""
+    """A SentencePiece .model in the format that llama2.c's tokenizer.py exports."""
     import sentencepiece
 
     sp = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -50,7 +50,7 @@ def llama2c(model: bytes) -> bytes:
 
 
 def byte_level(**parts) -> str:
-    """A tokenizer.json like GPT-2's, with a few words beside the bytes; `parts` are set on it."""
+    """A tokenizer.json like GPT-2's, with all bytes and a few words. `parts` replace its components."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "\u0120a"]
@@ -61,7 +61,7 @@ def byte_level(**parts) -> str:
 
 
 def byte_fallback(**parts) -> str:
-    """A tokenizer.json like Llama 2's: SentencePiece's spaces, a space in front, unknown characters spelt as bytes."""
+    """A tokenizer.json like Llama 2's: U+2581 for spaces, a dummy space in front, byte fallback."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     special = ["<unk>", "<s>", "</s>"]
@@ -94,14 +94,14 @@ def _finished(hf, special: list[str], parts: dict) -> str:
 
 
 def template(token: str, i: int):
-    """The post-processor that puts a token before every text."""
+    """A post-processor that puts `token` before every text."""
     from tokenizers import processors
 
     return processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, i)])
 
 
 def write(directory, files: dict) -> None:
-    """Files by name: bytes, text, or what becomes JSON."""
+    """Writes files by name. The content is bytes, text, or a value that is written as JSON."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         if not isinstance(content, bytes):

@@ -1,4 +1,4 @@
-"""Every mistake with data: one line that names the file, the line and what is allowed."""
+"""Every error in the data is one line that names the file, the line and the allowed values."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ import pytest
 
 from tests.data.conftest import shared
 from tests.data.test_corpora import fake_hutter, tfds_corpus  # noqa: F401  (a fixture)
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
@@ -40,7 +40,7 @@ BAD_FILES = {
     ),
     "half.jsonl": (
         b'{"text": "\\ud83d"}\n',
-        "{file}:1: field 'text' holds half of a surrogate pair, which is no character",
+        "{file}:1: field 'text' holds half of a surrogate pair, which UTF-8 cannot encode",
     ),
     "cut.txt.gz": (
         gzip.compress(b"text\n" * 100)[:-6],
@@ -109,7 +109,7 @@ def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
 
 @pytest.mark.parametrize("corpus, expected", [
     ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, wikitext2, enwik8, text8"
-     " or a data set of TFDS; did you mean 'wikitext2'?"),
+     " or a TFDS data set; did you mean 'wikitext2'?"),
     ("text_files", "corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob"),
     ("python_stdlib:src",
      "corpus 'python_stdlib:src': python_stdlib takes no path; for your own files write text_files:src"),
@@ -128,7 +128,7 @@ def test_unknown_split(data, make_config):
 
 def test_manual_dir_without_the_file(tmp_path, data):
     found = message(lambda: list(documents("enwik8", "train", data(manual_dir=str(tmp_path)))))
-    assert found == f"corpus 'enwik8': config.data.manual_dir='{tmp_path}' holds neither enwik8 nor enwik8.zip"
+    assert found == f"corpus 'enwik8': config.data.manual_dir='{tmp_path}' contains neither enwik8 nor enwik8.zip"
 
 
 def test_wrong_checksum(tmp_path, data):
@@ -140,7 +140,7 @@ def test_wrong_checksum(tmp_path, data):
     assert found.endswith(", must be 9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f")
 
 
-def test_zip_that_is_none(tmp_path, data):
+def test_file_that_is_not_a_zip(tmp_path, data):
     (tmp_path / "text8.zip").write_text("<html>moved</html>")
     found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
     assert (
@@ -176,12 +176,12 @@ def test_download_is_checked_and_kept(data, monkeypatch, tmp_path):
     fake_hutter(monkeypatch, "text8", content)
     with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
         archive.writestr("text8", content)
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        urllib.request, "urlopen", lambda url, timeout: asked.append(url) or (tmp_path / "text8.zip").open("rb")
+        urllib.request, "urlopen", lambda url, timeout: requested.append(url) or (tmp_path / "text8.zip").open("rb")
     )
     found = b"".join(text for split in ("train", "validation", "test") for text in documents("text8", split, data()))
-    assert found == content and asked == ["https://mattmahoney.net/dc/text8.zip"]
+    assert found == content and requested == ["https://mattmahoney.net/dc/text8.zip"]
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
@@ -190,16 +190,16 @@ def test_corpus_shorter_than_one_sequence(make_config, text_dir, packing):
     config = make_config(corpus=corpus, sequence_length=128, packing=packing)
     tokens = 99 + (packing == "documents")
     assert message(lambda: prepare(config, "train")) == (
-        f"corpus '{corpus}', split 'train': {tokens} tokens, fewer than the 129 that one sequence"
-        " needs under config.sequence_length=128"
+        f"corpus '{corpus}', split 'train': it has {tokens} tokens; one sequence needs at least 129"
+        " with config.sequence_length=128"
     )
 
 
 def test_corpus_without_text(make_config, text_dir):
     corpus = text_dir({"a.jsonl": '{"text": ""}\n'})
     assert message(lambda: prepare(make_config(corpus=corpus), "validation")) == (
-        f"corpus '{corpus}', split 'validation': 0 tokens, fewer than the 2 that one sequence"
-        " needs under config.sequence_length=16"
+        f"corpus '{corpus}', split 'validation': it has 0 tokens; one sequence needs at least 2"
+        " with config.sequence_length=16"
     )
 
 
@@ -221,18 +221,18 @@ def test_missing_tokenizer(tmp_path, data):
     )
     found = message(lambda: load_tokenizer(tmp_path))
     assert found.startswith(
-        f"config.data.tokenizer='{tmp_path}': the directory holds none of bytes.json, tokenizer.json, "
+        f"config.data.tokenizer='{tmp_path}': the directory contains none of bytes.json, tokenizer.json, "
     )
 
 
 @pytest.mark.parametrize("name, content, expected", [
-    ("tokenizer.json", '{"model": {"type": "BPE"', "not a tokenizer that can be read: Expecting ',' delimiter"),
-    ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokenizer that can be read: "),
-    ("tokenizer.json", '[1]', "not a tokenizer that can be read: "),
-    ("tokenizer.model", "not a model", "not a tokenizer that can be read: "),
-    ("vocab.json", '{"a": 0}', "its second file merges.txt is missing"),
+    ("tokenizer.json", '{"model": {"type": "BPE"', "not a valid tokenizer: Expecting ',' delimiter"),
+    ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a valid tokenizer: "),
+    ("tokenizer.json", '[1]', "not a valid tokenizer: "),
+    ("tokenizer.model", "not a model", "not a valid tokenizer: "),
+    ("vocab.json", '{"a": 0}', "the second file, merges.txt, is missing"),
     ("words.json", '{"a": 0}',
-     "neither a tokenizer.json nor one of GPT-2's vocabularies, named *vocab.json or *encoder.json"),
+     "neither a tokenizer.json nor a GPT-2 vocabulary, which is named *vocab.json or *encoder.json"),
 ])  # fmt: skip
 def test_broken_tokenizer(tmp_path, name, content, expected):
     (tmp_path / name).write_text(content)
@@ -251,6 +251,4 @@ def test_tokenizer_whose_bytes_are_unknown(tmp_path):
 
 def test_truncated_real_model(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(shared("tokenizers/llama2_tokenizer.model").read_bytes()[:1000])
-    assert message(lambda: load_tokenizer(tmp_path)).startswith(
-        f"{tmp_path}/tokenizer.model: not a tokenizer that can be read: "
-    )
+    assert message(lambda: load_tokenizer(tmp_path)).startswith(f"{tmp_path}/tokenizer.model: not a valid tokenizer: ")

@@ -1,4 +1,4 @@
-"""Two processes at once, kill -9 in the middle, damaged and unwritable caches."""
+"""The cache with concurrent processes, with kill -9 during a build, damaged, and not writable."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data import cache
 from xfresearch.data.cache import build_once, complete
 from xfresearch.data.pipeline import prepare
@@ -19,27 +19,28 @@ from xfresearch.errors import UserError
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import json, sys
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.pipeline import prepare, stream_tokens
 cache, corpus, tokenizer, slow = sys.argv[1:]
 if slow == "slow":
     import time
-    from xfresearch.data import {module}
-    original = {module}.{name}
+    import xfresearch.data.{module} as module
+    original = module.{name}
     def stalled(*args, **kwargs):
         result = original(*args, **kwargs)
         print("stalled", flush=True)
         time.sleep(600)
-    {module}.{name} = stalled
-config = Config(sequence_length=32, data=DataConfig(corpus=(corpus,), tokenizer=tokenizer, bpe_vocab=300, cache_dir=cache))
+    module.{name} = stalled
+data = DataConfig(corpus=(corpus,), tokenizer=tokenizer, bpe_vocab=300, cache_dir=cache)
+config = Config(sequence_length=32, data=data)
 split = prepare(config, "train")
 print(json.dumps([split.meta, stream_tokens(config, "train")[0].tolist(), str(split.directory)]))
 """
 
 
 def child(cache, corpus, stall: str = "", tokenizer="bpe") -> subprocess.Popen:
-    """A process that prepares the corpus; with `stall` ('module.function') it stops for ever after that function."""
-    module, _, name = (stall or "packed._pack").partition(".")
+    """A process that prepares the corpus. With `stall` ('module.function') it hangs after that function."""
+    module, _, name = (stall or "packed._pack").rpartition(".")
     source = CHILD.format(module=module, name=name)
     command = [sys.executable, "-c", source, str(cache), corpus, tokenizer, "slow" if stall else "fast"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -68,8 +69,8 @@ def test_processes_that_prepare_at_once_agree(tmp_path, corpus):
     ] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("stall", ["builders.prepare", "bpe.train", "packed._tokenise", "packed._pack"])
-def test_killed_preparation_leaves_nothing_half_valid(tmp_path, corpus, stall):
+@pytest.mark.parametrize("stall", ["builders.prepare", "tokenizers.bpe.train", "packed._tokenise", "packed._pack"])
+def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, stall):
     killed = child(tmp_path / "cache", corpus, stall)
     assert killed.stdout.readline() == "stalled\n", killed.stderr.read()
     killed.send_signal(signal.SIGKILL)
@@ -101,7 +102,7 @@ def test_damaged_cache_is_built_again(make_config, corpus):
     assert complete(again.directory) and (again[3]["tokens"] == before["tokens"]).all()
 
 
-def test_every_input_has_its_own_entry(make_config, corpus):
+def test_every_change_of_an_input_makes_a_new_entry(make_config, corpus):
     configs = [
         make_config(corpus=corpus),
         make_config(corpus=corpus, packing="documents"),
@@ -111,13 +112,14 @@ def test_every_input_has_its_own_entry(make_config, corpus):
     ]
     directories = {prepare(config, split).directory for config in configs for split in ("train", "test")}
     assert len(directories) == 10
-    assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories  # how, not what
+    # The number of workers does not change the tokens, so it is not an input.
+    assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories
 
 
-def test_warm_cache_needs_neither_jax_nor_tfds(tmp_path, corpus):
+def test_warm_cache_needs_neither_grain_nor_tfds(tmp_path, corpus):
     result(child(tmp_path / "cache", corpus))
     source = CHILD.format(module="packed", name="_pack") + (
-        "\nheavy = ['jax', 'grain', 'tensorflow_datasets', 'tensorflow']"
+        "\nheavy = ['grain', 'tensorflow_datasets', 'tensorflow']"
         "\nprint(json.dumps([name for name in heavy if name in sys.modules]))"
     )
     command = [sys.executable, "-c", source, str(tmp_path / "cache"), corpus, "bpe", "fast"]
@@ -136,7 +138,7 @@ def test_failed_build_leaves_nothing(tmp_path):
 
 
 def test_without_locks_the_first_result_stays(tmp_path, monkeypatch):
-    """File systems that know no locks: two build at once, and both end with one whole entry."""
+    """On a file system without locks two processes build at once; both end with one complete entry."""
     monkeypatch.setattr(cache, "_lock", lambda lock: False)
 
     def build(directory):
@@ -163,16 +165,16 @@ def test_cache_directory_that_cannot_be_written(tmp_path, make_config, corpus):
         prepare(make_config(corpus=corpus, cache_dir=str(tmp_path / "closed" / "cache")), "train")
 
 
-def test_compiled_programs_are_kept_in_the_cache_or_where_the_environment_says(tmp_path, monkeypatch):
+def test_compilation_cache_directory_is_the_cache_or_the_environment_variable(tmp_path, monkeypatch):
     import jax
 
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     before = jax.config.jax_compilation_cache_dir
     try:
-        cache.keep_programs(DataConfig(cache_dir=str(tmp_path)))
+        cache.enable_compilation_cache(DataConfig(cache_dir=str(tmp_path)))
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
-        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://b/programs")  # JAX itself read it when it was imported
-        cache.keep_programs(DataConfig(cache_dir="elsewhere"))
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://b/programs")  # JAX reads this variable at import
+        cache.enable_compilation_cache(DataConfig(cache_dir="elsewhere"))
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from tests.data.conftest import shared
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.download import Published
@@ -21,7 +21,7 @@ def all_documents(corpus, data):
     return {split: list(documents(corpus, split, data)) for split in splits(corpus, data)}
 
 
-def test_stdlib_is_split_by_path_without_duplicates(stdlib_cache):
+def test_stdlib_has_no_duplicates_and_is_split_by_path(stdlib_cache):
     found = all_documents("python_stdlib", DataConfig(cache_dir=stdlib_cache))
     everything = [text for split in SPLITS for text in found[split]]
     assert len(everything) == len(set(everything)) > 400
@@ -69,7 +69,7 @@ def test_text_files_glob_and_split_are_stable_when_files_are_added(tmp_path, tex
     assert all(set(before[split]) <= set(after[split]) for split in SPLITS)
 
 
-def test_changed_file_of_the_same_size_is_read_anew(tmp_path, text_dir):
+def test_changed_file_of_the_same_size_is_read_again(tmp_path, text_dir):
     data = DataConfig(cache_dir=str(tmp_path / "cache"))
     corpus = text_dir({"a.txt": "old\n" * 50})
     assert b"old" in next(documents(corpus, "train", data))
@@ -132,7 +132,7 @@ def fake_hutter(monkeypatch, name: str, content: bytes):
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
 def test_enwik8_and_text8_keep_every_byte(tmp_path, monkeypatch, name, zipped):
-    content = "éàü".encode() * 50 + b"x"  # 301 bytes: the cuts at 270 and 285 lie inside characters
+    content = "éàü".encode() * 50 + b"x"  # 301 bytes: the cuts at 270 and 285 split characters
     fake_hutter(monkeypatch, name, content)
     if zipped:
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
@@ -150,7 +150,7 @@ def test_enwik8_and_text8_keep_every_byte(tmp_path, monkeypatch, name, zipped):
 
 @pytest.fixture
 def tfds_corpus(tmp_path):
-    """A TFDS data set that only has a train split, prepared in its own data_dir."""
+    """A TFDS data set with a train split only, prepared in its own data_dir."""
     from tests.data.tiny_tfds import TinyTfds
 
     builder = TinyTfds(data_dir=str(tmp_path / "tfds"), file_format="array_record")
@@ -166,8 +166,8 @@ def test_other_tfds_data_set_gets_a_validation_split(tmp_path, tfds_corpus):
     assert 5 <= len(validation) <= 40 and validation == list(documents(tfds_corpus, "validation", data))
 
 
-def test_other_tfds_data_set_is_prepared_where_it_is_not(tmp_path):
-    from tests.data.tiny_tfds import TinyTfds  # noqa: F401  (importing it registers it)
+def test_other_tfds_data_set_is_prepared_if_necessary(tmp_path):
+    from tests.data.tiny_tfds import TinyTfds  # noqa: F401  (the import registers it)
 
     data = DataConfig(field="content", cache_dir=str(tmp_path / "cache"))
     assert len(list(documents(f"tiny_tfds:{tmp_path / 'fresh'}", "train", data))) > 300

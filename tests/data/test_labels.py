@@ -1,4 +1,4 @@
-"""Data sets with labels in the pipeline: batches, the vocabulary, what is refused; and another one, added as one class."""
+"""Labelled data sets in the pipeline: batches, vocabulary, errors, and a data set added as one class."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ROOT
-from xfresearch.config import option
-from xfresearch.config_io import parse
+from xfresearch.config.fields import option
+from xfresearch.config.files import parse
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import UserError
@@ -22,9 +22,9 @@ def config_with(*overrides: str):
 
 @dataclass(frozen=True)
 class Parity:
-    """Two bits, and at the second whether both are the same; the first has no label."""
+    """Sequences of two bits. The label of the second is whether both are equal; the first has no label."""
 
-    copies: int = option(3, "of each of the four sequences", low=1)
+    copies: int = option(3, "copies of each of the four sequences", low=1)
 
     splits, vocab_size = ("train", "validation"), 2
 
@@ -39,11 +39,11 @@ class Parity:
 
 @pytest.fixture
 def parity(monkeypatch):
-    monkeypatch.setitem(labels.DATA_SETS, "parity", f"{__name__}:Parity")
+    monkeypatch.setitem(labels.DATA_SETS, "parity", Parity)
     return config_with("data.corpus=('parity:copies=2',)", "sequence_length=2", "batch_size=4")
 
 
-def test_another_data_set_is_a_class_and_a_line(parity):
+def test_new_data_set_needs_a_class_and_a_line(parity):
     assert parity.model.vocab_size == 2 and len(prepare(parity, "train")) == 8
     batch = Batches(parity).batch(0)
     assert {name: (values.dtype.name, values.shape) for name, values in batch.items()} == {
@@ -52,12 +52,12 @@ def test_another_data_set_is_a_class_and_a_line(parity):
     }
     np.testing.assert_array_equal(batch["weights"], [[0, 1]] * 4)
     np.testing.assert_array_equal(batch["targets"][:, 1], batch["tokens"][:, 0] == batch["tokens"][:, 1])
-    assert batch["targets"].min() == 0  # no label is a target that the loss can look up
+    assert batch["targets"].min() == 0  # -1 would not be a valid index for the loss
     np.testing.assert_array_equal(batch["positions"], [[0, 1]] * 4)
     assert (batch["segments"] == 1).all()
 
 
-def test_every_sequence_comes_once_in_an_epoch_in_an_order_of_the_seed(parity):
+def test_an_epoch_has_every_sequence_once_in_an_order_set_by_the_seed(parity):
     def epoch(seed):
         batches = Batches(parity, seed=seed)
         return [tuple(row) for step in (0, 1) for row in batches.batch(step)["tokens"].tolist()]
@@ -66,12 +66,12 @@ def test_every_sequence_comes_once_in_an_epoch_in_an_order_of_the_seed(parity):
     assert epoch(0) == epoch(0) and any(epoch(0) != epoch(seed) for seed in (1, 2, 3))
 
 
-def test_evaluation_fills_its_last_batch_up_with_nothing(parity):
+def test_last_evaluation_batch_is_padded_with_weight_0(parity):
     batches = list(evaluation_batches(prepare(parity, "validation"), 3))
     assert [int(batch["weights"].sum()) for batch in batches] == [3, 3, 2]
 
 
-def test_the_vocabulary_is_the_classes_and_may_be_larger():
+def test_vocabulary_size_is_the_number_of_classes_or_larger():
     assert config_with().model.vocab_size == 8
     assert config_with("model.vocab_size=10").model.vocab_size == 10
 
@@ -80,19 +80,19 @@ def test_a_causal_model_may_train_on_labels_too():
     assert config_with("model.causal=True").model.causal
 
 
-SAID = "which has labels and no text"
+TEXT_ONLY = "which has labels and no text"
 MISTAKES = [
-    (["data.corpus=('majority','python_stdlib')"], r"config.data.corpus=\('majority', 'python_stdlib'\) .* one alone"),
+    (["data.corpus=('majority','python_stdlib')"], r"config.data.corpus=\('majority', 'python_stdlib'\) .* a single corpus"),
     (
         ["data.tokenizer=bpe"],
-        f"config.data.tokenizer='bpe' is not allowed: it must be left at 'bytes' under .*, {SAID}",
+        f"config.data.tokenizer='bpe' is not allowed: it must be left at 'bytes' with .*, {TEXT_ONLY}",
     ),
-    (["data.packing=documents"], f"config.data.packing='documents' .* left at 'stream' .* {SAID}"),
-    (["data.field=story"], f"config.data.field='story' .* left at 'text' .* {SAID}"),
-    (["data.manual_dir=x"], f"config.data.manual_dir='x' .* left at '' .* {SAID}"),
-    (["data.workers=2"], f"config.data.workers=2 .* left at 0 .* {SAID}"),
-    (["data.weights=(2.0,)"], rf"config.data.weights=\(2.0,\) .* left at \(\) .* {SAID}"),
-    (["log.sample=a"], f"config.log.sample='a' .* left at '' .* {SAID}"),
+    (["data.packing=documents"], f"config.data.packing='documents' .* left at 'stream' .* {TEXT_ONLY}"),
+    (["data.field=story"], f"config.data.field='story' .* left at 'text' .* {TEXT_ONLY}"),
+    (["data.manual_dir=x"], f"config.data.manual_dir='x' .* left at '' .* {TEXT_ONLY}"),
+    (["data.workers=2"], f"config.data.workers=2 .* left at 0 .* {TEXT_ONLY}"),
+    (["data.weights=(2.0,)"], rf"config.data.weights=\(2.0,\) .* left at \(\) .* {TEXT_ONLY}"),
+    (["log.sample=a"], f"config.log.sample='a' .* left at '' .* {TEXT_ONLY}"),
     (
         ["model.vocab_size=7"],
         "config.model.vocab_size=7 .* 0 or at least 8, the classes of data.corpus='majority:classes=8",
@@ -107,11 +107,11 @@ MISTAKES = [
     ),
     (
         ["data.corpus=('majority:samples=105',)"],
-        "majority.samples=105 .* a multiple of per_partition=10, twice it at least",
+        "majority.samples=105 .* a multiple of per_partition=10, at least 20",
     ),
     (
         ["data.corpus=('majority:samples=10',)"],
-        "majority.samples=10 .* a multiple of per_partition=10, twice it at least",
+        "majority.samples=10 .* a multiple of per_partition=10, at least 20",
     ),
     (["data.corpus=('majority:margin=20',)"], "majority.samples=100000 .* at most 40: sequences of 24 tokens have 4"),
     (
@@ -121,13 +121,13 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("overrides, said", MISTAKES, ids=lambda value: value[0] if isinstance(value, list) else "")
-def test_mistakes_are_said_in_one_line(overrides, said):
-    with pytest.raises(UserError, match=said) as raised:
+@pytest.mark.parametrize("overrides, message", MISTAKES, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_invalid_options_raise_a_one_line_error(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
         config_with(*overrides)
     assert "\n" not in str(raised.value)
 
 
-def test_a_split_that_there_is_not():
+def test_unknown_split_is_an_error():
     with pytest.raises(UserError, match=r"corpus 'majority:.*' has no split 'test'; it has: train, validation"):
         prepare(config_with(), "test")

@@ -1,4 +1,4 @@
-"""llama2.c's tokenizer files: the encoding is SentencePiece's, and a damaged file is one line."""
+"""Tokenizer files of llama2.c: the encoding equals SentencePiece's, and a damaged file raises a one-line error."""
 
 import random
 import struct
@@ -42,7 +42,7 @@ def model(request) -> bytes:
     return shared("tokenizers/llama2_tokenizer.model").read_bytes()
 
 
-def test_text_is_encoded_as_by_sentencepiece(model):
+def test_encoding_equals_that_of_sentencepiece(model):
     theirs, ours = SentencePieceTokenizer(model), Llama2cTokenizer(made.llama2c(model))
     chance = random.Random(0)
     for _ in range(500):
@@ -57,22 +57,23 @@ def pack(pieces: list[tuple[float, bytes]]) -> bytes:
     return struct.pack("<i", max(len(piece) for _, piece in pieces)) + b"".join(records)
 
 
-SPELT = [(0.0, b"<unk>"), (0.0, b"\n<s>\n"), (0.0, b"\n</s>\n"), *((0.0, f"<0x{i:02X}>".encode()) for i in range(256))]
+SPECIAL_PIECES = [(0.0, b"<unk>"), (0.0, b"\n<s>\n"), (0.0, b"\n</s>\n")]
+BASE_PIECES = SPECIAL_PIECES + [(0.0, f"<0x{i:02X}>".encode()) for i in range(256)]
 
 
-def test_of_equal_scores_the_leftmost_is_joined():
+def test_leftmost_pair_of_equal_scores_is_merged_first():
     words = [(-9.0, b" "), (-9.0, b"a"), (-1.0, b"aa"), (-2.0, b"aaa")]
-    tokenizer = Llama2cTokenizer(pack(SPELT + words))
+    tokenizer = Llama2cTokenizer(pack(BASE_PIECES + words))
     assert [tokenizer.token_bytes[i] for i in tokenizer.encode(b"aaaaa")] == [b" ", b"aa", b"aaa"]
 
 
-def test_a_better_pair_is_joined_before_one_to_its_left():
+def test_pair_with_a_better_score_is_merged_before_one_to_its_left():
     words = [(-9.0, b" "), (-9.0, b"a"), (-9.0, b"b"), (-2.0, b"ab"), (-1.0, b"ba")]
-    tokenizer = Llama2cTokenizer(pack(SPELT + words))
+    tokenizer = Llama2cTokenizer(pack(BASE_PIECES + words))
     assert [tokenizer.token_bytes[i] for i in tokenizer.encode(b"aba")] == [b" ", b"a", b"ba"]
 
 
-def test_the_same_token_begins_and_separates_texts(tmp_path):
+def test_begin_of_text_is_also_the_separator(tmp_path):
     tokenizer = load_tokenizer(shared("stories260K/tok512.bin"))
     assert (tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.stops) == (512, 1, (1,))
     tokenizer.save(tmp_path)
@@ -81,24 +82,24 @@ def test_the_same_token_begins_and_separates_texts(tmp_path):
     assert loaded.stops == (1,)
 
 
-GOOD = pack([*SPELT, (-1.0, b" ")])
+GOOD = pack([*BASE_PIECES, (-1.0, b" ")])
 BROKEN = {
-    "empty": (b"", "its ids 3 to 258 are not the bytes"),
-    "cut in a piece": (GOOD[:-1], "its piece 259 is damaged or cut off"),
-    "cut in a length": (GOOD[:-3], "its piece 259 is damaged or cut off"),
-    "cut in a score": (GOOD[:-6], "its piece 259 is damaged or cut off"),
-    "no bytes": (pack([(0.0, b"a")] * 300), "its ids 3 to 258 are not the bytes"),
-    "too long a piece": (struct.pack("<i", 4) + GOOD[4:], "its piece 0 is damaged or cut off"),
-    "negative length": (GOOD[:4] + struct.pack("<fi", 0, -5) + GOOD[12:], "its piece 0 is damaged or cut off"),
-    "a model": (struct.pack("<7i", 64, 172, 5, 8, 4, 512, 512) + bytes(4000), "is damaged or cut off"),
+    "empty": (b"", "ids 3 to 258 must be the bytes"),
+    "cut in a piece": (GOOD[:-1], "piece 259 is damaged or truncated"),
+    "cut in a length": (GOOD[:-3], "piece 259 is damaged or truncated"),
+    "cut in a score": (GOOD[:-6], "piece 259 is damaged or truncated"),
+    "no bytes": (pack([(0.0, b"a")] * 300), "ids 3 to 258 must be the bytes"),
+    "too long a piece": (struct.pack("<i", 4) + GOOD[4:], "piece 0 is damaged or truncated"),
+    "negative length": (GOOD[:4] + struct.pack("<fi", 0, -5) + GOOD[12:], "piece 0 is damaged or truncated"),
+    "a model": (struct.pack("<7i", 64, 172, 5, 8, 4, 512, 512) + bytes(4000), "is damaged or truncated"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_damaged_file_is_one_line(tmp_path, name):
-    content, says = BROKEN[name]
+def test_damaged_file_raises_a_one_line_error(tmp_path, name):
+    content, expected = BROKEN[name]
     (tmp_path / "tok.bin").write_bytes(content)
     with pytest.raises(UserError) as raised:
         load_tokenizer(tmp_path / "tok.bin")
     text = str(raised.value)
-    assert text.startswith(f"{tmp_path}/tok.bin: not a") and says in text and "\n" not in text
+    assert text.startswith(f"{tmp_path}/tok.bin: not a") and expected in text and "\n" not in text

@@ -1,4 +1,4 @@
-"""What a tokenizer promises to give back as it was, and that those that promise less have a reason."""
+"""`Tokenizer.lossless`: text that a tokenizer must return unchanged, and texts that others alter."""
 
 from functools import cache
 
@@ -25,7 +25,7 @@ GEMMA = {
 CODE = pre_tokenizers.Sequence(
     [pre_tokenizers.Digits(True), pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(False, False, False)]
 )
-KEEPS = {
+LOSSLESS = {
     "bytes": ("bytes", ByteTokenizer),
     "gpt2": ("bytes", lambda: load_tokenizer(shared("tokenizers/gpt2_hf_tokenizer.json"))),
     "byte level": ("bytes", lambda: HuggingFaceTokenizer(made.byte_level())),
@@ -40,7 +40,7 @@ KEEPS = {
     "byte fallback": ("text", lambda: HuggingFaceTokenizer(made.byte_fallback())),
     "gemma": ("text", lambda: HuggingFaceTokenizer(made.byte_fallback(**GEMMA))),
 }  # fmt: skip
-TOKENIZER = {name: cache(make) for name, (_, make) in KEEPS.items()}
+TOKENIZER = {name: cache(make) for name, (_, make) in LOSSLESS.items()}
 METASPACE = {"normalizer": None, "pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)}
 
 
@@ -51,7 +51,7 @@ def without_a_byte() -> str:
     return hf.to_str()
 
 
-# Tokenizers and a text that each of them alters.
+# Tokenizers with a text that each of them alters.
 ALTERS = {
     "nfkc": (lambda: SentencePieceTokenizer(made.sentence_piece(normalization_rule_name="nmt_nfkc")), "ﬁ"),
     "spaces": (lambda: SentencePieceTokenizer(made.sentence_piece(remove_extra_whitespaces=True)), "a  a"),
@@ -60,7 +60,8 @@ ALTERS = {
     "nfc": (lambda: HuggingFaceTokenizer(made.byte_level(normalizer=normalizers.NFC())), "e\u0301"),
     "lower": (lambda: HuggingFaceTokenizer(made.byte_fallback(normalizer=normalizers.Lowercase())), "A"),
     "prefix": (
-        lambda: HuggingFaceTokenizer(made.byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))), "a"
+        lambda: HuggingFaceTokenizer(made.byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))),
+        "a",
     ),
     "removed": (
         lambda: HuggingFaceTokenizer(made.byte_fallback(pre_tokenizer=pre_tokenizers.Split("-", "removed"))), "a-a"
@@ -71,7 +72,7 @@ ALTERS = {
     "one byte less": (lambda: HuggingFaceTokenizer(without_a_byte()), "q"),
 }  # fmt: skip
 
-# What is easily lost: spaces at the ends and in rows, what looks like a token, what has other forms.
+# Text that is easily lost: spaces at the ends or repeated, names of tokens, characters with several Unicode forms.
 PARTS = [
     " ",
     "  ",
@@ -94,21 +95,21 @@ CHARACTERS = st.characters(codec="utf-8", exclude_characters="\u2581")
 TEXTS = st.lists(st.sampled_from(PARTS) | CHARACTERS, max_size=12).map("".join)
 
 
-@pytest.mark.parametrize("name", KEEPS)
+@pytest.mark.parametrize("name", LOSSLESS)
 @settings(deadline=None, max_examples=150)
 @given(text=TEXTS)
-def test_text_comes_back_as_it_was(name, text):
+def test_text_round_trips(name, text):
     tokenizer = TOKENIZER[name]()
-    assert tokenizer.lossless == KEEPS[name][0]
+    assert tokenizer.lossless == LOSSLESS[name][0]
     ids = tokenizer.encode(text.encode())
     assert tokenizer.decode(ids) == text
     assert not set(ids.tolist()) & set(tokenizer.stops) and tokenizer.begin_of_text not in ids
 
 
-@pytest.mark.parametrize("name", [name for name, (promise, _) in KEEPS.items() if promise == "bytes"])
+@pytest.mark.parametrize("name", [name for name, (promise, _) in LOSSLESS.items() if promise == "bytes"])
 @settings(deadline=None, max_examples=150)
 @given(text=st.binary(max_size=12) | st.lists(st.binary(max_size=2) | TEXTS.map(str.encode), max_size=4).map(b"".join))
-def test_any_bytes_come_back_as_they_were(name, text):
+def test_bytes_round_trip(name, text):
     tokenizer = TOKENIZER[name]()
     prefix = b" " if text and name == "llama2.c" else b""
     ids = tokenizer.encode(text)
@@ -117,7 +118,7 @@ def test_any_bytes_come_back_as_they_were(name, text):
 
 
 @pytest.mark.parametrize("name", ALTERS)
-def test_a_tokenizer_that_alters_a_text_promises_nothing(name):
+def test_tokenizer_that_alters_a_text_is_not_lossless(name):
     make, text = ALTERS[name]
     tokenizer = make()
     assert tokenizer.lossless == ""

@@ -12,7 +12,7 @@ lengths_and_row = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=60
 
 
 def numbered(lengths):
-    """A stream in which every token is its own index, and the documents' offsets."""
+    """A stream in which every token equals its index, and the offsets of its documents."""
     offsets = np.cumsum([0, *lengths])
     return np.arange(offsets[-1], dtype=np.uint16), offsets
 
@@ -23,7 +23,7 @@ def batch_of(rows):
 
 @hypothesis_settings(deadline=None, max_examples=150)
 @given(lengths_and_row)
-def test_documents_predict_every_token_once_and_never_cross(case):
+def test_document_rows_predict_every_token_once_within_its_document(case):
     lengths, length = case
     tokens, offsets = numbered(lengths)
     rows = list(document_rows(tokens, offsets, length, PAD))
@@ -34,7 +34,8 @@ def test_documents_predict_every_token_once_and_never_cross(case):
         assert batch["tokens"].shape == (len(rows), length)
         weighted = batch["weights"] == 1
         predicted.update(batch["targets"][weighted].tolist())
-        assert np.array_equal(batch["targets"][weighted], batch["tokens"][weighted] + 1)  # a document's own next token
+        # A target is the next token of the same document.
+        assert np.array_equal(batch["targets"][weighted], batch["tokens"][weighted] + 1)
         assert (batch["segments"][weighted] > 0).all()
         check_segments(batch, offsets)
     assert predicted == Counter({i: 1 for i in range(len(tokens)) if i not in firsts})
@@ -44,15 +45,15 @@ def check_segments(batch, offsets):
     document_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     for tokens, segments, positions in zip(batch["tokens"], batch["segments"], batch["positions"], strict=True):
         for segment in set(segments.tolist()) - {0}:
-            own = np.flatnonzero(segments == segment)
-            assert len(set(document_of[tokens[own]].tolist())) == 1
-            assert np.array_equal(own, np.arange(own[0], own[-1] + 1))
-            assert np.array_equal(positions[own], np.arange(len(own)))
+            at = np.flatnonzero(segments == segment)
+            assert len(set(document_of[tokens[at]].tolist())) == 1
+            assert np.array_equal(at, np.arange(at[0], at[-1] + 1))
+            assert np.array_equal(positions[at], np.arange(len(at)))
 
 
 @hypothesis_settings(deadline=None, max_examples=100)
 @given(st.integers(2, 300), st.integers(2, 24), st.booleans())
-def test_stream_predicts_every_token_once(n, length, keep_last):
+def test_stream_rows_predict_every_token_once(n, length, keep_last):
     rows = list(stream_rows(np.arange(n, dtype=np.uint16), length, PAD, keep_last))
     assert len(rows) == ((n - 1 + length - 1) // length if keep_last else (n - 1) // length)
     if not rows:
@@ -67,7 +68,7 @@ def test_stream_predicts_every_token_once(n, length, keep_last):
     assert (batch["tokens"][batch["segments"] == 0] == 0).all()
 
 
-def test_a_row_read_by_hand():
+def test_document_rows_of_a_small_example():
     tokens, offsets = numbered([3, 2, 9])
     rows = list(document_rows(tokens, offsets, 6, PAD))
     assert [row[0].tolist() for row in rows] == [

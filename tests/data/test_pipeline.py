@@ -17,7 +17,7 @@ def same(left: dict, right: dict) -> bool:
 
 @pytest.fixture
 def two_corpora(make_config, text_dir):
-    """A config of two corpora, lines that start with a and lines that start with b, three to one."""
+    """A config of two corpora with weights 3 to 1; their lines start with a and with b."""
     first = text_dir({"a.txt": "".join(f"a{i:06d}\n" for i in range(600))}, "first")
     second = text_dir({"b.txt": "".join(f"b{i:06d}\n" for i in range(60))}, "second")
     return make_config(corpus=(first, second), weights=(3.0, 1.0), batch_size=8)
@@ -32,7 +32,7 @@ def test_batch_is_a_pure_function_of_seed_and_step(two_corpora):
 
 
 @pytest.mark.parametrize("rows", [[0], [7], [1, 2], [0, 3, 4, 7], list(range(8))])
-def test_rows_are_those_of_the_whole_batch_and_no_other_is_read(two_corpora, rows, monkeypatch):
+def test_rows_equal_those_of_the_whole_batch_and_no_other_row_is_read(two_corpora, rows, monkeypatch):
     batches, read = Batches(two_corpora), []
     whole = {step: batches.batch(step) for step in (0, 5, 100)}
     reading = type(batches.corpora[0]).read
@@ -42,7 +42,7 @@ def test_rows_are_those_of_the_whole_batch_and_no_other_is_read(two_corpora, row
     assert len(read) == 3 * len(rows)
 
 
-def test_shapes_and_types(two_corpora):
+def test_batch_shapes_and_dtypes(two_corpora):
     batch = Batches(two_corpora).batch(0)
     types = {name: values.dtype.name for name, values in batch.items()}
     assert types == {
@@ -56,7 +56,7 @@ def test_shapes_and_types(two_corpora):
     assert np.array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
 
 
-def test_mixture_keeps_its_shares(two_corpora):
+def test_corpora_are_mixed_by_weight(two_corpora):
     batches = Batches(two_corpora)
     tokens = np.concatenate([batches.batch(step)["tokens"] for step in range(100)])
     share = np.mean((tokens == ord("a")).any(axis=1))
@@ -75,7 +75,7 @@ def test_every_epoch_has_every_sequence_once_in_a_new_order(make_config, text_di
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
 
 
-def test_iterate_gives_placed_batches_in_order_from_another_thread(two_corpora):
+def test_iterate_makes_batches_in_order_in_one_other_thread(two_corpora):
     batches, threads = Batches(two_corpora), set()
 
     def place(batch):
@@ -88,7 +88,7 @@ def test_iterate_gives_placed_batches_in_order_from_another_thread(two_corpora):
     assert number == 8 and threading.get_ident() not in threads and len(threads) == 1
 
 
-def test_iterate_counts_the_time_it_waited(two_corpora):
+def test_iterate_measures_the_time_spent_waiting(two_corpora):
     batches = Batches(two_corpora)
 
     def consume(make_takes: float, use_takes: float) -> float:
@@ -201,8 +201,8 @@ def test_big_vocabulary_and_pieces_give_the_tokens_of_the_whole_text(make_config
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
-def test_every_document_begins_as_the_tokenizer_says(make_config, tmp_path, packing):
-    """As `generate` begins its texts: with Llama's <s> (1), behind the </s> (2) of the document before."""
+def test_every_document_starts_with_begin_of_text(make_config, tmp_path, packing):
+    """Like a prompt of `generate`: Llama's <s> (1) comes first, after the </s> (2) of the previous document."""
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text(made.byte_fallback(post_processor=made.template("<s>", 1)))

@@ -1,4 +1,4 @@
-"""Which tokens begin and end a text: found in the tokenizer's file and in those beside it, and kept by `save`."""
+"""Special tokens of the tokenizer file and of the settings files next to it. `save` keeps them."""
 
 import pytest
 
@@ -14,7 +14,7 @@ BEGINS_AND_ENDS = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special
 
 @pytest.fixture
 def load(tmp_path):
-    """load({name: content}) is the tokenizer in a folder of these files, after it was saved and loaded again."""
+    """load({name: content}) loads the tokenizer in a directory of these files, saves it and loads it again."""
 
     def load(files: dict):
         made.write(tmp_path / "folder", files)
@@ -32,7 +32,7 @@ def llama_json(begins: bool = True, **parts) -> str:
     return made.byte_fallback(**({"post_processor": made.template("<s>", 1)} if begins else {}), **parts)
 
 
-def test_a_text_begins_as_the_post_processor_says(load):
+def test_post_processor_defines_begin_of_text(load):
     assert load({"tokenizer.json": llama_json()}).begin_of_text == 1
 
 
@@ -45,18 +45,18 @@ def test_a_text_begins_as_the_post_processor_says(load):
     {"tokenizer.model": made.sentence_piece(), "tokenizer_config.json": BEGINS_AND_ENDS | {"add_bos_token": False}},
     {"bytes.json": {"kind": "bytes"}},
 ])  # fmt: skip
-def test_nothing_begins_a_text_unless_a_file_says_so(load, files):
+def test_begin_of_text_is_none_unless_a_file_defines_it(load, files):
     assert load(files).begin_of_text is None
 
 
-def test_a_post_processor_that_ends_a_text_does_not_begin_it(load):
+def test_post_processor_that_ends_a_text_defines_no_begin_of_text(load):
     from tokenizers import processors
 
     ends = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     assert load({"tokenizer.json": made.byte_fallback(post_processor=ends)}).begin_of_text is None
 
 
-def test_sentencepiece_begins_a_text_where_its_folder_says_so(load):
+def test_settings_files_define_begin_of_text_of_sentencepiece(load):
     model = made.sentence_piece()
     tokenizer = load({"tokenizer.model": model, "tokenizer_config.json": {"add_bos_token": True}})
     assert (tokenizer.begin_of_text, tokenizer.end_of_text) == (1, 2)
@@ -65,29 +65,29 @@ def test_sentencepiece_begins_a_text_where_its_folder_says_so(load):
     assert (tokenizer.begin_of_text, tokenizer.end_of_text) == (2, 1)
 
 
-def test_gpt2s_two_files_begin_and_end_as_their_folder_says(load):
-    """OPT: both are </s>, which is no word of a text."""
+def test_settings_files_define_special_tokens_of_gpt2_files(load):
+    """As in OPT, both are </s>. The string </s> in a text is not encoded as that token."""
     files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
-    says = {"bos_token": "</s>", "eos_token": "</s>", "add_bos_token": True}
-    tokenizer = load(files | {"tokenizer_config.json": says})
+    settings = {"bos_token": "</s>", "eos_token": "</s>", "add_bos_token": True}
+    tokenizer = load(files | {"tokenizer_config.json": settings})
     assert (tokenizer.begin_of_text, tokenizer.end_of_text, tokenizer.vocab_size) == (2, 2, 14)
     ids = tokenizer.encode(b"ab</s>")
     assert ids.tolist() == [13, VOCABULARY["<"], VOCABULARY["/"], VOCABULARY["s"], VOCABULARY[">"]]
     assert tokenizer.decode([2, *ids, 2]) == "ab</s>"
 
 
-@pytest.mark.parametrize("more, says", [
+@pytest.mark.parametrize("more, message", [
     ({"tokenizer_config.json": {"tokenizer_class": "Qwen2TokenizerFast"}}, "the tokenizer is a Qwen2Tokenizer: "),
     ({"added_tokens.json": {"<tool>": 14}}, "the tokenizer is GPT-2's with added_tokens.json: "),
 ])  # fmt: skip
-def test_two_files_like_gpt2s_that_are_read_otherwise_are_refused(load, more, says):
+def test_files_of_other_tokenizers_than_gpt2_are_an_error(load, more, message):
     files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
     assert load(files | {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}}).vocab_size == 14
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         load(files | more)
 
 
-def test_gpt2s_two_files_alone_have_a_separator_of_a_customary_name_or_get_one(load):
+def test_gpt2_files_without_settings_use_a_customary_separator_or_add_one(load):
     files = {"vocab.json": VOCABULARY, "merges.txt": MERGES}
     tokenizer = load(files)
     assert (tokenizer.end_of_text, tokenizer.vocab_size, tokenizer.begin_of_text) == (2, 14, None)
@@ -113,31 +113,31 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_text_ends_by_name_then_number_then_custom(load, name):
-    beside, stops = ENDS[name]
-    tokenizer = load({"tokenizer.json": llama_json(), **beside})
+def test_end_of_text_is_found_by_name_then_id_then_customary_name(load, name):
+    settings, stops = ENDS[name]
+    tokenizer = load({"tokenizer.json": llama_json(), **settings})
     assert (tokenizer.end_of_text, tokenizer.stops) == (stops[0], stops)
     assert tokenizer.decode(tokenizer.encode(b"a the")) == "a the"
 
 
-def test_a_file_alone_is_taken_alone(tmp_path):
+def test_settings_files_are_ignored_for_the_path_of_a_file(tmp_path):
     made.write(tmp_path, {"tokenizer.json": llama_json(), "tokenizer_config.json": NAMED})
     assert load_tokenizer(tmp_path / "tokenizer.json").end_of_text == 2
 
 
-def test_of_both_forms_tokenizer_json_is_read(load):
+def test_tokenizer_json_takes_precedence_over_tokenizer_model(load):
     files = {"tokenizer.json": made.byte_level(), "tokenizer.model": made.sentence_piece()}
     assert load(files).files.keys() == {"tokenizer.json"}
 
 
-def test_what_begins_a_text_separates_two_where_nothing_else_does(load):
-    """No token of a customary name ends a text here: rather <s>, which the model knows, than an id that it does not."""
+def test_begin_of_text_separates_texts_if_there_is_no_end_of_text(load):
+    """No token has a customary separator name. <s>, which the model has seen, is better than a new id."""
     content = llama_json().replace("</s>", "<stop>")
     tokenizer = load({"tokenizer.json": content})
     assert (tokenizer.begin_of_text, tokenizer.end_of_text) == (1, 1)
 
 
-def test_saved_settings_of_a_folder_are_the_tokenizers_alone(load):
+def test_save_writes_only_the_settings_of_the_tokenizer(load):
     config = {"eos_token_id": [2, 0], "temperature": 0.6}
     tokenizer = load({"tokenizer.json": llama_json(), "generation_config.json": config, "config.json": {"depth": 3}})
     assert tokenizer.files["generation_config.json"] == b'{"eos_token_id": [2, 0]}\n'
@@ -145,17 +145,18 @@ def test_saved_settings_of_a_folder_are_the_tokenizers_alone(load):
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
-@pytest.mark.parametrize("content, says", [("{", "invalid JSON"), ("[1]", "holds a JSON list; it must be an object"),
-                                           (b"\xff", "invalid JSON")])  # fmt: skip
-def test_a_broken_file_beside_is_named(tmp_path, name, content, says):
+@pytest.mark.parametrize("content, message", [
+    ("{", "invalid JSON"), ("[1]", "contains a JSON list; it must be an object"), (b"\xff", "invalid JSON"),
+])  # fmt: skip
+def test_error_of_an_invalid_settings_file_names_it(tmp_path, name, content, message):
     made.write(tmp_path, {"tokenizer.json": llama_json(), name: content})
     with pytest.raises(UserError) as raised:
         load_tokenizer(tmp_path)
-    assert str(raised.value).startswith(f"{tmp_path}/{name}: {says}") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"{tmp_path}/{name}: {message}") and "\n" not in str(raised.value)
 
 
-def test_words_beside_the_vocabulary_have_their_bytes(load):
-    """Gemma's runs of spaces are words added to the vocabulary, written with U+2581."""
+def test_added_words_have_their_bytes(load):
+    """Gemma adds runs of spaces to the vocabulary, written with U+2581."""
     tokenizer = load({"tokenizer.json": llama_json(**GEMMA)})
     run = tokenizer.encode(b"a  a")[1]
     assert tokenizer.token_bytes[run] == b"  " and tokenizer.decode([run, run]) == "    "

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
-from xfresearch.config import DataConfig
-from xfresearch.data import bpe
-from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer, tokenizer_for, vocab_size
+from xfresearch.config.run import DataConfig
+from xfresearch.data.tokenizers import ByteTokenizer, bpe, load_tokenizer, tokenizer_for, vocab_size
 
 CODE = "def main(x):\n    return x + 1  # größer 🦙\n\n\nclass Thing:\n    pass\n"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A small BPE, its data config, and the directory of its corpus."""
+    """A small trained BPE, its data config, and the directory of its corpus."""
     root = tmp_path_factory.mktemp("bpe")
     (root / "code.py").write_text(CODE * 40)
     data = DataConfig(
@@ -44,7 +43,7 @@ def tokenizer(request, trained):
 @pytest.mark.parametrize("kind, file", [
     ("gpt2", "gpt2_hf_tokenizer.json"), ("gpt2", "gpt2_encoder.json"), ("llama_spm", "llama2_tokenizer.model"),
 ])  # fmt: skip
-def test_published_vectors(kind, file):
+def test_encoding_matches_published_vectors(kind, file):
     tokenizer = load_tokenizer(shared(f"tokenizers/{file}"))
     vectors = json.loads(shared("tokenizers/tokenizer_test_vectors.json").read_text())
     assert len(vectors["gpt2"]) + len(vectors["llama_spm"]) == 51
@@ -73,7 +72,7 @@ def test_bpe_round_trip(trained, text):
 
 def test_every_tokenizer_counts_the_bytes_of_text(tokenizer):
     text = CODE.encode()
-    prefix = 1 if tokenizer.decode_bytes(tokenizer.encode(b"a")) == b" a" else 0  # SentencePiece's dummy space
+    prefix = 1 if tokenizer.decode_bytes(tokenizer.encode(b"a")) == b" a" else 0  # SentencePiece adds a dummy space
     assert tokenizer.byte_lengths.shape == (tokenizer.vocab_size,)
     assert tokenizer.byte_lengths[tokenizer.encode(text)].sum() == len(text) + prefix
     assert tokenizer.byte_lengths[tokenizer.end_of_text] == 0
@@ -95,7 +94,7 @@ def test_stream_emits_only_whole_characters(tokenizer):
     assert "\ufffd" not in "".join(parts)
 
 
-def test_stream_of_a_text_that_goes_on_keeps_its_first_space(tokenizer):
+def test_stream_that_continues_a_text_keeps_its_first_space(tokenizer):
     ids = tokenizer.encode(b"the dog the")
     rest = tokenizer.decode_bytes(ids[1:])
     assert tokenizer.decode_stream(begins=False).push(ids[1:]) == rest.decode()
@@ -117,7 +116,7 @@ def test_saved_tokenizer_loads_the_same(tokenizer, tmp_path):
     assert np.array_equal(loaded.encode(CODE.encode()), tokenizer.encode(CODE.encode()))
 
 
-def test_bpe_has_the_asked_vocabulary_and_is_deterministic(trained, tmp_path):
+def test_bpe_has_the_requested_vocabulary_size_and_is_deterministic(trained, tmp_path):
     tokenizer, data, _ = trained
     assert tokenizer.vocab_size == vocab_size(data) == 300 and tokenizer.end_of_text == 0
     bpe.train(data, tmp_path)
@@ -146,7 +145,7 @@ def test_vocab_size_of_files(name, size):
     assert vocab_size(DataConfig(tokenizer=str(shared(f"tokenizers/{name}")))) == size
 
 
-def test_hugging_face_llama_style_file_knows_its_bytes(tmp_path):
+def test_tokens_of_a_llama_style_tokenizer_json_have_their_bytes(tmp_path):
     made.write(tmp_path, {"tokenizer.json": made.byte_fallback()})
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.end_of_text == 2 and tokenizer.byte_lengths[:4].tolist() == [0, 0, 0, 1]

@@ -2,7 +2,7 @@ import tensorflow_datasets as tfds
 
 
 class TinyTfds(tfds.core.GeneratorBasedBuilder):
-    """Somebody else's data set: 400 texts, one split."""
+    """A third-party data set: 400 texts, one split."""
 
     VERSION = tfds.core.Version("1.0.0")
 

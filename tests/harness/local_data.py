@@ -1,4 +1,4 @@
-"""Small files in the form that the local tasks read: text of our own."""
+"""Writes small files in the format of the local tasks, with made-up text."""
 
 import json
 from pathlib import Path

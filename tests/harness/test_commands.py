@@ -1,4 +1,4 @@
-"""The command, of one run and of two: its figures from their definitions, its answers kept and used again."""
+"""The command for one run and for two: metrics match their definitions, and saved answers are reused."""
 
 import json
 import random
@@ -13,10 +13,11 @@ from tests.harness import local_data
 from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
-from xfresearch import api, command, evaluate
+from xfresearch import evaluate, loading
 from xfresearch.errors import UserError
 from xfresearch.harness import commands, measuring, scoring, tasks
 from xfresearch.harness.items import Items
+from xfresearch.tables import table
 
 MISSING = "lm_eval is not installed: requirements-eval.txt"
 KINDS = ("piqa", "winogrande", "lambada", "boolq")
@@ -39,7 +40,7 @@ def lm_eval():
     return pytest.importorskip("lm_eval", reason=MISSING)
 
 
-def Adapter(*arguments, **named):  # noqa: N802  a class that cannot be imported without lm_eval
+def Adapter(*arguments, **named):  # noqa: N802  the class cannot be imported without lm_eval
     from xfresearch.harness.adapter import Adapter
 
     return Adapter(*arguments, **named)
@@ -60,10 +61,11 @@ def likelihood(lm, context: str, continuation: str) -> float:
     return alone(lm, scoring.continuation_windows(read, whole[len(read) :], 64))[0]
 
 
-def test_figures_are_their_definitions(lm_eval, runs, data, tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # no checkout of a repository, whose commit lm_eval asks git for
+def test_metrics_match_their_definitions(lm_eval, runs, data, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # not a git checkout: in one, lm_eval would ask git for the commit
     found = evaluated(data, tmp_path, "--workdir", runs[0])
-    lm, prompts = api.load(runs[0]), {"piqa": "{query}Answer:", "winogrande": "", "lambada": "{context}", "boolq": ""}
+    lm = loading.load(runs[0])
+    prompts = {"piqa": "{query}Answer:", "winogrande": "", "lambada": "{context}", "boolq": ""}
     right, lengths = [], []
     for line in (data / "piqa.jsonl").read_text().splitlines():
         item = json.loads(line)
@@ -78,10 +80,10 @@ def test_figures_are_their_definitions(lm_eval, runs, data, tmp_path, capfd, mon
     assert np.log(perplexity) == pytest.approx(-np.mean(sums), rel=TOLERANCE["float32"])
     out, err = capfd.readouterr()
     assert out.splitlines()[0].split() == ["task", "items", "shots", "metric", "value", "+-"]
-    assert len(out.splitlines()) == 1 + 6 and err.count("\n") == 1  # nothing of lm_eval's own talk
+    assert len(out.splitlines()) == 1 + 6 and err.count("\n") == 1  # no messages of lm_eval's own
 
 
-def test_prompts_are_lm_evals(lm_eval, data, tmp_path):
+def test_prompts_equal_those_of_lm_eval(lm_eval, data, tmp_path):
     names = tasks.local_names()
     found = tasks.load(names, str(data), tmp_path)["tasks"]
     asked = {name: requests_of(found[f"local_{name}"]) for name in names}
@@ -104,7 +106,7 @@ def requests_of(task, number: int = 3) -> list[tuple[str, str]]:
     return [request.args for request in task.instances if request.doc_id == number]
 
 
-def test_a_killed_evaluation_goes_on_where_it_stopped(lm_eval, data, tmp_path, monkeypatch):
+def test_a_killed_evaluation_resumes_where_it_stopped(lm_eval, data, tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", "gpt2", data__cache_dir=str(tmp_path / "cache"))
     batches, asked = scoring.batches, []
 
@@ -117,14 +119,14 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(lm_eval, data, tmp_path, m
     monkeypatch.setattr(scoring, "batches", cut_short)
     with pytest.raises(KeyboardInterrupt):
         evaluated(data, tmp_path, "--workdir", run, "--batch-size", 2)
-    kept = len(next((run / "harness").glob("*/items.jsonl")).read_text().splitlines())
+    saved = len(next((run / "harness").glob("*/items.jsonl")).read_text().splitlines())
     resumed = evaluated(data, tmp_path, "--workdir", run, "--batch-size", 2)
-    assert kept > 0 and asked[1] == asked[0] - kept > 0
+    assert saved > 0 and asked[1] == asked[0] - saved > 0
     again = evaluated(data, tmp_path, "--workdir", run)
     assert again == resumed and asked[2:] == [0]
 
 
-def test_another_step_length_or_model_has_its_own_answers(lm_eval, runs, data, tmp_path):
+def test_answers_of_another_step_or_length_are_separate(lm_eval, runs, data, tmp_path):
     options = [[runs[0], "--step", 10], [runs[0] / "checkpoints/20"], [runs[0], "--sequence-length", 32]]
     found = [evaluated(data, tmp_path, "--workdir", *given, names=["piqa"]) for given in options]
     assert len({one["kept_in"] for one in found}) == 3
@@ -132,25 +134,25 @@ def test_another_step_length_or_model_has_its_own_answers(lm_eval, runs, data, t
     assert [(one["step"], one["sequence_length"]) for one in found] == [(10, 64), (20, 64), (20, 32)]
 
 
-def test_another_dtype_or_tokenizer_has_its_own_answers(runs):
-    def kept(**changes) -> Path:
-        lm = api.load(runs[0])
+def test_answers_of_another_dtype_or_tokenizer_are_separate(runs):
+    def folder(**changes) -> Path:
+        lm = loading.load(runs[0])
         lm.config = replace(lm.config, **changes.pop("config", {}))
         vars(lm.tokenizer).update(changes)
-        return measuring.kept_in(runs[0], lm, 64)
+        return measuring.answers_folder(runs[0], lm, 64)
 
-    assert kept() == kept()
-    assert len({kept(), kept(config={"dtype": "bfloat16"}), kept(digest="another")}) == 3
+    assert folder() == folder()
+    assert len({folder(), folder(config={"dtype": "bfloat16"}), folder(digest="another")}) == 3
 
 
-def test_items_of_any_values_are_written_and_their_numbers_read(tmp_path):
-    """Tasks answer with what they like: NumPy's numbers are numbers too."""
+def test_items_with_any_values_are_written_and_numbers_are_metrics(tmp_path):
+    """Tasks return values of any type. NumPy numbers count as numbers too."""
     item = {"doc_id": 0, "filter": "none", "arguments": [("a", "b")], "target": {3}, "filtered_resps": [(-1.0, True)]}
     item |= {"metrics": ["acc", "f1"], "acc": np.float32(0.5), "f1": (np.int64(1), 0)}
     item |= {"doc_hash": "d", "prompt_hash": "p", "target_hash": "t"}
     row = {"alias": "odd", "acc,none": np.float32(0.5), "acc_stderr,none": "N/A", "f1,none": {"no": "number"}}
     counts = {"n-samples": {"odd": {"effective": 1}}, "n-shot": {"odd": 0}, "higher_is_better": {"odd": {"acc": True}}}
-    task = measuring.task_of("odd", [item], counts | {"results": {"odd": row}})
+    task = measuring.task_metrics("odd", [item], counts | {"results": {"odd": row}})
     assert task["values"] == {"acc": [0.5]} and task["lower_is_better"] == []
     assert task["metrics"] == {"acc": {"value": 0.5, "standard_error": None}}
     measuring.write_items(tmp_path, "odd", task, [item], 0)
@@ -162,7 +164,7 @@ def test_two_runs_are_compared_item_by_item(lm_eval, runs, data, tmp_path, capsy
     for run in runs:
         evaluated(data, tmp_path, "--workdir", run)
     capsys.readouterr()
-    monkeypatch.setattr(scoring, "batches", lambda requests, *_: iter(()) if not requests else 1 / 0)  # all are kept
+    monkeypatch.setattr(scoring, "batches", lambda requests, *_: iter(()) if not requests else 1 / 0)  # all are saved
     found = evaluated(data, tmp_path, "--compare", *runs)
     out = capsys.readouterr().out
     first, second = (one["tasks"]["piqa"]["metrics"]["acc"]["value"] for one in found["models"])
@@ -180,7 +182,7 @@ def test_two_runs_are_compared_item_by_item(lm_eval, runs, data, tmp_path, capsy
     assert all(f"items of {name}" in out or f" on {name}" in out for name in KINDS)
 
 
-def test_examples_and_limits_reach_the_prompts(lm_eval, runs, data, tmp_path):
+def test_fewshot_and_limit_change_the_prompts(lm_eval, runs, data, tmp_path):
     found = evaluated(data, tmp_path, "--workdir", runs[0], "--fewshot", 2, "--limit", 3, names=["jeopardy", "piqa"])
     assert {name: found["tasks"]["jeopardy"][name] for name in ("items", "fewshot")} == {"items": 3, "fewshot": 2}
     lines = Path(found["kept_in"], "jeopardy-2_shot-first_3.jsonl").read_text().splitlines()
@@ -189,8 +191,8 @@ def test_examples_and_limits_reach_the_prompts(lm_eval, runs, data, tmp_path):
     assert prompt.endswith("In house 0 the river stands beside the\nAnswer:")
 
 
-def test_examples_are_other_items(lm_eval, data, tmp_path):
-    """All others here: with one more, there would not be enough of them."""
+def test_solved_examples_are_other_items(lm_eval, data, tmp_path):
+    """Here they are all 7 others; 8 examples would need one more item."""
     loaded = tasks.load(["piqa", "winogrande"], str(data), tmp_path)["tasks"]
     measuring.set_examples(loaded, 7)
     for task in loaded.values():
@@ -201,12 +203,12 @@ def test_examples_are_other_items(lm_eval, data, tmp_path):
         tasks.load(["piqa"], str(data), tmp_path, examples=8)
 
 
-def test_tasks_that_say_no_examples_keep_to_it(capsys):
+def test_tasks_that_set_zero_examples_keep_zero(capsys):
     loaded = {name: Shots(own) for name, own in {"none": 0, "some": 3, "unsaid": None}.items()}
     for asked, expected in ((None, [0, 3, 0]), (5, [0, 5, 5]), (0, [0, 0, 0])):
         measuring.set_examples(loaded, asked)
         assert [task.shots for task in loaded.values()] == expected
-    assert capsys.readouterr().err == "--fewshot=5: none keeps to 0, as its task file says\n"
+    assert capsys.readouterr().err == "--fewshot=5 does not apply to none: its task file sets 0\n"
 
 
 class Shots:
@@ -224,7 +226,7 @@ class Shots:
         pass
 
 
-def test_groups_of_groups_and_tasks_named_twice(lm_eval, data, tmp_path, monkeypatch):
+def test_nested_groups_and_tasks_named_twice_are_evaluated_once(lm_eval, data, tmp_path, monkeypatch):
     from lm_eval.tasks import TaskManager
 
     for name in ("piqa", "boolq"):
@@ -244,8 +246,8 @@ def test_groups_of_groups_and_tasks_named_twice(lm_eval, data, tmp_path, monkeyp
     assert set(results["samples"]) == {"local_piqa", "local_boolq"}
 
 
-def test_what_tasks_draw_is_the_same_for_every_model(lm_eval, runs, data, tmp_path, monkeypatch):
-    """Some put their choices in an order drawn as they are loaded."""
+def test_the_random_choices_of_tasks_are_the_same_for_every_model(lm_eval, runs, data, tmp_path, monkeypatch):
+    """Some tasks shuffle their choices while they are loaded."""
     drawn = []
     monkeypatch.setattr(tasks, "load", lambda *_: drawn.append((random.random(), np.random.random())) or 1 / 0)
     for run in runs:
@@ -254,7 +256,7 @@ def test_what_tasks_draw_is_the_same_for_every_model(lm_eval, runs, data, tmp_pa
     assert drawn[0] == drawn[1]
 
 
-def test_texts_begin_with_what_the_tokenizer_says_they_do(lm_eval):
+def test_texts_begin_with_the_tokenizers_begin_of_text_token(lm_eval):
     adapter = Adapter(tiny_model("gpt2"), Items(), 64, 2)
     assert adapter.tok_encode("ab") == [97, 98] and adapter.prefix_token_id == 256
     adapter.lm.tokenizer.begin_of_text = 255
@@ -265,18 +267,18 @@ def test_texts_begin_with_what_the_tokenizer_says_they_do(lm_eval):
     assert [total for total, _ in found] == pytest.approx(expected, rel=TOLERANCE["float32"])
 
 
-def test_a_model_that_diverged_has_no_figures(lm_eval):
-    """lm_eval would take the first of its answers, and call it right where that is."""
+def test_a_model_that_diverged_has_no_metrics(lm_eval):
+    """With NaN, lm_eval would take the first choice, and count it as correct if it happens to be."""
     lm = tiny_model("gpt2")
     lm.params = jax.tree.map(lambda x: x * np.nan, lm.params)
-    with pytest.raises(UserError, match="runs/a gives texts likelihoods that are not numbers"):
+    with pytest.raises(UserError, match="runs/a computes log-likelihoods that are NaN"):
         Adapter(lm, Items(), 64, 2, name="runs/a").loglikelihood([Instance(("a", "b"))])
 
 
-def test_tokens_that_the_model_has_no_rows_for_are_refused(lm_eval):
+def test_tokens_beyond_the_models_vocabulary_raise_an_error(lm_eval):
     lm = tiny_model("gpt2")
     lm.config = replace(lm.config, vocab_size=256)
-    with pytest.raises(UserError, match="tokenizer has token 256; the model's vocabulary ends at 255"):
+    with pytest.raises(UserError, match="tokenizer has token 256, but the model's vocabulary ends at 255"):
         Adapter(lm, Items(), 64, 2).loglikelihood_rolling([Instance(("ab",))])
 
 
@@ -285,28 +287,28 @@ class Instance:
         self.args = args
 
 
-def test_models_that_were_asked_different_questions_are_not_compared():
+def test_models_with_different_questions_are_not_compared():
     one, other = ({"piqa": task_values(word)} for word in "ab")
-    with pytest.raises(UserError, match="piqa asked the two models different questions"):
+    with pytest.raises(UserError, match="piqa has different prompts or targets for the two models"):
         commands.compare(one, other)
 
 
-def test_values_that_are_no_numbers_are_left_out():
-    """Those of metrics such as F1 are pairs, and some tasks have values of some items only."""
+def test_metrics_without_a_number_for_every_item_are_left_out():
+    """Values of metrics such as F1 are pairs, and some tasks have values for some items only."""
     one = {"squad": task_values("s"), "piqa": task_values("q", acc=[1.0, 0.0], odd=[np.nan, 1.0], some=[1.0])}
     other = {"squad": task_values("s"), "piqa": task_values("q", acc=[1.0, 0.0], odd=[1.0, 1.0])}
     found = commands.compare(one, other)
     assert found["squad"] == {} and list(found["piqa"]) == ["acc"] and found["piqa"]["acc"]["p_holm"] == 1
     assert len(commands.comparison_columns(found)["task"]) == 1
     assert commands.sentences("a", "b", found) == [
-        "squad is not compared: no metric of it has a number for each item",
+        "squad is not compared: none of its metrics has a number for every item",
         "a and b do not differ on any of 2 items of piqa",
     ]
     nothing = commands.comparison_columns({"squad": {}})
-    assert command.table(nothing).split()[:2] == ["task", "items"] and not nothing["task"]
+    assert table(nothing).split()[:2] == ["task", "items"] and not nothing["task"]
 
 
-def test_a_metric_that_should_be_low_is_compared_as_such():
+def test_the_comparison_respects_that_lower_is_better():
     one = {"bias": task_values("q", score=[1.5, 2.5]) | {"lower_is_better": ["score"]}}
     other = {"bias": task_values("q", score=[1.0, 2.4])}
     assert commands.sentences("a", "b", commands.compare(one, other))[0].startswith("b is 0.3000 of score ahead of a")
@@ -322,14 +324,14 @@ def task_values(questions: str, **values) -> dict:
         (["--workdir", "{run}", "--task-data", "{data}"], "--task-data is not allowed without --tasks"),
         (["--workdir", "{run}", "--fewshot", "2"], "--fewshot is not allowed without --tasks"),
         (["--compare", "{run}", "{run}"], "--compare is not allowed without --tasks"),
-        (["--tasks", "piqa"], "--workdir DIR or --compare DIR DIR is required"),
-        (["--tasks", "piqa", "--workdir", "{run}", "--compare", "{run}", "{run}"], "one of the two"),
+        (["--tasks", "piqa"], "exactly one of --workdir DIR and --compare DIR DIR is required"),
+        (["--tasks", "piqa", "--workdir", "{run}", "--compare", "{run}", "{run}"], "exactly one of"),
         (["--tasks", "piqa", "--workdir", "{run}", "--stride", "8"], "--stride is not allowed with --tasks"),
         (["--tasks", "piqa", "--workdir", "{run}", "--all-steps"], "--all-steps is not allowed with --tasks"),
         (["--tasks", "piqa", "--compare", "{run}", "{run}", "--step", "10"], "--step=10 is not allowed with --compare"),
         (["--tasks", "pica", "--workdir", "{run}", "--task-data", "{data}"], "did you mean 'piqa'"),
-        (["--tasks", "piqa,,boolq", "--workdir", "{run}", "--task-data", "{data}"], "names with commas between them"),
-        (["--tasks", "piqa", "--workdir", "{run}", "--task-data", "{run}"], "piqa.jsonl, the file of piqa, is not there"),
+        (["--tasks", "piqa,,boolq", "--workdir", "{run}", "--task-data", "{data}"], "names separated by commas"),
+        (["--tasks", "piqa", "--workdir", "{run}", "--task-data", "{run}"], "no file piqa.jsonl, which piqa reads"),
         (["--tasks", "piqa", "--workdir", "{run}", "--fewshot", "-1"], "--fewshot: -1 is not allowed"),
     ],
 )  # fmt: skip
@@ -339,7 +341,7 @@ def test_mistakes_are_one_line(runs, data, options, text):
     assert "\n" not in str(caught.value)
 
 
-def test_without_lm_eval_the_command_says_what_to_install(runs, data, monkeypatch):
+def test_without_lm_eval_the_error_names_what_to_install(runs, data, monkeypatch):
     monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"lm_eval, which is not installed: pip install -r requirements-eval\.txt"):
         evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), "--task-data", str(data)])
@@ -356,7 +358,7 @@ def test_without_lm_eval_the_command_says_what_to_install(runs, data, monkeypatc
         ),
     ],
 )
-def test_broken_task_data_is_named(lm_eval, runs, tmp_path, text, reason):
+def test_the_error_names_the_line_of_broken_task_data(lm_eval, runs, tmp_path, text, reason):
     (tmp_path / "piqa.jsonl").write_text(text)
     with pytest.raises(UserError, match=rf"piqa\.jsonl:{reason}") as caught:
         evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), "--task-data", str(tmp_path)])
@@ -369,31 +371,30 @@ ITEM = {"query": "a", "choices": ["b", "c"], "gold": 1}
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"gold": 2}, "gold=2 must be the number of a choice, 0 to 1"),
-        ({"gold": "1"}, "gold='1' must be the number of a choice"),
-        ({"gold": None}, "gold=None must be"),
-        ({"gold": -1}, "gold=-1 must be"),
-        ({"choices": "bc"}, "choices='bc' must be a list of texts"),
-        ({"choices": []}, r"choices=\[\] must be"),
+        ({"gold": 2}, "gold=2 is not allowed: it must be the index of a choice, 0 to 1"),
+        ({"gold": "1"}, "gold='1' is not allowed: it must be the index of a choice"),
+        ({"gold": None}, "gold=None is not allowed: it must be"),
+        ({"gold": -1}, "gold=-1 is not allowed: it must be"),
+        ({"choices": "bc"}, "choices='bc' is not allowed: it must be a list of non-empty strings"),
+        ({"choices": []}, r"choices=\[\] is not allowed: it must be"),
         ({"choices": ["b", ""]}, "choices=.* must be"),
         ({"choices": [1, 2]}, "choices=.* must be"),
-        ({"query": 5}, "query=5 must be a text"),
+        ({"query": 5}, "query=5 is not allowed: it must be a string"),
     ],
 )
-def test_values_that_would_make_wrong_figures_are_named(tmp_path, changes, reason):
+def test_the_error_names_values_that_would_give_wrong_metrics(tmp_path, changes, reason):
     (tmp_path / "piqa.jsonl").write_text(json.dumps(ITEM) + "\n" + json.dumps(ITEM | changes) + "\n")
     with pytest.raises(UserError, match=rf"piqa\.jsonl:2: {reason}"):
         tasks.check_data("piqa", str(tmp_path))
 
 
-def test_a_file_without_items_is_named(tmp_path):
+def test_the_error_names_a_file_without_items(tmp_path):
     (tmp_path / "piqa.jsonl").write_text("")
     with pytest.raises(UserError, match=r"piqa\.jsonl is empty: --tasks=piqa has no items"):
         tasks.check_data("piqa", str(tmp_path))
 
 
-def test_lengths_beyond_learned_positions_are_refused(lm_eval, runs, data):
+def test_lengths_beyond_the_position_table_raise_an_error(lm_eval, runs, data):
     with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64"):
-        evaluate.main(
-            ["--tasks", "piqa", "--workdir", str(runs[0]), "--task-data", str(data), "--sequence-length", "65"]
-        )
+        options = ["--task-data", str(data), "--sequence-length", "65"]
+        evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), *options])

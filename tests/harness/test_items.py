@@ -1,4 +1,4 @@
-"""Kept answers: all of them are there again after a kill, whatever it left of the last line."""
+"""Saved answers: all complete lines are read again after a kill, whatever is left of the last line."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from xfresearch.harness.items import Items
 ANSWERS = {"a": [-1.25, True], "b": "a text\nof two lines, naïve", "c": -0.1 + 1e-17}
 
 
-def test_answers_are_there_again(tmp_path):
+def test_saved_answers_are_read_again(tmp_path):
     path = tmp_path / "deep" / "items.jsonl"
     items = Items(path)
     assert not items and not path.exists()
@@ -19,7 +19,7 @@ def test_answers_are_there_again(tmp_path):
 
 
 @pytest.mark.parametrize("left", range(1, 60, 7))
-def test_a_torn_line_is_passed_over_and_what_follows_is_whole(tmp_path, left):
+def test_an_incomplete_line_is_skipped_and_the_next_answers_start_a_new_line(tmp_path, left):
     path = tmp_path / "items.jsonl"
     Items(path).add(ANSWERS)
     whole = path.read_bytes()
@@ -31,7 +31,7 @@ def test_a_torn_line_is_passed_over_and_what_follows_is_whole(tmp_path, left):
     assert Items(path) == {**ANSWERS, "d": 4}
 
 
-def test_lines_that_are_no_pairs_are_passed_over(tmp_path):
+def test_lines_that_are_not_pairs_are_skipped(tmp_path):
     path = tmp_path / "items.jsonl"
     path.write_bytes(b'5\n[1]\n\xff\xfe\n["a", 1]\n{"a": 2}\n\n')
     assert Items(path) == {"a": 1}
@@ -43,7 +43,7 @@ def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_the_error_names_a_path_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/items\.jsonl cannot be written"):
         Items(tmp_path / "file" / "items.jsonl").add(ANSWERS)

@@ -1,4 +1,4 @@
-"""Two processes that share a model's parameters answer what one does, and go on from what was kept."""
+"""Two processes that shard a model's parameters give the answers of one process, and resume from saved answers."""
 
 import json
 
@@ -12,7 +12,7 @@ pytest.importorskip("lm_eval", reason="lm_eval is not installed: requirements-ev
 pytestmark = pytest.mark.long
 
 
-def test_processes_answer_as_one_does(tmp_path):
+def test_two_processes_give_the_answers_of_one(tmp_path):
     data = local_data.write(tmp_path / "data")
     settings = {"data__cache_dir": str(tmp_path / "cache"), "mesh__fsdp": 2, "mesh__data": 1}
     runs = [make_run(tmp_path / name, "gpt2", steps=(1,), **settings) for name in ("one", "two")]
@@ -20,8 +20,8 @@ def test_processes_answer_as_one_does(tmp_path):
     def evaluated(count: int, run, names: str) -> dict:
         arguments = [f"--workdir={run}", f"--tasks={names}", f"--task-data={data}", f"--json={tmp_path}/out.json"]
         with Processes(count, "xfresearch.evaluate", *arguments) as processes:
-            said = processes.succeed()
-        assert not any(out for _, out, _ in said[1:])  # the first one speaks
+            results = processes.succeed()
+        assert not any(out for _, out, _ in results[1:])  # only process 0 prints
         return json.loads((tmp_path / "out.json").read_text())["tasks"]
 
     alone, together = evaluated(1, runs[0], "piqa,lambada"), evaluated(2, runs[1], "piqa")
@@ -30,5 +30,5 @@ def test_processes_answer_as_one_does(tmp_path):
     one, other = (tasks["lambada"]["metrics"]["perplexity"]["value"] for tasks in (alone, together))
     assert one == pytest.approx(other, rel=1e-4)
     lines = next((runs[1] / "harness").glob("*/items.jsonl")).read_text().splitlines()
-    kept = [json.loads(line)[0] for line in lines]
-    assert len(kept) == len(set(kept)) == 8 * 2 + 8  # each asked once, and written by one process
+    keys = [json.loads(line)[0] for line in lines]
+    assert len(keys) == len(set(keys)) == 8 * 2 + 8  # each answer is computed once, and one process writes it

@@ -1,4 +1,4 @@
-"""Log-likelihoods in batches by length, and texts up to stop strings: each request gets what it gets alone."""
+"""Batched log-likelihoods, and texts up to stop strings: each request has the same result as alone."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from xfresearch.errors import UserError
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.scoring import Window, continuation_windows
 
-LENGTH = 64  # rows of the tiny model's table of positions
+LENGTH = 64  # rows of the tiny model's position table
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def lm():
 
 
 def requests(count: int = 40, longest: int = 90, seed: int = 0) -> list[list[Window]]:
-    """Pairs of random lengths, some of them longer than the model."""
+    """Requests of random lengths, some longer than the model's longest input."""
     random = np.random.default_rng(seed)
     sizes = random.integers(1, (longest, 12), (count, 2))
     return [
@@ -44,7 +44,7 @@ def scored(lm, asked, batch_size: int = 4, mesh=None, params=None) -> list:
 
 
 def alone(lm, windows: list[Window]) -> tuple[float, bool]:
-    """From the logits of one window at a time, padded to one length, in float64."""
+    """The reference: from the logits of one window at a time, padded to one length, in float64."""
     total, greedy = 0.0, True
     for tokens, count in windows:
         padded = np.zeros((1, LENGTH), np.int32)
@@ -57,23 +57,23 @@ def alone(lm, windows: list[Window]) -> tuple[float, bool]:
     return total, bool(greedy)
 
 
-def test_each_request_has_the_likelihood_it_has_alone(lm):
+def test_each_request_has_the_same_log_likelihood_as_alone(lm):
     asked = requests()
     start = asked[0][0].tokens[:20]
     likeliest = int(np.asarray(lm([start]))[0, -1].argmax())
     asked += [[Window([*start, token], 1)] for token in (likeliest, 5, 6)]  # these share a row
-    asked += [[Window([*start, likeliest], 2)], [Window(start, 0)], []]  # so does this; the last two ask for nothing
+    asked += [[Window([*start, likeliest], 2)], [Window(start, 0)], []]  # shares it too; the last two have no targets
     found, expected = scored(lm, asked), [alone(lm, windows) for windows in asked]
     assert relative_error([x for x, _ in found], [x for x, _ in expected]) < TOLERANCE["float32"]
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert found[40][1] and not found[41][1] and found[-2:] == [(0.0, True)] * 2
 
 
-def test_what_reads_the_same_tokens_shares_a_row():
+def test_windows_with_the_same_inputs_share_a_row():
     same = [[Window([1, 2, 3, token], 1)] for token in range(9)] + [[Window([1, 2, 3, 4], 3)]]
-    (row,) = scoring.rows_of(same)
-    assert row.inputs == (1, 2, 3) and row.targets == 12
-    assert len(scoring.rows_of([*same, [Window([1, 2, 4, 4], 1)]])) == 2
+    (row,) = scoring.make_rows(same)
+    assert row.inputs == (1, 2, 3) and row.target_count == 12
+    assert len(scoring.make_rows([*same, [Window([1, 2, 4, 4], 1)]])) == 2
 
 
 def test_batches_come_longest_first_in_few_sizes():
@@ -85,26 +85,26 @@ def test_batches_come_longest_first_in_few_sizes():
     assert len(shapes) <= 4  # 32 or 64 tokens, 4 or 16 targets
     for rows, (count, tokens, targets) in found:
         assert len(rows) <= count and count * tokens <= 4 * LENGTH
-        assert all(len(row.inputs) <= tokens and row.targets <= targets for row in rows)
+        assert all(len(row.inputs) <= tokens and row.target_count <= targets for row in rows)
 
 
-def test_a_model_that_reads_much_has_batches_that_fit():
-    """As many tokens as 4 sequences of 131,072 would be more than devices hold, and items are short."""
+def test_a_model_with_a_long_context_has_batches_that_fit():
+    """A batch with the tokens of 4 sequences of 131,072 would not fit into a device's memory, and items are short."""
     (rows, (count, tokens, _)), *_ = scoring.batches(requests(3000, 30), 131072, batch_size=4)
     assert tokens == 64 and len(rows) <= count == 4 * 2048 // 64
 
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 16))
-def test_windows_predict_each_token_once_from_all_before_it_that_fit(before, size, length):
+def test_windows_predict_each_token_once_with_the_longest_context_that_fits(before, size, length):
     tokens = list(range(before + size))
     found = continuation_windows(tokens[:before], tokens[before:], length)
     predicted = [token for window in found for token in window.tokens[len(window.tokens) - window.scored :]]
     assert sorted(predicted) == tokens[before:]
     for window in found:
         assert 0 <= window.scored <= len(window.tokens) - 1 <= length or not size
-        assert window.tokens == tokens[window.tokens[0] : window.tokens[-1] + 1]  # a piece of the whole
-        assert window.tokens[0] == 0 or len(window.tokens) == length + 1  # cut only where it does not fit
+        assert window.tokens == tokens[window.tokens[0] : window.tokens[-1] + 1]  # consecutive tokens
+        assert window.tokens[0] == 0 or len(window.tokens) == length + 1  # shortened only if it does not fit
 
 
 SHARDED = """
@@ -112,7 +112,8 @@ import jax
 from tests.harness.test_scoring import prompts, requests, scored
 from tests.tiny_runs import tiny_model
 from xfresearch.harness import generating
-from xfresearch.training.sharding import make_mesh, param_shardings
+from xfresearch.sharding.mesh import make_mesh
+from xfresearch.sharding.partition import param_shardings
 
 lm = tiny_model("gpt2", mesh__fsdp=2)
 mesh = make_mesh(lm.run)
@@ -122,13 +123,13 @@ for (a, greedy), (b, same) in zip(scored(lm, asked, 3), scored(lm, asked, 3, mes
     assert abs(a / b - 1) < 1e-5 and greedy == same
 plain = [part for done in generating.generate(lm, prompts(), 2) for part in done]
 lm.params = params
-cut = [part for done in generating.generate(lm, prompts(), 2, mesh) for part in done]
-assert plain == cut and len(dict(plain)) == 3 and all(dict(plain).values())
+sharded = [part for done in generating.generate(lm, prompts(), 2, mesh) for part in done]
+assert plain == sharded and len(dict(plain)) == 3 and all(dict(plain).values())
 """
 
 
 @pytest.mark.long
-def test_batches_cut_over_devices_have_the_same_likelihoods_and_texts():
+def test_sharded_batches_have_the_same_log_likelihoods_and_texts():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -137,45 +138,45 @@ def test_batches_cut_over_devices_have_the_same_likelihoods_and_texts():
 def prompts(**changes) -> list[generating.Request]:
     settings = {"until": [], "max_gen_toks": 20} | changes
     texts = ("a", "the cat sat", "x" * 60)
-    return [generating.request_of(list(text.encode()), settings, LENGTH) for text in texts]
+    return [generating.make_request(list(text.encode()), settings, LENGTH) for text in texts]
 
 
 def generated(lm, asked) -> list[str]:
     return [text for _, text in sorted(part for done in generating.generate(lm, asked, 2) for part in done)]
 
 
-def test_texts_are_those_of_each_prompt_alone_up_to_their_stops(lm):
+def test_each_text_is_that_of_its_prompt_alone_up_to_a_stop_string(lm):
     free = generated(lm, prompts())
-    texts = ("a", "the cat sat", "x" * 44)  # of the last one, what leaves room for the answer
+    texts = ("a", "the cat sat", "x" * 44)  # the last prompt is shortened to leave 20 tokens for the answer
     assert free == [lm.generate(text, 20, temperature=0.0) for text in texts]
     stop = free[0][7:9]
     expected = [text.split(stop)[0] for text in free]
     assert generated(lm, prompts(until=["", "never", stop])) == expected != free
 
 
-def test_no_text_is_awaited_that_has_ended_or_stopped(lm, monkeypatch):
-    """The first one ends of its own, the second with a stop string; the two rows beyond are padding."""
+def test_decoding_ends_once_every_text_has_ended(lm, monkeypatch):
+    """The first text ends with an end-of-text token, the second with a stop string. The other two rows are padding."""
     chunks, seen = [[[97] * 16] * 4, [[98] * 3, [99] * 16, [97] * 16, [97] * 16], [[], [97] * 16] * 2], []
     monkeypatch.setattr(generating.decoding, "generate", lambda *_, **__: (seen.append(c) or c for c in chunks))
-    asked = [request._replace(until=("c",)) for request in [*prompts(), *prompts()][:3]]
+    asked = [request._replace(stops=("c",)) for request in [*prompts(), *prompts()][:3]]
     assert generating.complete(lm, asked[:2], 48, (), 0) == ["a" * 16 + "bbb", "a" * 16] and len(seen) == 2
 
 
-def test_texts_are_drawn_where_a_temperature_is_set(lm):
-    drawn = generated(lm, [*prompts(temperature=2.0), *prompts(temperature=2.0)])
-    assert drawn[0] != drawn[3] and drawn != generated(lm, [*prompts(), *prompts()])
+def test_texts_are_sampled_if_the_temperature_is_not_zero(lm):
+    sampled = generated(lm, [*prompts(temperature=2.0), *prompts(temperature=2.0)])
+    assert sampled[0] != sampled[3] and sampled != generated(lm, [*prompts(), *prompts()])
 
 
-def test_an_answer_without_room_for_its_prompt_is_refused():
-    with pytest.raises(UserError, match="max_gen_toks=64 of a task is not allowed.*64 tokens that the model reads"):
+def test_an_answer_as_long_as_the_longest_input_raises_an_error():
+    with pytest.raises(UserError, match="max_gen_toks=64 of a task is not allowed: it must be .* below 64"):
         prompts(max_gen_toks=64)
 
 
-def test_logits_are_computed_where_they_are_asked_for():
-    """Of 16 rows of 64 tokens, 16 are predicted: a program for logits of all would need 64 times as much for them."""
+def test_logits_are_computed_only_at_predicted_tokens():
+    """16 rows of 64 tokens have 16 predicted tokens. Logits of all tokens would need 64 times as much memory."""
     lm = tiny_model("gpt2")
     params = jax.eval_shape(lambda: lm.params) | {"embed": {"table": jax.ShapeDtypeStruct((8192, 32), "float32")}}
-    arrays = scoring.placed([scoring.Row((1,) * 64, [(0, [1])])], 16, 64, 4)
+    arrays = scoring.make_batch([scoring.Row((1,) * 64, [(0, [1])])], 16, 64, 4)
     config = type(lm.config)(**{**vars(lm.config), "vocab_size": 8192})
     memory = scoring.make_scorer(config, 10**6).lower(params, *arrays).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 16 * 64 * 8192 * 4 / 4

@@ -1,4 +1,4 @@
-"""Changes to Hugging Face folders."""
+"""Edits of Hugging Face folders."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from safetensors.numpy import load_file, save_file
 
 WEIGHTS = "model.safetensors"
-UP = "model.layers.1.mlp.up_proj.weight"  # one of them
+UP = "model.layers.1.mlp.up_proj.weight"  # an example of a tensor
 
 
 def edit_config(folder: Path, **changes) -> None:
-    """Sets keys of config.json; None takes one out."""
+    """Sets keys of config.json; None removes a key."""
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 

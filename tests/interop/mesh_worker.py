@@ -1,6 +1,7 @@
-"""Run by test_importing.py with 8 simulated devices, on a folder: imports it onto meshes and exports it again.
+"""Imports a folder sharded over meshes of 8 simulated devices, and exports it again. Run by test_importing.py.
 
-Prints JSON {mesh: {equal: whether parameters are those of one device, held: a device's share of their bytes}}.
+Prints JSON {mesh: {equal: whether the parameters equal those on one device, held: the fraction of their bytes that one
+device holds}}.
 """
 
 import json
@@ -10,8 +11,8 @@ import jax
 import numpy as np
 
 import xfresearch as xf
-from xfresearch.config import MeshConfig
-from xfresearch.training.sharding import device_mesh, mesh_sizes
+from xfresearch.config.run import MeshConfig
+from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
 DEVICES = 8
 MESHES = {"fsdp": MeshConfig(data=1, fsdp=8), "mixed": MeshConfig(data=2, fsdp=2, tensor=2)}
@@ -19,10 +20,11 @@ MESHES = {"fsdp": MeshConfig(data=1, fsdp=8), "mixed": MeshConfig(data=2, fsdp=2
 
 def result(folder: str, config: MeshConfig, out: str) -> dict:
     mesh = device_mesh(mesh_sizes(config, DEVICES), jax.devices(), config.between)
-    one, cut = xf.load(folder), xf.load(folder, mesh=mesh)
-    equal = jax.tree.map(np.array_equal, jax.device_get(one.params), jax.device_get(cut.params))
-    cut.export_hf(out)
-    leaves = jax.tree.leaves(cut.params)
+    single = xf.load(folder)
+    sharded = xf.load(folder, mesh=mesh)
+    equal = jax.tree.map(np.array_equal, jax.device_get(single.params), jax.device_get(sharded.params))
+    sharded.export_hf(out)
+    leaves = jax.tree.leaves(sharded.params)
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
     return {"equal": all(jax.tree.leaves(equal)), "held": held}
 

@@ -1,6 +1,6 @@
-"""config.json of published models as the Hub has them, with how many parameters each model has.
+"""config.json of published models on the Hub, with the number of parameters of each.
 
-The counts are those of `transformers`, which tests/parity/test_published.py takes anew, and what the Hub shows.
+The counts are those of `transformers`, which tests/parity/test_published.py checks, and those that the Hub shows.
 """
 
 LLAMA_2 = {

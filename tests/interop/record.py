@@ -1,10 +1,11 @@
-"""Writes tests/interop/recorded/: small random models as `transformers` saves them, what it says of some tokens, and what
-two steps of training make of two of them.
+"""Writes tests/interop/recorded/: small random models saved by `transformers`, its outputs for some tokens, and two
+Mixtral models before and after two steps of training.
 
     python -m tests.interop.record
 
-in an environment with requirements-parity.txt (`make parity` makes one). So the default suite compares with `transformers`
-without PyTorch; tests/parity/test_hf_recorded.py says whether the recording is still what `transformers` says.
+Run it in an environment with requirements-parity.txt (`make parity` makes one). With the recording, the default test
+suite compares with `transformers` without PyTorch. tests/parity/test_hf_recorded.py checks that the recording is
+current.
 
 Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0.
 """
@@ -23,27 +24,30 @@ LLAMA = {
 }
 STRETCHED = {"rope_type": "llama3", "rope_theta": 700.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": 16}  # fmt: skip
-# {name: (its config's class, arguments)}
+# {name: (config class of `transformers`, its arguments)}
 MODELS = {
     "gpt2": ("GPT2Config", {**SIZES, "n_embd": 18, "n_inner": 35, "n_layer": 2, "n_head": 3, "n_positions": 32}),
     "llama": ("LlamaConfig", {**LLAMA, "attention_bias": True, "rope_parameters": STRETCHED}),
     "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}),
 }
-LENGTH, PROMPT, CONTINUATION = 15, 7, 12
+LENGTH = 15
+PROMPT = 7
+CONTINUATION = 12
 TINY = {**MODELS["mixtral"][1], "hidden_size": 8, "intermediate_size": 6, "num_attention_heads": 2, "head_dim": 4,
         "num_key_value_heads": 1, "num_local_experts": 4}  # fmt: skip
-# Training: {name: (arguments of MixtralConfig, sequences in a batch)}. Their balance loss takes all layers and sequences
-# together, ours each by itself: the two are compared with one layer and one sequence.
+# Training: {name: (arguments of MixtralConfig, sequences in a batch)}. `transformers` computes the balance loss over
+# all layers and sequences together, we for each separately, so the two are compared with one layer and one sequence.
 TRAINED = {
     "two_layers": (TINY | {"router_aux_loss_coef": 0.0}, 3),
     "balanced": (TINY | {"router_aux_loss_coef": 0.1, "num_hidden_layers": 1}, 1),
 }
-STEPS, RATE = 2, 1.0  # large steps: their rounding to float32 is small beside them
-SEED = 1  # of weights whose greedy texts do not repeat one token
+STEPS = 2
+RATE = 1.0  # large, so that rounding to float32 is small compared with a step
+SEED = 1  # its weights give greedy texts that do not repeat one token
 
 
-def said(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """What `transformers` says of the model `name` in `folder`."""
+def outputs(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """The outputs of `transformers` for the model `name` in `folder`: logits, greedy text, router choices."""
     from tests.interop.folders import highest
     from tests.parity import hf_torch
 
@@ -61,13 +65,13 @@ def said(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def batches(name: str) -> np.ndarray:
-    """Tokens [STEPS, B, LENGTH + 1]: each but the first is predicted from those before it."""
+    """Tokens [STEPS, B, LENGTH + 1]: inputs and, shifted by one, targets."""
     _, rows = TRAINED[name]
     return np.random.default_rng(rows).integers(0, SIZES["vocab_size"], (STEPS, rows, LENGTH + 1))
 
 
 def train(name: str, folder: Path) -> None:
-    """Writes the model before and after STEPS of SGD to `folder`, and the loss of each."""
+    """Writes the model before and after STEPS steps of SGD to `folder`, and the loss of each step."""
     import transformers
     from safetensors.numpy import save_file
 
@@ -88,7 +92,7 @@ def main() -> None:
     shutil.rmtree(RECORDED, ignore_errors=True)
     for name, (kind, arguments) in MODELS.items():
         hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
-        save_file(said(name, RECORDED / name), RECORDED / f"{name}.safetensors")
+        save_file(outputs(name, RECORDED / name), RECORDED / f"{name}.safetensors")
     for name in TRAINED:
         train(name, RECORDED / "trained" / name)
 

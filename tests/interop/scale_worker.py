@@ -1,9 +1,9 @@
-"""Run by test_scale.py: imports a folder, exports it again, and prints JSON of the memory that each took at most.
+"""Imports a folder, exports it again, and prints the peak memory of both as JSON. Run by test_scale.py.
 
     python -m tests.interop.scale_worker --folder F [--out G]
 
-Bytes: `peak` is how far the kernel's own high-water mark of resident memory (VmHWM, set back before) rose above what was
-resident before; `anonymous` and `mapped` are the highest of the two kinds of pages that a thread saw, each against before.
+Values are bytes above the start. `peak` is the rise of the kernel's high-water mark of resident memory (VmHWM, reset at
+the start); `anonymous` and `mapped` are the highest values of these two kinds of pages that a sampling thread saw.
 """
 
 import json
@@ -14,43 +14,45 @@ from pathlib import Path
 
 from xfresearch import command, distributed
 
-EVERY = 0.003  # seconds between two looks
+EVERY = 0.003  # seconds between samples
 
 
 def status() -> dict[str, int]:
-    """Bytes of this process by kind: VmRSS, VmHWM, RssAnon, RssFile, RssShmem."""
+    """Memory of this process in bytes: VmRSS, VmHWM, RssAnon, RssFile, RssShmem."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {words[0][:-1]: int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "VmRSS", "Rss"))}
 
 
 class Watch:
-    """The most memory that was in use within a `with`, above what was in use before it."""
+    """Measures the peak memory within a `with` block, above the memory in use before it."""
 
     def __enter__(self):
-        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to VmRSS
-        self.before, self.seen, self.done = status(), [], threading.Event()
-        self.thread = threading.Thread(target=self._look)
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS
+        self.before = status()
+        self.samples = []
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._sample)
         self.thread.start()
         self.begin = time.perf_counter()
         return self
 
-    def _look(self):
+    def _sample(self):
         while not self.done.wait(EVERY):
-            self.seen.append(status())
+            self.samples.append(status())
 
     def __exit__(self, *_):
         self.seconds = time.perf_counter() - self.begin
-        self.seen.append(status())
+        self.samples.append(status())
         self.done.set()
         self.thread.join()
 
     def result(self) -> dict:
         def rise(names):
-            return max(sum(seen[name] - self.before[name] for name in names) for seen in self.seen)
+            return max(sum(sample[name] - self.before[name] for name in names) for sample in self.samples)
 
-        peak = self.seen[-1]["VmHWM"] - self.before["VmRSS"]
+        peak = self.samples[-1]["VmHWM"] - self.before["VmRSS"]
         kinds = {"anonymous": rise(("RssAnon", "RssShmem")), "mapped": rise(("RssFile",))}
-        return {"peak": peak, **kinds, "looks": len(self.seen), "seconds": self.seconds}
+        return {"peak": peak, **kinds, "looks": len(self.samples), "seconds": self.seconds}
 
 
 def main(arguments: list[str]) -> None:
@@ -68,12 +70,13 @@ def measure(folder: Path, out: Path | None) -> dict:
     import jax.numpy as jnp
 
     import xfresearch as xf
-    from xfresearch.config import MeshConfig
-    from xfresearch.interop import importing  # noqa: F401  what modules take is not the import's
+    from xfresearch.config.run import MeshConfig
+    from xfresearch.interop import importing  # noqa: F401  loaded now, so that modules are not counted
     from xfresearch.interop.folder import stored_tensors
-    from xfresearch.training.sharding import device_mesh, mesh_sizes
+    from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 
-    devices, mesh = jax.devices(), None
+    devices = jax.devices()
+    mesh = None
     if len(devices) > 1:
         mesh = device_mesh(
             mesh_sizes(MeshConfig(data=1, fsdp=len(devices)), len(devices)), devices, MeshConfig().between

@@ -1,12 +1,12 @@
-"""config.json of both generations, and keys that hang together: read alike, or refused with the reason."""
+"""config.json of old and new releases of `transformers`, and keys that depend on each other."""
 
 import pytest
 
 from tests.contracts.variants import change
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.exporting import choose
-from xfresearch.interop.families import family
-from xfresearch.interop.family import Refused
+from xfresearch.interop.families import get_family
+from xfresearch.interop.family import Unsupported
 
 NEOX = {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
 OPT = {"vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 20}
@@ -15,7 +15,7 @@ LLAMA = {**NEOX, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
 
 
 def read(name: str, config: dict):
-    return read_model(family(name), config)
+    return read_model(get_family(name), config)
 
 
 def rope(name: str, config: dict):
@@ -31,30 +31,30 @@ def rope(name: str, config: dict):
          {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}),
     ],
 )  # fmt: skip
-def test_both_ways_of_writing_rope_are_read_alike(name, hub, newer):
+def test_old_and_new_rope_keys_give_the_same_model(name, hub, newer):
     config = LLAMA if name == "llama" else NEOX
     found = rope(name, config | hub)
     assert found == rope(name, config | {"rope_parameters": newer}) != rope(name, config)
 
 
-def test_what_is_missing_is_what_the_library_takes():
+def test_missing_rope_keys_have_the_defaults_of_transformers():
     assert rope("gpt_neox", NEOX).fraction == 0.25
     assert rope("phi", NEOX).fraction == 0.5
     assert rope("gptj", GPTJ).fraction == 64 / 128
     assert rope("mixtral", LLAMA).theta == 1e6
 
 
-def test_yarn_that_blends_between_parts_of_dimensions_is_refused():
+def test_yarn_without_truncation_is_not_supported():
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
     assert read("llama", LLAMA | {"rope_scaling": scaling}).blocks["main"].attention.rope.scaling == "yarn"
-    with pytest.raises(Refused, match="truncate=False of rope_scaling"):
+    with pytest.raises(Unsupported, match="truncate=False of rope_scaling"):
         read("llama", LLAMA | {"rope_scaling": scaling | {"truncate": False}})
 
 
-def test_opt_with_an_embedding_of_another_width_is_refused():
+def test_opt_with_an_embedding_of_another_width_is_not_supported():
     assert read("opt", OPT | {"word_embed_proj_dim": 24}) == read("opt", OPT)
-    assert write_config(family("opt"), read("opt", OPT))["word_embed_proj_dim"] == 24
-    with pytest.raises(Refused, match="word_embed_proj_dim=12 is not allowed: opt is read with 24 only"):
+    assert write_config(get_family("opt"), read("opt", OPT))["word_embed_proj_dim"] == 24
+    with pytest.raises(Unsupported, match="word_embed_proj_dim=12 is not allowed: it must be 24 for opt"):
         read("opt", OPT | {"word_embed_proj_dim": 12})
 
 
@@ -66,14 +66,14 @@ def test_opt_with_an_embedding_of_another_width_is_refused():
         ({"do_layer_norm_before": False}, "post_norm", "none"),
     ],
 )
-def test_opt_has_a_last_norm_where_two_keys_say_so(config, layout, final):
+def test_two_keys_decide_whether_opt_has_a_final_norm(config, layout, final):
     model = read("opt", OPT | config)
     assert (model.blocks["main"].layout, model.final_norm) == (layout, final)
-    assert read("opt", write_config(family("opt"), model)) == model
+    assert read("opt", write_config(get_family("opt"), model)) == model
 
 
-def test_gptj_cannot_say_another_theta():
+def test_gptj_cannot_express_another_theta():
     model = read("gptj", GPTJ)
-    assert choose(model, "gptj").name == "gptj" and "rope_theta" not in write_config(family("gptj"), model)
-    with pytest.raises(Refused, match="rope.theta=500.0"):
+    assert choose(model, "gptj").name == "gptj" and "rope_theta" not in write_config(get_family("gptj"), model)
+    with pytest.raises(Unsupported, match="rope.theta=500.0"):
         choose(change(model, "blocks.main.attention.rope.theta", 500.0), "gptj")

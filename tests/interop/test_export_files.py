@@ -1,4 +1,4 @@
-"""Files of exported folders: whole or not at all, and nothing that is not the model's."""
+"""Files of exported folders: written atomically, and only those of the model."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_a_failed_export_leaves_nothing(gpt2, tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_over(gpt2, tmp_path):
+def test_export_does_not_overwrite_anything(gpt2, tmp_path):
     (tmp_path / "empty").mkdir()
     gpt2.export_hf(tmp_path / "empty")
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "empty").iterdir()}
@@ -43,7 +43,7 @@ def test_nothing_is_written_over(gpt2, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_files_are_cut_at_the_size_that_is_asked_for(gpt2, tmp_path):
+def test_files_are_split_at_the_given_size(gpt2, tmp_path):
     gpt2.export_hf(tmp_path / "a", shard_bytes=20_000)
     files = sorted((tmp_path / "a").glob("*.safetensors"))
     index = json.loads((tmp_path / "a" / "model.safetensors.index.json").read_text())
@@ -53,10 +53,10 @@ def test_files_are_cut_at_the_size_that_is_asked_for(gpt2, tmp_path):
     assert index["metadata"]["total_size"] == sum(sum(held.values()) for held in sizes.values())
 
 
-def test_a_dtype_that_cannot_hold_a_value_is_refused_with_the_tensor(tmp_path):
+def test_a_value_outside_the_range_of_the_dtype_is_an_error_that_names_the_tensor(tmp_path):
     lm = tiny_model("gpt2")
     lm.params["embed"]["table"] = lm.params["embed"]["table"].at[3, 4].set(1e5)
-    with pytest.raises(xf.UserError, match="tensor transformer.wte.weight has values beyond what float16 holds"):
+    with pytest.raises(xf.UserError, match="tensor transformer.wte.weight has values outside the range of float16"):
         lm.export_hf(tmp_path / "out", dtype="float16")
     assert list(tmp_path.iterdir()) == []
     lm.export_hf(tmp_path / "out", dtype="bfloat16")
@@ -64,7 +64,7 @@ def test_a_dtype_that_cannot_hold_a_value_is_refused_with_the_tensor(tmp_path):
         lm.export_hf(tmp_path / "other", dtype="int8")
 
 
-def test_infinite_values_are_written_as_they_are(tmp_path):
+def test_infinite_values_are_written_unchanged(tmp_path):
     lm = tiny_model("gpt2")
     lm.params["embed"]["table"] = lm.params["embed"]["table"].at[3, 4].set(-np.inf).at[5, 6].set(np.nan)
     lm.export_hf(tmp_path / "out", dtype="float16")
@@ -72,7 +72,7 @@ def test_infinite_values_are_written_as_they_are(tmp_path):
     assert table[3, 4] == -np.inf and np.isnan(table[5, 6])
 
 
-def test_what_no_family_has_is_refused_with_the_nearest(tmp_path):
+def test_an_unsupported_model_is_an_error_that_names_the_nearest_family(tmp_path):
     lm = tiny_model("all_attention")
     with pytest.raises(xf.UserError, match="no family can express this model: "):
         lm.export_hf(tmp_path / "out")
@@ -83,8 +83,8 @@ def test_what_no_family_has_is_refused_with_the_nearest(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_changed_model_is_not_its_folders_any_more(tmp_path):
-    """Its family is asked again: what no longer fits is refused, not left out."""
+def test_a_model_changed_after_import_is_checked_again(tmp_path):
+    """The change does not fit the family that it was imported from, which is an error; it is not dropped."""
     tiny_model("gpt2").export_hf(tmp_path / "a")
     lm = xf.load(tmp_path / "a")
     block = lm.config.blocks["main"]
@@ -93,8 +93,8 @@ def test_a_changed_model_is_not_its_folders_any_more(tmp_path):
         lm.export_hf(tmp_path / "b", family="gpt2")
 
 
-def test_a_model_exported_as_another_family_has_nothing_of_the_first(tmp_path):
-    """Mistral without windows is Llama: names and keys of the folder it came from are left behind."""
+def test_export_as_another_family_drops_the_keys_of_the_first(tmp_path):
+    """Mistral without windows is Llama, so the same model can be exported as both."""
     tiny_model("llama").export_hf(tmp_path / "llama", dtype="bfloat16")
     file = tmp_path / "llama" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pretraining_tp": 1, "dtype": "bfloat16"}))
@@ -106,10 +106,13 @@ def test_a_model_exported_as_another_family_has_nothing_of_the_first(tmp_path):
     assert "pretraining_tp" not in mistral and again["pretraining_tp"] == 1 and again["dtype"] == "float32"
 
 
-def test_what_ends_a_text_is_said_of_the_tokenizer_that_is_written(tmp_path):
-    """Not left to a family's own numbers: Llama's texts end at 2, which is any word here."""
-    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-    said = lambda name: [json.loads((tmp_path / name / "config.json").read_text())[key] for key in keys]  # noqa: E731
+def test_special_ids_are_those_of_the_exported_tokenizer(tmp_path):
+    """Not the family's default ids: Llama's texts end at 2, which is an ordinary token here."""
+
+    def special_ids(name: str) -> list:
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        return [config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")]
+
     lm = tiny_model("llama")
     lm.export_hf(tmp_path / "bytes")
     lm.tokenizer = None
@@ -118,12 +121,14 @@ def test_what_ends_a_text_is_said_of_the_tokenizer_that_is_written(tmp_path):
     lm = xf.load(tmp_path / "bytes")
     lm.tokenizer = load_tokenizer(tmp_path / "made")
     lm.export_hf(tmp_path / "other")
-    assert (said("bytes"), said("none"), said("other")) == ([None, 256, None], [None] * 3, [None, 0, None])
+    assert special_ids("bytes") == [None, 256, None]
+    assert special_ids("none") == [None] * 3
+    assert special_ids("other") == [None, 0, None]
     config = json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())
     assert config == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
 
 
-def test_what_ends_a_text_stays_what_the_folder_says(tmp_path):
+def test_special_ids_of_an_imported_folder_are_kept(tmp_path):
     tiny_model("llama").export_hf(tmp_path / "a")
     edit_config(tmp_path / "a", eos_token_id=[7, 8])
     xf.load(tmp_path / "a").export_hf(tmp_path / "b")

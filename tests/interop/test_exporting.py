@@ -1,4 +1,4 @@
-"""Which models have a family, and which field stands in the way of those that have none."""
+"""Which models a family can express, and for the others, which field prevents it."""
 
 from dataclasses import replace
 
@@ -8,16 +8,17 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
-from xfresearch.api import LanguageModel
-from xfresearch.config import Config, FeedForwardConfig, ModelConfig
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.interop.config import write_config
 from xfresearch.interop.exporting import choose
-from xfresearch.interop.family import Refused
+from xfresearch.interop.family import Unsupported
 from xfresearch.interop.matching import differences
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.model_config import ModelConfig
 
-# Of every named config at its tiny size, the family that it is exported as, or the first reason why it is not.
-FATE = {
+# {named config, at its tiny size: the family that it is exported as, or the first field that no family can express}
+OUTCOMES = {
     "all_attention": "layers.0.layout='all_attention'",
     "all_attention_enwik8_large": "layers.0.layout='all_attention'",
     "all_attention_enwik8_small": "layers.0.layout='all_attention'",
@@ -40,35 +41,36 @@ FATE = {
     "vanilla_2017": "position='sinusoidal'",
     "variants": "layers.0.norm_bias=False",
 }
-EXPORTED = [name for name, fate in FATE.items() if "=" not in fate]
+EXPORTED = [name for name, outcome in OUTCOMES.items() if "=" not in outcome]
 
 
-def test_every_named_config_has_its_fate():
-    assert set(FATE) == set(NAMED)
+def test_every_named_config_has_an_outcome():
+    assert set(OUTCOMES) == set(NAMED)
 
 
-def refusal(config: ModelConfig, family: str = "") -> str:
-    with pytest.raises(Refused) as error:
+def error_of(config: ModelConfig, family: str = "") -> str:
+    with pytest.raises(Unsupported) as error:
         choose(config, family)
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", FATE)
-def test_a_named_config_is_exported_or_refused(name):
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_named_config_has_a_family_or_a_reason(name):
     if name in EXPORTED:
-        assert choose(NAMED[name]).name == FATE[name]
+        assert choose(NAMED[name]).name == OUTCOMES[name]
     else:
-        assert f" in {FATE[name]} (" in refusal(NAMED[name])
+        assert f" in {OUTCOMES[name]} (" in error_of(NAMED[name])
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in ("gpt2", "mixtral_8x7b") else pytest.mark.long) for n in EXPORTED]
 )
-def test_an_exported_one_is_the_same_model_again(name, tmp_path):
+def test_an_exported_model_reads_back_as_the_same_model(name, tmp_path):
     config = NAMED[name]
     lm = LanguageModel(config, random_params(config), None, Config(model=config))
     lm.export_hf(tmp_path / "out")
-    again, tokens_BL = xf.load(tmp_path / "out"), tokens_for(config)
+    again = xf.load(tmp_path / "out")
+    tokens_BL = tokens_for(config)
     assert jax.tree.structure(again.params) == jax.tree.structure(lm.params)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), again.params, lm.params)))
     np.testing.assert_array_equal(again(tokens_BL), lm(tokens_BL))
@@ -76,9 +78,9 @@ def test_an_exported_one_is_the_same_model_again(name, tmp_path):
 
 LLAMA, GPT_2, MIXTRAL = NAMED["llama"], NAMED["gpt2"], NAMED["mixtral_8x7b"]
 BLOCK = "blocks.main."
-ATTENTION_ONLY = {"layout": "attention_only", "feed_forward": FeedForwardConfig()}
-# One step away from a model that has a family, and what of it no family has.
-REFUSED = {
+ATTENTION_ONLY = {"layout": "attention_only"}
+# {case: (model that a family can express, changes, the field that no family can express)}
+UNSUPPORTED = {
     "memory slots": (LLAMA, {"attention.memory_slots": 16}, "attention.memory_slots=16"),
     "no feed-forward": (LLAMA, ATTENTION_ONLY, "layout='attention_only'"),
     "no W_Q": (LLAMA, {"attention.query": "identity"}, "attention.query='identity'"),
@@ -86,30 +88,30 @@ REFUSED = {
     "no W_O": (LLAMA, {"attention.output": "identity"}, "attention.output='identity'"),
     "SoLU": (GPT_2, {"feed_forward.kind": "solu"}, "feed_forward.kind='solu'"),
     "DyT": (LLAMA, {"norm": "dyt"}, "norms.attention_in='dyt'"),
-    "projection": (GPT_2, {"norms.feed_forward_in": "project"}, "norms.feed_forward_in='project'"),
+    "projection": (GPT_2, {"norms.feed_forward_in.kind": "project"}, "norms.feed_forward_in='project'"),
     "no skip": (LLAMA, {"layout": "no_skip"}, "layout='no_skip'"),
     "parallel Llama": (LLAMA, {"layout": "parallel"}, "layout='parallel'"),
-    "T5's positions": (LLAMA, {"attention.position": "t5"}, "attention.position='t5'"),
+    "T5's position bias": (LLAMA, {"attention.position": "t5"}, "attention.position='t5'"),
     "ALiBi": (GPT_2, {"attention.position": "alibi"}, "attention.position='alibi'"),
     "skip-init": (GPT_2, {"attention.shaping": "skip_init"}, "attention.shaping='skip_init'"),
     "adaptive span": (GPT_2, {"attention.span": "adaptive"}, "attention.span='adaptive'"),
     "shared expert": (MIXTRAL, {"feed_forward.moe.shared": 1}, "feed_forward.moe.shared=1"),
     "capacity": (MIXTRAL, {"feed_forward.moe.capacity": 2.0}, "feed_forward.moe.capacity=2.0"),
     "sigmoid scores": (MIXTRAL, {"feed_forward.moe.scores": "sigmoid"}, "feed_forward.moe.scores='sigmoid'"),
-    "a bias of the balance": (MIXTRAL, {"feed_forward.moe.balance": "bias"}, "feed_forward.moe.bias=True"),
+    "balance by a bias": (MIXTRAL, {"feed_forward.moe.balance": "bias"}, "feed_forward.moe.bias=True"),
 }
 
 
 GEMMA = {"embedding_scale": "sqrt_width", "norm_offset": 1.0, "feed_forward.kind": "geglu_tanh"}
-BARE = {"final_norm": "layer", "norm": "layer", "norm_gain": False, "norm_epsilon": 1e-5}
+NO_GAIN = {"final_norm": "layer", "norm": "layer", "norm_gain": False, "norm_epsilon": 1e-5}
 OVER_HEADS = {"attention.qk_norm": "rms", "attention.qk_norm_over": "heads"}
-# Some steps from one family to another.
+# (model, changes, the family of the changed model)
 CHOSEN = [
     (LLAMA, {"attention.window": 5}, "mistral"),
     (MIXTRAL, {"attention.window": 5, "feed_forward.moe.expert": "geglu"}, "mixtral"),
     (LLAMA, {"attention.bias": ("query", "key", "value")}, "qwen2"),
     (LLAMA, {"attention.qk_norm": "rms", "attention.head_size": 6}, "qwen3"),
-    (LLAMA, {**BARE, "attention.clip": 0.5}, "olmo"),
+    (LLAMA, {**NO_GAIN, "attention.clip": 0.5}, "olmo"),
     (LLAMA, {**OVER_HEADS, "layout": "output_norm"}, "olmo2"),
     (MIXTRAL, {**OVER_HEADS, "feed_forward.moe.renormalise": False, "attention.clip": 0.5}, "olmoe"),
     (LLAMA, GEMMA, "gemma"),
@@ -119,41 +121,41 @@ CHOSEN = [
 
 
 def with_changes(base: ModelConfig, changes: dict) -> ModelConfig:
-    """`base` with fields of the model, or else of its block."""
+    """`base` with changes to fields of the model or, if it has no such field, of its block."""
     return model({path if hasattr(base, path) else BLOCK + path: value for path, value in changes.items()}, base)
 
 
 @pytest.mark.parametrize("base, changes, name", CHOSEN, ids=[case[2] for case in CHOSEN])
-def test_a_variant_has_a_family(base, changes, name):
+def test_a_variant_is_expressed_by_its_family(base, changes, name):
     assert choose(with_changes(base, changes)).name == name
 
 
 @pytest.mark.parametrize("scale, written", [(0.0, 8), (0.5, 4), (1 / 17**0.5, 17)])
-def test_a_scale_is_written_as_what_it_is_the_root_of(scale, written):
+def test_an_attention_scale_is_written_as_its_inverse_square(scale, written):
     config = with_changes(LLAMA, {**GEMMA, "layout": "peri_norm", "attention.scale": scale})
     assert write_config(choose(config), config)["query_pre_attn_scalar"] == written
 
 
-def test_a_scale_that_is_no_root_is_refused():
+def test_a_scale_that_is_not_an_inverse_root_is_not_supported():
     config = with_changes(LLAMA, {**GEMMA, "layout": "peri_norm", "attention.scale": 0.3})
-    assert "layers.0.attention.scale=0.3 (there " in refusal(config)
+    assert "layers.0.attention.scale=0.3 (the family has " in error_of(config)
 
 
-@pytest.mark.parametrize("base, changes, reason", [pytest.param(*case, id=name) for name, case in REFUSED.items()])
-def test_a_variant_is_refused_with_its_reason(base, changes, reason):
+@pytest.mark.parametrize("base, changes, reason", [pytest.param(*case, id=name) for name, case in UNSUPPORTED.items()])
+def test_an_unsupported_variant_names_the_field(base, changes, reason):
     choose(base)
-    message = refusal(with_changes(base, changes))
+    message = error_of(with_changes(base, changes))
     assert f" in layers.0.{reason} (" in message and "\n" not in message
 
 
-def test_a_layer_of_its_own_is_named():
+def test_the_layer_that_differs_is_named():
     odd = replace(LLAMA.blocks["main"], feed_forward=replace(LLAMA.blocks["main"].feed_forward, kind="geglu"))
     mixed = replace(LLAMA, blocks={"main": LLAMA.blocks["main"], "odd": odd}, pattern=("main", "odd"))
-    assert "layers.1.feed_forward.kind='geglu' (there 'swiglu')" in refusal(mixed)
+    assert "layers.1.feed_forward.kind='geglu' (the family has 'swiglu')" in error_of(mixed)
 
 
-def test_a_family_asked_for_says_what_it_lacks():
-    assert refusal(MIXTRAL, "llama").startswith(
+def test_a_given_family_that_does_not_fit_names_the_field():
+    assert error_of(MIXTRAL, "llama").startswith(
         "llama cannot express this model: it differs from llama in layers.0.feed_forward."
     )
     assert choose(LLAMA, "mistral").name == "mistral"
@@ -161,18 +163,24 @@ def test_a_family_asked_for_says_what_it_lacks():
         choose(LLAMA, "lama")
 
 
-def test_the_dtype_of_the_computation_does_not_matter():
+def test_the_dtype_of_computation_does_not_affect_the_family():
     assert choose(replace(LLAMA, dtype="bfloat16")).name == "llama"
 
 
-READ_BY_THE_CHOICE = ("rope.original_length", "span_ramp")  # by nothing else
+# A loss in training, and a size of the scan.
+SAME_FUNCTION = [
+    (BLOCK + "feed_forward[moe].moe.balance", "none"),
+    (BLOCK + "attention[lambda].lambdas.chunk", 3),
+]
+ONLY_FOR_THE_CHOICE = ("rope.original_length", "span_ramp")  # options that are not read without it
 
 
 @pytest.mark.parametrize("path, value", [(path, value) for path, values in choices().items() for value in values])
 def test_every_choice_that_changes_a_model_is_a_difference(path, value):
     more = needed(path, value)
-    without = {name: v for name, v in more.items() if not name.endswith(READ_BY_THE_CHOICE)}
-    changed, same = model({path: value, **more}), model(without)
-    kept = (path, value) == (BLOCK + "feed_forward.moe.balance", "none")  # says how a model is trained
-    assert bool(differences(changed, same)) == (not kept)
+    without = {name: v for name, v in more.items() if not name.endswith(ONLY_FOR_THE_CHOICE)}
+    changed = model({path: value, **more})
+    unchanged = model(without)
+    same_function = (path, value) in SAME_FUNCTION
+    assert bool(differences(changed, unchanged)) == (not same_function)
     assert not differences(changed, changed)

@@ -1,4 +1,4 @@
-"""Reading Hugging Face folders: what was read is written again to the byte, on one device and on several."""
+"""Import of Hugging Face folders: export reproduces the folder exactly, on one device and on several."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from xfresearch import evaluation
 TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
 
 
-def test_a_model_comes_back_as_it_was(whole, sharded):
+def test_import_of_an_exported_model_gives_the_same_model(whole, sharded):
     lm = tiny_model("llama")
     for path in (whole, sharded):
         loaded = xf.load(path)
@@ -33,8 +33,8 @@ def test_a_model_comes_back_as_it_was(whole, sharded):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_saved_model_is_exported_as_it_was_read(tmp_path, dtype, bare):
-    """Names with and without the family's prefix, one tensor in a dtype of its own, files that only others read."""
+def test_a_saved_model_is_exported_as_it_was_imported(tmp_path, dtype, bare):
+    """Names with and without the family's prefix, one tensor in another dtype, and files that we do not read."""
     before = tmp_path / "before"
     tiny_model("gpt2").export_hf(before, dtype=dtype)
 
@@ -52,7 +52,7 @@ def test_a_saved_model_is_exported_as_it_was_read(tmp_path, dtype, bare):
         "chat_template.jinja": "{{ é }}".encode(),
     }.items():
         (before / name).write_bytes(content)
-    (before / "notes.txt").mkdir()  # which no file of a model is
+    (before / "notes.txt").mkdir()  # a directory, which is not copied
     edit_config(before, task_specific_params={"a": 1})
     xf.load(before).save(tmp_path / "run")
     xf.load(tmp_path / "run").export_hf(tmp_path / "after")
@@ -70,13 +70,13 @@ def test_a_saved_model_is_exported_as_it_was_read(tmp_path, dtype, bare):
 
 @pytest.fixture
 def bits_restored():
-    """Parameters in float64 switch JAX to 64 bits: back to what it was."""
+    """Restores jax_enable_x64, which float64 parameters switch on."""
     before = jax.config.jax_enable_x64
     yield
     jax.config.update("jax_enable_x64", before)
 
 
-def test_a_tensor_in_float64_among_others_loses_nothing(folder, tmp_path, bits_restored):
+def test_a_single_float64_tensor_keeps_its_precision(folder, tmp_path, bits_restored):
     wide = np.full(32, 1 + 2.0**-40)
     edit_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": wide}))
     lm = xf.load(folder)
@@ -87,8 +87,8 @@ def test_a_tensor_in_float64_among_others_loses_nothing(folder, tmp_path, bits_r
     assert lm(TOKENS_BL).dtype == np.float32
 
 
-def made(kind: str, directory: Path) -> None:
-    """Writes a tokenizer of that kind as folders have it, with what is said beside it."""
+def write_tokenizer(kind: str, directory: Path) -> None:
+    """Writes the files of a tokenizer of this kind, with tokenizer_config.json and generation_config.json."""
     if kind == "tokenizer.model":
         (directory / kind).write_bytes(made_tokenizers.sentence_piece())
     elif kind == "tokenizer.json":
@@ -103,10 +103,10 @@ def made(kind: str, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.json", "tokenizer.model", "vocab.json"])
-def test_tokenizers_are_kept_to_the_byte(folder, tmp_path, kind):
-    """Whatever of it we read, and through a saved model: which then writes the same text."""
+def test_tokenizer_files_are_kept_byte_for_byte(folder, tmp_path, kind):
+    """Also through a saved model, which keeps the same stop tokens."""
     (folder / "bytes.json").unlink()
-    made(kind, folder)
+    write_tokenizer(kind, folder)
     lm = xf.load(folder)
     lm.save(tmp_path / "run")
     kept = xf.load(tmp_path / "run")
@@ -116,7 +116,7 @@ def test_tokenizers_are_kept_to_the_byte(folder, tmp_path, kind):
     assert files == {f.name: f.read_bytes() for f in (tmp_path / "out").iterdir() if f.name != "config.json"}
 
 
-def test_another_tokenizer_replaces_the_folders_own(folder, tmp_path):
+def test_another_tokenizer_replaces_that_of_the_folder(folder, tmp_path):
     (folder / "tokenizer_config.json").write_text("{}")
     lm = xf.load(folder)
     lm.tokenizer.digest = "another"
@@ -124,20 +124,20 @@ def test_another_tokenizer_replaces_the_folders_own(folder, tmp_path):
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"bytes.json", "config.json", WEIGHTS}
 
 
-def test_without_a_tokenizer_there_are_logits_but_no_text(folder, tmp_path):
+def test_a_model_without_a_tokenizer_has_logits_but_no_text(folder, tmp_path):
     (folder / "bytes.json").unlink()
     xf.load(folder).save(tmp_path / "run")
     lm = xf.load(tmp_path / "run")
     assert lm.tokenizer is None and lm(TOKENS_BL).shape == (2, 8, 257)
     with pytest.raises(xf.UserError, match="this model has no tokenizer"):
         lm.generate("a")
-    with pytest.raises(xf.UserError, match="run has no tokenizer, so that there are no tokens of a text"):
+    with pytest.raises(xf.UserError, match="run has no tokenizer, so it cannot be evaluated on text"):
         evaluation.read_text(lm, tmp_path / "run")
     lm.export_hf(tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"config.json", WEIGHTS}
 
 
-def test_the_dtype_of_the_computation_can_be_another(folder, tmp_path):
+def test_the_dtype_of_computation_can_be_chosen(folder, tmp_path):
     xf.load(folder).save(tmp_path / "run")
     for path in (folder, tmp_path / "run"):
         lm = xf.load(path, dtype="bfloat16")
@@ -149,20 +149,21 @@ def test_the_dtype_of_the_computation_can_be_another(folder, tmp_path):
         assert not np.array_equal(lm(TOKENS_BL), xf.load(path)(TOKENS_BL))
         with pytest.raises(xf.UserError, match="model.dtype='int8' is not allowed: it must be one of float32"):
             xf.load(path, dtype="int8")
-        with pytest.raises(xf.UserError, match="must be float64 where model.dtype is float64"):
+        with pytest.raises(xf.UserError, match="must be float64 if model.dtype is float64"):
             xf.load(path, dtype="float64")
 
 
-def test_values_that_are_not_numbers_are_read_as_they_are(folder):
+def test_nan_values_are_read_unchanged(folder):
     edit_tensors(folder, lambda tensors: tensors[UP].__setitem__((0, 0), np.nan))
     up = xf.load(folder).params["blocks"]["main"]["feed_forward"]["up"]["kernel"]
     assert np.isnan(up[1, 0, 0]) and np.isnan(up).sum() == 1
 
 
-def test_parameters_cut_over_devices_are_those_of_one(tmp_path):
-    """Each of eight simulated devices holds its piece alone; and export puts the pieces together again."""
-    lm, whole = tiny_model("llama"), tmp_path / "whole"
-    lm.config = replace(lm.config, vocab_size=264)  # which two devices can share
+def test_parameters_sharded_over_devices_equal_those_on_one(tmp_path):
+    """Each of eight simulated devices holds only its shard, and export writes the whole tensors."""
+    lm = tiny_model("llama")
+    whole = tmp_path / "whole"
+    lm.config = replace(lm.config, vocab_size=264)  # divisible by the size of the mesh axis
     lm.params = rough_params(lm.config)
     lm.export_hf(whole)
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"

@@ -1,4 +1,4 @@
-"""What a config.json means: keys that are missing, null, of an older release of the library, or beyond our models."""
+"""Reading config.json: keys that are missing, null, from an older release of `transformers`, or not supported."""
 
 from dataclasses import replace
 
@@ -6,18 +6,18 @@ import pytest
 
 from tests.interop import published as hub
 from xfresearch.interop.config import read_model, value_at
-from xfresearch.interop.families import family
-from xfresearch.interop.family import Refused
+from xfresearch.interop.families import get_family
+from xfresearch.interop.family import Unsupported
 
 
 def changed(config: dict, changes: dict) -> dict:
-    """A config with some keys changed, those that are ... left out."""
+    """`config` with `changes`; a key whose value is ... is removed."""
     return {key: value for key, value in (config | changes).items() if value is not ...}
 
 
 def read(config: dict, **changes):
     config = changed(config, changes)
-    return read_model(family(config["model_type"]), config)
+    return read_model(get_family(config["model_type"]), config)
 
 
 def windows(model) -> list[int]:
@@ -25,10 +25,11 @@ def windows(model) -> list[int]:
     return blocks * (model.depth // len(blocks))
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 
-# config.json, keys changed, the window of each layer; tests/parity/test_published.py asks `transformers` for the same.
+# (config.json, changed keys, the window of each layer); tests/parity/test_published.py compares it with `transformers`.
 WINDOWS = [
     (hub.MISTRAL, {}, [4096] * 32),
     (hub.MISTRAL, {"sliding_window": ...}, [4096] * 32),
@@ -113,7 +114,7 @@ def test_a_key_sets_a_field(config, changes, field, expected):
         (
             hub.GEMMA_2,
             {"layer_types": [[FULL], 3] * 13},
-            r"layer_types has \['full_attention'\]: each layer has one of",
+            r"layer_types has \['full_attention'\]: each layer must have one of",
         ),
         (hub.GEMMA_2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 is not allowed: it must be above 0"),
         (hub.GEMMA_2, {"query_pre_attn_scalar": "a"}, "query_pre_attn_scalar='a' has the wrong type: it must be a num"),
@@ -122,14 +123,14 @@ def test_a_key_sets_a_field(config, changes, field, expected):
         (hub.PHI, {"partial_rotary_factor": 0.01}, "config.json: partial_rotary_factor=0.01 is not allowed"),
     ],
 )
-def test_what_our_models_do_not_have_is_refused(config, changes, reason):
-    with pytest.raises(Refused, match=reason):
+def test_unsupported_values_are_errors_that_name_the_key(config, changes, reason):
+    with pytest.raises(Unsupported, match=reason):
         read(config, **changes)
 
 
-def test_a_mistake_in_a_table_is_not_said_to_be_the_folders():
+def test_a_bug_in_a_family_is_not_reported_as_a_user_error():
     def broken(config):
         return config["vocab_size"] + "a"
 
     with pytest.raises(TypeError):
-        read_model(replace(family("llama"), derived=broken), hub.LLAMA_2)
+        read_model(replace(get_family("llama"), derived=broken), hub.LLAMA_2)

@@ -1,4 +1,4 @@
-"""Folders that `transformers` wrote, and what it said of them (record.py): read, run, written again, and trained."""
+"""Folders and outputs recorded from `transformers` (record.py): our logits, exports and training steps equal them."""
 
 from dataclasses import replace
 
@@ -14,10 +14,11 @@ from tests.contracts.variants import change, in_float64
 from tests.interop.folders import assert_same_tensors, choices, greedy
 from tests.interop.record import CONTINUATION, MODELS, PROMPT, RATE, RECORDED, STEPS, TRAINED, batches
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import OptimizerConfig
-from xfresearch.models.axes import path_name
-from xfresearch.training.optimizer import make_optimizer
+from xfresearch.config.run import OptimizerConfig
+from xfresearch.models import transformer
+from xfresearch.training.optimizer import update_rule
 from xfresearch.training.step import make_train_step
+from xfresearch.trees import path_name
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -26,7 +27,8 @@ def name(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def said(name) -> dict:
+def expected(name) -> dict:
+    """The recorded outputs of `transformers`."""
     return load_file(RECORDED / f"{name}.safetensors")
 
 
@@ -35,35 +37,38 @@ def lm(name):
     return xf.load(RECORDED / name)
 
 
-def test_logits_are_those_of_transformers(lm, said):
-    assert 0.5 < np.abs(said["logits"]).max() < 50
-    assert relative_error(lm(said["tokens"]), said["logits"]) < TOLERANCE["float32"]
+def test_logits_equal_those_of_transformers(lm, expected):
+    assert 0.5 < np.abs(expected["logits"]).max() < 50
+    assert relative_error(lm(expected["tokens"]), expected["logits"]) < TOLERANCE["float32"]
 
 
-def test_greedy_continuation_is_that_of_transformers(lm, said):
-    assert np.array_equal(greedy(lm, said["tokens"][:, :PROMPT], CONTINUATION), said["greedy"])
+def test_greedy_continuation_equals_that_of_transformers(lm, expected):
+    assert np.array_equal(greedy(lm, expected["tokens"][:, :PROMPT], CONTINUATION), expected["greedy"])
 
 
-def test_router_chooses_the_experts_that_it_does_in_transformers():
-    lm, said = xf.load(RECORDED / "mixtral"), load_file(RECORDED / "mixtral.safetensors")
-    assert np.array_equal(choices(lm, said["tokens"], said["choices"].shape[-1]), said["choices"])
+def test_the_router_chooses_the_same_experts_as_in_transformers():
+    lm = xf.load(RECORDED / "mixtral")
+    expected = load_file(RECORDED / "mixtral.safetensors")
+    k = expected["choices"].shape[-1]
+    assert np.array_equal(choices(lm, expected["tokens"], k), expected["choices"])
 
 
-def test_export_writes_the_same_folder(lm, name, said, tmp_path):
+def test_export_writes_the_same_folder(lm, name, expected, tmp_path):
     lm.export_hf(tmp_path / name)
     assert_same_tensors(tmp_path / name, RECORDED / name)
     again = xf.load(tmp_path / name)
-    assert np.array_equal(again(said["tokens"]), lm(said["tokens"]))
+    assert np.array_equal(again(expected["tokens"]), lm(expected["tokens"]))
 
 
 def trained(lm, batches_NBL, balance: float):
-    """The parameters after a step of SGD in float64 for each batch, and the losses before each."""
+    """The parameters after one step of SGD in float64 for each batch, and the loss before each step."""
     model = change(in_float64(lm.config), "blocks.main.feed_forward.moe.z_loss", 0.0)
     model = change(model, "blocks.main.feed_forward.moe.balance_loss", balance)
     rule = {"kind": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip": 0.0}
     sgd = OptimizerConfig(**rule, learning_rate=RATE, schedule="constant", warmup=0)
-    optimizer = make_optimizer(sgd, STEPS)
-    step, losses = jax.jit(make_train_step(replace(lm.run, model=model, optimizer=sgd), optimizer)), []
+    optimizer = update_rule(sgd, STEPS, transformer.axes(model))
+    step = jax.jit(make_train_step(replace(lm.run, model=model, optimizer=sgd), optimizer))
+    losses = []
     params = jax.tree.map(lambda leaf: leaf.astype("float64"), lm.params)
     state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
     for tokens_BL in batches_NBL:
@@ -73,11 +78,13 @@ def trained(lm, batches_NBL, balance: float):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_trained_mixtral_is_that_of_transformers(name, x64):
-    """The change of every weight, the router's too. They sum the balance loss over a token's choices, we average."""
+def test_training_mixtral_changes_weights_as_in_transformers(name, x64):
+    """Compares the change of every weight, including the router's. `transformers` sums the balance loss over a token's
+    choices, we average it."""
     arguments, _ = TRAINED[name]
     folder = RECORDED / "trained" / name
-    before, after = xf.load(folder / "before"), xf.load(folder / "after").params
+    before = xf.load(folder / "before")
+    after = xf.load(folder / "after").params
     balance = arguments["num_experts_per_tok"] * arguments["router_aux_loss_coef"]
     found, losses = trained(before, batches(name), balance)
     assert relative_error(losses, load_file(folder / "losses.safetensors")["losses"]) < TOLERANCE["float32"]

@@ -1,6 +1,6 @@
-"""A checkpoint of 2 GB: importing and exporting take one tensor's memory besides the parameters that this host holds.
+"""Import and export of a 2 GB checkpoint need the memory of one tensor besides this host's share of the parameters.
 
-Measured in processes of their own (scale_worker.py says how), against the largest tensor in the dtype of its file.
+Memory is measured in separate processes (scale_worker.py) and compared with the largest tensor in its file's dtype.
 """
 
 import json
@@ -17,13 +17,13 @@ from xfresearch.interop import speed
 from xfresearch.interop.folder import stored_tensors
 
 pytestmark = pytest.mark.long
-BOUND = 1.2  # largest tensors, besides the share of this host
+BOUND = 1.2  # times the largest tensor, in addition to this host's share of the parameters
 GIGABYTES = 2
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random Llama in bfloat16 whose largest tensors are its embedding and its head, in files of up to 500 MB."""
+    """A random bfloat16 Llama in files of up to 500 MB. Its largest tensors are the embedding and the head."""
     path = tmp_path_factory.mktemp("scale") / "llama"
     speed.write_random(path, speed.llama(width=1536, layers=18, vocab=128_256), "bfloat16", shard_bytes=5 * 10**8)
     tensors = stored_tensors(path)
@@ -34,8 +34,8 @@ def folder(tmp_path_factory):
         file.unlink()
 
 
-def result_of(said: str) -> dict:
-    return json.loads(re.search(r"RESULT (.*)", said)[1])
+def result_of(output: str) -> dict:
+    return json.loads(re.search(r"RESULT (.*)", output)[1])
 
 
 def check_import(result: dict, share_of_whole: float) -> None:
@@ -44,12 +44,12 @@ def check_import(result: dict, share_of_whole: float) -> None:
     assert taken["looks"] > 100
     assert taken["peak"] < BOUND * result["largest"] + result["share"], result
     assert taken["anonymous"] < BOUND * result["largest"] + result["share"], result
-    assert taken["peak"] > 0.95 * result["share"]  # or nothing was measured
+    assert taken["peak"] > 0.95 * result["share"]  # otherwise the measurement failed
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_memory_of_one_process(folder, tmp_path, devices):
-    """On one device and cut over eight; export writes what was read, tensor for tensor."""
+    """On one device and sharded over eight. Export reproduces every tensor."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     command = [
         sys.executable,
@@ -81,7 +81,7 @@ def assert_same_tensors(folder, other) -> None:
 
 def test_memory_of_each_of_two_processes(folder):
     with Processes(2, "tests.interop.scale_worker", "--folder", str(folder)) as both:
-        for _, _, said in both.succeed():
-            result = result_of(said)
+        for _, _, output in both.succeed():
+            result = result_of(output)
             assert result["devices"] == 2
             check_import(result, 1 / 2)

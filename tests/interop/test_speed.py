@@ -1,4 +1,4 @@
-"""The benchmark of imports: what it writes is a model, and what it reports are rates of the same bytes."""
+"""The import benchmark: it writes a random model, and its rates are all of the same bytes."""
 
 import json
 
@@ -10,7 +10,7 @@ from xfresearch.interop import importing, speed
 from xfresearch.interop.folder import stored_tensors
 
 
-def test_random_folders_are_models_drawn_by_name(tmp_path):
+def test_random_folders_are_reproducible_models(tmp_path):
     for name in ("a", "b"):
         speed.write_random(tmp_path / name, speed.llama(width=128, layers=2, vocab=64), "bfloat16", shard_bytes=200_000)
     a, b = (importing.load(tmp_path / name) for name in ("a", "b"))
@@ -21,7 +21,7 @@ def test_random_folders_are_models_drawn_by_name(tmp_path):
     assert a.config.dtype == "bfloat16" and len(list((tmp_path / "a").glob("*.safetensors"))) > 2
 
 
-def test_rates_are_of_the_folders_bytes(tmp_path, capsys):
+def test_rates_are_relative_to_the_bytes_of_the_folder(tmp_path, capsys):
     sizes = ["--width", "128", "--layers", "1", "--vocab", "64", "--rounds", "1", "--dtype", "float32"]
     bench.main(["import_hf", *sizes, "--json", str(tmp_path / "figures.json")])
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]

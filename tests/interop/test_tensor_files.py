@@ -1,4 +1,4 @@
-"""The safetensors format, against the library that defines it, and copies in blocks against NumPy's."""
+"""The safetensors format, compared with the safetensors library, and blocked copies, compared with NumPy."""
 
 import itertools
 
@@ -12,13 +12,13 @@ from safetensors.numpy import load_file, save_file
 
 from xfresearch.errors import UserError
 from xfresearch.interop.copying import BLOCK, copy
-from xfresearch.interop.tensor_files import Outgoing, stored_in, write
+from xfresearch.interop.tensor_files import PendingTensor, tensors_in, write
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def tensors() -> dict[str, np.ndarray]:
-    """Of every dtype, some with no number, one with a name that JSON escapes, and one of no dimension."""
+    """Tensors of every dtype, including empty ones, a scalar, and one whose name JSON must escape."""
     random = np.random.default_rng(0)
     found = {
         f"{dtype}.{shape}": random.normal(size=shape).astype(dtype)
@@ -28,10 +28,11 @@ def tensors() -> dict[str, np.ndarray]:
     return found | {'é"\\': random.normal(size=(2, 3, 4)).astype(np.float32), "scalar": np.array(0.5, np.float32)}
 
 
-def test_the_library_reads_what_is_written(tmp_path):
-    wanted, progress = tensors(), []
-    outgoing = [Outgoing(name, x.shape, x.dtype.name, lambda x=x: x) for name, x in wanted.items()]
-    write(tmp_path / "a.safetensors", outgoing, progress.append)
+def test_the_library_reads_our_files(tmp_path):
+    wanted = tensors()
+    progress = []
+    pending = [PendingTensor(name, x.shape, x.dtype.name, lambda x=x: x) for name, x in wanted.items()]
+    write(tmp_path / "a.safetensors", pending, progress.append)
     found = load_file(tmp_path / "a.safetensors")
     assert list(found) and found.keys() == wanted.keys()
     for name, tensor in wanted.items():
@@ -42,10 +43,10 @@ def test_the_library_reads_what_is_written(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_what_the_library_writes_is_read(tmp_path):
+def test_we_read_the_files_of_the_library(tmp_path):
     wanted = tensors()
     save_file(wanted, tmp_path / "a.safetensors", {"format": "pt"})
-    found = {stored.name: stored for stored in stored_in(tmp_path / "a.safetensors")}
+    found = {stored.name: stored for stored in tensors_in(tmp_path / "a.safetensors")}
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         read = found[name].read()
@@ -53,25 +54,25 @@ def test_what_the_library_writes_is_read(tmp_path):
         assert found[name].bytes == tensor.nbytes
 
 
-def test_transposes_are_written_in_the_order_of_their_shape(tmp_path):
+def test_transposed_tensors_are_written_in_row_major_order(tmp_path):
     tensor = np.arange(12, dtype=np.float32).reshape(3, 4).T
-    write(tmp_path / "a", [Outgoing("a", tensor.shape, "float32", lambda: tensor)])
+    write(tmp_path / "a", [PendingTensor("a", tensor.shape, "float32", lambda: tensor)])
     np.testing.assert_array_equal(load_file(tmp_path / "a")["a"], tensor)
 
 
-def test_a_tensor_that_shrinks_after_its_header_was_read_is_named(tmp_path):
+def test_a_tensor_truncated_after_its_header_was_read_is_named(tmp_path):
     file = tmp_path / "a.safetensors"
     save_file({"a": np.zeros(100, np.float32)}, file)
-    stored = next(stored_in(file))
+    stored = next(tensors_in(file))
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(UserError, match=f"{file}: tensor a ends after 392 of its 400 bytes"):
+    with pytest.raises(UserError, match=f"{file}: truncated: tensor a has 392 of its 400 bytes"):
         stored.read()
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_a_damaged_header_is_an_error_of_one_line_or_reads_within_the_file(tmp_path_factory, data):
-    """Any bytes of the header may be others: nothing but UserError is raised."""
+def test_a_damaged_header_raises_only_one_line_user_errors(tmp_path_factory, data):
+    """Any bytes of the header may change: either the file can still be read, or UserError is raised."""
     file = tmp_path_factory.mktemp("damaged") / "a.safetensors"
     save_file({"a": np.zeros((2, 3), np.float32), "b": np.ones(4, np.float16)}, file)
     content = bytearray(file.read_bytes())
@@ -79,7 +80,7 @@ def test_a_damaged_header_is_an_error_of_one_line_or_reads_within_the_file(tmp_p
         content[data.draw(st.integers(0, len(content) - 40))] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
     try:
-        for stored in stored_in(file):
+        for stored in tensors_in(file):
             stored.require_dtype()
             stored.read()
     except UserError as error:
@@ -90,14 +91,14 @@ def test_a_damaged_header_is_an_error_of_one_line_or_reads_within_the_file(tmp_p
 @pytest.mark.parametrize(
     "shape", [(), (3,), (1, 5), (BLOCK, 3), (2 * BLOCK + 1, 7), (3, BLOCK + 2, 5), (2, 3, 4, BLOCK + 1)]
 )
-def test_copies_in_blocks_are_copies(shape, dtype):
-    """In every order of the dimensions, on either side."""
+def test_blocked_copies_equal_numpy(shape, dtype):
+    """For every order of the dimensions of the source and of the target."""
     values = np.random.default_rng(0).normal(size=shape).astype(dtype)
     for order in itertools.permutations(range(len(shape))):
-        turned = values.transpose(order)
-        target = np.full(turned.shape, np.nan, np.float32)
-        copy(target, turned)
-        np.testing.assert_array_equal(target, turned.astype(np.float32))
+        transposed = values.transpose(order)
+        target = np.full(transposed.shape, np.nan, np.float32)
+        copy(target, transposed)
+        np.testing.assert_array_equal(target, transposed.astype(np.float32))
         back = np.full(shape, np.nan, np.float32)
-        copy(back.transpose(order), np.ascontiguousarray(turned))
+        copy(back.transpose(order), np.ascontiguousarray(transposed))
         np.testing.assert_array_equal(back, values.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Run by test_attention_on_mesh.py with 8 simulated devices and names of cases: prints JSON {case: Result}."""
+"""test_attention_on_mesh.py runs this with 8 simulated devices and the names of cases. Prints JSON {case: Result}."""
 
 import json
 import re
@@ -15,38 +15,38 @@ from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_
 from xfresearch.kernels import ring_attention, splash_attention
 from xfresearch.kernels.chunked_attention import chunked, chunked_part
 from xfresearch.kernels.cudnn_attention import cudnn
-from xfresearch.kernels.sight import Sight, Slots
+from xfresearch.kernels.masks import Mask, Slots
 from xfresearch.kernels.splash_attention import splash
-from xfresearch.models.kernel_choices import with_kernels
-from xfresearch.models.partition import activation_spec
-from xfresearch.training.sharding import param_shardings
+from xfresearch.models import transformer
+from xfresearch.models.context import Execution
+from xfresearch.sharding.partition import activation_spec, param_shardings
 
 DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "chunked": "float64", "plain": "float64"}
 DTYPES |= {"cudnn": "bfloat16"}
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 HALVES = {"data": 2, "tensor": 2, "context": 2}
 PACKED = {"L": 64, "M": 5, "own": True, "segments": True}
-# name: (implementation, mesh, what is drawn, sight)
+# name: (implementation, mesh, arguments of draw, mask)
 CASES = {
-    "splash, memory": ("splash", HALVES, {"L": 256, "M": 5}, Sight()),
-    "splash, memory, documents, window": ("splash", HALVES, PACKED | {"L": 250}, Sight(window=40)),
-    "splash, one key-value head": ("splash", {"tensor": 4, "context": 2}, {"B": 1, "L": 256, "G": 1}, Sight()),
-    "ring": ("ring", {"context": 8}, {"L": 64}, Sight()),
-    "ring, memory, documents": ("ring", {"tensor": 2, "context": 4}, PACKED, Sight()),
-    "ring, memory, documents, window": ("ring", HALVES | {"context": 2}, PACKED, Sight(window=40)),
-    "ring, short window": ("ring", {"context": 8}, {"L": 64, "G": 1, "V": 6, "M": 3}, Sight(window=9)),
-    "ring, not causal": ("ring", {"data": 2, "context": 4}, PACKED, Sight(causal=False)),
-    "ring of splash, memory, documents": ("ring of splash", HALVES, {"L": 256, "M": 5, "segments": True}, Sight()),
+    "splash, memory": ("splash", HALVES, {"L": 256, "M": 5}, Mask()),
+    "splash, memory, documents, window": ("splash", HALVES, PACKED | {"L": 250}, Mask(window=40)),
+    "splash, one key-value head": ("splash", {"tensor": 4, "context": 2}, {"B": 1, "L": 256, "G": 1}, Mask()),
+    "ring": ("ring", {"context": 8}, {"L": 64}, Mask()),
+    "ring, memory, documents": ("ring", {"tensor": 2, "context": 4}, PACKED, Mask()),
+    "ring, memory, documents, window": ("ring", HALVES | {"context": 2}, PACKED, Mask(window=40)),
+    "ring, short window": ("ring", {"context": 8}, {"L": 64, "G": 1, "V": 6, "M": 3}, Mask(window=9)),
+    "ring, not causal": ("ring", {"data": 2, "context": 4}, PACKED, Mask(causal=False)),
+    "ring of splash, memory, documents": ("ring of splash", HALVES, {"L": 256, "M": 5, "segments": True}, Mask()),
     "ring of splash, window": (
         "ring of splash",
         {"context": 2, "tensor": 4},
         {"B": 1, "L": 512, "G": 1},
-        Sight(window=40),
+        Mask(window=40),
     ),
-    "chunked, memory, documents, window": ("chunked", HALVES, PACKED, Sight(window=40)),
-    "plain, memory, documents, window": ("plain", HALVES, PACKED, Sight(window=40)),
-    "cudnn, one key-value head": ("cudnn", {"data": 2, "tensor": 4}, {"L": 64, "G": 1}, Sight(window=40)),
-    "cudnn, memory": ("cudnn", {"fsdp": 2, "tensor": 2}, {"L": 64, "M": 5}, Sight()),
+    "chunked, memory, documents, window": ("chunked", HALVES, PACKED, Mask(window=40)),
+    "plain, memory, documents, window": ("plain", HALVES, PACKED, Mask(window=40)),
+    "cudnn, one key-value head": ("cudnn", {"data": 2, "tensor": 4}, {"L": 64, "G": 1}, Mask(window=40)),
+    "cudnn, memory": ("cudnn", {"fsdp": 2, "tensor": 2}, {"L": 64, "M": 5}, Mask()),
 }
 # name: (kernel, mesh, named config)
 MODELS = {
@@ -56,31 +56,31 @@ MODELS = {
 }
 
 
-def run(implementation: str, mesh, sight: Sight, segments, arrays):
+def run(implementation: str, mesh, mask: Mask, segments, arrays):
     q, k, v, memory = arrays
     if implementation == "plain":
-        return plain(arrays, segments, sight, mesh=mesh)
+        return plain(arrays, segments, mask, mesh=mesh)
     function = {"splash": splash, "chunked": chunked, "cudnn": cudnn}.get(implementation, ring_attention.ring)
     ring_attention.platform = lambda mesh: "tpu" if implementation == "ring of splash" else "cpu"
     q, memory = scaled(q, memory)
-    return function(q, k, v, memory, segments, sight, mesh)
+    return function(q, k, v, memory, segments, mask, mesh)
 
 
 def cudnn_on_cpu() -> None:
-    """Has cuDNN's kernels computed on CPU by ours of the same meaning: how JAX cuts them over devices is what is left."""
+    """Replaces cuDNN's kernels on CPU by our equivalents, so that only JAX's sharding of them is tested."""
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
 
-    def sight(settings) -> Sight:
+    def mask(settings) -> Mask:
         causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
-        return Sight(causal, window=settings["sliding_window_length"] or 0)
+        return Mask(causal, window=settings["sliding_window_length"] or 0)
 
     def forward(q, k, v, *unused, is_training, **settings):
-        o, lse = chunked_part(sight(settings)).forward(q, k, v, (None, 0))
+        o, lse = chunked_part(mask(settings)).forward(q, k, v, (None, 0))
         return (o.astype(q.dtype), lse)[: 1 + is_training]
 
     def backward(q, k, v, *rest, **settings):
         lse, o, do = rest[-3:]
-        gradients = chunked_part(sight(settings)).backward(q, k, v, (None, 0), o, lse, do)
+        gradients = chunked_part(mask(settings)).backward(q, k, v, (None, 0), o, lse, do)
         return [g.astype(q.dtype) for g in gradients]
 
     sdpa.check_cudnn_version = lambda: 91000
@@ -89,9 +89,9 @@ def cudnn_on_cpu() -> None:
 
 
 class Result(NamedTuple):
-    error: float  # the largest relative one of the output and the gradients, against one device
-    gathers: int  # all-gathers in the compiled program of both
-    passes: int  # collective-permutes there
+    error: float  # largest relative error of the output and the gradients, against one device
+    gathers: int  # all-gathers in the compiled program of output and gradients
+    passes: int  # collective-permutes in that program
 
 
 def compare(function, placed, expected) -> Result:
@@ -104,42 +104,43 @@ def mesh_of(sizes: dict):
     return jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def of_kernel(implementation: str, sizes: dict, drawn: dict, sight: Sight) -> Result:
+def kernel_result(implementation: str, sizes: dict, drawn: dict, mask: Mask) -> Result:
     mesh = mesh_of(sizes)
     arrays, segments = draw(**drawn, dtype=DTYPES[implementation])
-    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
+    expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask), arrays)
 
     def put(x, letters):
         return jax.device_put(x, NamedSharding(mesh, activation_spec(mesh, letters, x.shape)))
 
     q, k, v, memory = arrays
     if memory is not None:
-        own = None if memory.query is None else put(memory.query, "BLHK")
-        memory = Slots(own, put(memory.key, "MGK"), put(memory.value, "MGK"))
+        memory_q = None if memory.query is None else put(memory.query, "BLHK")
+        memory = Slots(memory_q, put(memory.key, "MGK"), put(memory.value, "MGK"))
     placed = (put(q, "BLHK"), put(k, "BLGK"), put(v, "BLGK"), memory)
-    return compare(lambda arrays: run(implementation, mesh, sight, segments, arrays), placed, expected)
+    return compare(lambda arrays: run(implementation, mesh, mask, segments, arrays), placed, expected)
 
 
-def of_model(kernel: str, sizes: dict, name: str) -> Result:
-    """A whole model in float64, with `kernel` in every block, scanned."""
-    config = in_float64(with_kernels(ALL[name], "plain", "auto"))
-    params, tokens_BL = random_params(config), tokens_for(config, batch=4, length=16)
+def model_result(kernel: str, sizes: dict, name: str) -> Result:
+    """A whole model in float64, with scanned layers and `kernel` in every block."""
+    config = in_float64(ALL[name])
+    params = random_params(config)
+    tokens_BL = tokens_for(config, batch=4, length=16)
     segments_BL = np.repeat([[1] * 9 + [2] * 7], 4, 0).astype(np.int32)
     expected = value_and_gradients(lambda p: forward(config, p, tokens_BL, segments_BL=segments_BL)[0], params)
     mesh = mesh_of(sizes)
-    placed = jax.device_put(params, param_shardings(mesh, params))
-    asked = with_kernels(config, kernel, "auto")
+    placed = jax.device_put(params, param_shardings(mesh, params, transformer.axes(config)))
+    execution = Execution(attention_kernel=kernel)
 
-    def cut(params):
-        return forward(asked, params, tokens_BL, "scan", segments_BL=segments_BL, mesh=mesh)[0]
+    def sharded(params):
+        return forward(config, params, tokens_BL, "scan", segments_BL=segments_BL, mesh=mesh, execution=execution)[0]
 
-    return compare(cut, placed, expected)
+    return compare(sharded, placed, expected)
 
 
 def result(name: str) -> Result:
-    of, *settings = (of_kernel, *CASES[name]) if name in CASES else (of_model, *MODELS[name])
-    with jax.enable_x64(of is of_model or DTYPES[settings[0]] == "float64"):
-        return of(*settings)
+    function, *settings = (kernel_result, *CASES[name]) if name in CASES else (model_result, *MODELS[name])
+    with jax.enable_x64(function is model_result or DTYPES[settings[0]] == "float64"):
+        return function(*settings)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attention: both implementations against NumPy in float64, their gradients against each other, wrong ways caught."""
+"""Attention: values against NumPy in float64, gradients of kernels against each other, the choice of a kernel."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import Sight, attention, choose_attention, describe
-from xfresearch.models.partition import compute_capability
+from xfresearch.kernels.attention import Mask, attention, choose_attention, describe
+from xfresearch.sharding.devices import compute_capability
 
 IMPLEMENTATIONS = ("plain", "blocked")
 
 
 def reference(q, k, v, memory=None, q_segments=None, k_segments=None, q_offset=0, causal=True, own=None):
-    """o = softmax([own Mk^T, q k^T] / sqrt(K)) [Mv; v], one query and one head at a time; `own` is q unless given."""
+    """o = softmax([own Mk^T, q k^T] / sqrt(K)) [Mv; v], one query and one head at a time. own: q by default."""
     B, L, H, K = q.shape
     S, G = k.shape[1:3]
     o = np.zeros(q.shape)
@@ -77,7 +77,7 @@ def gradients(function, arguments):
 
 
 def assert_close(actual, expected, dtype):
-    """Relative to the largest value of the tree: where a query sees one key, the gradient of both is exactly 0."""
+    """Relative to the tree's largest value, because the gradients of a query and its key are 0 if it sees no other."""
     actual, expected = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (actual, expected))
     assert actual.dtype == dtype
     assert relative_error(actual, expected) < TOLERANCE[dtype]
@@ -91,7 +91,7 @@ def x64():
 
 shapes = st.fixed_dictionaries(
     {
-        "B": st.sampled_from([1, 2, 3]),  # with 4, test_a_query_that_sees_nothing_gets_zero
+        "B": st.sampled_from([1, 2, 3]),  # 4 is in test_a_query_that_sees_no_key_gets_zero
         "L": st.sampled_from([1, 2, 5, 8, 13]),
         "H": st.just(4),
         "G": st.sampled_from([1, 2, 4]),
@@ -105,9 +105,10 @@ shapes = st.fixed_dictionaries(
 
 @settings(max_examples=8, deadline=None)
 @given(shapes)
-def test_values_and_gradients(shape):
+def test_values_equal_numpy_and_gradients_agree(shape):
     arguments, segments = draw(**shape)
-    expected, found = in_numpy(arguments, **segments), {}
+    expected = in_numpy(arguments, **segments)
+    found = {}
     for implementation in IMPLEMENTATIONS:
         o, found[implementation] = value_and_gradients(partial(run, implementation, **segments), arguments)
         assert_close(o, expected, "float64")
@@ -116,7 +117,7 @@ def test_values_and_gradients(shape):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_lower_precision(implementation, dtype):
+def test_values_and_gradients_in_lower_precision(implementation, dtype):
     arguments, segments = draw(L=16, K=8, dtype=dtype, segments=True)
     output = run(implementation, arguments, **segments)
     assert output.dtype == dtype
@@ -129,7 +130,7 @@ def test_lower_precision(implementation, dtype):
         assert relative_error(a.astype(jnp.float64), e) < TOLERANCE[dtype]
 
 
-def test_gradient_is_the_derivative():
+def test_gradient_equals_finite_differences():
     arguments, segments = draw(L=6, segments=True)
     for implementation in IMPLEMENTATIONS:
         function = jax.jit(lambda a, i=implementation: jnp.sin(run(i, a, **segments)).sum())
@@ -137,7 +138,8 @@ def test_gradient_is_the_derivative():
         for leaf, (x, g) in enumerate(zip(jax.tree.leaves(arguments), jax.tree.leaves(gradient), strict=True)):
             step = np.random.default_rng(leaf).normal(size=x.shape) * 1e-5
             moved = [jax.tree.leaves(arguments) for _ in range(2)]
-            moved[0][leaf], moved[1][leaf] = x + step, x - step
+            moved[0][leaf] = x + step
+            moved[1][leaf] = x - step
             difference = function(jax.tree.unflatten(jax.tree.structure(arguments), moved[0])) - function(
                 jax.tree.unflatten(jax.tree.structure(arguments), moved[1])
             )
@@ -145,7 +147,7 @@ def test_gradient_is_the_derivative():
 
 
 @pytest.mark.parametrize("M", [0, 5])
-def test_cached_decoding_equals_the_whole(M):
+def test_decoding_in_parts_equals_the_full_sequence(M):
     arguments, _ = draw(L=6, S=6, M=M)
     q, k, v, memory = arguments
     step = jax.jit(lambda q, offset: attention(q, k, v, memory=memory, q_offset=offset))
@@ -153,14 +155,14 @@ def test_cached_decoding_equals_the_whole(M):
     assert_close(jnp.concatenate(parts, 1), run("blocked", arguments), "float64")
 
 
-def test_not_causal():
+def test_attention_without_a_causal_mask():
     arguments, _ = draw(L=4, S=9)
-    assert_close(run("auto", arguments, sight=Sight(causal=False)), in_numpy(arguments, causal=False), "float64")
+    assert_close(run("auto", arguments, mask=Mask(causal=False)), in_numpy(arguments, causal=False), "float64")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("B", [1, 4])
-def test_a_query_that_sees_nothing_gets_zero(implementation, B):
+def test_a_query_that_sees_no_key_gets_zero(implementation, B):
     (q, k, v, _), _ = draw(B=B, M=0)
     segments = {"q_segments_BL": jnp.ones((B, 7), jnp.int32), "k_segments_BS": jnp.full((B, 7), 2, jnp.int32)}
     loss = lambda q, k, v: attention(q, k, v, implementation=implementation, **segments).sum()  # noqa: E731
@@ -169,14 +171,14 @@ def test_a_query_that_sees_nothing_gets_zero(implementation, B):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_large_logits(implementation):
+def test_gradients_are_finite_with_large_logits(implementation):
     (q, k, v, memory), _ = draw()
     for arguments in ((1e4 * q, k, v, memory), (q, k, v, (1e4 * memory[0], memory[1]))):
         assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradients(partial(run, implementation), arguments)))
 
 
-def test_transformations():
-    """vmap, scan over layers, remat: each equals the plain form under the same."""
+def test_transformations_of_blocked_equal_those_of_plain():
+    """vmap, scan over layers, remat."""
     (q, k, v, memory), segments = draw(L=8, segments=True)
 
     def layers(implementation, wrap, q):
@@ -196,8 +198,8 @@ def test_transformations():
     assert_close(results[1], results[0], "float64")
 
 
-def test_dropout():
-    """Weights are dropped after normalisation: the mean over keys is the plain output, the sum of weights is not 1."""
+def test_dropout_follows_the_normalisation():
+    """The mean over dropout keys is the output without dropout, and the weights do not sum to 1."""
     (q, k, v, memory), _ = draw(B=1, L=3)
     dropped = jax.vmap(lambda key: attention(q, k, v, memory=memory, dropout_rate=0.5, dropout_key=key))
     many = dropped(jax.random.split(jax.random.key(0), 4000))
@@ -210,26 +212,26 @@ def test_dropout():
         dropout_rate=0.5,
         dropout_key=jax.random.key(1),
     )
-    assert jnp.unique(ones.round(6)).size > 10  # dropped before the softmax, every output would be 1
+    assert jnp.unique(ones.round(6)).size > 10  # with dropout before the softmax every output would be 1
 
 
 def call(q, k, v, *rest, platform="cpu", capability=(9, 0), **named):
     return describe(q, k, v, *rest, **named)._replace(platform=platform, capability=capability)
 
 
-def test_choice():
+def test_choice_on_cpu():
     (q, k, v, memory), _ = draw(L=128)
     name = lambda *a, **named: choose_attention(call(*a, **named)).name  # noqa: E731
     assert name(q, k, v) == name(q, k, v, memory) == "blocked"
     for unusual in (
         {"altered": "dropout"},
-        {"sight": Sight(causal=False)},
+        {"mask": Mask(causal=False)},
         {"q_offset": 3},
         {"q_offset": jnp.int32(0)},
     ):
         assert name(q, k, v, **unusual) == "plain"
     assert name(q[:, :2], k, v) == name(q, k, v[:, :, :1]) == "plain"
-    assert name(q, k, v, sight=Sight(window=9), altered="biases", platform="tpu") == "banded"
+    assert name(q, k, v, mask=Mask(window=9), altered="biases", platform="tpu") == "banded"
 
 
 def test_choice_on_tpu():
@@ -237,12 +239,12 @@ def test_choice_on_tpu():
     name = lambda *a, **named: choose_attention(call(*a, platform="tpu", **named)).name  # noqa: E731
     ids = jnp.zeros((2, 128))
     for usual in (
-        *({}, {"segments": (ids, ids)}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}),
+        *({}, {"segments": (ids, ids)}, {"mask": Mask(window=9)}, {"mask": Mask(causal=False)}),
         {"altered": "softcap"},
     ):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "splash"
-    assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, sight=Sight(nearest=1)) == "splash"
-    assert name(q, k, v, sight=Sight(nearest=1)) == "plain"  # the first query sees nothing
+    assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, mask=Mask(nearest=1)) == "splash"
+    assert name(q, k, v, mask=Mask(nearest=1)) == "plain"  # the first query sees no key
     assert name(q, k, v, segments=(ids, ids + 0)) == name(q, k, v, altered="dropout") == "plain"
 
 
@@ -250,18 +252,18 @@ def test_choice_on_gpu():
     (q, k, v, memory), _ = draw(L=128, K=64, dtype="bfloat16")
     name = lambda *a, **named: choose_attention(call(*a, platform="gpu", **named)).name  # noqa: E731
     ids = jnp.zeros((2, 128))
-    for usual in ({}, {"sight": Sight(window=9)}, {"sight": Sight(causal=False)}):
+    for usual in ({}, {"mask": Mask(window=9)}, {"mask": Mask(causal=False)}):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "cudnn"
     wide = [x.astype("float32") for x in (q, k, v)]
     assert name(*wide) == name(q, k, v, segments=(ids, ids)) == name(q, k, v[..., :32]) == "chunked"
-    assert name(*wide, sight=Sight(window=9)) == "banded"
+    assert name(*wide, mask=Mask(window=9)) == "banded"
     assert name(q, k, v, altered="dropout") == "plain"
     assert name(q, k, v, memory, altered="softcap") == "chunked"
     assert choose_attention(call(q, k, v, platform="gpu")._replace(context=2)).name == "chunked"
 
 
-def test_choice_by_the_kind_of_gpu():
-    """cuDNN's backward pass has heads above 128 on Hopper alone, nothing before Ampere, and is not for AMD's GPUs."""
+def test_choice_by_compute_capability():
+    """cuDNN's backward pass supports heads above 128 only on Hopper, and no GPU before Ampere or from AMD."""
     for size, capability, name in (
         *((128, (8, 0), "cudnn"), (128, (12, 0), "cudnn"), (128, (7, 5), "chunked"), (64, (), "chunked")),
         *((256, (9, 0), "cudnn"), (264, (9, 0), "chunked"), (256, (8, 9), "chunked"), (256, (10, 0), "chunked")),
@@ -270,9 +272,9 @@ def test_choice_by_the_kind_of_gpu():
         assert choose_attention(call(q, k, v, memory, platform="gpu", capability=capability)).name == name
 
 
-@pytest.mark.parametrize("said, capability", [("9.0", (9, 0)), ("12.1", (12, 1)), ("gfx942", ()), (None, ())])
-def test_what_a_device_says_of_itself(said, capability, monkeypatch):
-    gpu = SimpleNamespace(platform="gpu", **({} if said is None else {"compute_capability": said}))
+@pytest.mark.parametrize("attribute, capability", [("9.0", (9, 0)), ("12.1", (12, 1)), ("gfx942", ()), (None, ())])
+def test_compute_capability_is_parsed_from_the_device(attribute, capability, monkeypatch):
+    gpu = SimpleNamespace(platform="gpu", **({} if attribute is None else {"compute_capability": attribute}))
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     assert compute_capability() == capability
 
@@ -280,50 +282,48 @@ def test_what_a_device_says_of_itself(said, capability, monkeypatch):
 @pytest.mark.parametrize(
     "name, reason, named",
     [
-        ("splash", "it is for TPU, this is cpu", {}),
-        ("splash", "it has no biases", {"platform": "tpu", "altered": "biases"}),
-        ("splash", "it has no float64", {"platform": "tpu"}),
+        ("splash", "it needs a TPU, and the platform is cpu", {}),
+        ("splash", "it does not support biases", {"platform": "tpu", "altered": "biases"}),
+        ("splash", "it does not support float64", {"platform": "tpu"}),
         ("blocked", "without dropout", {"altered": "dropout"}),
         ("blocked", "without softcap", {"altered": "softcap"}),
-        ("splash", "it has no float64", {"platform": "tpu", "altered": "softcap"}),
-        ("blocked", "full causal attention", {"sight": Sight(window=3)}),
-        ("cudnn", "it is for GPU, this is tpu", {"platform": "tpu"}),
-        ("cudnn", "it has no float64", {"platform": "gpu"}),
-        ("pallas", "it is for GPU", {}),
-        ("pallas", "lengths that are multiples of 128", {"platform": "gpu", "L": 100}),
-        ("ring", "a sequence cut over mesh.context, which is 1", {}),
-        ("chunked", "it has no shaping", {"altered": "shaping"}),
-        ("cudnn", "from compute capability 8.0 on", {"platform": "gpu", "capability": (7, 0)}),
-        ("banded", "a causal window below half of the sequence", {"sight": Sight(window=70)}),
+        ("splash", "it does not support float64", {"platform": "tpu", "altered": "softcap"}),
+        ("blocked", "full causal attention", {"mask": Mask(window=3)}),
+        ("cudnn", "it needs a GPU, and the platform is tpu", {"platform": "tpu"}),
+        ("cudnn", "it does not support float64", {"platform": "gpu"}),
+        ("ring", "a sequence sharded over mesh.context, which is 1", {}),
+        ("chunked", "it does not support shaping", {"altered": "shaping"}),
+        ("cudnn", "compute capability 8.0 or higher", {"platform": "gpu", "capability": (7, 0)}),
+        ("banded", "a causal window shorter than half of the sequence", {"mask": Mask(window=70)}),
     ],
 )
-def test_what_cannot_be_right_is_refused(name, reason, named):
+def test_a_kernel_that_does_not_support_the_call_is_refused_with_the_reason(name, reason, named):
     named = dict(named)
     (q, k, v, memory), _ = draw(L=named.pop("L", 128))
-    with pytest.raises(UserError, match=rf"attention.kernel='{name}' is not allowed here: .*{reason}"):
+    with pytest.raises(UserError, match=rf"config.training.attention_kernel='{name}' is not allowed here: .*{reason}"):
         choose_attention(call(q, k, v, memory, **named), name)
 
 
-def test_an_unknown_name_is_refused():
+def test_an_unknown_kernel_is_refused():
     (q, k, v, _), _ = draw()
     with pytest.raises(UserError, match="did you mean 'blocked'"):
         attention(q, k, v, implementation="bloked")
 
 
-def test_wrong_placements_of_memory_are_caught():
-    """Memory put before the context under the mask of a square causal attention, and a mask one position off."""
+def test_memory_joined_to_the_keys_needs_the_right_offset():
+    """With memory before the context, a square causal mask and a mask shifted by one position give wrong outputs."""
     arguments, _ = draw(L=7)
     q, k, v, memory = arguments
     expected = in_numpy(arguments)
     joined = [jnp.concatenate([jnp.broadcast_to(m, (2, *m.shape)), x], 1) for m, x in zip(memory, (k, v), strict=True)]
-    right = attention(q, *joined, q_offset=5)  # keys 0 to 4 are the memory's
+    right = attention(q, *joined, q_offset=5)  # keys 0 to 4 are the memory
     assert relative_error(right, expected) < TOLERANCE["float64"]
     for offset in (0, 4, 6):
         assert relative_error(attention(q, *joined, q_offset=offset), expected) > 1e-3
 
 
-def test_no_array_of_memory_per_sequence():
-    """The memory is never broadcast over the batch: no array [B, M, ...] of keys or values in the traced program."""
+def test_memory_is_not_broadcast_over_the_batch():
+    """The traced program has no array [B, M, ...] of keys or values."""
     arguments, _ = draw(B=3, L=7, H=4, G=4, K=2, M=11)
     text = str(jax.make_jaxpr(lambda a: gradients(partial(run, "blocked"), a))(arguments))
     assert "[11,4,2]" in text
@@ -331,21 +331,22 @@ def test_no_array_of_memory_per_sequence():
 
 
 @pytest.mark.parametrize("nearest", [0, 1])
-def test_banded_is_plain_under_a_window(nearest):
-    """A length that the band does not divide, packed documents, memory, grouped heads and a bias by distance."""
+def test_banded_equals_plain_under_a_window(nearest):
+    """With a length that is no multiple of the band, packed documents, memory, grouped heads and a bias by distance."""
     (q, k, v, memory), _ = draw(L=75, H=4, G=2, M=3)
     segments = {
         name: jnp.asarray([[1] * 40 + [2] * 35, [1] * 70 + [0] * 5]) for name in ("q_segments_BL", "k_segments_BS")
     }
-    sight = Sight(window=9, nearest=nearest)
-    assert choose_attention(call(q, k, v, memory, sight=sight, platform="gpu")).name == "banded"
+    mask = Mask(window=9, nearest=nearest)
+    assert choose_attention(call(q, k, v, memory, mask=mask, platform="gpu")).name == "banded"
 
     def bias(q_BLHK, distance_LS):
         slopes = jnp.arange(1, 5)[:, None, None] / 8
         return q_BLHK.sum(-1).swapaxes(1, 2)[..., None] - slopes * jnp.abs(distance_LS)
 
-    run_as = partial(run, sight=sight, bias=bias, **segments)
-    outputs, gradient = {}, {}
+    run_as = partial(run, mask=mask, bias=bias, **segments)
+    outputs = {}
+    gradient = {}
     for implementation in ("plain", "banded"):
         outputs[implementation] = run_as(implementation, (q, k, v, memory))
         gradient[implementation] = gradients(partial(run_as, implementation), (q, k, v, memory))

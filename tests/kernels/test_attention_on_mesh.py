@@ -1,4 +1,4 @@
-"""Attention cut over eight simulated devices equals one device, gradients included; all cases in one process."""
+"""Attention sharded over eight simulated devices equals attention on one device. One process runs all cases."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tests.contracts.variants import ROOT
 from tests.kernels.mesh_worker import CASES, DTYPES, MODELS
 from tests.tolerances import TOLERANCE
 
-TEST = "test_attention_on_a_mesh_is_that_of_one_device"
+TEST = "test_attention_on_a_mesh_equals_attention_on_one_device"
 DAILY = ("splash, memory, documents, window", "ring, memory, documents, window", "llama by ring")
 DAILY += ("cudnn, one key-value head",)
 
@@ -30,9 +30,10 @@ def results(request) -> dict[str, dict]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.long) for name in CASES | MODELS]
 )
-def test_attention_on_a_mesh_is_that_of_one_device(results, name):
-    """And keys go round in a ring, or are gathered."""
-    found, (kernel, mesh, *_) = results[name], (CASES | MODELS)[name]
+def test_attention_on_a_mesh_equals_attention_on_one_device(results, name):
+    """Output and gradients. `ring` rotates the keys; the other kernels gather them."""
+    found = results[name]
+    kernel, mesh, *_ = (CASES | MODELS)[name]
     assert found["error"] < TOLERANCE[DTYPES[kernel]]
     if name in CASES and kernel.startswith("ring"):
         assert found["passes"] > 0 and found["gathers"] == 0

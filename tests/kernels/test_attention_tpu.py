@@ -1,4 +1,4 @@
-"""Attention with its gradients, compiled for TPUs without one: no array of queries by keys, under a mesh and remat too.
+"""Attention and its gradients, compiled without a TPU: no array of queries by keys, also under a mesh and remat.
 
 Needs libtpu (`make libtpu`).
 """
@@ -13,43 +13,47 @@ from tests.kernels.on_tpu import compiled_by, mesh_of
 
 BATCH, LENGTH, HEADS = 4, 8192, 8
 REMAT = {"none": None, "full": "nothing_saveable", "dots": "dots_with_no_batch_dims_saveable"}
-# name: (chips, mesh, what attention is given, remat)
+# name: (chips, mesh, inputs of attention, remat)
 CASES = {
     "v5e": ("v5e:2x2", {"data": 2, "tensor": 2}, {"slots": 512}, "none"),
     "v5e, documents and memory": ("v5e:2x2", {"data": 4}, {"slots": 500, "packed": True}, "full"),
-    "v5p, cut sequence and window": ("v5p:2x2x1", {"context": 4}, {"window": 256, "size": 128}, "dots"),
+    "v5p, sharded sequence and window": ("v5p:2x2x1", {"context": 4}, {"window": 256, "size": 128}, "dots"),
 }
 
 
 def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
-    """Of the program of one device: bytes of temporary memory, calls of kernels, arrays with two long dimensions."""
+    """For one device's program: bytes of temporary memory, number of kernel calls, shapes with two long dimensions."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
 
-    from xfresearch.kernels.attention import Sight, attention
-    from xfresearch.models.partition import activation_spec
+    from xfresearch.kernels.attention import Mask, attention
+    from xfresearch.sharding.partition import activation_spec
 
     mesh = mesh_of(chips, **sizes)
 
     def array(letters, *shape, dtype="bfloat16"):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, activation_spec(mesh, letters, shape)))
 
-    size, slots, sight = given.get("size", 64), given.get("slots", 0), Sight(window=given.get("window", 0))
-    q, k = array("BLHK", BATCH, LENGTH, HEADS, size), array("BSGK", BATCH, LENGTH, HEADS // 2, size)
+    size = given.get("size", 64)
+    slots = given.get("slots", 0)
+    mask = Mask(window=given.get("window", 0))
+    q = array("BLHK", BATCH, LENGTH, HEADS, size)
+    k = array("BSGK", BATCH, LENGTH, HEADS // 2, size)
     memory = (array("MGK", slots, HEADS // 2, size),) * 2 if slots else None
     ids = array("BL", BATCH, LENGTH, dtype="int32") if given.get("packed") else None
 
     def loss(q, k, v, memory, ids):
         def run(q, k, v, memory):
-            o = attention(q, k, v, memory=memory, q_segments_BL=ids, k_segments_BS=ids, sight=sight, mesh=mesh)
+            o = attention(q, k, v, memory=memory, q_segments_BL=ids, k_segments_BS=ids, mask=mask, mesh=mesh)
             return o.astype(jnp.float32).sum()
 
         policy = REMAT[remat] and getattr(jax.checkpoint_policies, REMAT[remat])
         return (run if policy is None else jax.checkpoint(run, policy=policy))(q, k, v, memory)
 
     program = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(q, k, k, memory, ids).compile()
-    text, long = program.as_text(), LENGTH // sizes.get("context", 1)
+    text = program.as_text()
+    long = LENGTH // sizes.get("context", 1)
     shapes = {shape for shape in re.findall(r"\[([\d,]+)\]", text) if sum(int(n) >= long for n in shape.split(",")) > 1}
     calls = text.count('custom_call_target="tpu_custom_call"')
     return {"bytes": program.memory_analysis().temp_size_in_bytes, "calls": calls, "square": sorted(shapes)}
@@ -62,7 +66,7 @@ def programs() -> dict[str, dict]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_array_of_queries_by_keys(programs, name):
-    """Neither a mask nor logits: no such shape, and less temporary memory than half a byte for each pair."""
+    """Neither a mask nor logits: no such shape, and less than half a byte of temporary memory for each pair."""
     _, sizes, given, _ = CASES[name]
     pairs = BATCH * HEADS * LENGTH * (LENGTH + given.get("slots", 0)) / math.prod(sizes.values())
     assert programs[name]["square"] == []

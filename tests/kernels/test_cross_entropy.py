@@ -1,4 +1,4 @@
-"""Cross-entropy in tiles: against NumPy in float64, its gradients against autodiff, its memory, and on four devices."""
+"""Cross-entropy in tiles: values against NumPy in float64, gradients against autodiff, memory, four devices."""
 
 import os
 import subprocess
@@ -42,7 +42,9 @@ def naive(x, head, labels, weights, z_loss):
 def draw(T=13, D=5, V=11, seed=0, dtype="float64", bias=False, softcap=0.0):
     """x, a head, labels and weights."""
     rng = np.random.default_rng(seed)
-    x, table, labels = rng.normal(size=(T, D)), rng.normal(size=(V, D)), rng.integers(0, V, T)
+    x = rng.normal(size=(T, D))
+    table = rng.normal(size=(V, D))
+    labels = rng.integers(0, V, T)
     weights = rng.integers(0, 3, T) / 2
     bias_V = jnp.asarray(rng.normal(size=V), "float64" if dtype == "float64" else "float32") if bias else None
     return (
@@ -70,7 +72,7 @@ def x64():
     st.sampled_from([0.0, 1.5]),
     st.integers(0, 99),
 )
-def test_values_and_gradients(T, D, V, rows, z_loss, bias, softcap, seed):
+def test_values_equal_numpy_and_gradients_equal_autodiff(T, D, V, rows, z_loss, bias, softcap, seed):
     with jax.enable_x64(True):
         x, head, labels, weights = draw(T, D, V, seed, bias=bias, softcap=softcap)
         weights = weights.astype("float64")
@@ -91,7 +93,7 @@ def test_values_and_gradients(T, D, V, rows, z_loss, bias, softcap, seed):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lower_precision(dtype, x64):
+def test_values_and_gradients_in_lower_precision(dtype, x64):
     x, head, labels, weights = draw(64, 16, 50, dtype=dtype, bias=True, softcap=4.0)
     total, nll = linear_cross_entropy(x, head, labels, weights, z_loss=0.1, rows=16)
     assert total.dtype == nll.dtype == jnp.float32
@@ -113,7 +115,7 @@ def test_nll_alone_has_no_gradient(x64):
 
 
 @pytest.mark.parametrize("settings", [{}, {"bias": True, "softcap": 1.5}], ids=str)
-def test_token_nll(settings, x64):
+def test_token_nll_and_correctness_equal_numpy(settings, x64):
     x, head, labels, weights = draw(T=13, **settings)
     logits = logits_in_numpy(x, head)
     labels = labels.at[:5].set(logits.argmax(-1)[:5].astype(labels.dtype))
@@ -129,8 +131,8 @@ def temporary_bytes(function, *arguments) -> int:
     return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_memory():
-    """Far less than the logits [T, V] in float32; the naive form holds them, so that this test can fail."""
+def test_memory_is_far_less_than_the_logits():
+    """Less than a quarter of the logits [T, V] in float32. The naive form holds them, so this test can fail."""
     T, D, V, rows = 4096, 32, 4096, 256
     x, head, labels, weights = draw(T, D, V, dtype="float32", bias=True, softcap=30.0)
     limit = T * V * 4 // 4
@@ -147,8 +149,8 @@ def test_memory():
     assert temporary_bytes(lambda x, head: token_nll(x, head, labels, rows), x, head) < limit
 
 
-def test_three_products():
-    """The forward pass with gradients holds three matrix products, and the backward pass none."""
+def test_differentiation_has_three_matrix_products():
+    """The forward pass with gradients has three, the backward pass none."""
     x, head, labels, weights = draw(dtype="float32")
     step = jax.grad(lambda x, head: linear_cross_entropy(x, head, labels, weights, rows=4)[0], (0, 1))
     assert str(jax.make_jaxpr(step)(x, head)).count("dot_general[") == 3
@@ -180,7 +182,7 @@ compiled = jax.jit(step).lower(*arguments).compile()
 check(compiled(*arguments), expected)
 assert len(jax.devices()) == 4 and "all-reduce" in compiled.as_text() and "all-gather" not in compiled.as_text()
 
-# A bias and a softcap, the vocabulary cut over `tensor` and the table's width over `fsdp`.
+# A bias and a softcap, the vocabulary sharded over `tensor` and the table's width over `fsdp`.
 head = Head(table, jnp.asarray(rng.normal(size=V), jnp.float32), 2.0)
 mesh = Mesh(np.array(jax.devices()).reshape(1, 2, 1, 2, 1), ("data", "fsdp", "expert", "tensor", "context"))
 kept = Head(NamedSharding(mesh, P("tensor", "fsdp")), NamedSharding(mesh, P("tensor")), 2.0)
@@ -194,8 +196,8 @@ print("equal")
 """
 
 
-def test_on_four_devices():
-    """Tokens cut over four devices: the same values and gradients, and no tokens gathered on the way."""
+def test_four_devices_equal_one():
+    """Sharded tokens have the same values and gradients as on one device, and no all-gather of tokens."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     result = subprocess.run(
         [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=120

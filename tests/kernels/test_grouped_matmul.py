@@ -1,4 +1,4 @@
-"""Grouped matrix products: against NumPy in float64, gradients against the loop over groups, and their cost."""
+"""Grouped matrix products: values and gradients against NumPy in float64, and their cost."""
 
 from functools import partial
 
@@ -23,7 +23,8 @@ def reference(x, w, sizes):
 
 def reference_gradients(x, w, sizes, dy):
     groups = np.repeat(np.arange(len(sizes)), sizes)
-    dx, dw = np.zeros(x.shape), np.zeros(w.shape)
+    dx = np.zeros(x.shape)
+    dw = np.zeros(w.shape)
     for t, e in enumerate(groups):
         dx[t] = w[e] @ dy[t]
         dw[e] += np.outer(x[t], dy[t])
@@ -49,27 +50,29 @@ def check(implementation, sizes, D, F, seed, dtype):
     st.integers(1, 4),
     st.integers(0, 99),
 )
-def test_values_and_gradients(sizes, D, F, seed):
+def test_values_and_gradients_equal_numpy(sizes, D, F, seed):
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BLOCKS, "cpu", 4)  # so that small groups need several blocks, whole and not
+        patch.setitem(BLOCKS, "cpu", 4)  # so that small groups need several blocks, full and partial ones
         for implementation in ("blocked", "ragged"):
             check(implementation, sizes, D, F, seed, "float64")
 
 
 @pytest.mark.parametrize("implementation", ["blocked", "ragged"])
 @pytest.mark.parametrize("sizes", [(300, 0, 7, 128), (0, 0, 200, 0), (0, 435), (1, 1, 1)])
-def test_float32(implementation, sizes):
+def test_values_and_gradients_in_float32(implementation, sizes):
     check(implementation, sizes, 8, 6, 0, "float32")
 
 
-def test_bfloat16():
+def test_values_and_gradients_in_bfloat16():
     check("blocked", (30, 0, 7), 8, 6, 0, "bfloat16")
 
 
-def test_transformations():
-    """vmap over rows and weights, and scan over layers under remat: each equals the loop over groups."""
+def test_transformations_of_blocked():
+    """vmap over rows and weights equals NumPy; scan over layers under remat equals `ragged`."""
     rng = np.random.default_rng(0)
-    x, w, sizes = rng.normal(size=(3, 20, 4)), rng.normal(size=(3, 2, 4, 4)), np.array([[5, 15], [20, 0], [0, 20]])
+    x = rng.normal(size=(3, 20, 4))
+    w = rng.normal(size=(3, 2, 4, 4))
+    sizes = np.array([[5, 15], [20, 0], [0, 20]])
     with jax.enable_x64(True):
         y = jax.vmap(partial(grouped_matmul, implementation="blocked"))(x, w, sizes)
         for i in range(3):
@@ -84,7 +87,7 @@ def test_transformations():
 
 
 def sliced_rows(function, monkeypatch) -> int:
-    """Rows that the products in `function` read, counted as its loops run."""
+    """Number of rows that the products in `function` read, counted at run time."""
     counted = []
 
     def counting(x, row, block):
@@ -98,9 +101,10 @@ def sliced_rows(function, monkeypatch) -> int:
 
 
 @pytest.mark.parametrize("sizes", [(700, 0, 1, 129, 1218), (64, 3), (0, 0, 5)])
-def test_computed_rows_are_those_of_every_block_that_runs(sizes, monkeypatch):
-    """A forward product reads each block once; backward, x's gradient reads the same blocks once, w's both its sides."""
-    x, w = jnp.ones((sum(sizes), 2)), jnp.ones((len(sizes), 2, 3))
+def test_computed_rows_equals_the_rows_of_all_blocks_at_run_time(sizes, monkeypatch):
+    """The forward product and x's gradient read each block once. w's gradient reads the blocks of both its inputs."""
+    x = jnp.ones((sum(sizes), 2))
+    w = jnp.ones((len(sizes), 2, 3))
     run = partial(grouped_matmul, sizes_E=jnp.array(sizes), implementation="blocked")
     rows = computed_rows(sizes, BLOCKS["cpu"])
     assert sliced_rows(lambda: run(x, w), monkeypatch) == rows
@@ -109,7 +113,7 @@ def test_computed_rows_are_those_of_every_block_that_runs(sizes, monkeypatch):
 
 
 def loads(kind: str, choices=16 * 256 * 2, E=8) -> np.ndarray:
-    """Choices of each expert [E], of 16 sequences of 256 tokens with top-2 of 8."""
+    """The number of tokens of each expert [E], for 16 sequences of 256 tokens with top-2 of 8."""
     random = np.random.default_rng(0)
     shares = {
         "balanced": np.full(E, 1 / E),
@@ -121,19 +125,20 @@ def loads(kind: str, choices=16 * 256 * 2, E=8) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["balanced", "skewed", "one", "two"])
-def test_a_dropless_layer_computes_at_most_half_more_than_its_active_experts(kind):
+def test_a_dropless_layer_computes_at_most_half_more_rows_than_its_active_experts_need(kind):
     sizes = loads(kind)
     assert sizes.sum() == 8192
     assert computed_rows(sizes, BLOCKS["cpu"]) <= 1.5 * sizes.sum()
-    worst = sizes.sum() + len(sizes) * (BLOCKS["cpu"] - 1)  # whatever the load
+    worst = sizes.sum() + len(sizes) * (BLOCKS["cpu"] - 1)  # for any load
     assert computed_rows(sizes, BLOCKS["cpu"]) <= worst <= 1.5 * sizes.sum()
 
 
 @pytest.mark.parametrize("sizes", [(300, 0, 7, 128), (0, 0, 200, 0), (0, 435), (1, 1, 1), (0, 0, 0), (600, 0, 100, 0)])
 @pytest.mark.parametrize("beyond", [0, 150])
-def test_megablox_in_the_interpreter(sizes, beyond):
-    """With rows beyond the last group too, whatever they hold; tiles of the least size, and of more than one dimension."""
-    rng, T = np.random.default_rng(0), sum(sizes)
+def test_megablox_in_the_interpreter_equals_numpy(sizes, beyond):
+    """Also with NaN in rows beyond the last group. Tiles of the smallest size, and several tiles in one dimension."""
+    rng = np.random.default_rng(0)
+    T = sum(sizes)
     if T + beyond == 0:
         return
     x, w, dy = (rng.normal(size=s).astype(np.float32) for s in ((T + beyond, 8), (len(sizes), 8, 6), (T + beyond, 6)))
@@ -152,10 +157,13 @@ def test_megablox_in_the_interpreter(sizes, beyond):
 
 
 @pytest.mark.parametrize("implementation", ["blocked", "ragged"])
-def test_rows_beyond_the_groups(implementation, x64):
-    """They come out as zeros and give nothing to any gradient, whatever comes back for them."""
-    rng, sizes = np.random.default_rng(0), np.array([3, 0, 140, 2])
-    x, w, dy = rng.normal(size=(200, 8)), rng.normal(size=(4, 8, 6)), rng.normal(size=(200, 6))
+def test_rows_beyond_the_groups_are_zeros_without_gradient(implementation, x64):
+    """They add nothing to any gradient, even if their own gradient is NaN."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([3, 0, 140, 2])
+    x = rng.normal(size=(200, 8))
+    w = rng.normal(size=(4, 8, 6))
+    dy = rng.normal(size=(200, 6))
     dy[145:] = np.nan
     run = partial(grouped_matmul, sizes_E=jnp.asarray(sizes), implementation=implementation, whole=False)
     y, vjp = jax.vjp(run, x, w)
@@ -175,16 +183,17 @@ def test_rows_beyond_the_groups(implementation, x64):
         (Call("tpu", "float64"), "ragged"),
     ],
 )
-def test_choice(call, name):
+def test_choice_by_platform_and_dtype(call, name):
     choice = choose_grouped_matmul(call)
     assert choice.name == name and choice.reason
-    assert choose_grouped_matmul(call, "blocked") == ("blocked", "asked for")
+    assert choose_grouped_matmul(call, "blocked") == ("blocked", "selected by name")
 
 
-def test_a_choice_that_cannot_serve_is_refused_by_name():
+def test_an_unknown_or_unsupported_kernel_is_refused():
     with pytest.raises(UserError, match="did you mean 'ragged'"):
         choose_grouped_matmul(Call("cpu"), "raged")
-    with pytest.raises(UserError, match="moe.kernel='megablox' is not allowed here: it is for TPU, this is gpu"):
+    reason = "config.training.expert_kernel='megablox' is not allowed here: it needs a TPU, and the platform is gpu"
+    with pytest.raises(UserError, match=reason):
         choose_grouped_matmul(Call("gpu"), "megablox")
-    with pytest.raises(UserError, match="it has no float64"):
+    with pytest.raises(UserError, match="it does not support float64"):
         choose_grouped_matmul(Call("tpu", "float64"), "megablox")

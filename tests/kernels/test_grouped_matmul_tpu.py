@@ -1,4 +1,4 @@
-"""A dropless layer of experts, compiled for a TPU without one: it computes the chosen experts and nothing else.
+"""A dropless layer of experts, compiled without a TPU: it computes only the chosen experts.
 
 Needs libtpu (`make libtpu`).
 """
@@ -15,21 +15,25 @@ BATCH, LENGTH, WIDTH, HIDDEN, EXPERTS, TOP_K = 4, 512, 512, 512, 8, 2
 
 
 def compiled() -> dict[str, float]:
-    """FLOPs of the layer on one chip forward, and with its gradient, as the compiler counts them (a kernel by what it says
-    of itself); and in closed form, forward. Ragged all-to-alls and kernel calls of both passes with experts over four."""
+    """FLOPs of the layer on one chip by the compiler, forward and with gradient, and by the closed form, forward.
+
+    The compiler counts a kernel by the cost that the kernel declares. `exchanges` and `calls` are the ragged
+    all-to-alls and kernel calls of both passes, with experts sharded over four chips.
+    """
     import jax
     import jax.numpy as jnp
     from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
+    from tests.blocks import block
     from xfresearch.models.context import Context
-    from xfresearch.models.moe import MixtureOfExperts
+    from xfresearch.models.feed_forwards.moe import MixtureOfExperts
+    from xfresearch.models.model_config import ModelConfig
 
-    moe = MoeConfig(experts=EXPERTS, top_k=TOP_K)
-    block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=HIDDEN, moe=moe))
-    model = ModelConfig(width=WIDTH, dtype="bfloat16", blocks={"main": block})
-    layer = nnx.eval_shape(lambda: MixtureOfExperts(model, block, nnx.Rngs(params=jax.random.key(0))))
+    sparse = block(feed_forward={"kind": "moe", "hidden": HIDDEN, "moe": {"experts": EXPERTS, "top_k": TOP_K}})
+    model = ModelConfig(width=WIDTH, dtype="bfloat16", blocks={"main": sparse})
+    place = next(place for _, sublayer, place in model.places() if sublayer.name == "feed_forward")
+    layer = nnx.eval_shape(lambda: MixtureOfExperts(place, nnx.Rngs(params=jax.random.key(0))))
 
     def forward(layer, x_BLD, mesh):
         return layer(x_BLD, Context(positions_BL=None, mesh=mesh))
@@ -39,19 +43,20 @@ def compiled() -> dict[str, float]:
         return y_BLD.astype(jnp.float32).sum() + sum(value.sum() for value in aux.losses.values())
 
     def program(function, mesh):
-        at = NamedSharding(mesh, PartitionSpec())
+        replicated = NamedSharding(mesh, PartitionSpec())
         inputs = (layer, jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), jnp.bfloat16))
-        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), inputs)
+        inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), inputs)
         return jax.jit(function, static_argnums=2).lower(*inputs, mesh).compile()
 
-    one, both = mesh_of(CHIP, 1), jax.grad(loss, (0, 1), allow_int=True)
-    cut = program(both, mesh_of(CHIP, expert=4)).as_text()
+    one_chip = mesh_of(CHIP, 1)
+    both = jax.grad(loss, (0, 1), allow_int=True)
+    sharded = program(both, mesh_of(CHIP, expert=4)).as_text()
     return {
-        "costs": MixtureOfExperts.costs(model, block, LENGTH).flops_per_token * BATCH * LENGTH,
-        "forward": program(lambda *inputs: forward(*inputs)[0], one).cost_analysis()["flops"],
-        "both": program(both, one).cost_analysis()["flops"],
-        "exchanges": len(re.findall(r" ragged-all-to-all(?:-start)?\(", cut)),
-        "calls": cut.count('custom_call_target="tpu_custom_call"'),
+        "costs": MixtureOfExperts.costs(place, LENGTH).flops_per_token * BATCH * LENGTH,
+        "forward": program(lambda *inputs: forward(*inputs)[0], one_chip).cost_analysis()["flops"],
+        "both": program(both, one_chip).cost_analysis()["flops"],
+        "exchanges": len(re.findall(r" ragged-all-to-all(?:-start)?\(", sharded)),
+        "calls": sharded.count('custom_call_target="tpu_custom_call"'),
     }
 
 
@@ -60,16 +65,16 @@ def program() -> dict[str, float]:
     return compiled_by("tests.kernels.test_grouped_matmul_tpu")
 
 
-def test_forward_costs_the_active_experts_and_the_router(program):
+def test_the_forward_pass_costs_the_active_experts_and_the_router(program):
     assert 0.99 * program["costs"] <= program["forward"] <= 1.05 * program["costs"]
 
 
-def test_the_gradient_costs_twice_as_much_again(program):
+def test_the_gradient_costs_twice_the_forward_pass(program):
     assert 2.9 * program["costs"] <= program["both"] <= 1.05 * 3 * program["costs"]
 
 
-def test_experts_over_devices_get_rows_and_no_more(program):
-    """Rows there and back, in both passes; three products, each with two gradients."""
+def test_sharded_experts_exchange_only_their_rows(program):
+    """Rows to the experts and back, in both passes. Three products, each with two gradients."""
     assert program["exchanges"] == 4 and program["calls"] == 9
 
 

@@ -1,4 +1,4 @@
-"""Several sets of keys under one softmax: the merge with its gradients, and the two ways of doing it that are wrong."""
+"""Several sets of keys under one softmax: the merge and its gradients, and two wrong ways to merge."""
 
 import re
 from functools import partial
@@ -10,40 +10,39 @@ import pytest
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.kernels import chunked_attention, pallas_attention
+from xfresearch.kernels import chunked_attention
 from xfresearch.kernels.chunked_attention import chunked, chunked_part
 from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.masks import CAUSAL, EVERYTHING, Mask
 from xfresearch.kernels.merged_attention import merge
-from xfresearch.kernels.pallas_attention import pallas
-from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Sight
 
 CASES = {
     "memory": ({"L": 9, "M": 5}, CAUSAL),
     "documents and memory": ({"L": 9, "M": 2, "segments": True, "V": 3}, CAUSAL),
-    "documents and a window": ({"L": 11, "segments": True, "G": 1}, Sight(window=4)),
-    "memory and a window without itself": ({"L": 9, "M": 1, "G": 4}, Sight(nearest=1, window=4)),
-    "a query that sees nothing": ({"L": 9}, Sight(nearest=1)),
+    "documents and a window": ({"L": 11, "segments": True, "G": 1}, Mask(window=4)),
+    "memory and a window that excludes the token itself": ({"L": 9, "M": 1, "G": 4}, Mask(nearest=1, window=4)),
+    "a query that sees no key": ({"L": 9}, Mask(nearest=1)),
     "not causal": ({"L": 9, "M": 5, "segments": True}, EVERYTHING),
-    "memory met by queries of its own": ({"L": 9, "M": 5, "own": True, "segments": True}, CAUSAL),
+    "memory with its own queries": ({"L": 9, "M": 5, "own": True, "segments": True}, CAUSAL),
 }
 
 
-def scaled(function, arrays, segments, sight):
+def scaled(function, arrays, segments, mask):
     q, k, v, memory = arrays
     q, memory = attention_cases.scaled(q, memory)
-    return function(q, k, v, memory, segments, sight)
+    return function(q, k, v, memory, segments, mask)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_chunked_is_plain(name, x64, monkeypatch):
-    """In chunks that divide the length and in chunks that do not; without a cap of the logits and with one."""
-    drawn, sight = CASES[name]
+def test_chunked_equals_plain(name, x64, monkeypatch):
+    """With chunk sizes that divide the length and that do not, without a softcap and with one."""
+    drawn, mask = CASES[name]
     arrays, segments = draw(**drawn, K=6, dtype="float64")
     for size, cap in ((3, 0.0), (4, 1.5)):
         monkeypatch.setattr(chunked_attention, "CHUNK", size)
         capped = partial(chunked, softcap=cap)
-        expected = value_and_gradients(lambda arrays, cap=cap: plain(arrays, segments, sight, softcap=cap), arrays)
-        found = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, sight), arrays)
+        expected = value_and_gradients(lambda arrays, cap=cap: plain(arrays, segments, mask, softcap=cap), arrays)
+        found = value_and_gradients(lambda arrays, f=capped: scaled(f, arrays, segments, mask), arrays)
         assert error(found, expected) < TOLERANCE["float64"]
 
 
@@ -62,11 +61,11 @@ def test_chunked_holds_no_array_of_queries_by_keys():
     assert (1, 1, 2048, 2748) in squares(plain)
 
 
-# The wrong ways
+# Wrong ways to merge
 
 
 def library(q, k, v, **named):
-    """jax.nn's attention, with the log of the sum of exponentials as it returns it, [B, H, L]."""
+    """(o, lse_BHL) of jax.nn.dot_product_attention."""
     o, lse_BLH = jax.nn.dot_product_attention(q, k, v, implementation="xla", return_residual=True, **named)
     return o, lse_BLH.swapaxes(1, 2)
 
@@ -77,8 +76,8 @@ def merged_by_autodiff(arrays):
     return merge([library(q, k, v, is_causal=True), library(q, *slots)])[0]
 
 
-def test_merging_what_a_library_returns_has_wrong_gradients(x64):
-    """The outputs are right, so that no test of outputs finds it."""
+def test_merging_the_results_of_a_library_by_autodiff_gives_wrong_gradients(x64):
+    """The outputs are right, so a test of outputs does not find the error."""
     arrays, _ = draw(L=9, M=5, dtype="float64")
     right = value_and_gradients(plain, arrays)
     wrong = value_and_gradients(merged_by_autodiff, arrays)
@@ -89,8 +88,8 @@ def test_merging_what_a_library_returns_has_wrong_gradients(x64):
 
 
 @pytest.mark.parametrize("memory_first", [True, False])
-def test_a_causal_mask_over_joined_keys_is_wrong(memory_first, x64):
-    """A library's causal mask is top-left: it hides slots, or tokens, from the first queries, and says nothing."""
+def test_a_causal_mask_of_a_library_over_joined_keys_is_wrong(memory_first, x64):
+    """The mask is top-left: it silently hides slots, or tokens, from the first queries."""
     arrays, _ = draw(L=9, M=5, dtype="float64")
     q, k, v, memory = arrays
     joined = [
@@ -107,7 +106,7 @@ def test_a_causal_mask_over_joined_keys_is_wrong(memory_first, x64):
 
 @pytest.fixture
 def sdpa(monkeypatch):
-    """JAX's cuDNN functions, as if cuDNN were there."""
+    """JAX's module of cuDNN functions, without its check that cuDNN is installed."""
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
 
     monkeypatch.setattr(sdpa, "check_cudnn_version", lambda: 91000)
@@ -115,18 +114,18 @@ def sdpa(monkeypatch):
 
 
 def kernels_of(text: str) -> list[tuple[str, bool]]:
-    """(name, whether it is causal) of each call of cuDNN in a lowered program."""
+    """(name, whether it is causal) of each cuDNN call in a lowered program."""
     calls = [line for line in text.splitlines() if "__cudnn$" in line]
     return [(line.split("__cudnn$")[1].split("(")[0], "22CAUSAL" in line) for line in calls]
 
 
 @pytest.mark.parametrize("M", [0, 100])
-def test_cudnn_is_what_a_gpu_would_run(sdpa, M):
-    """Lowered for CUDA: slots are a call of their own, without a mask; no array of queries by keys."""
+def test_cudnn_lowers_to_fused_kernels(sdpa, M):
+    """Lowered for CUDA: slots are a separate call without a mask, and there is no array of queries by keys."""
     (q, k, v, memory), _ = draw(L=256, M=M, dtype="bfloat16", K=64)
 
     def loss(arrays):
-        return scaled(cudnn, arrays, None, Sight(window=30)).astype(jnp.float32).sum()
+        return scaled(cudnn, arrays, None, Mask(window=30)).astype(jnp.float32).sum()
 
     lowered = jax.jit(jax.grad(loss)).trace((q, k, v, memory)).lower(lowering_platforms=("cuda",))
     forward, backward = ("fmhaSoftmax", True), ("fmhaSoftmaxBackward", True)
@@ -135,67 +134,45 @@ def test_cudnn_is_what_a_gpu_would_run(sdpa, M):
     assert "256x256" not in lowered.as_text() and "256x356" not in lowered.as_text()
 
 
-def test_cudnn_with_memory_computes_what_its_kernels_do(sdpa, monkeypatch, x64):
-    """Its kernels replaced by ours of the same meaning: what is left to test is what they are given, and the merge."""
+def test_cudnn_with_memory_equals_plain_with_replaced_kernels(sdpa, monkeypatch, x64):
+    """Our equivalents replace cuDNN's kernels, so this tests the inputs of the kernels and the merge."""
 
-    def sight(settings) -> Sight:
+    def mask(settings) -> Mask:
         causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
-        return Sight(causal, window=settings["sliding_window_length"] or 0)
+        return Mask(causal, window=settings["sliding_window_length"] or 0)
 
     def forward(q, k, v, *unused, is_training, **settings):
-        return chunked_part(sight(settings)).forward(q, k, v, (None, 0))
+        return chunked_part(mask(settings)).forward(q, k, v, (None, 0))
 
     def backward(q, k, v, *rest, **settings):
         lse, o, do = rest[-3:]
-        return chunked_part(sight(settings)).backward(q, k, v, (None, 0), o, lse, do)
+        return chunked_part(mask(settings)).backward(q, k, v, (None, 0), o, lse, do)
 
     monkeypatch.setattr(sdpa, "_dot_product_attention_fwd_impl", forward)
     monkeypatch.setattr(sdpa, "_dot_product_attention_bwd_impl", backward)
     for window in (0, 4):
         arrays, _ = draw(L=9, M=5, own=bool(window), dtype="float64")
-        expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Sight(window=w)), arrays)
-        found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Sight(window=w)), arrays)
+        expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Mask(window=w)), arrays)
+        found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Mask(window=w)), arrays)
         assert error(found, expected) < TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize(
-    "drawn, sight",
-    [({"L": 128, "M": 5, "segments": True}, CAUSAL), ({"L": 128, "K": 24, "G": 1, "segments": True}, EVERYTHING)],
-)
-def test_pallas_is_plain(drawn, sight, monkeypatch):
-    """In Pallas's interpreter, on CPU."""
-    monkeypatch.setattr(pallas_attention, "INTERPRET", True)
-    arrays, segments = draw(**drawn)
-    expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), arrays)
-    found = value_and_gradients(lambda arrays: scaled(pallas, arrays, segments, sight), arrays)
-    assert error(found, expected) < TOLERANCE["float32"]
 
 
 def has_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def on_gpu(function, arrays, segments, sight):
-    """Largest relative error in bfloat16, against the plain form in float32."""
+def on_gpu(function, arrays, segments, mask):
+    """Largest relative error in bfloat16, against `plain` in float32."""
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
     with jax.default_matmul_precision("highest"):
-        expected = value_and_gradients(lambda arrays: plain(arrays, segments, sight), wide)
-    return error(value_and_gradients(lambda arrays: scaled(function, arrays, segments, sight), arrays), expected)
+        expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask), wide)
+    return error(value_and_gradients(lambda arrays: scaled(function, arrays, segments, mask), arrays), expected)
 
 
-@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs nowhere else")
+@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs only there")
 @pytest.mark.parametrize("M", [0, 5, 256])
-@pytest.mark.parametrize("sight", [CAUSAL, Sight(window=30), EVERYTHING])
+@pytest.mark.parametrize("mask", [CAUSAL, Mask(window=30), EVERYTHING])
 @pytest.mark.parametrize("G", [1, 2, 4])
-def test_cudnn_is_plain_on_a_gpu(M, sight, G):
+def test_cudnn_equals_plain_on_a_gpu(M, mask, G):
     arrays, _ = draw(L=256, G=G, K=64, M=M, dtype="bfloat16")
-    assert on_gpu(cudnn, arrays, None, sight) < TOLERANCE["bfloat16"]
-
-
-@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: Triton compiles for nothing else")
-@pytest.mark.parametrize("M", [0, 256])
-@pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("G", [1, 4])
-def test_pallas_is_plain_on_a_gpu(M, segments, G):
-    arrays, ids = draw(L=256, G=G, K=64, M=M, segments=segments, dtype="bfloat16")
-    assert on_gpu(pallas, arrays, ids, CAUSAL) < TOLERANCE["bfloat16"]
+    assert on_gpu(cudnn, arrays, None, mask) < TOLERANCE["bfloat16"]

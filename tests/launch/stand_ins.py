@@ -1,7 +1,7 @@
-"""Programs that stand for gcloud, xpk, kubectl, docker, sbatch, srun and scontrol: they record how they were called.
+"""Stand-ins for gcloud, xpk, kubectl, docker, sbatch, srun and scontrol, which record how they were called.
 
-Each refuses a flag that the real program does not have (FLAGS), appends its words to a file, and answers what the test
-told it to, or what a cloud in which nothing goes wrong would.
+Each fails on a flag that the real program does not have (FLAGS), and appends its arguments to a file. It answers as the
+test specified, otherwise like a cloud without failures.
 """
 
 import json
@@ -20,7 +20,7 @@ PROGRAMS = ("gcloud", "xpk", "kubectl", "docker", "sbatch", "srun", "scontrol", 
 TPUS = "gcloud compute tpus queued-resources"
 PLACE = "--zone --project"
 NODES = "--nodes --ntasks-per-node --gpus-per-node --cpus-per-task"
-# Flags that we may pass, from the programs' own references: gcloud 528 (create.yaml, ssh.py, scp.py, delete.yaml,
+# Flags that the programs accept, from their references: gcloud 528 (create.yaml, ssh.py, scp.py, delete.yaml,
 # list.yaml), xpk of June 2026 (parser/cluster.py, parser/workload.py), Slurm's manuals of sbatch and srun, Docker's.
 FLAGS = {
     f"{TPUS} create": f"{PLACE} --accelerator-type --runtime-version --node-id --node-count --node-prefix --spot "
@@ -42,11 +42,11 @@ FLAGS = {
     "docker push": "",
     "docker run": "--rm --init --gpus --ipc --volume --env",
 }
-OWN_WORDS_FOLLOW = {"sbatch": "launch/slurm.sbatch", "srun": "env", "docker run": "python"}
+JOB_STARTS_WITH = {"sbatch": "launch/slurm.sbatch", "srun": "env", "docker run": "python"}
 
 
 def install(folder: Path) -> None:
-    """Puts the programs into `folder`/bin."""
+    """Writes the programs to `folder`/bin."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
     for name in PROGRAMS:
@@ -58,12 +58,12 @@ def install(folder: Path) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment in which the programs in `folder`/bin come first and write their calls to `folder`/calls."""
+    """An environment whose PATH starts with `folder`/bin; the programs there record their calls in `folder`/calls."""
     path = f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "STAND_INS": str(folder), "TMPDIR": str(folder)}
 
 
-def of(words: list[str]) -> str:
+def program_of(words: list[str]) -> str:
     """The program and its subcommands: 'gcloud compute tpus queued-resources create'."""
     joined = " ".join(words)
     known = [name for name in FLAGS if joined == name or joined.startswith(f"{name} ")]
@@ -71,17 +71,17 @@ def of(words: list[str]) -> str:
 
 
 def unknown_flags(words: list[str]) -> list[str]:
-    """Flags among `words` that the program they call does not have."""
-    name = of(words)
+    """Flags in `words` that the called program does not have."""
+    name = program_of(words)
     if name not in FLAGS:
         return []
-    end = words.index(OWN_WORDS_FOLLOW[name]) if OWN_WORDS_FOLLOW.get(name) in words else len(words)
+    end = words.index(JOB_STARTS_WITH[name]) if JOB_STARTS_WITH.get(name) in words else len(words)
     flags = [word.partition("=")[0] for word in words[:end] if word.startswith("-")]
     return [flag for flag in flags if flag not in FLAGS[name].split()]
 
 
 def answer(words: list[str], folder: Path) -> tuple[str, int, float]:
-    """What to print, the exit code, and how long to take: the next of the test's answers, otherwise that of a good day."""
+    """(output, exit code, seconds): the next answer that the test specified, otherwise one without failures."""
     rules = folder / "answers"
     if rules.exists():
         table = json.loads(rules.read_text())
@@ -90,10 +90,10 @@ def answer(words: list[str], folder: Path) -> tuple[str, int, float]:
                 out, code, seconds = queue.pop(0)
                 rules.write_text(json.dumps(table))
                 return out, code, seconds
-    before = [of(call) for call in calls(folder)]
-    made = before.count(f"{TPUS} create") > before.count(f"{TPUS} delete")
-    state = {f"{TPUS} list": "ACTIVE" if made else "", "gcloud compute tpus tpu-vm list": "READY"}
-    return state.get(of(words), ""), 0, 0.0
+    before = [program_of(call) for call in calls(folder)]
+    exists = before.count(f"{TPUS} create") > before.count(f"{TPUS} delete")
+    state = {f"{TPUS} list": "ACTIVE" if exists else "", "gcloud compute tpus tpu-vm list": "READY"}
+    return state.get(program_of(words), ""), 0, 0.0
 
 
 def calls(folder: Path) -> list[list[str]]:
@@ -108,16 +108,16 @@ def main(name: str) -> None:
     with (folder / "calls").open("a") as file:
         file.write(json.dumps(words) + "\n")
     if wrong := unknown_flags(words):
-        sys.exit(f"{of(words)} has no {wrong}")
+        sys.exit(f"{program_of(words)} has no {wrong}")
     if words[:4] == ["gcloud", "storage", "cp", "-r"] and words[4].startswith("gs://"):
-        shutil.copytree("runs/a", Path(words[5]) / Path(words[4]).name)  # any run does for one that was downloaded
+        shutil.copytree("runs/a", Path(words[5]) / Path(words[4]).name)  # runs/a stands for the downloaded run
     time.sleep(seconds)
     print(out)
     sys.exit(code)
 
 
 class Launcher:
-    """Runs launch scripts among the stand-ins."""
+    """Runs launch scripts with the stand-ins."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -125,7 +125,7 @@ class Launcher:
         self.environment = environment(folder)
 
     def answers(self, pattern: str, *queue) -> None:
-        """The next calls that match `pattern` answer these: what they print, or (what, exit code[, seconds])."""
+        """Sets the answers to the next calls that match `pattern`: each is output, or (output, exit code[, seconds])."""
         path = self.folder / "answers"
         table = json.loads(path.read_text()) if path.exists() else []
         full = [(entry, 0, 0.0) if isinstance(entry, str) else (*entry, 0.0)[:3] for entry in queue]
@@ -139,9 +139,8 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # ignored where the tests run in the background
+            # Background processes inherit an ignored SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -155,9 +154,10 @@ class Launcher:
 
     @property
     def verbs(self) -> list[str]:
-        """The last word of each call's program and subcommands: create, list, ssh, ...; `nodes` for a look at nodes."""
-        return ["nodes" if of(call).endswith("tpu-vm list") else of(call).split()[-1] for call in self.calls]
+        """The last subcommand of each call: create, list, ssh, ...; `nodes` for `tpu-vm list`."""
+        programs = [program_of(call) for call in self.calls]
+        return ["nodes" if program.endswith("tpu-vm list") else program.split()[-1] for program in programs]
 
 
 if __name__ == "stand_in":
-    main(NAME)  # noqa: F821 - given by the program that runs this file
+    main(NAME)  # noqa: F821 - defined by the program that runs this file

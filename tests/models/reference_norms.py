@@ -1,4 +1,4 @@
-"""Norms, activations and caps of the NumPy reference: float64, written from the papers' equations."""
+"""Norms, activations and the softcap of the NumPy reference: float64, written from the papers' equations."""
 
 import math
 
@@ -37,8 +37,8 @@ def softcap(x, cap):
     return cap * np.tanh(x / cap) if cap else x
 
 
-# Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4; Brody et al. 2023, eq. 3 (projection onto what is
-# orthogonal to ones, then length sqrt(d)); Zhu et al. 2025, eq. 1. An absent gain is 1, an absent bias 0.
+# Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4; Brody et al. 2023, eq. 3 (projection onto the subspace
+# orthogonal to ones, then scaling to length sqrt(d)); Zhu et al. 2025, eq. 1. A missing gain is 1, a missing bias 0.
 
 
 def layer_norm(p, x, epsilon):
@@ -71,5 +71,5 @@ NORMS = {
 
 
 def norm_of(kind, p, x, block):
-    """x normed as `block` says; p is the norm's own parameters."""
+    """Norms x with the options of `block`. p: the parameters of the norm."""
     return NORMS[kind](p, x, block.norm_epsilon, block.norm_offset)

@@ -1,33 +1,34 @@
-"""Models that are not causal: every position sees every other, and experts may choose among tokens."""
+"""Models that are not causal: every position sees all others, and experts may choose tokens."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import Config
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
+from xfresearch.models.closed_form import costs
 from xfresearch.models.context import Context
-from xfresearch.models.costs import costs
 from xfresearch.models.counting import count_flops
 from xfresearch.models.taps import Taps
-from xfresearch.resolving import resolve
 
 MOE = "blocks.main.feed_forward.moe."
 EXPERT_CHOICE = {
     **{"causal": False, "blocks.main.feed_forward.kind": "moe", MOE + "routing": "expert_choice"},
     **{MOE + "capacity": 1.5, MOE + "renormalise": False, MOE + "balance": "none"},
 }
-PLACES = 3  # of 8 tokens for each of 8 experts: 1.5 * 2 * 8 / 8
+SLOTS = 3  # of each of the 8 experts: 1.5 * 2 * 8 / 8
 
 
 def sees(config, segments_BL=None):
-    """[L, L]: have the logits at one position a gradient with respect to another's embedding?"""
-    params, tokens_BL = random_params(config), tokens_for(config, 1)
+    """[L, L]: whether the logits at a position (row) have a gradient for the embedding at a position (column)."""
+    params = random_params(config)
+    tokens_BL = tokens_for(config, 1)
 
     def logits(shift_BLD):
         taps = Taps(replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})
@@ -39,9 +40,10 @@ def sees(config, segments_BL=None):
     return np.abs(gradients).max(-1) > 0
 
 
+@pytest.mark.covers("causal")
 @pytest.mark.parametrize("changes", [{"causal": False}, EXPERT_CHOICE], ids=["dense", "expert_choice"])
 def test_every_position_sees_every_other_of_its_document(changes, x64):
-    config = in_float64(plain(model(changes | {"depth": 1})))
+    config = in_float64(model(changes | {"depth": 1}))
     assert sees(config).all()
     segments_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 2]], np.int32)
     np.testing.assert_array_equal(sees(config, segments_BL), segments_BL == segments_BL.T)
@@ -57,11 +59,12 @@ def test_every_position_sees_every_other_of_its_document(changes, x64):
     ],
     ids=str,
 )
-def test_is_the_plain_model(changes, x64):
-    """Without positions: configs/brody_majority.py, which contracts/test_reference.py compares."""
+def test_equals_the_reference(changes, x64):
+    """contracts/test_reference.py compares a model without positions: configs/brody_majority.py."""
     changes = {f"blocks.main.attention.{name}": value for name, value in changes.items()}
     config = in_float64(model({"causal": False} | changes))
-    params, tokens_BL = random_params(config), tokens_for(config)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     segments_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1] * 8], np.int32)
     logits_BLV, _ = forward(config, params, tokens_BL, segments_BL=segments_BL)
     numpy_params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
@@ -70,26 +73,27 @@ def test_is_the_plain_model(changes, x64):
         assert relative_error(logits_LV, expected_LV) < TOLERANCE["float64"]
 
 
-def test_a_model_is_causal_unless_told_otherwise(x64):
-    np.testing.assert_array_equal(sees(in_float64(plain(model({"depth": 1})))), np.tri(8) > 0)
+def test_a_model_is_causal_by_default(x64):
+    np.testing.assert_array_equal(sees(in_float64(model({"depth": 1}))), np.tri(8) > 0)
 
 
 def mixture(**changes):
-    config = in_float64(plain(model(EXPERT_CHOICE | {MOE + name: value for name, value in changes.items()})))
+    config = in_float64(model(EXPERT_CHOICE | {MOE + name: value for name, value in changes.items()}))
     params = random_params(config)
-    first = transformer.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
+    first = layers.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
     x_BLD = jnp.asarray(np.random.default_rng(1).standard_normal((2, 8, config.width)))
     return config, first, reference.pick(params["blocks"]["main"], 0)["feed_forward"], x_BLD
 
 
+@pytest.mark.covers("blocks.main.feed_forward[moe].moe.routing")
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-def test_expert_choice(scores, x64):
+def test_expert_choice_equals_the_reference(scores, x64):
     config, first, p, x_BLD = mixture(scores=scores)
     y_BLD, _, aux = first(x_BLD, Context(positions_BL=None))
     for b in range(2):
         expected = reference.expert_choice(p, np.asarray(x_BLD[b]), config.blocks["main"].feed_forward)
         assert relative_error(y_BLD[b], expected) < TOLERANCE["float64"]
-    np.testing.assert_array_equal(aux.statistics["router_load"], np.full((2, 8), PLACES))
+    np.testing.assert_array_equal(aux.statistics["router_load"], np.full((2, 8), SLOTS))
     assert aux.losses.keys() == {"router_z_loss"}
 
 
@@ -98,12 +102,12 @@ def test_experts_take_no_padding(x64):
     segments_BL = np.array([[1] * 5 + [0] * 3, [1, 1] + [0] * 6], np.int32)
     y_BLD, _, aux = first(x_BLD, Context(positions_BL=None, segments_BL=segments_BL))
     assert (y_BLD[segments_BL == 0] == 0).all() and jnp.isfinite(y_BLD).all()
-    np.testing.assert_array_equal(aux.statistics["router_load"], np.repeat([[PLACES], [2]], 8, 1))
+    np.testing.assert_array_equal(aux.statistics["router_load"], np.repeat([[SLOTS], [2]], 8, 1))
     all_two = reference.expert_choice(p, np.asarray(x_BLD[1, :2]), config.blocks["main"].feed_forward)
-    assert (all_two != np.asarray(y_BLD[1, :2])).any()  # alone, each expert would take ceil(3 * 2 / 8) = 1 of them
+    assert (all_two != np.asarray(y_BLD[1, :2])).any()  # without padding, each expert would take ceil(3 * 2 / 8) = 1
 
 
-def test_gradients_of_expert_choice(x64):
+def test_gradients_of_expert_choice_equal_finite_differences(x64):
     config, first, p, x_BLD = mixture()
     shift_BLD = jnp.asarray(np.random.default_rng(2).standard_normal(x_BLD.shape))
     values = [first(x_BLD + step * 1e-6 * shift_BLD, Context(positions_BL=None))[0].sum() for step in (1, -1)]
@@ -111,24 +115,25 @@ def test_gradients_of_expert_choice(x64):
     assert float((gradient_BLD * shift_BLD).sum()) == pytest.approx(float(values[0] - values[1]) / 2e-6, rel=1e-6)
 
 
-def test_coefficients_by_expert(x64):
+def test_coefficients_of_expert_choice_can_be_recorded_and_replaced(x64):
     _, first, _, x_BLD = mixture()
     taps = Taps(record=["coefficients"], replace={"coefficients": lambda h: h.at[1, 5].set(0)})
     y_BLD, without = (first(x_BLD, Context(positions_BL=None, taps=t))[0] for t in (None, taps))
-    assert taps.values["coefficients"].shape == (2, 8, PLACES, 32)
+    assert taps.values["coefficients"].shape == (2, 8, SLOTS, 32)
     np.testing.assert_array_equal(without[0], y_BLD[0])
-    assert ((without[1] != y_BLD[1]).any(-1)).sum() == PLACES
+    assert ((without[1] != y_BLD[1]).any(-1)).sum() == SLOTS
 
 
-def test_costs():
-    config = plain(model(EXPERT_CHOICE | {MOE + "shared": 1}))
-    params, tokens_BL = transformer.abstract(config), np.zeros((2, 8), np.int32)
+def test_costs_of_expert_choice_equal_the_counts():
+    config = model(EXPERT_CHOICE | {MOE + "shared": 1})
+    params = transformer.abstract(config)
+    tokens_BL = np.zeros((2, 8), np.int32)
     counted = count_flops(lambda params: forward(config, params, tokens_BL)[0], params)
     assert counted == 16 * costs(config, 8).flops_per_token
     assert costs(config).parameters == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def test_neither_trains_on_next_tokens_nor_decodes():
+def test_training_on_next_tokens_and_decoding_are_errors():
     config = model({"causal": False})
     with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to train on next"):
         resolve(Config(model=config))
@@ -137,28 +142,28 @@ def test_neither_trains_on_next_tokens_nor_decodes():
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, words",
     [
-        ({"causal": True}, r"moe\.routing='expert_choice' .* 'token_choice' where model\.causal=True: .* later tokens"),
-        ({MOE + "capacity": 0.0}, r"moe\.capacity=0\.0 .* above 0 under routing='expert_choice'"),
-        ({MOE + "renormalise": True}, r"moe\.renormalise=True .* False under routing='expert_choice'"),
-        ({MOE + "balance": "bias"}, r"moe\.balance='bias' .* 'none' under routing='expert_choice'"),
+        ({"causal": True}, r"moe\.routing='expert_choice' .* 'token_choice' with model\.causal=True: .* later tokens"),
+        ({MOE + "capacity": 0.0}, r"moe\.capacity=0\.0 .* above 0 with routing='expert_choice'"),
+        ({MOE + "renormalise": True}, r"moe\.renormalise=True .* False with routing='expert_choice'"),
+        ({MOE + "balance": "bias"}, r"moe\.balance='bias' .* 'none' with routing='expert_choice'"),
     ],
 )
-def test_impossible(changes, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_options_of_expert_choice_are_errors(changes, words):
+    with pytest.raises(UserError, match=words):
         model(EXPERT_CHOICE | changes)
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, words",
     [
-        ({"sees_itself": False}, "True where model.causal=False: it counts tokens back"),
-        ({"window": 2}, "0 where model.causal=False"),
-        ({"span": "adaptive"}, "'full' where model.causal=False"),
-        ({"position": "t5"}, "'none', 'rope' or 'alibi' where model.causal=False"),
+        ({"sees_itself": False}, "True with model.causal=False: it counts past tokens"),
+        ({"window": 2}, "0 with model.causal=False"),
+        ({"span": "adaptive"}, "'full' with model.causal=False"),
+        ({"position": "t5"}, "'none', 'rope' or 'alibi' with model.causal=False"),
     ],
 )
-def test_what_counts_tokens_back_is_refused(changes, said):
-    with pytest.raises(UserError, match=said):
+def test_options_that_need_a_causal_model_are_errors(changes, words):
+    with pytest.raises(UserError, match=words):
         model({"causal": False} | {f"blocks.main.attention.{name}": value for name, value in changes.items()})

@@ -1,4 +1,4 @@
-"""count_flops against cases counted by hand."""
+"""Compares count_flops with counts made by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def test_rematerialised_gradient_counts_the_forward_pass_again():
     assert count_flops(jax.grad(loss, (0, 1)), f32(4, 4), f32(4, 4)) == (2 + 2 + 4) * once
 
 
-def test_conditional_counts_its_dearest_branch():
+def test_conditional_counts_its_most_expensive_branch():
     def either(flag, x):
         return jax.lax.cond(flag, lambda x: x @ x @ x, lambda x: x @ x, x)
 
@@ -82,7 +82,7 @@ def test_conditional_counts_its_dearest_branch():
 
 
 def test_convolution():
-    """[N, C, width]: 2 per output, kernel position and input channel of its group."""
+    """[N, C, width]: 2 FLOPs per output, kernel position and input channel of its group."""
 
     def convolve(groups):
         return lambda x, w: jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=groups)
@@ -99,7 +99,7 @@ def test_ragged_product_counts_each_row_once_and_so_do_its_gradients():
     assert count_flops(jax.grad(loss, (0, 1)), f32(10, 4), f32(3, 4, 5), sizes) == 3 * once
 
 
-def test_products_in_a_while_loop_are_refused():
+def test_products_in_a_while_loop_are_an_error():
     def loop(x):
         return jax.lax.while_loop(lambda x: x.sum() < 1, lambda x: x @ x, x)
 
@@ -107,14 +107,14 @@ def test_products_in_a_while_loop_are_refused():
         count_flops(loop, f32(4, 4))
 
 
-def test_a_while_loop_without_products_is_free():
+def test_a_while_loop_without_products_counts_nothing():
     def loop(x, w):
         return jax.lax.while_loop(lambda x: x.sum() < 1, lambda x: x + 1, x) @ w
 
     assert count_flops(loop, f32(3, 4), f32(4, 5)) == 2 * 3 * 4 * 5
 
 
-def test_a_custom_kernel_is_refused():
+def test_a_custom_kernel_is_an_error():
     from jax.experimental import pallas as pl
 
     def kernel(x_ref, o_ref):

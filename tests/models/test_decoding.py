@@ -1,4 +1,4 @@
-"""Cached decoding: equal to the uncached model, to itself in other company, and to the distribution asked for."""
+"""Cached decoding equals the uncached model, does not depend on other prompts, and samples as specified."""
 
 from functools import partial
 
@@ -16,8 +16,7 @@ from xfresearch.models import decoding, transformer
 from xfresearch.models.decoding import Sampling
 
 MAIN = "blocks.main."
-MEMORY = {MAIN + "layout": "all_attention", MAIN + "attention.memory_slots": 3}
-MEMORY |= {MAIN + "feed_forward.hidden": 0, "final_norm": "none"}
+MEMORY = {MAIN + "layout": "all_attention", MAIN + "attention.memory_slots": 3, "final_norm": "none"}
 SPARSE = {MAIN + "feed_forward.kind": "moe", MAIN + "norm": "rms"}
 ROPE = {MAIN + "attention.position": "rope"}
 CONFIGS = {
@@ -49,7 +48,7 @@ def logits_of(config, params, tokens_BL):
 
 
 def uncached_logits(config, params, texts, length=48) -> list[np.ndarray]:
-    """Logits [len(text), V] of every text; what pads them on the right, to compile one size, comes after them."""
+    """Logits [len(text), V] of every text. Texts are padded on the right, so that only one size is compiled."""
     tokens_BL = np.array([text + [0] * (length - len(text)) for text in texts], np.int32)
     logits_BLV = np.asarray(logits_of(config, params, tokens_BL))
     return [logits_LV[: len(text)] for logits_LV, text in zip(logits_BLV, texts, strict=True)]
@@ -63,7 +62,7 @@ def test_cached_logits_equal_uncached_ones(name, layers, x64):
 
 
 def check_cached_logits(config, layers):
-    """Left-padded prompts and some more tokens each: the cache's logits are those of a full pass over each text alone."""
+    """Asserts that cached logits of left-padded prompts and four more tokens equal a full pass over each text alone."""
     params = random_params(config)
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
     keys_B = decoding.row_keys(PROMPTS, 0)
@@ -85,7 +84,7 @@ def check_cached_logits(config, layers):
 
 
 @pytest.mark.parametrize("name", ["gpt2, learned, GQA", "all_attention, rope, MQA", "moe, rope, GQA"])
-def test_greedy_text_equals_the_uncached_one(name):
+def test_greedy_text_equals_that_of_the_uncached_model(name):
     config = config_of(name)
     params = random_params(config)
     texts = [list(prompt) for prompt in PROMPTS]
@@ -104,17 +103,17 @@ def test_greedy_text_equals_the_uncached_one(name):
         ("moe, capacity", GREEDY),
     ],
 )
-def test_a_prompt_yields_the_same_alone_and_in_company(name, sampling):
+def test_a_prompt_yields_the_same_text_alone_and_among_others(name, sampling):
     config = config_of(name)
     params = random_params(config)
     together = new_tokens(config, params, sampling=sampling, seed=3)
-    for prompt, written in zip(PROMPTS, together, strict=True):
-        assert new_tokens(config, params, [prompt], sampling=sampling, seed=3) == [written]
+    for prompt, text in zip(PROMPTS, together, strict=True):
+        assert new_tokens(config, params, [prompt], sampling=sampling, seed=3) == [text]
     longer = [[1] * 30, *PROMPTS[::-1]]
     assert new_tokens(config, params, longer, sampling=sampling, seed=3)[:0:-1] == together
 
 
-def test_copies_of_a_prompt_differ_and_a_seed_repeats():
+def test_copies_of_a_prompt_differ_and_a_seed_repeats_its_texts():
     config = config_of("gpt2, none, MQA")
     params = random_params(config)
     twice = new_tokens(config, params, [[1], [1]], sampling=Sampling())
@@ -124,25 +123,25 @@ def test_copies_of_a_prompt_differ_and_a_seed_repeats():
 
 
 @pytest.mark.parametrize("count", [1, decoding.CHUNK, decoding.CHUNK + 3])
-def test_writes_as_many_tokens_as_asked(count):
+def test_generates_the_requested_number_of_tokens(count):
     config = config_of("gpt2, none, MQA")
     assert [len(row) for row in new_tokens(config, random_params(config), count=count)] == [count] * len(PROMPTS)
 
 
-def test_a_prompt_ends_before_its_first_stop_and_the_others_go_on():
+def test_a_text_ends_before_its_first_stop_token_and_the_others_continue():
     config = config_of("gpt2, learned, GQA")
     params = random_params(config)
     whole = new_tokens(config, params, count=40, sampling=Sampling(2.0))
-    uncut = next(row for row in whole if whole[0][5] not in row)
-    stops = (whole[0][5], next(token for token in uncut if token not in whole[0][:6]))
-    cut = new_tokens(config, params, count=40, sampling=Sampling(2.0), stops=stops)
+    other = next(row for row in whole if whole[0][5] not in row)
+    stops = (whole[0][5], next(token for token in other if token not in whole[0][:6]))
+    stopped = new_tokens(config, params, count=40, sampling=Sampling(2.0), stops=stops)
     ends = [next((i for i, token in enumerate(row) if token in stops), None) for row in whole]
-    assert cut == [row[:end] for row, end in zip(whole, ends, strict=True)]
+    assert stopped == [row[:end] for row, end in zip(whole, ends, strict=True)]
     assert {row[end] for row, end in zip(whole, ends, strict=True) if end is not None} == set(stops)
-    assert len({len(row) for row in cut}) > 1
+    assert len({len(row) for row in stopped}) > 1
 
 
-def test_stops_computing_once_every_prompt_has_ended():
+def test_decoding_stops_when_every_text_has_ended():
     config = config_of("gpt2, none, MQA")
     params = random_params(config)
     end = new_tokens(config, params, [[1]])[0][0]
@@ -154,13 +153,13 @@ def test_stops_computing_once_every_prompt_has_ended():
     assert int(state["drawn"]) == 1
 
 
-def test_ids_beyond_the_tokenizers_vocabulary_are_never_drawn():
+def test_ids_outside_the_tokenizers_vocabulary_are_never_drawn():
     config = config_of("gpt2, none, MQA")
-    written = new_tokens(config, random_params(config), count=64, sampling=Sampling(50.0), vocab_size=5)
-    assert set(sum(written, [])) == set(range(5))
+    texts = new_tokens(config, random_params(config), count=64, sampling=Sampling(50.0), vocab_size=5)
+    assert set(sum(texts, [])) == set(range(5))
 
 
-def test_a_step_reads_memory_from_the_cache_alone():
+def test_a_step_reads_memory_only_from_the_cache():
     config = config_of("all_attention, learned")
     params = random_params(config)
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
@@ -184,8 +183,8 @@ def test_the_cache_is_donated():
     assert all(cache.is_deleted() for cache in caches)
 
 
-def reference_cut(logits_V, sampling: Sampling) -> np.ndarray:
-    """Probabilities [V] after temperature, top_k and top_p, from the definition, for logits without equals."""
+def reference_probabilities(logits_V, sampling: Sampling) -> np.ndarray:
+    """Probabilities [V] after temperature, top_k and top_p, from the definition, for distinct logits."""
     order = np.argsort(-logits_V)
     p_V = np.exp((logits_V - logits_V.max()) / sampling.temperature)
     p_V[order[sampling.top_k or len(order) :]] = 0
@@ -202,28 +201,29 @@ def reference_cut(logits_V, sampling: Sampling) -> np.ndarray:
     st.integers(0, 12),
     st.sampled_from([0.01, 0.3, 0.55, 0.9, 0.999, 1.0]),
 )
-def test_cut_is_the_definition(ranks, temperature, top_k, top_p):
+def test_top_k_and_top_p_follow_their_definition(ranks, temperature, top_k, top_p):
     logits_V = np.array(ranks, np.float32) * 0.37
     sampling = Sampling(temperature, top_k, top_p)
     with jax.enable_x64(True):
-        p_V = np.asarray(jax.nn.softmax(decoding.cut(jnp.asarray(logits_V[None], jnp.float64), sampling))[0])
-    expected = reference_cut(logits_V.astype(np.float64), sampling)
+        p_V = np.asarray(jax.nn.softmax(decoding.truncate(jnp.asarray(logits_V[None], jnp.float64), sampling))[0])
+    expected = reference_probabilities(logits_V.astype(np.float64), sampling)
     np.testing.assert_array_equal(p_V > 0, expected > 0)
     assert relative_error(p_V, expected) < TOLERANCE["float64"]
 
 
 def test_draws_follow_the_distribution():
-    sampling, n = Sampling(0.7, 5, 0.95), 20_000
+    sampling = Sampling(0.7, 5, 0.95)
+    n = 20_000
     logits_V = np.linspace(0, 2, 8, dtype=np.float32)
     keys = jax.random.split(jax.random.key(0), n)
     drawn = np.asarray(decoding.draw(jnp.broadcast_to(logits_V, (n, 8)), keys, sampling))
-    p_V = reference_cut(logits_V, sampling)
+    p_V = reference_probabilities(logits_V, sampling)
     share_V = np.bincount(drawn, minlength=8) / n
     assert np.all(share_V[p_V == 0] == 0)
     assert np.all(np.abs(share_V - p_V) <= 4 * np.sqrt(p_V * (1 - p_V) / n))
 
 
-def test_a_tiny_temperature_is_greedy():
+def test_a_tiny_temperature_equals_greedy_decoding():
     config = config_of("gpt2, none, MQA")
     params = random_params(config)
     assert new_tokens(config, params, sampling=Sampling(1e-30)) == new_tokens(config, params)
@@ -232,7 +232,7 @@ def test_a_tiny_temperature_is_greedy():
 @pytest.mark.parametrize(
     "arguments", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}]
 )
-def test_bad_sampling_is_named(arguments):
+def test_the_error_for_bad_sampling_names_the_option(arguments):
     (name,) = arguments
     with pytest.raises(UserError, match=f"{name}=.*must be"):
         Sampling(**arguments)

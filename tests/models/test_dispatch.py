@@ -1,6 +1,6 @@
-"""Experts over 8 simulated devices: a layer and its gradients are those of one device, and what moves between them.
+"""Experts on 8 simulated devices: a layer and its gradients equal those on one device; what is sent between devices.
 
-Whole updates on meshes are in tests/training/test_meshes.py.
+For whole updates on meshes see tests/training/test_meshes.py.
 """
 
 import json
@@ -15,28 +15,31 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from tests.blocks import block
 from tests.contracts.variants import ROOT, in_float64, random_params, tree_error
 from tests.contracts.variants import model as resolved
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import BlockConfig, FeedForwardConfig, ModelConfig, MoeConfig
 from xfresearch.errors import UserError
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
-from xfresearch.training.sharding import AXES, batch_sharding, param_shardings
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.sharding.mesh import AXES
+from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 B, L, E, D, F = 8, 16, 8, 32, 32
-LENGTHS = [16, 7, 1, 16, 11, 5, 14, 9]  # tokens of each sequence; padding after them
+LENGTHS = [16, 7, 1, 16, 11, 5, 14, 9]  # tokens of each sequence before its padding
 MOE = "blocks.main.feed_forward.moe."
 CAPACITY = {MOE + "capacity": 0.75}
 BIAS = {MOE + "balance": "bias", MOE + "scores": "sigmoid", MOE + "shared": 1}
-CHOSEN = {  # by experts
+EXPERT_CHOICE = {
     MOE + "routing": "expert_choice", MOE + "capacity": 1.0, MOE + "renormalise": False, MOE + "balance": "none",
     "causal": False,
 }  # fmt: skip
 KINDS = {
-    "dropless": {}, "bias": BIAS, "one-sided": BIAS, "capacity": CAPACITY, "capacity-bias": CAPACITY | BIAS, "chosen": CHOSEN
+    "dropless": {}, "bias": BIAS, "one-sided": BIAS, "capacity": CAPACITY, "capacity-bias": CAPACITY | BIAS,
+    "expert-choice": EXPERT_CHOICE,
 }  # fmt: skip
-DAILY = ["dropless expert=2 fsdp=2 tensor=2", "one-sided expert=8", "capacity-bias expert=2 fsdp=2 context=2"]
+DEFAULT_RUN = ["dropless expert=2 fsdp=2 tensor=2", "one-sided expert=8", "capacity-bias expert=2 fsdp=2 context=2"]
 LONG = [
     "dropless expert=4 context=2",
     "dropless data=2 expert=2 fsdp=2",
@@ -48,35 +51,37 @@ LONG = [
     "capacity expert=2 fsdp=2 tensor=2",
     "capacity fsdp=2 context=4",
     "capacity-bias expert=4 context=2",
-    "chosen expert=2 fsdp=2 context=2",
-    "chosen expert=4 tensor=2",
+    "expert-choice expert=2 fsdp=2 context=2",
+    "expert-choice expert=4 tensor=2",
 ]
-MARKED = [*DAILY, *(pytest.param(case, marks=pytest.mark.long) for case in LONG)]
+MARKED = [*DEFAULT_RUN, *(pytest.param(case, marks=pytest.mark.long) for case in LONG)]
 
 
 def run(case: str) -> dict:
-    """Relative errors of a layer's output, statistics and gradients; choices dropped; what the program moves."""
-    kind, sizes = case.split()[0], mesh_sizes(case)
+    """Relative errors of a layer's output, statistics and gradients; dropped choices; collectives of the program."""
+    kind = case.split()[0]
+    sizes = mesh_sizes(case)
     mesh = jax.make_mesh([sizes.get(axis, 1) for axis in AXES], AXES, axis_types=(AxisType.Auto,) * 5)
-    moe = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=F, moe=MoeConfig(experts=E)))
+    moe = block(feed_forward={"kind": "moe", "hidden": F, "moe": {"experts": E}})
     config = ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": moe})
     balanced = KINDS[kind].get(MOE + "balance", "loss") == "loss"
     losses = {MOE + "z_loss": 0.1} | ({MOE + "balance_loss": 0.1} if balanced else {})
     config = in_float64(resolved({**losses, **KINDS[kind]}, config))
     params = random_params(config)
-    if kind == "one-sided":  # all tokens go to the first two experts
+    if kind == "one-sided":  # all tokens choose the first two experts
         params["blocks"]["main"]["feed_forward"]["router_bias"] += 100.0 * (np.arange(E) < 2)
     x_BLD, dy_BLD = np.random.default_rng(0).standard_normal((2, B, L, D))
     segments_BL = (np.arange(L) < np.array(LENGTHS)[:, None]).astype(np.int32)
 
     def loss(params, x_BLD, mesh):
-        layer = transformer.unstack(transformer.bind(config, params).blocks["main"], 1)[0].feed_forward
+        layer = layers.unstack(transformer.bind(config, params).blocks["main"], 1)[0].feed_forward
         y_BLD, _, aux = layer(x_BLD, Context(None, segments_BL, mesh=mesh))
         return (y_BLD * dy_BLD).sum() + sum(x.sum() for x in aux.losses.values()), (y_BLD, aux.statistics)
 
     both = jax.jit(jax.grad(loss, (0, 1), has_aux=True), static_argnums=2)
     expected, (expected_BLD, expected_sums) = both(params, x_BLD, None)
-    placed = jax.device_put(params, param_shardings(mesh, params)), jax.device_put(x_BLD, batch_sharding(mesh))
+    shardings = param_shardings(mesh, params, transformer.axes(config))
+    placed = jax.device_put(params, shardings), jax.device_put(x_BLD, batch_sharding(mesh))
     program = both.lower(*placed, mesh).compile()
     gradients, (y_BLD, sums) = program(*placed)
     errors = {name: relative_error(value, expected_sums[name]) for name, value in sums.items()}
@@ -91,7 +96,7 @@ def mesh_sizes(case: str) -> dict[str, int]:
 
 
 def collectives(text: str, mesh) -> list:
-    """(kind, elements, whether it goes along `expert` alone) of each collective in a compiled program."""
+    """(kind, elements, whether its groups are those of mesh axis `expert`) of each collective in a compiled program."""
     along_expert = np.moveaxis(np.arange(8).reshape(mesh.devices.shape), AXES.index("expert"), -1)
     groups = str(along_expert.reshape(-1, mesh.shape["expert"]).tolist()).replace(" ", "")
     groups = groups.replace("[", "{").replace("]", "}")
@@ -117,15 +122,16 @@ def results(request) -> dict:
 
 
 @pytest.mark.parametrize("case", MARKED)
-def test_a_layer_over_devices_is_that_of_one(results, case):
+def test_a_layer_on_a_mesh_equals_that_on_one_device(results, case):
     assert max(results[case]["errors"].values()) < TOLERANCE["float64"]
     assert ("capacity" in case) == (results[case]["drops"] > 0)
 
 
 @pytest.mark.parametrize("case", MARKED)
-def test_tokens_go_to_experts_and_experts_stay_where_they_are(results, case):
-    """A device sees no other expert's kernels, and the tokens of a microbatch go there and back in both passes."""
-    sizes, moves = mesh_sizes(case), results[case]["moves"]
+def test_tokens_are_sent_to_experts_and_experts_are_not_sent(results, case):
+    """No device gathers the kernels of other experts. Tokens are sent to their experts and back in both passes."""
+    sizes = mesh_sizes(case)
+    moves = results[case]["moves"]
     own = E // sizes.get("expert", 1) * D * F // sizes.get("tensor", 1)
     rows = B * L * sizes.get("tensor", 1) // 8
     assert max((size for kind, size, _ in moves if kind == "all-gather"), default=0) <= own
@@ -133,12 +139,11 @@ def test_tokens_go_to_experts_and_experts_stay_where_they_are(results, case):
     assert all(of_tokens) and len(of_tokens) >= (4 if "expert" in sizes else 0)
 
 
-def test_hidden_units_that_share_a_sum_are_not_cut():
-    moe = MoeConfig(experts=E, expert="softmax")
-    block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=F, moe=moe))
-    config = resolved({}, ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": block}))
+def test_hidden_units_of_a_softmax_cannot_be_sharded():
+    softmax = block(feed_forward={"kind": "moe", "hidden": F, "moe": {"experts": E, "expert": "softmax"}})
+    config = resolved({}, ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": softmax}))
     mesh = AbstractMesh((1, 1, 1, 2, 1), AXES, axis_types=(AxisType.Auto,) * 5)
-    with pytest.raises(UserError, match=r"mesh\.tensor=2 is not allowed: it must be 1 under moe\.expert='softmax'"):
+    with pytest.raises(UserError, match=r"mesh\.tensor=2 is not allowed: it must be 1 with moe\.expert='softmax'"):
         jax.eval_shape(
             lambda params, tokens: transformer.bind(config, params)(tokens, Context(tokens, mesh=mesh)),
             transformer.abstract(config),

@@ -1,4 +1,4 @@
-"""Dropout: of the embedding, of what sublayers write, and of attention weights, those of memory slots included."""
+"""Dropout of the embedding, of the outputs of sublayers, and of attention weights, including those of memory slots."""
 
 from dataclasses import replace
 
@@ -15,6 +15,8 @@ from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, make_train_step
 
 SITES = ["dropout", "blocks.main.dropout", "blocks.main.attention.dropout"]
+SLOTS = {"blocks.main.attention.kind": "slots", "blocks.main.attention.memory_slots": 32}
+CASES = [({}, site, site) for site in SITES] + [(SLOTS, SITES[-1], "blocks.main.attention[slots].dropout")]
 KEY = jax.random.key(3)
 
 
@@ -22,7 +24,7 @@ def context(key=KEY):
     return Context(positions_BL=None, key=key)
 
 
-def test_zeroes_at_the_rate_and_keeps_the_mean():
+def test_dropout_zeroes_entries_at_its_rate_and_keeps_the_mean():
     x = jnp.ones((400, 500))
     y = context().dropout(x, 0.3, "site")
     zeros = float((y == 0).mean())
@@ -31,33 +33,36 @@ def test_zeroes_at_the_rate_and_keeps_the_mean():
     np.testing.assert_allclose(np.unique(y), [0, 1 / 0.7], rtol=1e-6)
 
 
-def test_does_nothing_without_a_key_or_a_rate():
+def test_dropout_does_nothing_without_a_key_or_a_rate():
     x = jnp.ones((4, 5))
     assert context(key=None).dropout(x, 0.3, "site") is x
     assert context().dropout(x, 0.0, "site") is x
     assert context(key=None).dropout_key("site") is None
 
 
-def test_keeps_the_dtype():
+def test_dropout_keeps_the_dtype():
     assert context().dropout(jnp.ones((4, 5), jnp.bfloat16), 0.3, "site").dtype == jnp.bfloat16
 
 
-def test_draws_differ_between_layers_and_sites_and_repeat_for_a_key():
+def test_masks_differ_between_layers_and_sites_and_repeat_for_a_key():
     x = jnp.ones((50, 50))
-    draws = {
-        (i, site): context().layer(i).dropout(x, 0.5, site) for i in range(3) for site in ("attention", "feed_forward")
-    }
+    sites = ("attention", "feed_forward")
+    draws = {(i, site): context().layer(i, "main").dropout(x, 0.5, site) for i in range(3) for site in sites}
     for a in draws:
         for b in draws:
             same = float((draws[a] == draws[b]).mean())
             assert same == 1 if a == b else 0.4 < same < 0.6
-    np.testing.assert_array_equal(draws[2, "attention"], context().layer(2).dropout(x, 0.5, "attention"))
+    np.testing.assert_array_equal(draws[2, "attention"], context().layer(2, "main").dropout(x, 0.5, "attention"))
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_every_site_draws_by_key_and_is_off_without_one(site):
-    config, plain = model({site: 0.5}), model()
-    params, tokens_BL = random_params(config), tokens_for(config)
+@pytest.mark.parametrize(
+    "changes, site", [pytest.param(*case, marks=pytest.mark.covers(path), id=path) for *case, path in CASES]
+)
+def test_every_site_depends_on_the_key_and_is_off_without_one(changes, site):
+    config = model(changes | {site: 0.5})
+    plain = model(changes)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     keys = (KEY, KEY, jax.random.key(4), None)
     first, again, other, off = (forward(config, params, tokens_BL, key=key)[0] for key in keys)
     np.testing.assert_array_equal(first, again)
@@ -66,14 +71,15 @@ def test_every_site_draws_by_key_and_is_off_without_one(site):
     np.testing.assert_array_equal(off, forward(plain, params, tokens_BL)[0])
 
 
-def test_scanned_and_unrolled_layers_draw_the_same():
+def test_scanned_and_unrolled_layers_have_the_same_masks():
     config = model({site: 0.3 for site in SITES})
-    params, tokens_BL = random_params(config), tokens_for(config)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     unrolled, scanned = (forward(config, params, tokens_BL, layers, key=KEY)[0] for layers in ("unroll", "scan"))
     np.testing.assert_allclose(scanned, unrolled, rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_sublayer_writes_is_dropped_where_its_tap_sees_it():
+def test_the_out_tap_of_a_sublayer_is_after_dropout():
     config = model({"blocks.main.dropout": 0.5})
     names = [f"blocks.{i}.{s}.out" for i in range(2) for s in ("attention", "feed_forward")]
     taps = Taps(record=names)
@@ -84,18 +90,19 @@ def test_what_a_sublayer_writes_is_dropped_where_its_tap_sees_it():
     assert all((a != b).any() for i, a in enumerate(zeros) for b in zeros[:i])
 
 
-def test_embedding_dropout_is_in_the_embed_tap():
-    config, taps = model({"dropout": 0.5}), Taps(record=["embed"])
+def test_the_embed_tap_is_after_dropout():
+    config = model({"dropout": 0.5})
+    taps = Taps(record=["embed"])
     forward(config, random_params(config), tokens_for(config, 8, 32), key=KEY, taps=taps)
     assert float((taps.values["embed"] == 0).mean()) == pytest.approx(0.5, abs=0.03)
 
 
-PIECE = 256  # bits of a mask that are compared: those of one head, or half of a sequence's [16, 32]
+PIECE = 256  # bits of a mask that are compared: one head, or half of a sequence's [16, 32]
 
 
 @pytest.fixture
 def draws(monkeypatch):
-    """Everything drawn at random while the model runs, also in a compiled loop: bits, one half zeros at a rate of 0.5."""
+    """Records all random draws of the model, also in a compiled loop, as bits. At a rate of 0.5, half are 0."""
     found = []
 
     def spy(name):
@@ -109,13 +116,13 @@ def draws(monkeypatch):
         monkeypatch.setattr(jax.random, name, spied)
 
     spy("bernoulli")  # masks
-    spy("uniform")  # jitter: 0.5 to 1.5, in float32 it is below 1 for the bits that a mask is 0 for
+    spy("uniform")  # jitter, 0.5 to 1.5; in float32 it is below 1 for the random bits that make a mask 0
     return found
 
 
 def assert_independent(draws, count: int):
-    """No two pieces of any of the `count` draws are alike: of layers, sites, microbatches, steps, sequences, heads. Draws of
-    different shapes from one key would begin alike."""
+    """Asserts that no two pieces of the `count` draws are equal or correlated: layers, sites, microbatches, steps,
+    sequences and heads. Draws of different shapes from the same key would start with the same bits."""
     jax.effects_barrier()
     assert len(draws) == count
     signs = 2.0 * np.concatenate([bits.reshape(-1, PIECE) for bits in draws]) - 1
@@ -124,7 +131,7 @@ def assert_independent(draws, count: int):
 
 
 def noisy(config):
-    """Every rate of `config` at 0.5, and its routers' jitter."""
+    """`config` with every dropout rate and the jitter of its routers at 0.5."""
     rates = {"dropout": 0.5}
     for name, block in config.blocks.items():
         jitter = ["feed_forward.moe.jitter"] if block.feed_forward.kind == "moe" else []
@@ -133,27 +140,29 @@ def noisy(config):
 
 
 @pytest.mark.parametrize("layers", ["scan", "unroll"])
-def test_no_two_draws_of_a_pattern_are_alike(layers, draws):
+def test_all_draws_of_a_pattern_are_independent(layers, draws):
     config = noisy(VARIANTS["pattern"])
     forward(config, random_params(config), tokens_for(config, 4, 16), layers, key=KEY)
     assert_independent(draws, 1 + config.depth * 3 + config.depth // 2)
 
 
-def test_no_two_draws_of_microbatches_and_steps_are_alike(draws):
+def test_draws_of_microbatches_and_steps_are_independent(draws):
     config = make_config(accumulate=2)
     config = replace(config, sequence_length=16, model=noisy(change(config.model, "width", 32)))
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
+    optimizer = make_optimizer(config)
+    state = init_state(config, optimizer)
+    step = jax.jit(make_train_step(config, optimizer))
     for _ in range(2):
         state, _ = step(state, make_batch([16] * 8, L=16))
     assert_independent(draws, 2 * 2 * (1 + config.model.depth * 3))
 
 
 @pytest.mark.parametrize("name", ["weights", "coefficients"])
-def test_weights_of_tokens_and_of_slots_are_dropped(name):
-    """0 at the rate, else 1 / (1 - rate): slots are in the tokens' softmax and in its dropout (Sukhbaatar et al. 2019)."""
+def test_weights_of_tokens_and_slots_have_dropout(name):
+    """Factors are 0 or 1 / (1 - rate). Slots share the tokens' softmax and its dropout (Sukhbaatar et al. 2019)."""
     config = model({"blocks.main.attention.memory_slots": 32, "blocks.main.attention.dropout": 0.3})
-    params, tokens_BL = random_params(config), tokens_for(config, 8, 32)
+    params = random_params(config)
+    tokens_BL = tokens_for(config, 8, 32)
 
     def weights(key):
         taps = Taps(record=[f"blocks.0.attention.{name}"])

@@ -1,93 +1,103 @@
-"""Every impossible model says so in one line that names the key, the value and what is allowed."""
+"""Every invalid model raises an error of one line that names the key, the value and what is allowed."""
 
 import math
 
 import pytest
 
-from tests.contracts.variants import BASE, MAIN, change, fields, get, model
-from xfresearch.config import ModelConfig
-from xfresearch.config_io import from_dict, model_from, to_config_dict
+from tests.contracts.variants import BASE, MAIN, change, fields, get, model, needed, plain_path
+from xfresearch.config.groups import to_config_dict
+from xfresearch.config.reading import from_dict
+from xfresearch.config.resolving import model_from
 from xfresearch.errors import UserError
-from xfresearch.models.costs import costs
+from xfresearch.models.closed_form import costs
+from xfresearch.models.model_config import ModelConfig
 
 B = "blocks.main."
 A, F = B + "attention.", B + "feed_forward."
 
-ABOVE_ZERO = ("init_std", "blocks.main.norm_alpha")  # 0 would leave everything at 0
-IMPOSSIBLE = [
+ABOVE_ZERO = ("init_std", "blocks.main.norm_alpha")  # with 0, everything would stay 0
+INVALID = [
     ({A + "heads": 5}, ["blocks.main.attention.heads=5", "a divisor of model.width=32", "head_size"]),
     ({A + "kv_heads": 3}, ["attention.kv_heads=3", "a divisor of attention.heads=4"]),
     ({A + "kv_heads": 8}, ["attention.kv_heads=8", "a divisor of attention.heads=4"]),
     ({A + "head_size": 5, A + "position": "rope"}, ["attention.rope.fraction=1.0", "5 dimensions", "even"]),
-    ({A + "rank": 3}, ["attention.rank=3", "0, its default, since only query='merged' reads it"]),
+    ({A + "rank": 3}, ["attention.rank=3", "0, its default: it is read only with query='merged'"]),
     ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
-    ({F + "kind": "moe", F + "bias": True}, ["feed_forward.bias=True", "only a kind other than 'moe' reads it"]),
+    ({F + "kind": "moe", F + "bias": True}, ["blocks.main.feed_forward.bias=True", "there is no such option"]),
     ({F + "kind": "moe", F + "moe.capacity": 1.0, "max_length": 0}, ["model.max_length=0", "at least 1", "capacity"]),
     ({"pattern": ()}, ["model.pattern=()", "at least one"]),
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
     ({"pattern": ("main",) * 3}, ["model.depth=2", "a multiple of the 3"]),
-    ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "pattern=('main',)"]),
+    ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "a block that model.pattern"]),
     ({"dtype": "float64"}, ["model.param_dtype='float32'", "float64"]),
     (
-        {B + "norms.attention_post": "rms"},
-        ["norms.attention_post='rms'", "'pre_norm'", "attention_in, feed_forward_in"],
+        {B + "layout": "post_norm", B + "norms.feed_forward_in.kind": "rms"},
+        ["blocks.main.norms.feed_forward_in.kind='rms'", "the options are attention_post, feed_forward_post"],
     ),
-    ({B + "layout": "post_norm", B + "norms.feed_forward_in": "rms"}, ["norms.feed_forward_in", "feed_forward_post"]),
-    ({B + "layout": "no_norm_between", B + "norms.feed_forward_in": "none"}, ["norms.feed_forward_in", "attention_in"]),
+    ({B + "layout": "no_norm_between", B + "norms.feed_forward_in.kind": "none"}, ["(the options are attention_in)"]),
 ]
 
 
-def one_line(error, words):
+def with_option(path: str) -> ModelConfig:
+    """The base, changed so that it has the option."""
+    changed = BASE
+    for name, value in needed(path, None).items():
+        changed = change(changed, name, value)
+    return changed
+
+
+def assert_one_line(error, words):
     line = str(error.value)
     assert "\n" not in line
     for word in words:
         assert word in line, line
 
 
-@pytest.mark.parametrize("changes, words", IMPOSSIBLE, ids=[str(words[0]) for _, words in IMPOSSIBLE])
-def test_impossible_combinations(changes, words):
+@pytest.mark.parametrize("changes, words", INVALID, ids=[str(words[0]) for _, words in INVALID])
+def test_invalid_combinations(changes, words):
     with pytest.raises(UserError) as error:
         model(changes)
-    one_line(error, words)
+    assert_one_line(error, words)
 
 
 @pytest.mark.parametrize("path", fields())
-def test_every_field_refuses_another_type(path):
-    data = to_config_dict(BASE).to_dict()
+def test_every_option_refuses_another_type(path):
+    data = to_config_dict(with_option(path)).to_dict()
     here = data
-    *parents, name = path.split(".")
+    *parents, name = plain_path(path).split(".")
     for parent in parents:
         here = here[parent]
     here[name] = {"a": 1}
     with pytest.raises(UserError) as error:
         from_dict(ModelConfig, data, "config.model")
-    one_line(error, [f"config.model.{path}"])
+    assert_one_line(error, [f"config.model.{plain_path(path)}"])
 
 
 @pytest.mark.parametrize("path", [path for path, kind in fields().items() if kind in (int, float)])
-def test_every_number_refuses_what_is_below_its_range(path):
-    data = to_config_dict(change(BASE, path, type(get(BASE, path))(-1)))
+def test_every_number_refuses_values_below_its_range(path):
+    base = with_option(path)
+    data = to_config_dict(change(base, path, type(get(base, path))(-1)))
     with pytest.raises(UserError) as error:
         model_from(data)
-    one_line(error, [f"config.model.{path}=-1", "at least" if path not in ABOVE_ZERO else "above 0"])
+    assert_one_line(error, [f"config.model.{plain_path(path)}=-1", "at least" if path not in ABOVE_ZERO else "above 0"])
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("path", ["blocks.main.norm_epsilon", "init_std", "blocks.main.attention.rope.theta"])
-def test_numbers_are_finite(path, value):
+def test_numbers_must_be_finite(path, value):
     data = to_config_dict(change(BASE, path, value))
     with pytest.raises(UserError) as error:
         model_from(data)
-    one_line(error, [f"config.model.{path}={value}"])
+    assert_one_line(error, [f"config.model.{path}={value}"])
 
 
-def test_costs_of_a_model_whose_vocabulary_is_unknown():
+def test_costs_without_a_vocabulary_size_are_an_error():
     with pytest.raises(UserError) as error:
         costs(model({"vocab_size": 0}))
-    one_line(error, ["model.vocab_size=0", "at least 1"])
+    assert_one_line(error, ["model.vocab_size=0", "at least 1"])
 
 
-def test_costs_of_a_model_whose_length_is_unknown():
+def test_costs_without_a_length_are_an_error():
     with pytest.raises(UserError) as error:
         costs(model({"max_length": 0}))
-    one_line(error, ["model.max_length=0", "sequence_length"])
+    assert_one_line(error, ["model.max_length=0", "sequence_length"])

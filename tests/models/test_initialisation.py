@@ -1,4 +1,4 @@
-"""How parameters are drawn, stored and bound."""
+"""How parameters are drawn and stored."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,10 @@ import pytest
 
 from tests.contracts.variants import ALL, model
 from xfresearch.models import transformer
-from xfresearch.models.axes import TABLE, path_name, tree_axes
+from xfresearch.models.layers import stacks
+from xfresearch.trees import path_name
 
-# Truncated at three standard deviations, a normal variable keeps this share of its own.
+# Standard deviation of a standard normal variable that is truncated at three standard deviations.
 TRUNCATED = 0.98658
 
 
@@ -30,39 +31,42 @@ def block(*path):
         (("embed", "table"), 128**-0.5),
         (block("attention", "query", "kernel"), 128**-0.5),
         (block("feed_forward", "up", "kernel"), 128**-0.5),
-        # Writes to the residual stream are scaled by 1/sqrt(2 * depth), so that its variance does not grow.
+        # Outputs to the residual stream are scaled by 1/sqrt(2 * depth), so that its variance does not grow.
         (block("attention", "output", "kernel"), 128**-0.5 / 2),
         (block("feed_forward", "down", "kernel"), 256**-0.5 / 2),
     ],
 )
-def test_fan_in(path, expected):
+def test_fan_in_sets_the_std_by_the_number_of_inputs(path, expected):
     found = std_of({"init": "fan_in", "blocks.main.feed_forward.hidden": 256}, *path)
     assert found == pytest.approx(expected * TRUNCATED, rel=0.02)
 
 
-def test_normal_is_init_std_whatever_the_fan_in():
+@pytest.mark.covers("init", "init_std")
+def test_with_normal_the_std_is_init_std_for_every_fan_in():
     changes = {"init": "normal", "init_std": 0.05}
     for path in [("embed", "table"), block("attention", "query", "kernel"), block("feed_forward", "up", "kernel")]:
         assert std_of(changes, *path) == pytest.approx(0.05 * TRUNCATED, rel=0.03)
     assert std_of(changes, *block("attention", "output", "kernel")) == pytest.approx(0.025 * TRUNCATED, rel=0.03)
 
 
+@pytest.mark.covers("embedding_std")
 @pytest.mark.parametrize("init", ["fan_in", "normal"])
-def test_embedding_std_is_the_token_embeddings_alone(init):
+def test_embedding_std_changes_only_the_token_embedding(init):
     changes = {"init": init, "tie_embeddings": False, "position": "learned", "max_length": 512}
     for name in ("embed", "head", "position"):
         without, found = (std_of(changes | more, name, "table") for more in ({}, {"embedding_std": 1.0}))
         assert found == pytest.approx(TRUNCATED if name == "embed" else without, rel=0.02), name
 
 
-def test_writes_are_not_scaled_where_a_norm_follows():
+def test_outputs_are_not_scaled_if_a_norm_follows():
     found = std_of({"blocks.main.layout": "post_norm", "final_norm": "none"}, *block("attention", "output", "kernel"))
     assert found == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
 
 
-def test_deep_norm_scales_values_and_feed_forward_down_and_the_pair_of_query_and_key_not():
+def test_deep_norm_scales_values_outputs_and_feed_forward_but_not_query_and_key():
     """Wang et al. 2022, fig. 2: beta = (8 N)^(-1/4)."""
-    beta, deep = (8 * 2) ** -0.25, {"blocks.main.layout": "deep_norm", "final_norm": "none"}
+    beta = (8 * 2) ** -0.25
+    deep = {"blocks.main.layout": "deep_norm", "final_norm": "none"}
     for name, scale in [("query", 1), ("key", 1), ("value", beta), ("output", beta)]:
         found = std_of(deep, *block("attention", name, "kernel"))
         assert found == pytest.approx(128**-0.5 * TRUNCATED * scale, rel=0.02), name
@@ -70,13 +74,14 @@ def test_deep_norm_scales_values_and_feed_forward_down_and_the_pair_of_query_and
     assert found == pytest.approx(128**-0.5 * TRUNCATED * beta, rel=0.02)
 
 
-def test_a_merged_matrix_gives_logits_as_large_as_the_pair():
+def test_logits_of_a_merged_matrix_are_as_large_as_those_of_query_and_key():
     """std(W_Q W_K^T) = sqrt(K) / D."""
     found = std_of({"blocks.main.attention.query": "merged"}, *block("attention", "query", "kernel"))
     assert found == pytest.approx(32**0.5 / 128 * TRUNCATED, rel=0.02)
 
 
-def test_first_values_of_single_numbers():
+@pytest.mark.covers("blocks.main.norm_alpha", "blocks.main.branch_gain")
+def test_initial_values_of_scalars():
     def first(changes, *path):
         params = transformer.init(model(changes), jax.random.key(0))
         for name in path:
@@ -90,12 +95,12 @@ def test_first_values_of_single_numbers():
     assert first(skipless, *block("feed_forward_gain")) == np.float32(0.1)  # He & Hofmann 2023: 0.1 at 18 layers
     assert first(skipless | {"depth": 2}, *block("feed_forward_gain")) == np.float32(0.3)
     assert first(skipless | {"blocks.main.branch_gain": 0.7}, *block("feed_forward_gain")) == np.float32(0.7)
-    for gain in ("attention_gain", "feed_forward_skip_gain"):  # their code: 1, and the skip's only where there is one
+    for gain in ("attention_gain", "feed_forward_skip_gain"):  # 1 in the code of He & Hofmann 2023
         assert first(skipless, *block(gain)) == 1
     assert first({"embedding_scale": "learned"}, "embedding_scale") == np.float32(32**0.5)
 
 
-def test_experts_are_drawn_like_a_feed_forward():
+def test_experts_are_drawn_like_a_feed_forward_layer():
     changes = {"blocks.main.feed_forward.kind": "moe", "blocks.main.feed_forward.hidden": 64}
     assert std_of(changes, *block("feed_forward", "experts", "up")) == pytest.approx(128**-0.5 * TRUNCATED, rel=0.02)
     assert std_of(changes, *block("feed_forward", "experts", "down")) == pytest.approx(
@@ -103,8 +108,8 @@ def test_experts_are_drawn_like_a_feed_forward():
     )
 
 
-def test_persistent_memory_is_drawn_as_in_the_paper():
-    """Stored keys N(0, 1/K) and values N(0, 1/M); as attention reads them, both N(0, 1)."""
+def test_memory_slots_are_drawn_as_in_the_paper():
+    """Stored keys are N(0, 1/K) and values N(0, 1/M). Attention scales both to N(0, 1)."""
     K, M = 32, 256
     config = model({"width": 128, "blocks.main.attention.memory_slots": M})
     params = transformer.init(config, jax.random.key(0))
@@ -136,32 +141,18 @@ def test_layers_and_seeds_draw_different_numbers():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parameters_are_a_nested_dict_of_arrays_that_the_axes_table_describes(name):
+def test_parameters_are_a_nested_dict_of_arrays_with_a_letter_for_each_dimension(name):
     config = ALL[name]
     params = transformer.abstract(config)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         assert all(isinstance(key.key, str) for key in path)
         assert leaf.dtype == config.param_dtype
-    axes = tree_axes(params)
     sizes = {"D": config.width, "V": config.vocab_size, "L": config.max_length + config.position_offset}
-    sizes["N"] = config.depth // len(config.pattern)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        letters = axes
-        for key in path:
-            letters = letters[key.key]
-        for letter, size in zip(letters.letters, leaf.shape, strict=True):
-            assert sizes.get(letter, size) == size, path_name(path)
-
-
-def test_every_rule_of_the_axes_table_is_used():
-    import re
-
-    trees = (jax.tree_util.tree_leaves_with_path(transformer.abstract(config)) for config in ALL.values())
-    leaves = {(path_name(path), leaf.ndim) for leaves in trees for path, leaf in leaves}
-    ranks = {(path, ndim - path.startswith("blocks/")) for path, ndim in leaves}
-
-    def names(pattern, axes, path, rank):
-        return re.fullmatch(pattern, path) and len(axes.letters) == rank
-
-    unused = [pattern for pattern, axes in TABLE if not any(names(pattern, axes, *each) for each in ranks)]
-    assert not unused
+    described = jax.tree_util.tree_leaves_with_path(transformer.axes(config))
+    repeats = {stack.name: stack.repeats for stack in stacks(config)}
+    for (path, leaf), (same, axes) in zip(jax.tree_util.tree_leaves_with_path(params), described, strict=True):
+        name = path_name(path)
+        assert name == path_name(same) and name.startswith("blocks/") == axes.letters.startswith("N")
+        own = sizes | ({"N": repeats[name.split("/")[1]]} if name.startswith("blocks/") else {})
+        for letter, size in zip(axes.letters, leaf.shape, strict=True):
+            assert own.get(letter, size) == size, name

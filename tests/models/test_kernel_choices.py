@@ -1,86 +1,81 @@
-"""The kernel of each block's attention: said before tracing, refused by name, and free again for whoever reads the model."""
+"""The kernels of each block: known before tracing, errors for unsupported ones, chosen again when a run is loaded."""
 
-from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.contracts.variants import BASE, LENGTH, VARIANTS, change, forward, model, tokens_for
-from xfresearch.api import LanguageModel
-from xfresearch.config import Config, DataConfig
+from tests.contracts.variants import LENGTH, VARIANTS, forward, model, tokens_for
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.evaluation import make_scorer
-from xfresearch.kernels import attention as face
+from xfresearch.kernels import attention as attention_kernels
+from xfresearch.language_model import LanguageModel
 from xfresearch.models import transformer
-from xfresearch.models.kernel_choices import attention_call, attention_choices, expert_choices
-from xfresearch.resolving import resolve, resolve_model
+from xfresearch.models.context import Execution
+from xfresearch.models.mixers.softmax.attention import training_call
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.training.kernel_choices import kernel_choices
 
-KERNEL = "blocks.main.attention.kernel"
 
-
-def test_what_is_said_before_tracing_is_what_is_traced(monkeypatch):
-    """Of every variant with an attention of its own."""
-    traced, seen, choose = [], set(), face.choose_attention
-    monkeypatch.setattr(face, "choose_attention", lambda call, *a: traced.append(call) or choose(call, *a))
+def test_the_call_described_before_tracing_equals_the_traced_call(monkeypatch):
+    """For every variant whose attention no earlier variant has."""
+    traced = []
+    seen = set()
+    choose = attention_kernels.choose_attention
+    monkeypatch.setattr(attention_kernels, "choose_attention", lambda call, *a: traced.append(call) or choose(call, *a))
     for config in VARIANTS.values():
-        blocks = [block for block in config.blocks.values() if block.attention.kind == "softmax"]
-        new = {(config.width, block.attention) for block in blocks} - seen
+        places = [place for _, _, place in config.places() if isinstance(place.options, SoftmaxConfig)]
+        new = {(config.width, place.options) for place in places} - seen
         if not new:
             continue
         seen |= new
-        expected = {attention_call(config, block, LENGTH, segments=True) for block in blocks}
+        expected = {training_call(place, LENGTH, segments=True) for place in places}
         traced.clear()
         ids = np.ones((2, LENGTH), np.int32)
-        jax.eval_shape(
-            lambda params, config=config, ids=ids: forward(config, params, tokens_for(config), "scan", segments_BL=ids),
-            transformer.abstract(config),
-        )
+        context = {"segments_BL": ids, "execution": Execution()}
+        run = partial(forward, config, tokens_BL=tokens_for(config), layers="scan", **context)
+        jax.eval_shape(run, transformer.abstract(config))
         assert set(traced) == expected
     assert len(seen) > 10
 
 
-def run_of(kernel: str) -> Config:
-    model = resolve_model(replace(change(BASE, KERNEL, kernel), vocab_size=257))
-    return resolve(Config(model=model, sequence_length=32, data=DataConfig(packing="documents")))
+def run_of(kernel: str = "auto", experts: str = "auto", **changes) -> Config:
+    training = TrainingConfig(attention_kernel=kernel, expert_kernel=experts)
+    data = DataConfig(packing="documents")
+    return resolve(Config(model=model(changes | {"vocab_size": 257}), sequence_length=32, data=data, training=training))
 
 
-def test_a_kernel_that_cannot_serve_is_named_with_its_key():
-    reason = "config.model.blocks.main.attention.kernel='splash' is not allowed here: it is for TPU, this is cpu"
+def test_the_error_for_an_unsupported_kernel_names_its_key():
+    reason = "config.training.attention_kernel='splash' is not allowed here: it needs a TPU, and the platform is cpu"
     with pytest.raises(UserError, match=reason):
-        attention_choices(run_of("splash"))
-    assert attention_choices(run_of("auto"))["main"].name == "blocked"
-    assert attention_choices(run_of("plain"))["main"] == ("plain", "asked for")
+        kernel_choices(run_of("splash"))
+    assert kernel_choices(run_of("auto"))["main", "attention"].name == "blocked"
+    assert kernel_choices(run_of("plain"))["main", "attention"] == ("plain", "selected by name")
+    assert kernel_choices(run_of("auto")).keys() == {("main", "attention")}
 
 
-def test_products_of_experts_are_chosen_by_block():
-    moe = "blocks.main.feed_forward.moe."
+def test_expert_kernels_are_chosen_for_each_block():
+    def chosen(kernel: str = "auto", **options):
+        options = {f"blocks.main.feed_forward.moe.{name}": value for name, value in options.items()}
+        run = run_of(experts=kernel, **{"blocks.main.feed_forward.kind": "moe", **options})
+        return kernel_choices(run)["main", "feed_forward"].name
 
-    def chosen(**options):
-        options = {
-            "blocks.main.feed_forward.kind": "moe",
-            "vocab_size": 257,
-            **{moe + k: v for k, v in options.items()},
-        }
-        config = resolve(Config(model=model(options), sequence_length=32))
-        return expert_choices(config)["main"].name
-
-    assert chosen() == "blocked" and chosen(kernel="ragged") == "ragged" and chosen(capacity=1.0) == "blocked"
-    with pytest.raises(
-        UserError, match="blocks.main.feed_forward.moe.kernel='megablox' is not allowed here: it is for TPU"
-    ):
-        chosen(kernel="megablox")
-    assert expert_choices(run_of("auto")) == {}
+    assert chosen() == "blocked" and chosen("ragged") == "ragged" and chosen(capacity=1.0) == "blocked"
+    with pytest.raises(UserError, match="training.expert_kernel='megablox' is not allowed here: it needs a TPU"):
+        chosen("megablox")
 
 
-def test_a_run_trained_with_a_kernel_of_another_machine_is_read_here(tmp_path):
+def test_a_run_trained_with_a_kernel_of_another_machine_can_be_loaded(tmp_path):
     config = run_of("cudnn")
     params = transformer.init(config.model, jax.random.key(0))
     LanguageModel(config.model, params, ByteTokenizer(), config).save(tmp_path / "run")
     lm = xf.load(tmp_path / "run")
-    assert lm.run.model == config.model and lm.config == change(config.model, KERNEL, "auto")
+    assert lm.run == config and lm.config == config.model
     tokens = np.arange(12).reshape(1, 12)
     assert lm(tokens).shape == (1, 12, 257)
     assert lm.capture(tokens, "blocks.0.attention.weights")

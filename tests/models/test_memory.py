@@ -1,16 +1,16 @@
-"""Keys, values and coefficients: what a layer writes is the sum of its values, weighted by the coefficients."""
+"""Keys, values and coefficients: the output of a layer is the sum of its values, weighted by the coefficients."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, change, forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import VARIANTS, change, forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.memory import memory
 from xfresearch.models.taps import Taps
-from xfresearch.models.variants import ACTIVATIONS
 
 
 def captured(config, params, *names):
@@ -20,7 +20,7 @@ def captured(config, params, *names):
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_what_a_feed_forward_writes_is_its_values_weighted_by_their_coefficients(kind, x64):
+def test_the_output_of_a_feed_forward_is_its_values_weighted_by_their_coefficients(kind, x64):
     config = in_float64(model({"blocks.main.feed_forward.kind": kind}))
     params = random_params(config)
     x_BLD, hidden_BLF, m_BLF, y_BLD = captured(
@@ -39,10 +39,10 @@ def test_what_a_feed_forward_writes_is_its_values_weighted_by_their_coefficients
 
 
 @pytest.mark.parametrize("heads", ["each", "shared"])
-def test_what_slots_write_is_their_values_weighted_by_their_coefficients(heads, x64):
-    """With the values of the context at zero, heads are what the memory gives."""
+def test_the_output_of_slots_is_their_values_weighted_by_their_coefficients(heads, x64):
+    """The values of tokens are set to zero, so the heads only have the output of the slots."""
     changes = {"memory_slots": 5, "memory_heads": heads, "kv_heads": 2}
-    config = in_float64(plain(model({f"blocks.main.attention.{k}": v for k, v in changes.items()})))
+    config = in_float64(model({f"blocks.main.attention.{k}": v for k, v in changes.items()}))
     params = random_params(config)
     params["blocks"]["main"]["attention"]["value"]["kernel"] *= 0
     q_BLHK, k_BLGK, m_BHLM, o_BLHK = captured(
@@ -57,7 +57,7 @@ def test_what_slots_write_is_their_values_weighted_by_their_coefficients(heads, 
     np.testing.assert_allclose(ratios, np.exp((scores[..., 1:] - scores[..., :1]) / 8**0.5), rtol=1e-9)
 
 
-def test_experts_are_memories_each():
+def test_each_expert_is_a_memory():
     config = VARIANTS["feed_forward.kind=moe"]
     params = random_params(config)
     found = memory(config, params, 1)
@@ -65,15 +65,15 @@ def test_experts_are_memories_each():
     experts = params["blocks"]["main"]["feed_forward"]["experts"]
     np.testing.assert_array_equal(found.keys[3].T, experts["gate"][1, 3])
     np.testing.assert_array_equal(found.values[3], experts["down"][1, 3])
-    config = VARIANTS["feed_forward.moe.shared=2"]
+    config = VARIANTS["feed_forward[moe].moe.shared=2"]
     shared = memory(config, random_params(config), 1, "feed_forward.shared")
     assert shared.keys.shape == shared.values.shape == (64, 32)
 
 
-def test_layers_of_a_pattern_have_their_own():
+def test_layers_of_a_pattern_have_separate_memories():
     config = VARIANTS["pattern-repeated"]
     params = random_params(config)
-    assert memory(config, params, 1).keys.shape == (4, 32, 8)  # all-attention: slots stand for the feed-forward
+    assert memory(config, params, 1).keys.shape == (4, 32, 8)  # all-attention: slots replace the feed-forward
     np.testing.assert_array_equal(
         memory(config, params, 2).values, params["blocks"]["dense_2"]["feed_forward"]["down"]["kernel"][0]
     )
@@ -88,19 +88,20 @@ def test_layers_of_a_pattern_have_their_own():
         (0, "attn", "'attn' has no memory"),
     ],
 )
-def test_mistakes_are_one_line(layer, sublayer, message):
+def test_errors_of_memory_are_one_line(layer, sublayer, message):
     config = model()
     with pytest.raises(UserError, match=message):
         memory(config, random_params(config), layer, sublayer)
 
 
-def test_replacing_a_coefficient_removes_what_its_value_writes():
+def test_a_coefficient_of_zero_removes_its_value_from_the_output():
     config = change(VARIANTS["base"], "depth", 1)
     params = random_params(config)
     values = memory(config, params, 0).values
     taps = Taps(record=["blocks.0.feed_forward.out", "blocks.0.feed_forward.coefficients"])
     forward(config, params, tokens_for(config), taps=taps)
-    before, m_BLF = taps.values["blocks.0.feed_forward.out"], taps.values["blocks.0.feed_forward.coefficients"]
+    before = taps.values["blocks.0.feed_forward.out"]
+    m_BLF = taps.values["blocks.0.feed_forward.coefficients"]
     taps = Taps(
         record=["blocks.0.feed_forward.out"],
         replace={"blocks.0.feed_forward.coefficients": lambda m: m.at[..., 3].set(0)},

@@ -1,6 +1,6 @@
-"""Mixture of experts: what routing says about itself, capacity, noise, and the values of each expert by token.
+"""Mixture of experts: router statistics, capacity, jitter, and the coefficients of each expert.
 
-Outputs and losses of every option are held against NumPy in tests/contracts/test_reference.py.
+tests/contracts/test_reference.py compares outputs and losses of every option with NumPy.
 """
 
 import math
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, forward, in_float64, model, plain, random_params, tokens_for
+from tests.contracts.variants import VARIANTS, forward, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
@@ -30,13 +30,13 @@ SEGMENTS_BL = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [0, 0, 1, 1, 1, 1, 1, 1]], np.
 def sparse(depth=1, **options):
     prefix = "blocks.main.feed_forward."
     options = {f"{prefix}moe.{name}": value for name, value in options.items()}
-    return in_float64(plain(model({"depth": depth, f"{prefix}kind": "moe", **options})))
+    return in_float64(model({"depth": depth, f"{prefix}kind": "moe", **options}))
 
 
 def layer(config):
-    """The first layer's mixture, its parameters in NumPy, and something to read [2, 8, D]."""
+    """The first layer's mixture, its parameters in NumPy, and inputs [2, 8, D]."""
     params = random_params(config)
-    first = transformer.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
+    first = layers.unstack(transformer.bind(config, params).blocks["main"], config.depth)[0].feed_forward
     x_BLD = np.random.default_rng(1).standard_normal((2, 8, config.width))
     return first, reference.pick(params["blocks"]["main"], 0)["feed_forward"], x_BLD
 
@@ -46,13 +46,22 @@ def context(**options):
 
 
 def expected_statistics(p, x_LD, config, real):
-    """The definitions, token by token."""
-    moe, z_LE = config.blocks["main"].feed_forward.moe, x_LD @ p["router"]["kernel"]
-    s_LE, E, k = reference.scores(moe, z_LE), moe.experts, moe.top_k
-    by_LE, C = s_LE + p.get("router_bias", 0), math.ceil(moe.capacity * k * config.max_length / E)
-    load_E, mass_E, entropy, margin, drops = np.zeros(E, int), np.zeros(E), 0.0, 0.0, 0
+    """The router statistics from their definitions, token by token."""
+    moe = config.blocks["main"].feed_forward.moe
+    z_LE = x_LD @ p["router"]["kernel"]
+    s_LE = reference.scores(moe, z_LE)
+    E = moe.experts
+    k = moe.top_k
+    by_LE = s_LE + p.get("router_bias", 0)
+    C = math.ceil(moe.capacity * k * config.max_length / E)
+    load_E = np.zeros(E, int)
+    mass_E = np.zeros(E)
+    entropy = 0.0
+    margin = 0.0
+    drops = 0
     for t in np.flatnonzero(real):
-        order, P_E = np.argsort(-by_LE[t]), s_LE[t] / s_LE[t].sum()
+        order = np.argsort(-by_LE[t])
+        P_E = s_LE[t] / s_LE[t].sum()
         margin += by_LE[t, order[k - 1]] - by_LE[t, order[k]] if k < E else 0
         mass_E += P_E
         entropy -= (P_E * np.log(P_E)).sum()
@@ -64,7 +73,7 @@ def expected_statistics(p, x_LD, config, real):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_statistics_are_sums_over_real_tokens(options, x64):
+def test_statistics_are_sums_over_tokens_without_padding(options, x64):
     config = sparse(**options)
     mixture, p, x_BLD = layer(config)
     statistics = mixture(jnp.asarray(x_BLD), context(segments_BL=SEGMENTS_BL))[2].statistics
@@ -78,10 +87,12 @@ def test_statistics_are_sums_over_real_tokens(options, x64):
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_statistics_of_every_layer_scanned_and_unrolled(remat):
+def test_statistics_are_equal_when_scanned_and_unrolled(remat):
     config = VARIANTS["pattern"]
-    params, tokens_BL = random_params(config), tokens_for(config)
-    lm, ctx = transformer.bind(config, params), Context(np.broadcast_to(np.arange(8), (2, 8)))
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
+    lm = transformer.bind(config, params)
+    ctx = Context(np.broadcast_to(np.arange(8), (2, 8)))
     scanned, unrolled = (
         jax.jit(lambda tokens_BL, m=m: lm(tokens_BL, ctx, layers=m, remat=remat).statistics)(tokens_BL)
         for m in ("scan", "unroll")
@@ -105,19 +116,21 @@ def test_statistics_have_no_gradient(x64):
     assert not jax.grad(total)(jnp.asarray(x_BLD)).any()
 
 
-def test_a_later_token_never_takes_the_place_of_an_earlier_one(x64):
-    """Gradients cannot see it: a place is a whole number."""
+def test_a_later_token_never_takes_the_slot_of_an_earlier_one(x64):
+    """A gradient does not show it, because slots are integers."""
     config = sparse(depth=2, capacity=0.125)
-    params, tokens_BL = random_params(config), tokens_for(config)
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
     run = jax.jit(lambda tokens_BL: forward(config, params, tokens_BL)[0])
-    logits, other_BL = run(tokens_BL), np.random.default_rng(1).integers(0, 64, tokens_BL.shape).astype(np.int32)
+    logits = run(tokens_BL)
+    other_BL = np.random.default_rng(1).integers(0, 64, tokens_BL.shape).astype(np.int32)
     for t in range(1, 8):
         changed = run(np.concatenate([tokens_BL[:, :t], other_BL[:, t:]], 1))
         np.testing.assert_array_equal(changed[:, :t], logits[:, :t])
 
 
-def test_padding_takes_no_place(x64):
-    """The tokens after padding are what they are without it."""
+def test_padding_takes_no_slot(x64):
+    """Padding does not change the outputs of the tokens after it."""
     mixture, _, x_BLD = layer(sparse(capacity=0.125))
     x_BLD = jnp.asarray(x_BLD)
     padded, alone = mixture(x_BLD, context(segments_BL=SEGMENTS_BL)), mixture(x_BLD[1:, 2:], context())
@@ -125,7 +138,7 @@ def test_padding_takes_no_place(x64):
     assert padded[2].statistics["router_drops"][1] == alone[2].statistics["router_drops"][0] > 0
 
 
-def test_gates_left_are_not_divided_anew(x64):
+def test_gates_are_not_renormalised_after_drops(x64):
     mixture, p, x_BLD = layer(sparse(capacity=0.125))
     taps = Taps(record=["gates"])
     mixture(jnp.asarray(x_BLD), context(taps=taps))
@@ -135,7 +148,7 @@ def test_gates_left_are_not_divided_anew(x64):
     assert {0, 1, 2} == set((gates_BLk > 0).sum(-1).ravel().tolist())
 
 
-def test_shared_experts_are_one_of_their_summed_size(x64):
+def test_shared_experts_are_one_expert_of_their_total_size(x64):
     shared = transformer.abstract(sparse(shared=3))["blocks"]["main"]["feed_forward"]["shared"]
     assert {name: part["kernel"].shape for name, part in shared.items()} == {
         **dict.fromkeys(("up", "gate"), (1, 32, 3 * 32)),
@@ -143,7 +156,7 @@ def test_shared_experts_are_one_of_their_summed_size(x64):
     }
 
 
-def test_a_bias_changes_the_choice_and_not_the_gates(x64):
+def test_the_router_bias_changes_the_choice_and_not_the_gates(x64):
     mixture, p, x_BLD = layer(sparse(scores="sigmoid", balance="bias", top_k=1, renormalise=False))
     mixture.router_bias[...] = jnp.zeros(8).at[5].set(2.0)
     taps = Taps(record=["gates"])
@@ -153,14 +166,14 @@ def test_a_bias_changes_the_choice_and_not_the_gates(x64):
     assert relative_error(taps.values["gates"][..., 0], expected_BL) < TOLERANCE["float64"]
 
 
-def test_scores_that_saturate_are_still_told_apart():
-    mixture, _, x_BLD = layer(plain(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"})))
+def test_saturated_scores_keep_their_order():
+    mixture, _, x_BLD = layer(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"}))
     log_BLE = jax.nn.log_sigmoid(jnp.arange(20.0, 28.0))[None, None]  # every sigmoid is 1 in float32
     np.testing.assert_array_equal(mixture._highest(log_BLE)[0][0, 0], [7, 6])
 
 
 def test_jitter_is_uniform_around_one_and_off_without_a_key():
-    mixture, _, _ = layer(plain(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"} | jitter(0.3))))
+    mixture, _, _ = layer(model({"depth": 1, "blocks.main.feed_forward.kind": "moe"} | jitter(0.3)))
     ones_BLD = jnp.ones((8, 128, 32), jnp.bfloat16)
     noise = np.asarray(mixture._router_input(ones_BLD, context(key=jax.random.key(0))))
     assert 0.7 <= noise.min() < 0.701 and 1.299 < noise.max() <= 1.3
@@ -172,9 +185,11 @@ def jitter(value):
     return {"blocks.main.feed_forward.moe.jitter": value}
 
 
-def test_jitter_moves_the_router_alone_by_key_and_the_same_when_scanned(x64):
+@pytest.mark.covers("blocks.main.feed_forward[moe].moe.jitter")
+def test_jitter_depends_on_the_key_changes_only_the_router_and_is_equal_when_scanned(x64):
     config = sparse(depth=2)
-    noisy, params = model(jitter(0.5), config), random_params(config)
+    noisy = model(jitter(0.5), config)
+    params = random_params(config)
     tokens_BL = tokens_for(config)
     keys = (jax.random.key(0), jax.random.key(1), None)
     first, other, off = (forward(noisy, params, tokens_BL, key=key)[0] for key in keys)
@@ -182,16 +197,17 @@ def test_jitter_moves_the_router_alone_by_key_and_the_same_when_scanned(x64):
     np.testing.assert_array_equal(off, forward(config, params, tokens_BL)[0])
     assert relative_error(forward(noisy, params, tokens_BL, "scan", key=keys[0])[0], first) < TOLERANCE["float64"]
     experts = params["blocks"]["main"]["feed_forward"]["experts"]
-    experts |= {name: jnp.broadcast_to(w[:, :1], w.shape) for name, w in experts.items()}  # whoever is chosen, the same
+    experts |= {name: jnp.broadcast_to(w[:, :1], w.shape) for name, w in experts.items()}  # all experts are equal
     same, off = (forward(noisy, params, tokens_BL, key=key)[0] for key in (keys[0], None))
     assert relative_error(same, off) < TOLERANCE["float64"]
 
 
 @pytest.mark.parametrize("options", [{}, {"expert": "relu", "capacity": 0.25, "top_k": 3}], ids=str)
-def test_coefficients_are_by_token_and_choice(options, x64):
-    """[B, L, k, F]: what each chosen expert multiplies the rows of its down matrix with."""
+def test_coefficients_have_a_row_for_each_token_and_choice(options, x64):
+    """[B, L, k, F]: the factors of the rows of each chosen expert's down matrix."""
     mixture, p, x_BLD = layer(sparse(**options))
-    x_BLD, taps = jnp.asarray(x_BLD), Taps(record=["coefficients", "gates"])
+    x_BLD = jnp.asarray(x_BLD)
+    taps = Taps(record=["coefficients", "gates"])
     y_BLD = mixture(x_BLD, context(taps=taps))[0]
     np.testing.assert_array_equal(y_BLD, mixture(x_BLD, context())[0])
     h_BLkF, gates_BLk = (np.asarray(taps.values[name]) for name in ("coefficients", "gates"))

@@ -1,4 +1,4 @@
-"""LayerNorm taken apart: each half differs from it in exactly one thing (Brody et al. 2023)."""
+"""The two halves of LayerNorm, projection and scaling (Brody et al. 2023), and the options of norms."""
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ def test_layer_norm_is_scaling_after_projection(x):
     np.testing.assert_allclose(norms.layer(x, EPSILON), norms.scale(norms.project(x, EPSILON), EPSILON), rtol=1e-12)
 
 
-def test_scaling_alone_leaves_the_direction_and_has_the_length_of_layer_norm(x):
-    """sqrt(D), not the 1/sqrt(D) of the published code, which makes logits D^2 times smaller in that arm alone."""
+def test_scaling_keeps_the_direction_and_has_the_length_of_layer_norm(x):
+    """sqrt(D). The published code has 1/sqrt(D), which makes only this variant's logits D^2 times smaller."""
     scaled = norms.scale(x, EPSILON)
     np.testing.assert_allclose(length(scaled), np.sqrt(D), rtol=1e-12)
     np.testing.assert_allclose(length(norms.layer(x, EPSILON)), np.sqrt(D), rtol=1e-12)
@@ -33,7 +33,7 @@ def test_scaling_alone_leaves_the_direction_and_has_the_length_of_layer_norm(x):
     assert np.abs(scaled.mean(-1)).min() > 0.1  # the mean is still there
 
 
-def test_projection_alone_takes_out_the_mean_and_nothing_else(x):
+def test_projection_removes_only_the_mean(x):
     projected = norms.project(x, EPSILON)
     np.testing.assert_allclose(projected.mean(-1), 0, atol=1e-12)
     removed = x - projected
@@ -43,8 +43,8 @@ def test_projection_alone_takes_out_the_mean_and_nothing_else(x):
 
 
 @pytest.mark.parametrize("kind", ["scale", "project"])
-def test_an_arm_differs_from_layer_norm_in_the_norm_alone(kind):
-    """Same parameters, same everything else: where inputs have no mean and length sqrt(D), both are LayerNorm."""
+def test_a_half_of_layer_norm_changes_only_the_norm_of_a_config(kind):
+    """All other options are equal. For inputs with mean 0 and length sqrt(D), each half equals LayerNorm."""
     layer, arm = model(), model({"blocks.main.norm": kind})
     differing = {
         name for name, value in vars(layer.blocks["main"]).items() if value != getattr(arm.blocks["main"], name)
@@ -58,8 +58,8 @@ def test_an_arm_differs_from_layer_norm_in_the_norm_alone(kind):
     )
 
 
-def test_an_offset_changes_where_gains_start_and_nothing_else():
-    """Gemma's gains start at 0; SoLU's own norm is left as it is."""
+def test_an_offset_changes_only_the_initial_gains():
+    """With the offset 1 (Gemma), gains start at 0. The norm inside SoLU has no offset."""
     from xfresearch.models import transformer
 
     changes = {"embedding_norm": "rms", "blocks.main.attention.qk_norm": "rms", "blocks.main.feed_forward.kind": "solu"}
@@ -72,7 +72,7 @@ def test_an_offset_changes_where_gains_start_and_nothing_else():
     np.testing.assert_array_equal(forward(moved, found, tokens_BL)[0], forward(plain, params, tokens_BL)[0])
 
 
-def test_gain_bias_and_alpha_are_there_as_asked():
+def test_a_norm_has_exactly_the_parameters_of_its_options():
     from xfresearch.models import transformer
 
     for kind, gain, bias in [

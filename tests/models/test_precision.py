@@ -1,27 +1,29 @@
-"""dtype is that of the computation, param_dtype that in which parameters are kept."""
+"""dtype is the dtype of the computation, param_dtype the dtype of the parameters."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, change, forward, marked, model, random_params, tokens_for
+from tests.contracts.variants import NAMED, change, forward, marked, random_params, tokens_for
+from tests.contracts.variants import model as resolved
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
+from xfresearch.models.norms import Norm
 from xfresearch.models.taps import Taps
 
-# One of each kind every day: the others are of the same parts (and the gradients of all, in test_bfloat16.py).
-KEPT = ("gpt2", "llama", "moe", "all_attention", "lambda_lm", "simplified")
+# One config of each kind; the others consist of the same parts.
+DEFAULT_RUN = ("gpt2", "llama", "moe", "all_attention", "lambda_lm", "simplified")
 
-
-@pytest.mark.parametrize("name", marked(KEPT, NAMED))
-def test_bfloat16_computes_near_float32_with_the_same_parameters(name):
-    """In the residual stream after the first layer of each kind: what norms of small streams, products of several inputs
-    and a router's choice make of rounding later on is the model's sensitivity and not the layer's arithmetic."""
+@pytest.mark.parametrize("name", marked(DEFAULT_RUN, NAMED))
+def test_bfloat16_is_close_to_float32_with_the_same_parameters(name):
+    """Compares the residual stream after the first layer of each kind. Later, norms of small streams, products of
+    several inputs and the router's choices amplify rounding errors; that is not the arithmetic of a layer."""
     config = NAMED[name]
     low = change(config, "dtype", "bfloat16")
-    params, tokens_BL = transformer.init(config, jax.random.key(0)), tokens_for(config)
+    params = transformer.init(config, jax.random.key(0))
+    tokens_BL = tokens_for(config)
     assert jax.tree.leaves(transformer.abstract(low))[0].dtype == jnp.float32
     streams = {}
     for each in (low, config):
@@ -31,31 +33,38 @@ def test_bfloat16_computes_near_float32_with_the_same_parameters(name):
         assert logits.dtype == jnp.float32
         streams[each.dtype] = [taps.values[tap].astype(jnp.float32) for tap in names]
     for found, expected in zip(streams["bfloat16"], streams["float32"], strict=True):
-        assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # not 0: it is bfloat16 indeed
+        assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # above 1e-4: bfloat16 was used
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_activations_have_dtype_and_parameters_param_dtype(dtype):
-    config = change(NAMED["moe"], "dtype", dtype)
-    params = random_params(config)
+@pytest.mark.parametrize(
+    "dtype, param_dtype",
+    [
+        ("float32", "float32"),
+        pytest.param("bfloat16", "float32", marks=pytest.mark.covers("dtype")),
+        pytest.param("bfloat16", "bfloat16", marks=pytest.mark.covers("dtype", "param_dtype")),
+    ],
+)
+def test_activations_have_dtype_and_parameters_param_dtype(dtype, param_dtype):
+    config = change(change(NAMED["moe"], "dtype", dtype), "param_dtype", param_dtype)
+    params = transformer.init(config, jax.random.key(0))
     model = transformer.bind(config, params)
     ctx = Context(jnp.broadcast_to(jnp.arange(8), (2, 8)))
     out = jax.eval_shape(lambda: model(tokens_for(config), ctx, model.init_caches(2, 8)))
     assert out.hidden_BLD.dtype == dtype
     assert out.caches["main"]["attention"]["key"].dtype == dtype
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(param_dtype)}
 
 
 def test_the_router_is_computed_in_float32_under_bfloat16():
-    config, taps = change(NAMED["moe"], "dtype", "bfloat16"), Taps(record=["blocks.0.feed_forward.router_logits"])
+    config = change(NAMED["moe"], "dtype", "bfloat16")
+    taps = Taps(record=["blocks.0.feed_forward.router_logits"])
     forward(config, random_params(config), tokens_for(config), taps=taps)
     assert taps.values["blocks.0.feed_forward.router_logits"].dtype == jnp.float32
 
 
-def test_where_a_norm_casts_back_is_a_choice():
-    """Gemma multiplies by the gain in float32 and then rounds, Llama rounds first: they differ in the last bits."""
-    from xfresearch.models.norms import Norm
-
+@pytest.mark.covers("blocks.main.norm_cast")
+def test_norm_cast_selects_where_a_norm_rounds():
+    """Gemma multiplies by the gain in float32 and then rounds; Llama rounds first. They differ in the last bits."""
     x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 32)), jnp.bfloat16)
     gain = jnp.asarray(1 + 0.3 * np.random.default_rng(1).standard_normal(32), jnp.float32)
     wide = np.asarray(x, np.float32)
@@ -65,8 +74,8 @@ def test_where_a_norm_casts_back_is_a_choice():
         "before_gain": jnp.asarray(normed, jnp.bfloat16) * jnp.asarray(gain, jnp.bfloat16),
     }
     for cast, want in expected.items():
-        config = model({"blocks.main.norm_cast": cast})
-        norm = Norm(config, "rms", config.blocks["main"])
+        block = resolved({"blocks.main.norm": "rms", "blocks.main.norm_cast": cast}).blocks["main"]
+        norm = Norm(block.norm_at("attention_in"), "D", (32,), "float32")
         norm.gain[...] = gain
         same = np.asarray(norm(x) == want).mean()
         other = np.asarray(norm(x) == expected[{"after_gain": "before_gain", "before_gain": "after_gain"}[cast]]).mean()

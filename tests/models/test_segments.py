@@ -1,12 +1,13 @@
-"""Packed documents: each is what it is alone, its positions, attention and auxiliary losses included."""
+"""A packed document has the same logits as alone; its positions, attention and auxiliary losses are separate."""
 
 import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, VARIANTS, forward, in_float64, marked, plain, random_params, tokens_for
+from tests.contracts.variants import NAMED, PLAIN, VARIANTS, forward, in_float64, marked, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.models.context import AUTO
 
 FIRST, SECOND, PADDING = 5, 7, 4
 MODELS = {f"configs/{name}.py": config for name, config in NAMED.items()} | {
@@ -22,20 +23,21 @@ def packed(config):
     return tokens_BL, np.array([positions]), np.array([segments], np.int32)
 
 
-def _fast() -> list:
-    """Kernels are compared by test_kernels.py: here every day in one model of each kind."""
-    here = [f"configs/{name}.py" for name in ("gpt2", "moe", "all_attention")]
-    return [pytest.param(case.values[0], "auto", marks=case.marks) for case in marked(here, MODELS)]
+def _cases() -> list:
+    """Every model with plain kernels, and with the fast ones a model of each kind (test_kernels.py compares kernels)."""
+    fast = marked([f"configs/{name}.py" for name in ("gpt2", "moe", "all_attention")], MODELS)
+    plain = [pytest.param(name, PLAIN, id=f"{name}-plain") for name in MODELS]
+    return plain + [pytest.param(*case.values, AUTO, marks=case.marks, id=f"{case.values[0]}-auto") for case in fast]
 
 
-@pytest.mark.parametrize("name, kernel", [*((name, "plain") for name in MODELS), *_fast()])
-def test_packed_documents_are_each_alone(name, kernel, x64):
+@pytest.mark.parametrize("name, execution", _cases())
+def test_a_packed_document_has_the_same_logits_as_alone(name, execution, x64):
     config = in_float64(MODELS[name])
-    config = plain(config) if kernel == "plain" else config
-    params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
+    params = random_params(config)
+    tokens_BL, positions_BL, segments_BL = packed(config)
     run = jax.jit(
         lambda tokens_BL, positions_BL, segments_BL: forward(
-            config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL
+            config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL, execution=execution
         )
     )
     logits, losses = run(tokens_BL, positions_BL, segments_BL)
@@ -48,9 +50,10 @@ def test_packed_documents_are_each_alone(name, kernel, x64):
         assert relative_error(losses[loss], np.array([value])) < TOLERANCE["float64"], loss
 
 
-def test_padding_adds_nothing_to_auxiliary_losses(x64):
-    config = in_float64(plain(NAMED["moe"]))
-    params, (tokens_BL, positions_BL, segments_BL) = random_params(config), packed(config)
+def test_padding_does_not_change_auxiliary_losses(x64):
+    config = in_float64(NAMED["moe"])
+    params = random_params(config)
+    tokens_BL, positions_BL, segments_BL = packed(config)
     changed_BL = np.where(segments_BL == 0, (tokens_BL + 1) % config.vocab_size, tokens_BL)
     run = jax.jit(
         lambda tokens_BL: forward(config, params, tokens_BL, positions_BL=positions_BL, segments_BL=segments_BL)[1]
@@ -60,9 +63,10 @@ def test_padding_adds_nothing_to_auxiliary_losses(x64):
         assert float(value[0]) == float(changed[name][0]) != 0
 
 
-def test_a_sequence_of_padding_alone_is_finite():
+def test_logits_and_losses_of_a_sequence_of_padding_are_finite():
     config = NAMED["moe"]
-    padding_BL, params = np.zeros((2, 8), np.int32), random_params(config)
+    padding_BL = np.zeros((2, 8), np.int32)
+    params = random_params(config)
     logits, losses = jax.jit(lambda tokens_BL: forward(config, params, tokens_BL, segments_BL=padding_BL))(
         tokens_for(config)
     )

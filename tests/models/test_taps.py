@@ -1,17 +1,17 @@
-"""Taps: name a value inside the model, record it or replace it."""
+"""Taps: values inside the model that can be recorded or replaced by name."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, model, plain, random_params, tokens_for
+from tests.contracts.variants import ALL, forward, model, random_params, tokens_for
 from xfresearch.errors import UserError
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.taps import Taps
 
-CONFIG = plain(model())
+CONFIG = model()
 
 
 def run(taps, config=CONFIG):
@@ -24,7 +24,7 @@ def names_of(config) -> list[str]:
     return taps.names
 
 
-def test_names_in_the_order_of_the_computation():
+def test_names_are_in_the_order_of_the_computation():
     attention = ["in", "query", "key", "value", "weights", "heads", "out", "residual"]
     feed_forward = ["in", "hidden", "coefficients", "out", "residual"]
     layer = [f"attention.{name}" for name in attention] + [f"feed_forward.{name}" for name in feed_forward]
@@ -42,7 +42,7 @@ def test_every_variant_names_each_value_once(name):
             assert {f"blocks.{layer}.{sublayer.name}.{value}" for value in ("in", "out", "residual")} <= set(names)
 
 
-def test_recording_changes_nothing_and_gives_the_value():
+def test_recording_returns_the_value_and_does_not_change_the_logits():
     taps = Taps(record=["final", "blocks.1.attention.query", "blocks.0.feed_forward.hidden"])
     np.testing.assert_array_equal(run(taps), run(None))
     taps.check()
@@ -52,7 +52,7 @@ def test_recording_changes_nothing_and_gives_the_value():
     np.testing.assert_allclose(run(None), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_residual_is_the_sum_of_what_came_before():
+def test_the_residual_is_the_sum_of_all_outputs_so_far():
     names = ["embed", *(f"blocks.0.{s}.{v}" for s in ("attention", "feed_forward") for v in ("out", "residual"))]
     taps = Taps(record=names)
     run(taps)
@@ -61,13 +61,13 @@ def test_residual_is_the_sum_of_what_came_before():
     np.testing.assert_allclose(after, embed + attention + feed_forward, rtol=1e-5, atol=1e-6)
 
 
-def test_replacing_by_itself_is_the_identity_and_by_zero_is_not():
+def test_replacing_a_value_by_itself_changes_nothing_and_by_zero_changes_the_logits():
     for name in names_of(CONFIG):
         np.testing.assert_array_equal(run(Taps(replace={name: lambda x: x})), run(None))
         assert not np.allclose(run(Taps(replace={name: lambda x: 0 * x})), run(None)), name
 
 
-def test_what_is_recorded_is_what_replaced_it():
+def test_a_replaced_value_is_recorded_after_the_replacement():
     taps = Taps(record=["blocks.0.attention.out"], replace={"blocks.0.attention.out": lambda x: x + 1})
     run(taps)
     before = Taps(record=["blocks.0.attention.out"])
@@ -75,7 +75,7 @@ def test_what_is_recorded_is_what_replaced_it():
     np.testing.assert_allclose(taps.values["blocks.0.attention.out"], before.values["blocks.0.attention.out"] + 1)
 
 
-def test_replacing_a_layers_write_by_zero_removes_the_layer():
+def test_replacing_the_outputs_of_a_layer_by_zero_removes_the_layer():
     config = model({"depth": 1})
     zero = {f"blocks.0.{s}.out": jnp.zeros_like for s in ("attention", "feed_forward")}
     taps = Taps(record=["embed", "blocks.0.feed_forward.residual"], replace=zero)
@@ -83,7 +83,7 @@ def test_replacing_a_layers_write_by_zero_removes_the_layer():
     np.testing.assert_array_equal(taps.values["embed"], taps.values["blocks.0.feed_forward.residual"])
 
 
-def test_replacing_is_differentiable_and_jits():
+def test_replacing_is_differentiable_and_works_under_jit():
     def loss(shift):
         return run(Taps(replace={"blocks.1.attention.heads": lambda x: x + shift})).sum()
 
@@ -91,7 +91,7 @@ def test_replacing_is_differentiable_and_jits():
 
 
 @pytest.mark.parametrize("how", ["record", "replace"])
-def test_an_unknown_name_is_an_error_with_the_nearest_one(how):
+def test_the_error_for_an_unknown_name_suggests_the_nearest_one(how):
     name = "blocks.0.feed_forwrd.hidden"
     taps = Taps(record=[name]) if how == "record" else Taps(replace={name: lambda x: x})
     run(taps)
@@ -100,14 +100,14 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(how):
 
 
 @pytest.mark.parametrize(
-    "new, said", [(lambda x: x[:1], r"\(1, 8, 32\): it must be \(2, 8, 32\)"), (lambda x: None, "shape None")]
+    "new, words", [(lambda x: x[:1], r"\(1, 8, 32\): it must be \(2, 8, 32\)"), (lambda x: None, "shape None")]
 )
-def test_a_replacement_of_another_shape_is_an_error(new, said):
-    with pytest.raises(UserError, match=said):
+def test_a_replacement_of_another_shape_is_an_error(new, words):
+    with pytest.raises(UserError, match=words):
         run(Taps(replace={"blocks.0.feed_forward.hidden": new}))
 
 
-def test_a_context_without_taps_carries_no_names():
-    ctx = Context(positions_BL=None).layer(1).at("attention")
+def test_a_context_without_taps_has_only_the_name_of_the_sublayer():
+    ctx = Context(positions_BL=None).layer(1, "main").at("attention")
     x = jnp.ones(3)
     assert ctx.tap("query", x) is x and ctx.place == "attention"

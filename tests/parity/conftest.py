@@ -1,4 +1,4 @@
-"""Parity tests say how large their errors were: `parity` notes one, the end of the session prints them (docs/parity.md)."""
+"""Parity errors: the `parity` fixture records one, the end of the session prints all (docs/parity.md)."""
 
 from importlib.metadata import version
 
@@ -12,21 +12,22 @@ ERRORS = pytest.StashKey[dict]()
 
 @pytest.fixture
 def parity(request):
-    """Notes the relative error of a comparison with a library, the largest where a name comes twice, and fails where it is
-    above the dtype's tolerance."""
+    """Records the relative error of a comparison with a library, and fails if it is above the dtype's tolerance. If a
+    name is recorded several times, the largest error is kept."""
 
-    def note(library: str, name: str, dtype: str, error: float):
-        errors, key = request.config.stash.setdefault(ERRORS, {}), (library, name, dtype)
+    def record(library: str, name: str, dtype: str, error: float):
+        errors = request.config.stash.setdefault(ERRORS, {})
+        key = (library, name, dtype)
         errors[key] = max(error, errors.get(key, 0.0))
         assert error < TOLERANCE[dtype], f"{name} differs from {library} by {error:.1e}"
 
-    return note
+    return record
 
 
 @pytest.fixture(autouse=True)
 def fresh_jax():
-    """Reading a float64 folder switches JAX to 64 bits: back to what it was. Every model has programs of its own, of which
-    one process cannot keep those of all (it ended in a segmentation fault after 400 tests)."""
+    """Restores jax_enable_x64, which reading a float64 folder switches on, and clears JAX's caches: every model
+    compiles new programs, and a process that kept them all ended in a segmentation fault after 400 tests."""
     import jax
 
     before = jax.config.jax_enable_x64
@@ -48,7 +49,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def machine() -> str:
-    """What the errors were found with and on: read from the session, since they are copied into a page."""
+    """Library versions and hardware of this session, for docs/parity.md."""
     import torch
 
     found = describe_machine()

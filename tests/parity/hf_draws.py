@@ -1,46 +1,52 @@
-"""Configs of `transformers`, drawn at random, one function per family: odd sizes, and every option that the family has.
+"""Random `transformers` configs, one function per family, with odd sizes and all options of the family.
 
-A family takes its choices from a `Draw`. Draws 0 to ROUNDS - 1 are strata of the same choices, so that together they pick
-each option of up to ROUNDS at every choice that all of them make; any other number is a draw of its own.
+A function makes its choices with a `Draw`. Draws 0 to ROUNDS - 1 are stratified: at every choice that all of them make,
+together they pick each of up to ROUNDS options. Any other number is an independent draw.
 """
 
 import numpy as np
 
 ROUNDS = 4
-LENGTH = 23  # tokens of a test's sequences: windows are shorter, tables of positions longer
-ROOM = 40  # rows of a table of positions
+LENGTH = 23  # tokens of a test's sequences: longer than windows, shorter than position tables
+POSITIONS = 40  # rows of a position table
 
 
 class Draw:
     def __init__(self, number: int):
-        self.number, self.made, self.rng = number, 0, np.random.default_rng(number)
+        self.number = number
+        self.choices = 0  # made so far
+        self.rng = np.random.default_rng(number)
 
     def pick(self, *options):
         """One of `options`."""
-        share, self.made = self.rng.random(), self.made + 1
+        uniform = self.rng.random()
+        self.choices += 1
         if self.number < ROUNDS:
-            share = (np.random.default_rng(self.made).permutation(ROUNDS)[self.number] + share) / ROUNDS
-        return options[int(share * len(options))]
+            stratum = np.random.default_rng(self.choices).permutation(ROUNDS)[self.number]
+            uniform = (stratum + uniform) / ROUNDS
+        return options[int(uniform * len(options))]
 
     def size(self, low: int, high: int) -> int:
-        """An odd number."""
+        """A random odd number."""
         return int(self.rng.integers(low // 2, (high + 1) // 2)) * 2 + 1
 
 
 def heads(draw: Draw, grouped: bool = True) -> dict:
-    """Heads, key-value heads and the width: a size of head that is even, as RoPE asks, and no power of two."""
-    kv_heads, group = draw.pick(1, 2, 3), draw.pick(1, 2, 3)
-    count, size = kv_heads * group, draw.pick(6, 10, 14)
+    """Heads, key-value heads and width. The head size is even, as RoPE requires, and not a power of two."""
+    kv_heads = draw.pick(1, 2, 3)
+    group = draw.pick(1, 2, 3)
+    count = kv_heads * group
+    size = draw.pick(6, 10, 14)
     found = {"num_attention_heads": count, "hidden_size": count * size}
     return found | ({"num_key_value_heads": kv_heads} if grouped else {})
 
 
 def common(draw: Draw) -> dict:
-    """What every family has, under the names that `transformers` gives them. No token ends a text."""
+    """Options of every family. There are no special tokens, so no token ends a text."""
     return {
         "vocab_size": draw.size(51, 99),
         "num_hidden_layers": draw.pick(1, 2, 3),
-        "max_position_embeddings": ROOM,
+        "max_position_embeddings": POSITIONS,
         "tie_word_embeddings": draw.pick(True, False),
         "bos_token_id": None,
         "eos_token_id": None,
@@ -52,27 +58,29 @@ YARN = {"beta_fast": 5.0, "beta_slow": 0.5, "attention_factor": 0.8}
 
 
 def rope(draw: Draw, **more) -> dict:
-    """RoPE as it is, or stretched in each of the ways that read a context longer than the original one."""
-    theta, factor = float(draw.size(501, 9001)), draw.pick(1.7, 4.0, 8.0)
-    ways = {
+    """RoPE without scaling or with one of the scalings for longer contexts."""
+    theta = float(draw.size(501, 9001))
+    factor = draw.pick(1.7, 4.0, 8.0)
+    scalings = {
         "default": {},
         "linear": {"factor": factor},
         "llama3": {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                    "original_max_position_embeddings": 16},
         "yarn": {"factor": factor, "original_max_position_embeddings": 16, **draw.pick({}, YARN)},
     }  # fmt: skip
-    kind = draw.pick(*ways)
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **ways[kind], **more}}
+    kind = draw.pick(*scalings)
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **scalings[kind], **more}}
 
 
 def llama_like(draw: Draw) -> dict:
-    """What families with Llama's names share."""
-    hidden, epsilon = draw.size(31, 75), draw.pick(1e-6, 1e-5, 1e-3)
+    """Options that families with Llama's names share."""
+    hidden = draw.size(31, 75)
+    epsilon = draw.pick(1e-6, 1e-5, 1e-3)
     return {**common(draw), **heads(draw), **rope(draw), "intermediate_size": hidden, "rms_norm_eps": epsilon}
 
 
 def head_dim(draw: Draw) -> dict:
-    """A size of head that need not be width / heads."""
+    """A head size that may differ from width / heads."""
     return {"head_dim": draw.pick(None, 4, 8)}
 
 
@@ -93,7 +101,7 @@ def mixtral(draw: Draw):
     from transformers import MixtralConfig
 
     sizes = {**llama_like(draw), **head_dim(draw), **experts(draw, "num_local_experts", 2, 3)}
-    # Their Mixtral writes a head size that is not given as None, which their yarn multiplies.
+    # Without a head size, MixtralConfig has head_dim=None, with which the yarn of `transformers` fails.
     sizes["head_dim"] = sizes["head_dim"] or sizes["hidden_size"] // sizes["num_attention_heads"]
     return MixtralConfig(**sizes, sliding_window=draw.pick(None, 5, 11))
 
@@ -117,15 +125,16 @@ def qwen3(draw: Draw):
 
 
 def upper_windows(draw: Draw, sizes: dict) -> dict:
-    """`sizes` with a sliding window in no layer, the upper ones or any."""
-    used, first = draw.pick(True, False, True), draw.pick(0, 1, 2)
+    """`sizes` with sliding windows in no layer, in the upper layers, or in arbitrary layers."""
+    used = draw.pick(True, False, True)
+    first = draw.pick(0, 1, 2)
     types = layer_types(draw, sizes["num_hidden_layers"]) if used else None
     window = {"sliding_window": draw.pick(4, 9), "use_sliding_window": used, "max_window_layers": first}
     return {**sizes, **window, "layer_types": types}
 
 
 def layer_types(draw: Draw, layers: int) -> list[str] | None:
-    """One for each layer, in any order, or the family's own."""
+    """A random type for each layer, or None for the family's default."""
     any_order = [draw.pick("full_attention", "sliding_attention") for _ in range(layers)]
     return draw.pick(None, any_order)
 
@@ -154,7 +163,7 @@ def olmoe(draw: Draw):
 
 
 def clipped(draw: Draw) -> dict:
-    """Where queries, keys and values are clipped, and biases of theirs."""
+    """The clipping of queries, keys and values, and their biases."""
     return {"clip_qkv": draw.pick(None, 0.8), "attention_bias": draw.pick(True, False)}
 
 
@@ -181,7 +190,8 @@ def gemma2(draw: Draw):
 def gpt2(draw: Draw):
     from transformers import GPT2Config
 
-    hidden, epsilon = draw.pick(None, draw.size(31, 75)), draw.pick(1e-5, 1e-3)
+    hidden = draw.pick(None, draw.size(31, 75))
+    epsilon = draw.pick(1e-5, 1e-3)
     activation = draw.pick("gelu_new", "gelu", "relu", "silu")
     sizes = {**common(draw), **heads(draw, grouped=False)}
     return GPT2Config(**sizes, n_inner=hidden, layer_norm_epsilon=epsilon, activation_function=activation)
@@ -192,12 +202,12 @@ def gpt_neox(draw: Draw):
 
     choices = {"attention_bias": draw.pick(True, False), "use_parallel_residual": draw.pick(True, False)}
     sizes = {**common(draw), **heads(draw, grouped=False), "intermediate_size": draw.size(31, 75)}
-    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
-    return GPTNeoXConfig(**sizes, **choices, **turned, hidden_act=draw.pick("gelu", "gelu_new", "relu"))
+    rotary = rope(draw, partial_rotary_factor=rotary_fraction(draw, sizes))
+    return GPTNeoXConfig(**sizes, **choices, **rotary, hidden_act=draw.pick("gelu", "gelu_new", "relu"))
 
 
-def partly(draw: Draw, sizes: dict) -> float:
-    """The share of a head that RoPE turns: an even number of dimensions, or all."""
+def rotary_fraction(draw: Draw, sizes: dict) -> float:
+    """The fraction of a head that RoPE rotates: 2, 4 or all of its dimensions."""
     size = sizes["hidden_size"] // sizes["num_attention_heads"]
     return draw.pick(2, 4, size) / size
 
@@ -215,16 +225,16 @@ def gptj(draw: Draw):
     from transformers import GPTJConfig
 
     sizes = {**common(draw), **heads(draw, grouped=False), "n_inner": draw.pick(None, draw.size(31, 75))}
-    turned = round(partly(draw, sizes) * sizes["hidden_size"] / sizes["num_attention_heads"])
-    return GPTJConfig(**sizes, rotary_dim=turned, activation_function=draw.pick("gelu_new", "gelu"))
+    rotary_dim = round(rotary_fraction(draw, sizes) * sizes["hidden_size"] / sizes["num_attention_heads"])
+    return GPTJConfig(**sizes, rotary_dim=rotary_dim, activation_function=draw.pick("gelu_new", "gelu"))
 
 
 def phi(draw: Draw):
     from transformers import PhiConfig
 
     sizes = {**common(draw), **heads(draw), "intermediate_size": draw.size(31, 75)}
-    turned = rope(draw, partial_rotary_factor=partly(draw, sizes))
-    return PhiConfig(**sizes, **turned, qk_layernorm=draw.pick(True, False), hidden_act=draw.pick("gelu_new", "relu"))
+    rotary = rope(draw, partial_rotary_factor=rotary_fraction(draw, sizes))
+    return PhiConfig(**sizes, **rotary, qk_layernorm=draw.pick(True, False), hidden_act=draw.pick("gelu_new", "relu"))
 
 
 DRAWS = {

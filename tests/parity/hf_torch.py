@@ -1,4 +1,4 @@
-"""The side of `transformers` in tests of Hugging Face folders: random models, and what they say."""
+"""The `transformers` side of tests of Hugging Face folders: random models and their outputs."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,9 +12,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 class InFloat64(TorchFunctionMode):
-    """Computes in float64 what `transformers` asks PyTorch to compute in float32 whatever the model's dtype is: RMSNorm,
-    RoPE's angles, softmaxes, the router. Every call of a PyTorch function passes here: an argument that is the dtype float32
-    becomes float64, Tensor.float() becomes Tensor.double(), and what has no dtype is float64."""
+    """Computes in float64 everything that `transformers` computes in float32 regardless of the model's dtype: RMSNorm,
+    RoPE angles, softmaxes, the router. It intercepts every call of a PyTorch function: the argument torch.float32
+    becomes torch.float64, Tensor.float() becomes Tensor.double(), and the default dtype is float64."""
 
     def __enter__(self):
         self.before = torch.get_default_dtype()
@@ -40,8 +40,8 @@ def precision(dtype: str):
 
 
 def write_random(config, folder: Path, seed: int, dtype: str = "float32", **saving) -> None:
-    """A model of `config` with random weights, as `transformers` saves it. Gains and biases are random too, and matrices
-    keep the size of what they read, so that logits are of order 1 and every part of the model counts."""
+    """Writes a model of `config` with random weights. Gains and biases are random too, and matrices preserve the scale
+    of their inputs, so that logits are of order 1 and every part of the model affects them."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
@@ -59,8 +59,8 @@ def random_like(name: str, parameter):
 
 
 def read(folder: Path, dtype: str):
-    """The model in a folder, with attention and experts as the plain sums that they are. To be called, and the model too,
-    in `precision(dtype)`."""
+    """The model in a folder, with the eager implementations of attention and experts. Call it, and the model, within
+    `precision(dtype)`."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **plain).eval()
 
@@ -72,7 +72,7 @@ def logits(folder: Path, tokens_BL, dtype: str) -> np.ndarray:
 
 
 def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:
-    """The `count` likeliest tokens after each prompt, one by one."""
+    """`count` tokens of greedy decoding after each prompt."""
     prompts = torch.from_numpy(tokens_BL)
     settings = {
         "max_new_tokens": count,
@@ -82,19 +82,19 @@ def greedy(folder: Path, tokens_BL, count: int, dtype: str) -> np.ndarray:
     }
     with torch.no_grad(), precision(dtype):
         texts = read(folder, dtype).generate(prompts, **settings).numpy()
-    return np.ascontiguousarray(texts[:, tokens_BL.shape[1] :])  # safetensors writes a view's whole memory
+    return np.ascontiguousarray(texts[:, tokens_BL.shape[1] :])  # of a view, safetensors would write the whole memory
 
 
 def router_logits(folder: Path, tokens_BL, dtype: str) -> list[np.ndarray]:
-    """Of each sparse layer, [B, L, E]."""
+    """The router logits [B, L, E] of each mixture-of-experts layer."""
     with torch.no_grad(), precision(dtype):
         out = read(folder, dtype)(torch.from_numpy(tokens_BL), use_cache=False, output_router_logits=True)
     return [layer.numpy().reshape(*tokens_BL.shape, -1) for layer in out.router_logits]
 
 
 def write_gradients(folder: Path, tokens_BL, dtype: str, out: Path) -> float:
-    """The mean cross-entropy of each token given those before it. Its gradients are written to the folder `out` as if they
-    were the weights of such a model, so that they are read as these are."""
+    """Returns the mean cross-entropy of next-token prediction, and writes its gradients to the folder `out` in the
+    place of the weights, so that they can be read like weights."""
     with precision(dtype):
         model = read(folder, dtype)
         logits_BLV = model(torch.from_numpy(tokens_BL[:, :-1]), use_cache=False).logits
@@ -107,16 +107,16 @@ def write_gradients(folder: Path, tokens_BL, dtype: str, out: Path) -> float:
 
 
 def train(folder: Path, batches_NBL, rate: float, out: Path) -> list[float]:
-    """One step of SGD for each batch, in float64, on the mean cross-entropy and the balance loss that config.json weighs.
-    The model is written to the folder `out` in float32. The loss of each step, before it."""
+    """Trains with one step of SGD per batch, in float64, on the mean cross-entropy plus the balance loss, weighted as
+    in config.json. Writes the model to the folder `out` in float32. Returns the loss before each step."""
     losses = []
     with precision("float64"):
         model = read(folder, "float64")
         optimizer = torch.optim.SGD(model.parameters(), rate)
         for tokens_BL in map(torch.from_numpy, batches_NBL):
-            said = model(tokens_BL[:, :-1], use_cache=False, output_router_logits=True)
-            loss = torch.nn.functional.cross_entropy(said.logits.flatten(0, 1), tokens_BL[:, 1:].flatten())
-            loss = loss + model.config.router_aux_loss_coef * said.aux_loss
+            output = model(tokens_BL[:, :-1], use_cache=False, output_router_logits=True)
+            loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), tokens_BL[:, 1:].flatten())
+            loss = loss + model.config.router_aux_loss_coef * output.aux_loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

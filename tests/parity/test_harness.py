@@ -1,26 +1,26 @@
-"""Our adapter against lm_eval's own backend for Hugging Face models: a GPT-2 of random weights, saved as a folder, and the
-same requests of real items."""
+"""Our lm_eval adapter gives the same results as lm_eval's Hugging Face backend, for a GPT-2 with random weights and
+requests of real items."""
 
 import json
 
 import pytest
 
 from tests.parity.weights import MISSING
-from xfresearch import api, evaluate
+from xfresearch import evaluate, loading
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
 pytest.importorskip("lm_eval", reason=MISSING.format("lm_eval"))
 pytestmark = pytest.mark.parity
 
-LENGTH = 96  # of the model: shorter than some items of all tasks, longer than some of most
+LENGTH = 96  # of the model: shorter than some items of every task, longer than some items of most tasks
 ITEMS = 12  # of each task
-NEAR = 1e-4  # nats of an item, what issue 5 allows
+TOLERANCE = 1e-4  # nats of an item, as issue 5 allows
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, shared_data):
-    """A GPT-2 in Hugging Face's form."""
+    """A GPT-2 with random weights as a Hugging Face folder."""
     path = tmp_path_factory.mktemp("gpt2")
     tokenizer = shared_data / "tokenizers" / "gpt2_hf_tokenizer.json"
     end = "<|endoftext|>"
@@ -30,7 +30,7 @@ def folder(tmp_path_factory, shared_data):
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "vocab_size": 50257}
     torch.manual_seed(0)
     module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=50256, eos_token_id=50256))
-    for parameter in module.parameters():  # as drawn, what is said would not depend on the context
+    for parameter in module.parameters():  # with the initial weights, outputs would not depend on the context
         parameter.data += 0.3 * torch.randn_like(parameter)
     module.save_pretrained(path)
     return path
@@ -40,7 +40,7 @@ def folder(tmp_path_factory, shared_data):
 def theirs(folder):
     from lm_eval.models.huggingface import HFLM
 
-    # Its sums over an item's tokens are float32 otherwise, whose last digit is 1e-4 of 1,000 nats.
+    # By default it sums over an item's tokens in float32, whose last digit is 1e-4 of 1,000 nats.
     exact = {"dtype": "float32", "softmax_dtype": "float64"}
     return HFLM(pretrained=str(folder), device="cpu", batch_size=8, **exact)
 
@@ -50,7 +50,7 @@ def ours(folder):
     from xfresearch.harness.adapter import Adapter
     from xfresearch.harness.items import Items
 
-    return Adapter(api.load(folder), Items(), LENGTH, 8)
+    return Adapter(loading.load(folder), Items(), LENGTH, 8)
 
 
 def ask(model, kind: str, arguments: list) -> list:
@@ -75,26 +75,27 @@ def names() -> list[str]:
     return tasks.local_names()
 
 
-def check_alike(ours, theirs, arguments: list) -> None:
+def check_likelihoods(ours, theirs, arguments: list) -> None:
     found, expected = (ask(model, "loglikelihood", arguments) for model in (ours, theirs))
-    assert max(abs(a - b) for (a, _), (b, _) in zip(found, expected, strict=True)) < NEAR
+    assert max(abs(a - b) for (a, _), (b, _) in zip(found, expected, strict=True)) < TOLERANCE
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
 
 
 @pytest.mark.parametrize("name", names())
-def test_items_of_tasks_have_their_likelihood(ours, theirs, name, shared_data, tmp_path):
-    check_alike(ours, theirs, requests_of(name, shared_data, tmp_path))
+def test_items_of_tasks_have_the_same_likelihood(ours, theirs, name, shared_data, tmp_path):
+    check_likelihoods(ours, theirs, requests_of(name, shared_data, tmp_path))
 
 
-def test_items_after_examples_have_their_likelihood(ours, theirs, shared_data, tmp_path):
-    """These are longer than the model: what comes first is cut off."""
+def test_few_shot_items_have_the_same_likelihood(ours, theirs, shared_data, tmp_path):
+    """They are longer than the model, so their start is truncated."""
     arguments = requests_of("piqa", shared_data, tmp_path, fewshot=3)
     assert any(len(ours.tok_encode(context)) > LENGTH for context, _ in arguments)
-    check_alike(ours, theirs, arguments)
+    check_likelihoods(ours, theirs, arguments)
 
 
-def test_edges_have_their_likelihood(ours, theirs):
-    """No context, spaces between the two, several lines, characters of several tokens, and what is likeliest."""
+def test_edge_cases_have_the_same_likelihood(ours, theirs):
+    """No context, spaces before the continuation, several lines, characters of several tokens, and the greedy
+    continuation."""
     start = "The cat sat on"
     arguments = [
         ("", "The cat"),
@@ -103,40 +104,42 @@ def test_edges_have_their_likelihood(ours, theirs):
         ("naïve", " 日本語"),
         (start, " the mat, twice."),
     ]
-    likeliest = ask(ours, "generate_until", [(start, {"until": [], "max_gen_toks": 3})])
-    arguments += [(start, text) for text in likeliest]
-    check_alike(ours, theirs, arguments)
+    greedy = ask(ours, "generate_until", [(start, {"until": [], "max_gen_toks": 3})])
+    arguments += [(start, text) for text in greedy]
+    check_likelihoods(ours, theirs, arguments)
     assert ask(ours, "loglikelihood", arguments)[-1][1]
 
 
-def test_whole_texts_have_their_likelihood(ours, theirs, shared_data, tmp_path):
+def test_whole_texts_have_the_same_likelihood(ours, theirs, shared_data, tmp_path):
     texts = [(context,) for context, _ in requests_of("boolq", shared_data, tmp_path)[::2]] + [("short",)]
     lengths = [len(ours.tok_encode(text)) for (text,) in texts]
     assert min(lengths) < LENGTH and max(lengths) > 2 * LENGTH
     found, expected = (ask(model, "loglikelihood_rolling", texts) for model in (ours, theirs))
-    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < NEAR
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < TOLERANCE
 
 
-def test_texts_go_on_alike(ours, theirs, shared_data, tmp_path):
+def test_texts_have_the_same_continuations(ours, theirs, shared_data, tmp_path):
     contexts = [context for context, _ in requests_of("jeopardy", shared_data, tmp_path)]
     contexts += [context for context, _ in requests_of("boolq", shared_data, tmp_path)[:4:2]]  # longer than the model
     free = [(context, {"until": [], "max_gen_toks": 24}) for context in contexts]
     found, expected = (ask(model, "generate_until", free) for model in (ours, theirs))
     assert found == expected and len(set(found)) > 1
     stops = [[text[len(text) // 2 :][:3]] for text in found]
-    cut = [(context, {"until": stop, "max_gen_toks": 24}) for context, stop in zip(contexts, stops, strict=True)]
-    found_cut, expected_cut = (ask(model, "generate_until", cut) for model in (ours, theirs))
-    assert found_cut == expected_cut
-    assert all(len(short) < len(text) for short, text in zip(found_cut, found, strict=True))
+    stopped = [(context, {"until": stop, "max_gen_toks": 24}) for context, stop in zip(contexts, stops, strict=True)]
+    found_stopped, expected_stopped = (ask(model, "generate_until", stopped) for model in (ours, theirs))
+    assert found_stopped == expected_stopped
+    assert all(len(short) < len(text) for short, text in zip(found_stopped, found, strict=True))
 
 
-def test_the_command_has_their_figures(theirs, folder, shared_data, tmp_path, monkeypatch):
+def test_the_evaluate_command_reports_the_same_metrics(theirs, folder, shared_data, tmp_path, monkeypatch):
     from lm_eval import evaluator
 
     from xfresearch.harness import tasks
 
     monkeypatch.setenv("XFRESEARCH_CACHE", str(tmp_path / "cache"))
-    data, out, chosen = shared_data / "eval", tmp_path / "out.json", ["lambada", "piqa", "winogrande"]
+    data = shared_data / "eval"
+    out = tmp_path / "out.json"
+    chosen = ["lambada", "piqa", "winogrande"]
     arguments = ["--workdir", folder, "--tasks", ",".join(chosen), "--task-data", data, "--limit", ITEMS, "--json", out]
     evaluate.main(list(map(str, arguments)))
     found = json.loads(out.read_text())

@@ -1,5 +1,4 @@
-"""Training here and there: gradients of the loss are those that PyTorch finds, and what was trained here is the same model
-for `transformers`."""
+"""Training: gradients equal those of PyTorch, and a model trained here has the same logits in `transformers`."""
 
 from dataclasses import replace
 
@@ -18,20 +17,21 @@ import xfresearch as xf  # noqa: E402
 from tests.parity import hf_torch  # noqa: E402
 from tests.parity.hf_draws import DRAWS, LENGTH, ROUNDS, Draw  # noqa: E402
 from xfresearch import train  # noqa: E402
-from xfresearch.models.axes import path_name  # noqa: E402
 from xfresearch.training.step import make_loss  # noqa: E402
+from xfresearch.trees import path_name  # noqa: E402
 
 pytestmark = pytest.mark.parity
 DTYPES = ["float32", "float64"]
 
 
 def gradients(lm, tokens_BL) -> tuple[float, dict]:
-    """Our mean loss and its gradients by path, of the loss that training has, without what balances experts."""
+    """Our mean training loss and its gradients by path, without the balance and z losses of experts."""
     model = lm.config
     for name in model.blocks:
         for field, value in (("balance", "none"), ("z_loss", 0.0)):
             model = change(model, f"blocks.{name}.feed_forward.moe.{field}", value)
-    inputs_BL, targets_BL = tokens_BL[:, :-1], tokens_BL[:, 1:]
+    inputs_BL = tokens_BL[:, :-1]
+    targets_BL = tokens_BL[:, 1:]
     positions_BL = np.broadcast_to(np.arange(inputs_BL.shape[1]), inputs_BL.shape)
     batch = {
         "tokens": inputs_BL,
@@ -46,20 +46,21 @@ def gradients(lm, tokens_BL) -> tuple[float, dict]:
 
 
 def is_zero(path: str, config) -> bool:
-    """Whether a gradient is zero but for rounding: a key's bias moves all logits of a query alike without RoPE."""
+    """Whether a gradient is zero except for rounding: without RoPE, a key bias shifts all logits of a query equally."""
     return path.endswith("key/bias") and config.model_type == "gpt2"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
-def test_gradients_are_theirs(name, number, dtype, parity, tmp_path):
-    """Of every parameter, read from a folder of gradients as parameters are from one of weights."""
+def test_gradients_equal_those_of_pytorch(name, number, dtype, parity, tmp_path):
+    """For every parameter. PyTorch's gradients are saved as a folder and imported like weights."""
     config = DRAWS[name](Draw(number))
     hf_torch.write_random(config, tmp_path / "weights", seed=number, dtype=dtype)
     tokens_BL = np.random.default_rng(number).integers(0, config.vocab_size, (3, LENGTH))
     expected_loss = hf_torch.write_gradients(tmp_path / "weights", tokens_BL, dtype, tmp_path / "gradients")
-    lm, expected = xf.load(tmp_path / "weights"), xf.load(tmp_path / "gradients").params
+    lm = xf.load(tmp_path / "weights")
+    expected = xf.load(tmp_path / "gradients").params
     loss, found = gradients(lm, tokens_BL)
     assert abs(loss - expected_loss) < TOLERANCE[dtype] * loss
     expected = {path_name(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(expected)}
@@ -73,7 +74,7 @@ def test_gradients_are_theirs(name, number, dtype, parity, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral_8x7b"])
-def test_what_was_trained_here_is_the_same_model_there(name, parity, tmp_path):
+def test_a_model_trained_here_has_the_same_logits_in_transformers(name, parity, tmp_path):
     flags = {
         "steps": 8,
         "data.cache_dir": tmp_path / "cache",

@@ -1,5 +1,7 @@
-"""What tests/interop says of published models is what `transformers` makes of their config.json: parameters, counted
-without memory for them, and windows."""
+"""The numbers of parameters and the windows of published models in tests/interop equal those of `transformers`.
+
+Parameters are counted on the meta device, which allocates no memory.
+"""
 
 import pytest
 

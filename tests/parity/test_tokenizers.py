@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders against `transformers`: the ids of a text, what begins it and what ends it."""
+"""Tokenizers of Hugging Face folders give the same ids and special tokens as `transformers`."""
 
 import pytest
 from tokenizers import pre_tokenizers
@@ -16,7 +16,8 @@ NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 FAST, LLAMA, GPT2 = (
     {"tokenizer_class": name} for name in ("PreTrainedTokenizerFast", "LlamaTokenizer", "GPT2Tokenizer")
 )
-BEGINS, DOES_NOT = {"add_bos_token": True}, {"add_bos_token": False}
+ADD_BOS = {"add_bos_token": True}
+NO_BOS = {"add_bos_token": False}
 OPT = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
 TWO = {"vocab.json": {"<s>": 0, "<pad>": 1, "</s>": 2, **{c: i for i, c in enumerate("abcdehnort\u0120", 3)}, "th": 14}}
 TWO |= {"merges.txt": "#version: 0.2\nt h\n"}
@@ -32,14 +33,14 @@ def with_template() -> str:
 
 FOLDERS = {
     "template": lambda: fast(with_template(), **NAMES),
-    "template, config says no": lambda: fast(with_template(), **NAMES, **DOES_NOT),
+    "template, config says no": lambda: fast(with_template(), **NAMES, **NO_BOS),
     "no template": lambda: fast(made.byte_fallback(), **NAMES),
-    "no template, config says yes": lambda: fast(made.byte_fallback(), **NAMES, **BEGINS),
+    "no template, config says yes": lambda: fast(made.byte_fallback(), **NAMES, **ADD_BOS),
     "byte level": lambda: fast(made.byte_level(), eos_token="<|endoftext|>"),
-    "opt": lambda: TWO | {"tokenizer_config.json": GPT2 | OPT | BEGINS},
+    "opt": lambda: TWO | {"tokenizer_config.json": GPT2 | OPT | ADD_BOS},
     "gpt2's two files": lambda: TWO | {"tokenizer_config.json": GPT2 | OPT},
-    "llama 2": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | BEGINS},
-    "llama 2, no beginning": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | DOES_NOT},
+    "llama 2": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | ADD_BOS},
+    "llama 2, no beginning": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES | NO_BOS},
     "llama 2, config says nothing": lambda: {"tokenizer.model": llama2(), "tokenizer_config.json": LLAMA | NAMES},
     "gpt2": lambda: {"tokenizer.json": shared("tokenizers/gpt2_hf_tokenizer.json").read_bytes(),
                      "tokenizer_config.json": GPT2},
@@ -51,11 +52,12 @@ def llama2() -> bytes:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_ids_are_those_of_transformers(tmp_path, name):
+def test_ids_equal_those_of_transformers(tmp_path, name):
     made.write(tmp_path, FOLDERS[name]())
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
     begin = [] if ours.begin_of_text is None else [ours.begin_of_text]
-    # SentencePiece itself, whose published ids we have, cuts two spaces otherwise than the copy of it in `transformers`.
+    # SentencePiece itself, whose published ids we reproduce, splits two spaces differently from its copy in `transformers`.
     texts = ["a the", "the rat\n ran", "red a"] + ([] if name.startswith("llama 2") else ["the  rat", "red  a  "])
     for text in texts:
         assert theirs(text).input_ids == begin + ours.encode(text.encode()).tolist()
@@ -63,15 +65,16 @@ def test_ids_are_those_of_transformers(tmp_path, name):
     assert bool(begin) == (name in ("template", "template, config says no", "opt", "llama 2"))
 
 
-@pytest.mark.parametrize("anatomy", ["gpt2", "llama"])
-def test_an_exported_model_has_its_tokenizer_there(tmp_path, anatomy):
-    """It splits nothing, where GPT-2's own splitting takes "'t" for the end of a word; and texts end at 0."""
+@pytest.mark.parametrize("config", ["gpt2", "llama"])
+def test_an_exported_model_has_the_same_tokenizer_in_transformers(tmp_path, config):
+    """It does not pre-tokenize, unlike GPT-2's own tokenizer, which splits "'t" off a word; and texts end at 0."""
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.write(tmp_path / "made", {"tokenizer.json": made.byte_level(pre_tokenizer=whole)})
-    lm = tiny_model(anatomy)
+    lm = tiny_model(config)
     lm.tokenizer = load_tokenizer(tmp_path / "made")
     lm.export_hf(tmp_path / "out")
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), load_tokenizer(tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = load_tokenizer(tmp_path / "out")
     for text in ("a 'the", " th the\n"):
         assert (
             theirs(text).input_ids == ours.encode(text.encode()).tolist() == lm.tokenizer.encode(text.encode()).tolist()

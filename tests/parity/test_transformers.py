@@ -1,14 +1,14 @@
-"""Models of `transformers` that no family of interop/ has: the same weights, the same logits.
+"""Models of `transformers` that no family of interop/ supports: the same weights give the same logits.
 
-BLOOM adds ALiBi's slope times the key's position, which a softmax does not tell from minus the distance.
+BLOOM's ALiBi adds slope times the key's position; for a softmax, this is equivalent to minus slope times the distance.
 """
 
 import numpy as np
 import pytest
 
 from tests.parity.weights import DEPTH, HEADS, MISSING, WIDTH, config_of, difference, layers_of, matrix
-from xfresearch.models.positions import t5_bucket
-from xfresearch.models.sizes import PROJECTIONS
+from xfresearch.models.mixers.softmax.logit_bias import t5_bucket
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 torch = pytest.importorskip("torch", reason=MISSING.format("torch"))
 transformers = pytest.importorskip("transformers", reason=MISSING.format("transformers"))
@@ -25,23 +25,24 @@ def bloom(config, params) -> dict:
     return found
 
 
-def layer(place: str, p: dict) -> dict:
-    """One matrix has each head's query, key and value next to each other."""
-    a, f = p["attention"], p["feed_forward"]
-    qkv = {x: np.stack([a[name][x] for name in ("query", "key", "value")], -2) for x in ("kernel", "bias")}
-    found = affine(f"{place}.input_layernorm", p["attention_norm_in"])
-    found |= affine(f"{place}.post_attention_layernorm", p["feed_forward_norm_in"])
-    found |= linear(f"{place}.self_attention.query_key_value", qkv)
-    found |= linear(f"{place}.self_attention.dense", a["output"], inputs=2)
-    return found | linear(f"{place}.mlp.dense_h_to_4h", f["up"]) | linear(f"{place}.mlp.dense_4h_to_h", f["down"])
+def layer(name: str, p: dict) -> dict:
+    """In the QKV matrix, each head's query, key and value are adjacent."""
+    a = p["attention"]
+    f = p["feed_forward"]
+    qkv = {x: np.stack([a[part][x] for part in ("query", "key", "value")], -2) for x in ("kernel", "bias")}
+    found = affine(f"{name}.input_layernorm", p["attention_norm_in"])
+    found |= affine(f"{name}.post_attention_layernorm", p["feed_forward_norm_in"])
+    found |= linear(f"{name}.self_attention.query_key_value", qkv)
+    found |= linear(f"{name}.self_attention.dense", a["output"], inputs=2)
+    return found | linear(f"{name}.mlp.dense_h_to_4h", f["up"]) | linear(f"{name}.mlp.dense_4h_to_h", f["down"])
 
 
-def linear(place: str, p: dict, inputs: int = 1) -> dict:
-    return {f"{place}.weight": matrix(p["kernel"], inputs), f"{place}.bias": p["bias"].reshape(-1)}
+def linear(name: str, p: dict, inputs: int = 1) -> dict:
+    return {f"{name}.weight": matrix(p["kernel"], inputs), f"{name}.bias": p["bias"].reshape(-1)}
 
 
-def affine(place: str, p: dict) -> dict:
-    return {f"{place}.weight": p["gain"], f"{place}.bias": p["bias"]}
+def affine(name: str, p: dict) -> dict:
+    return {f"{name}.weight": p["gain"], f"{name}.bias": p["bias"]}
 
 
 OURS = {
@@ -53,15 +54,15 @@ THEIRS = {"vocab_size": 64, "hidden_size": WIDTH, "n_layer": DEPTH, "n_head": HE
           "eos_token_id": None, "attn_implementation": "eager"}  # fmt: skip
 
 
-def test_bloom_has_its_logits(parity):
-    """In float32 only: the constant of its GELU has eight digits."""
+def test_logits_of_bloom_equal_those_of_transformers(parity):
+    """In float32 only, because the constant in its GELU has eight digits."""
     theirs = transformers.AutoModelForCausalLM.from_config(transformers.BloomConfig(**THEIRS))
     run = lambda module, tokens_BL: module(tokens_BL, use_cache=False).logits  # noqa: E731
     parity("transformers", "BLOOM, ALiBi", "float32", difference(config_of(OURS, "float32"), theirs, bloom, run))
 
 
-def test_t5_buckets_are_theirs_at_its_own_sizes():
-    """The whole models of test_x_transformers.py are too short for distances that share one of 32 buckets."""
+def test_t5_buckets_equal_those_of_transformers():
+    """At T5's own sizes: the sequences of test_x_transformers.py are too short for several distances per bucket."""
     from transformers.models.t5.modeling_t5 import T5Attention
 
     distances = np.arange(300)

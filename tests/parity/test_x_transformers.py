@@ -1,13 +1,16 @@
-"""Whole models against x-transformers: the same weights, the same logits.
+"""Models of x-transformers: the same weights give the same logits.
 
-What the library does otherwise than the equations, and the weights that take it up:
-- persistent memory: its keys and values are trained as they are read; ours times sqrt(K) and sqrt(M) (the paper's code);
-- SoLU: its LayerNorm has no bias; ours goes through W_down into the next bias. It norms x softmax(x), whose variance is near
-  the norm's epsilon, where ours norms x exp(x - max): both are compared without an epsilon;
-- T5: its biases are multiplied by sqrt(K), the paper's are not;
-- learned positions: multiplied by 1/sqrt(D); RMSNorm has no epsilon; RoPE turns neighbouring dimensions, half of them;
-- grouped queries: head h reads key h mod G, where the paper's groups are neighbours.
-Its softmax is float32 whatever the model's dtype, so that the comparison in float64 gives it torch's own.
+The library differs from the papers' equations in these points; the conversion of weights compensates for them:
+- persistent memory: it trains keys and values as they are used; ours are multiplied by sqrt(K) and sqrt(M), as in the
+  paper's code;
+- SoLU: its LayerNorm has no bias; ours is added to the next bias, multiplied by W_down. It normalises x softmax(x), whose
+  variance is near the norm's epsilon; ours normalises x exp(x - max). Both are compared without an epsilon;
+- T5: it multiplies the biases by sqrt(K), the paper does not;
+- learned positions: it multiplies them by 1/sqrt(D);
+- RMSNorm: it has no epsilon;
+- RoPE: it rotates adjacent dimensions, of half a head;
+- grouped queries: its head h uses key-value head h mod G; in the paper, adjacent heads form a group.
+Its softmax is float32 for every dtype of the model, so comparisons in float64 replace it by torch's softmax.
 """
 
 from functools import partial
@@ -24,9 +27,9 @@ pytestmark = pytest.mark.parity
 RMS = {"norm": "rms", "final_norm": "rms", "norm_epsilon": 0.0}
 SCALE = {"norm": "scale", "final_norm": "scale", "norm_epsilon": 0.0}
 DYT = {"norm": "dyt", "final_norm": "dyt", "norm_bias": True}
-NO_FEED_FORWARD = {"feed_forward.bias": False, "feed_forward.hidden": 0}
+NO_FEED_FORWARD = {"layout": "all_attention"}
 NO_EPSILON = 1e-30
-# {what: (changes of our config, arguments of their Decoder)}
+# {case: (changes of our config, arguments of the library's Decoder)}
 CASES = {
     "pre-norm, GELU": ({}, {}),
     "post-norm": ({"layout": "post_norm", "final_norm": "none"}, {"pre_norm": False}),
@@ -71,14 +74,15 @@ CASES = {
     "grouped queries": ({"attention.kv_heads": 2}, {"attn_kv_heads": 2}),
     "window": ({"attention.window": 5}, {"attn_max_attend_past": 4}),
 }
-IN_FLOAT32_ONLY = {"RoPE of half a head"}  # its frequencies are float32
+IN_FLOAT32_ONLY = {"RoPE of half a head"}  # the library computes its frequencies in float32
 
 
 def decoder(config, arguments: dict):
-    a, softmax = config.blocks["main"].attention, partial(torch.nn.functional.softmax, dim=-1)
+    a = config.blocks["main"].attention
+    softmax = partial(torch.nn.functional.softmax, dim=-1)
     sizes = {"dim": WIDTH, "depth": DEPTH, "heads": a.heads, "attn_dim_head": a.head_size, "ff_mult": HIDDEN / WIDTH}
-    wide = {"attn_custom_attn_fn": softmax} if config.dtype == "float64" else {}
-    layers = x_transformers.Decoder(**sizes, norm_add_unit_offset=False, **wide, **arguments)
+    precise = {"attn_custom_attn_fn": softmax} if config.dtype == "float64" else {}
+    layers = x_transformers.Decoder(**sizes, norm_add_unit_offset=False, **precise, **arguments)
     return x_transformers.TransformerWrapper(
         num_tokens=config.vocab_size,
         max_seq_len=LENGTH,
@@ -90,7 +94,7 @@ def decoder(config, arguments: dict):
 
 
 def state(config, params) -> dict:
-    """Our parameters under their names."""
+    """Our parameters as a state dict of the library."""
     found = {"token_emb.emb.weight": params["embed"]["table"]}
     if "head" in params:
         found["to_logits.weight"] = params["head"]["table"]
@@ -102,46 +106,48 @@ def state(config, params) -> dict:
     found |= norm(config.final_norm, params.get("final_norm", {}), "attn_layers.final_norm")
     sublayers = [(p, name) for p in layers_of(params) for name in ("attention", "feed_forward") if name in p]
     for i, (p, name) in enumerate(sublayers):
-        place = f"attn_layers.layers.{i}"
-        found |= (attention if name == "attention" else feed_forward)(config.blocks["main"], p[name], f"{place}.1")
-        for at, where in enumerate(("in", "out", "post")):
-            found |= norm(config.blocks["main"].norm, p.get(f"{name}_norm_{where}", {}), f"{place}.0.{at}")
+        prefix = f"attn_layers.layers.{i}"
+        found |= (attention if name == "attention" else feed_forward)(config.blocks["main"], p[name], f"{prefix}.1")
+        for number, site in enumerate(("in", "out", "post")):
+            found |= norm(config.blocks["main"].norm, p.get(f"{name}_norm_{site}", {}), f"{prefix}.0.{number}")
     return found
 
 
-def norm(kind: str, p: dict, place: str) -> dict:
-    """Of a norm that the layout lacks, nothing."""
+def norm(kind: str, p: dict, prefix: str) -> dict:
+    """The parameters of a norm; empty if the layout does not have it."""
     names = {"gain": "g" if kind == "rms" else "gamma", "bias": "beta", "alpha": "pre_tanh_scale"}
-    return {f"{place}.{names[name]}": value for name, value in p.items()}
+    return {f"{prefix}.{names[name]}": value for name, value in p.items()}
 
 
-def attention(block, p: dict, place: str) -> dict:
-    a, turned = block.attention, block.attention.position == "rope"
-    query, key = ((paired(p[x]["kernel"], a.rope.fraction) if turned else p[x]["kernel"]) for x in ("query", "key"))
-    heads = np.arange(a.heads).reshape(a.kv_heads, -1).T.reshape(-1)  # ours, in the order that they have there
-    found = {f"{place}.to_q.weight": matrix(query[:, heads]), f"{place}.to_k.weight": matrix(key)}
-    found[f"{place}.to_v.weight"] = matrix(p["value"]["kernel"])
-    found[f"{place}.to_out.weight"] = matrix(p["output"]["kernel"][heads], inputs=2)
+def attention(block, p: dict, prefix: str) -> dict:
+    a = block.attention
+    rotary = a.position == "rope"
+    query, key = ((paired(p[x]["kernel"], a.rope.fraction) if rotary else p[x]["kernel"]) for x in ("query", "key"))
+    heads = np.arange(a.heads).reshape(a.kv_heads, -1).T.reshape(-1)  # our heads in the order of the library
+    found = {f"{prefix}.to_q.weight": matrix(query[:, heads]), f"{prefix}.to_k.weight": matrix(key)}
+    found[f"{prefix}.to_v.weight"] = matrix(p["value"]["kernel"])
+    found[f"{prefix}.to_out.weight"] = matrix(p["output"]["kernel"][heads], inputs=2)
     if a.memory_slots:
-        found[f"{place}.mem_k"] = p["memory"]["key"].swapaxes(0, 1) * a.head_size**0.5
-        found[f"{place}.mem_v"] = p["memory"]["value"].swapaxes(0, 1) * a.memory_slots**0.5
-    if a.qk_norm == "rms":  # they keep a gain for each head, less 1
-        found |= {f"{place}.{x}_rmsnorm.gamma": np.tile(p[name]["gain"], (a.heads, 1, 1)) - 1
+        found[f"{prefix}.mem_k"] = p["memory"]["key"].swapaxes(0, 1) * a.head_size**0.5
+        found[f"{prefix}.mem_v"] = p["memory"]["value"].swapaxes(0, 1) * a.memory_slots**0.5
+    if a.qk_norm == "rms":  # the library has a gain for each head, minus 1
+        found |= {f"{prefix}.{x}_rmsnorm.gamma": np.tile(p[name]["gain"], (a.heads, 1, 1)) - 1
                   for x, name in (("q", "query_norm"), ("k", "key_norm"))}  # fmt: skip
     return found
 
 
-def feed_forward(block, p: dict, place: str) -> dict:
-    up, down = p["up"], p["down"]
-    found = {f"{place}.ff.2.weight": matrix(down["kernel"]), f"{place}.ff.2.bias": down["bias"]}
+def feed_forward(block, p: dict, prefix: str) -> dict:
+    up = p["up"]
+    down = p["down"]
+    found = {f"{prefix}.ff.2.weight": matrix(down["kernel"]), f"{prefix}.ff.2.bias": down["bias"]}
     if "gate" in p:
-        found[f"{place}.ff.0.proj.weight"] = np.concatenate([matrix(up["kernel"]), matrix(p["gate"]["kernel"])])
-        found[f"{place}.ff.0.proj.bias"] = np.concatenate([up["bias"], p["gate"]["bias"]])
+        found[f"{prefix}.ff.0.proj.weight"] = np.concatenate([matrix(up["kernel"]), matrix(p["gate"]["kernel"])])
+        found[f"{prefix}.ff.0.proj.bias"] = np.concatenate([up["bias"], p["gate"]["bias"]])
         return found
-    found |= {f"{place}.ff.0.0.weight": matrix(up["kernel"]), f"{place}.ff.0.0.bias": up["bias"]}
+    found |= {f"{prefix}.ff.0.0.weight": matrix(up["kernel"]), f"{prefix}.ff.0.0.bias": up["bias"]}
     if "hidden_norm" in p:
-        found[f"{place}.ff.0.1.norm.gamma"] = p["hidden_norm"]["gain"]
-        found[f"{place}.ff.2.bias"] = down["bias"] + p["hidden_norm"]["bias"] @ down["kernel"]
+        found[f"{prefix}.ff.0.1.norm.gamma"] = p["hidden_norm"]["gain"]
+        found[f"{prefix}.ff.2.bias"] = down["bias"] + p["hidden_norm"]["bias"] @ down["kernel"]
     return found
 
 
@@ -158,10 +164,10 @@ def check(name: str, dtype: str, parity):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_theirs_in_float32(name, parity):
+def test_logits_equal_those_of_the_library_in_float32(name, parity):
     check(name, "float32", parity)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in IN_FLOAT32_ONLY])
-def test_logits_are_theirs_in_float64(name, parity, x64):
+def test_logits_equal_those_of_the_library_in_float64(name, parity, x64):
     check(name, "float64", parity)

@@ -1,4 +1,4 @@
-"""Compiles small programs with known collectives for 8 simulated devices and prints their texts as JSON."""
+"""Compiles small programs with known collectives for 8 simulated devices, and prints their HLO texts as JSON."""
 
 import json
 
@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 MESH = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
-TURNS = 5
+TRIPS = 5
 
 
 def text(fn, *arguments) -> str:
@@ -24,8 +24,8 @@ def on_devices(fn, in_specs, out_specs):
 
 
 def repeated(fn):
-    """fn, again and again in a scan."""
-    return lambda x: jax.lax.scan(lambda carry, _: (fn(carry), None), x, None, length=TURNS)[0]
+    """A scan that applies fn TRIPS times."""
+    return lambda x: jax.lax.scan(lambda carry, _: (fn(carry), None), x, None, length=TRIPS)[0]
 
 
 def exchange(x):
@@ -33,7 +33,7 @@ def exchange(x):
 
 
 def once_each(x):
-    """One collective of each kind over one axis, and a sum over both."""
+    """One collective of each kind over one axis, and an all-reduce over both."""
     gathered = jax.lax.all_gather(x, "tensor", tiled=True)
     scattered = jax.lax.psum_scatter(gathered, "fsdp", tiled=True)
     swapped = jax.lax.ppermute(scattered, "fsdp", [(i, (i + 1) % 4) for i in range(4)])

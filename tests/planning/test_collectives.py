@@ -1,4 +1,4 @@
-"""Collectives of small programs compiled for 8 devices: kind, mesh axis, how often, bytes. Known by construction."""
+"""Collectives of small programs compiled for 8 devices: kind, mesh axis, count and bytes are known by construction."""
 
 import json
 import os
@@ -31,22 +31,22 @@ def found(programs, name: str) -> list[tuple]:
     return sorted((row.kind, row.axes, row.runs, row.payload, row.sent) for row in rows)
 
 
-def test_weights_cut_along_an_axis_are_gathered_over_it(programs):
+def test_sharded_weights_are_gathered_over_their_axis(programs):
     whole = 128 * 32 * 4
     assert found(programs, "weights") == [("all-gather", ("fsdp",), 1, whole, whole * 3 / 4)]
 
 
-def test_what_a_scan_holds_counts_as_often_as_it_turns(programs):
+def test_collectives_in_a_scan_count_once_per_iteration(programs):
     local = 8 * 16 * 4
     assert found(programs, "loop") == [("all-reduce", ("tensor",), 5, local, local)]
 
 
-def test_scans_in_scans_multiply(programs):
+def test_trip_counts_of_nested_scans_multiply(programs):
     local = 16 * 8 * 4
     assert found(programs, "nested") == [("all-to-all", ("fsdp",), 25, local, local * 3 / 4)]
 
 
-def test_each_kind_is_known_with_its_axis_and_bytes(programs):
+def test_each_kind_is_found_with_its_axis_and_bytes(programs):
     gathered, scattered = 32 * 8 * 4, 8 * 8 * 4
     assert found(programs, "once_each") == [
         ("all-gather", ("tensor",), 1, gathered, gathered / 2),
@@ -74,23 +74,23 @@ def test_a_program_without_collectives_has_none(programs):
         ("source_target_pairs={{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}", (0, 2, 4, 6), ("fsdp",)),
     ],
 )
-def test_groups_are_read_in_every_form_that_they_are_written_in(text, group, axes):
+def test_replica_groups_are_parsed_in_every_notation(text, group, axes):
     assert replica_group(f"all-reduce(%x), channel_id=1, {text}, use_global_device_ids=true", 8) == group
     assert mesh_axes(group, MESH) == (axes, True)
 
 
-def test_a_part_of_an_axis_is_called_one():
+def test_a_group_over_part_of_an_axis_is_not_whole():
     group = replica_group("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0':(1)2}", 8)
     assert group == (0, 4)
     assert mesh_axes(group, MESH) == (("fsdp",), False)
 
 
-def test_groups_in_an_unknown_form_are_refused():
+def test_replica_groups_in_an_unknown_notation_raise_an_error():
     with pytest.raises(ValueError, match="cannot be read"):
         replica_group("replica_groups=something_new", 8)
 
 
-# Cut from the text of a program compiled for v5p: the forms that no CPU program has.
+# Excerpt from a program compiled for v5p: forms that no CPU program has.
 TPU = """HloModule jit_step
 
 %add (x: bf16[], y: bf16[]) -> bf16[] {
@@ -135,7 +135,7 @@ ENTRY %main (x: bf16[64,128]) -> (s32[], bf16[64,128]) {
 """  # noqa: E501
 
 
-def test_a_tpu_text_has_loops_without_counts_fused_scatters_and_pairs():
+def test_tpu_loops_without_trip_count_fused_scatters_and_start_done_pairs():
     scatter, gather = collectives(hlo.parse(TPU), MESH)
     whole = 64 * 128 * 2
     assert (scatter.kind, scatter.axes, scatter.runs, scatter.payload) == ("reduce-scatter", ("fsdp",), 7, whole)
@@ -143,15 +143,15 @@ def test_a_tpu_text_has_loops_without_counts_fused_scatters_and_pairs():
     assert not scatter.asynchronous and gather.asynchronous
 
 
-def test_a_loop_that_turns_as_the_data_say_counts_once_and_is_named():
+def test_a_loop_of_unknown_trip_count_counts_once_and_is_listed():
     program = hlo.parse(TPU.replace("direction=LT", "direction=NE"))
     assert [row.runs for row in collectives(program, MESH)] == [1, 1]
-    assert program.loops_of_unknown_turns() == ["while.1"]
-    assert hlo.parse(TPU).loops_of_unknown_turns() == []
+    assert program.loops_of_unknown_trip_count() == ["while.1"]
+    assert hlo.parse(TPU).loops_of_unknown_trip_count() == []
 
 
-# What a TPU makes of one asynchronous all-gather: it starts it, computes beside it, and waits. A kernel's attributes go
-# over several lines, one of which begins with a brace.
+# One asynchronous all-gather on a TPU: a start, a fusion that computes at the same time, and a wait. The attributes of
+# the kernel span several lines, one of which begins with a brace.
 SPREAD = """HloModule jit_step
 
 %start (a: bf16[16,128]) -> (bf16[16,128], bf16[64,128], u32[]) {
@@ -193,7 +193,7 @@ ENTRY %main (p: bf16[16,128], y: f32[8,8]) -> bf16[64,128] {
 """  # noqa: E501
 
 
-def test_an_all_gather_that_is_spread_over_fusions_counts_once():
+def test_an_all_gather_split_over_fusions_counts_once():
     (gather,) = collectives(hlo.parse(SPREAD), MESH)
     assert (gather.kind, gather.axes, gather.payload, gather.asynchronous) == (
         "all-gather",
@@ -203,13 +203,13 @@ def test_an_all_gather_that_is_spread_over_fusions_counts_once():
     )
 
 
-def test_what_is_computed_beside_it_counts_its_own_work():
+def test_a_fusion_beside_an_asynchronous_all_gather_counts_only_its_own_work():
     done = {w.name: (w.flops, w.bytes) for w in work(hlo.parse(SPREAD))}
-    assert done["f"] == (2 * 8 * 8 * 8, 2 * 8 * 8 * 4)  # read once, written once; what is handed through costs nothing
+    assert done["f"] == (2 * 8 * 8 * 8, 2 * 8 * 8 * 4)  # read once, written once; passed-through arrays cost nothing
     assert unknown_kernels(hlo.parse(SPREAD)) == ["kernel"]
 
 
-# What slices exchange over the network, and a collective that another core of the chip runs.
+# An exchange between slices over the network, and a collective that another core of the chip runs.
 OTHERS = """HloModule jit_step
 
 %called (a: bf16[16,128]) -> bf16[64,128] {
@@ -228,10 +228,10 @@ ENTRY %main (p: bf16[16,128]) -> bf16[64,128] {
 """  # noqa: E501
 
 
-def test_exchanges_between_slices_and_calls_of_other_cores_are_found():
+def test_exchanges_between_slices_and_collectives_on_other_cores_are_found():
     over, gather = collectives(hlo.parse(OTHERS), MESH, between="fsdp", slices=2)
     assert (over.kind, over.axes, over.group, over.payload) == ("all-reduce", ("fsdp",), (0, 4), 16 * 128 * 2)
-    assert not over.whole  # two of four along the axis: one in each slice
+    assert not over.whole  # two of the four devices along the axis: one in each slice
     assert (gather.kind, gather.axes, gather.payload, gather.asynchronous) == (
         "all-gather",
         ("fsdp",),
@@ -240,7 +240,7 @@ def test_exchanges_between_slices_and_calls_of_other_cores_are_found():
     )
 
 
-def test_what_a_device_sends():
+def test_bytes_that_a_device_sends():
     def sent(kind):
         return Collective(kind, ("fsdp",), True, (0, 2, 4, 6), 1, 400.0, False, "", "").sent
 

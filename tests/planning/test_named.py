@@ -1,4 +1,4 @@
-"""The list of named plans and the tables written from their results."""
+"""The list of named plans, and the tables that docs/scale.py makes from their results."""
 
 import json
 
@@ -6,10 +6,10 @@ import pytest
 
 from docs import scale
 from tests.contracts.variants import ROOT
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.planning import named, topologies
 
-RESULTS = ROOT / "docs" / "scale.json"
+RESULTS = ROOT / "docs" / "data" / "scale.json"
 
 
 def test_every_config_is_planned_on_three_machines():
@@ -18,13 +18,13 @@ def test_every_config_is_planned_on_three_machines():
     planned = {plan.config for plan in named.every_config()}
     assert planned == files and len(named.every_config()) == 3 * len(files)
     for file in files:
-        assert parse(["--config", str(ROOT / file)]).model.dtype == "bfloat16"  # no plan says so itself
+        assert parse(["--config", str(ROOT / file)]).model.dtype == "bfloat16"  # the plans do not override it
     for plan in named.named():
         assert topologies.parse(plan.topology).devices > 0
     assert len({plan.name for plan in named.named()}) == len(named.named())
 
 
-def test_what_is_there_is_not_compiled_again(tmp_path, monkeypatch):
+def test_plans_in_the_file_are_not_compiled_again(tmp_path, monkeypatch):
     file = tmp_path / "scale.json"
     compiled = []
     monkeypatch.setattr(named, "compile_one", lambda plan: compiled.append(plan.name) or {"fits": True})
@@ -34,7 +34,7 @@ def test_what_is_there_is_not_compiled_again(tmp_path, monkeypatch):
     assert len(compiled) == len(named.DEPTH) and set(json.loads(file.read_text())["rows"]) == set(compiled)
 
 
-def test_the_last_that_is_tried_takes_the_least_memory():
+def test_the_last_candidate_needs_the_least_memory():
     def plan(batch: int, speed: float, memory: float) -> dict:
         sizes = {"batch": {"sequences": batch}, "mesh": {"fsdp": 4}, "remat": "none"}
         return sizes | {"utilisation": [speed, 1.0], "memory": {"total": memory, "available": 10.0}}
@@ -47,7 +47,7 @@ def test_the_last_that_is_tried_takes_the_least_memory():
     ]
 
 
-def test_the_tables_hold_every_result():
+def test_the_tables_contain_every_result():
     rows = json.loads(RESULTS.read_text())["rows"]
     text = scale.tables(rows)
     for row in rows.values():
@@ -55,7 +55,7 @@ def test_the_tables_hold_every_result():
 
 
 def result(group: str) -> list[dict]:
-    """Compiled results of a group; all of them, or the test is skipped with what is missing."""
+    """All compiled plans of a group. Skips the test if one is missing."""
     rows = json.loads(RESULTS.read_text())["rows"]
     missing = [plan.name for plan in named.named() if plan.group == group and plan.name not in rows]
     if missing:
@@ -64,8 +64,8 @@ def result(group: str) -> list[dict]:
 
 
 @pytest.mark.long
-def test_every_named_plan_fits_but_one():
-    """47 G parameters with two moments and gradients leave 64 chips of v5e less than 4 of 16 GiB."""
+def test_all_named_plans_but_one_fit():
+    """47 G parameters, with two moments and gradients, leave less than 4 of 16 GiB on each of 64 v5e chips."""
     rows = [row for group in ("large", "weak scaling", "every config") for row in result(group)]
     assert [f"{row['config']} {row['topology']['name']}" for row in rows if not row["fits"]] == [
         "configs/mixtral_8x7b.py v5e:8x8"
@@ -73,7 +73,7 @@ def test_every_named_plan_fits_but_one():
 
 
 @pytest.mark.long
-def test_large_models_reach_the_utilisation_that_is_wanted():
+def test_large_models_reach_the_required_utilisation():
     slow = {
         f"{row['config']} {row['topology']['name']}": row["utilisation"][0] / row["wanted"] for row in result("large")
     }
@@ -81,6 +81,6 @@ def test_large_models_reach_the_utilisation_that_is_wanted():
 
 
 @pytest.mark.long
-def test_depth_costs_no_compile_time():
+def test_depth_does_not_increase_compile_time():
     shallow, deep = (row["compile_seconds"] for row in result("depth"))
     assert deep <= 1.3 * shallow

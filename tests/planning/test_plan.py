@@ -1,4 +1,4 @@
-"""The command line, without libtpu: shapes on an abstract mesh, GPUs by formula, the search, mistakes."""
+"""python -m xfresearch.plan without libtpu: shapes on an abstract mesh, GPUs by formula, the search, errors."""
 
 import json
 import os
@@ -8,20 +8,20 @@ import pytest
 
 from tests.contracts.variants import ROOT
 from xfresearch import plan
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.errors import UserError
 from xfresearch.planning import formula, plans, program, search, topologies
 
 LAYERS = ("scan", "unroll")
-SPLASH = "--config.model.blocks.main.attention.kernel=splash"
-CUDNN = [f"--config.model.blocks.main.attention.{key}" for key in ("kernel=cudnn", "head_size=256")]
+SPLASH = "--config.training.attention_kernel=splash"
+CUDNN = ["--config.training.attention_kernel=cudnn", "--config.model.blocks.main.attention.head_size=256"]
 CUDNN += ["--config.model.dtype=bfloat16"]
 TINY = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.model.vocab_size=264"]
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """The command sets variables for libtpu: they end with the test."""
+    """Restores os.environ after each test, because the command sets variables for libtpu."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
@@ -30,33 +30,34 @@ def run(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_mesh_alone_is_checked_on_no_devices(capsys, tmp_path):
+def test_a_mesh_without_topology_is_checked_without_devices(capsys, tmp_path):
     out = run(capsys, *TINY, "--mesh", "fsdp=4,tensor=2", "--json", str(tmp_path / "plan.json"))
     written = json.loads((tmp_path / "plan.json").read_text())
     assert "fsdp=4, tensor=2" in out and "not compiled" in out
     assert written["mesh"] == {"data": 1, "fsdp": 4, "expert": 1, "tensor": 2, "context": 1}
-    norms = 5 * 32  # cut over fsdp alone
+    norms = 5 * 32  # sharded over fsdp only
     assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
     assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
 
 
-def test_what_unrolled_layers_keep_is_not_given_as_nothing(capsys):
+def test_saved_activations_of_unrolled_layers_are_not_reported_as_zero(capsys):
     out = {layers: run(capsys, *TINY, "--mesh", "fsdp=2", f"--config.training.layers={layers}") for layers in LAYERS}
     assert ["kept for the backward pass" in out[layers] for layers in LAYERS] == [True, False]
 
 
-def test_a_mesh_alone_is_checked_with_the_kernels_of_a_tpu(capsys, monkeypatch):
-    lowered, trace = [], program.trace
+def test_a_mesh_without_topology_is_checked_with_tpu_kernels(capsys, monkeypatch):
+    lowered = []
+    trace = program.trace
     monkeypatch.setattr(program, "trace", lambda *arguments: lowered.append(trace(*arguments)) or lowered[0])
     run(capsys, *TINY, "--mesh", "fsdp=2", SPLASH)
-    assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # layers as on a TPU
+    assert "splash_mha" in str(lowered[0][1].jaxpr) and "scan[" in str(lowered[0][1].jaxpr)  # scan, as on a TPU
 
 
-def test_gpus_are_planned_with_the_kernels_that_they_have(capsys):
+def test_gpu_plans_use_kernels_that_the_gpu_supports(capsys):
     assert "formula, not compiled" in run(capsys, *TINY, "--topology", "h100:2", *CUDNN)
 
 
-def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
+def test_gpus_are_planned_by_formula_and_the_plan_says_so(capsys, tmp_path):
     file = tmp_path / "plan.json"
     out = run(capsys, *TINY, "--topology", "h100:2x2", "--mesh", "fsdp=2", "--tokens", "1e6", "--json", str(file))
     written = json.loads(file.read_text())
@@ -66,12 +67,12 @@ def test_gpus_are_planned_by_formula_and_marked(capsys, tmp_path):
     assert written["flops"]["traced"] == written["model_flops"]
     slow, fast = written["step_seconds"]
     assert slow > fast and written["hours"][0] == pytest.approx(1e6 / 512 * slow / 3600)
-    peak = 4 * 989.4e12 / 2  # the size is one of float32, which a GPU multiplies at half the rate
+    peak = 4 * 989.4e12 / 2  # :tiny computes in float32, which has half the peak on a GPU
     assert written["utilisation"] == [pytest.approx(written["model_flops"] / (peak * t)) for t in (slow, fast)]
 
 
 @pytest.mark.parametrize(("between", "axis"), [("auto", "data"), ("data", "data"), ("fsdp", "fsdp")])
-def test_hosts_are_spread_over_the_axis_that_is_between_them(between, axis):
+def test_hosts_communicate_along_the_axis_that_crosses_them(between, axis):
     machine = topologies.parse("h100:2x2")
     config = parse([*TINY, "--config.mesh.fsdp=2", f"--config.mesh.between={between}"])
     found = plans.formula_plan(config, machine, 1e12, topologies.gpus(machine))
@@ -82,24 +83,24 @@ def test_hosts_are_spread_over_the_axis_that_is_between_them(between, axis):
     assert found["time"]["network"] == pytest.approx(sent[axis] / 5e10)
 
 
-def test_no_text_is_promised_of_a_program_that_is_not_compiled(tmp_path):
-    with pytest.raises(UserError, match="needs a program, and h100:2 is planned by formula"):
+def test_hlo_needs_a_compiled_plan(tmp_path):
+    with pytest.raises(UserError, match="--topology=h100:2: this machine does not have these GPUs"):
         plan.main([*TINY, "--topology", "h100:2", "--hlo", str(tmp_path / "step.txt")])
     assert not (tmp_path / "step.txt").exists()
 
 
-def test_what_does_not_fit_says_by_how_much_and_what_to_try(capsys, tmp_path):
+def test_a_plan_that_does_not_fit_reports_by_how_much_and_what_to_try(capsys, tmp_path):
     big = ["--config", f"{ROOT / 'configs/llama.py'}", "--config.model.dtype=bfloat16"]
     with pytest.raises(SystemExit) as ended:
         plan.main([*big, "--topology", "h100:8", "--json", str(tmp_path / "plan.json")])
     out = capsys.readouterr().out
     assert ended.value.code == 1 and "DOES NOT FIT" in out
-    assert "config.mesh.fsdp=8 in place of data" in out and "config.training.remat=full" in out
+    assert "config.mesh.fsdp=8 instead of data" in out and "config.training.remat=full" in out
     written = json.loads((tmp_path / "plan.json").read_text())
     assert not written["fits"] and written["memory"]["total"] > written["memory"]["available"]
 
 
-def test_the_search_ranks_what_fits(capsys, tmp_path):
+def test_the_search_ranks_plans_that_fit(capsys, tmp_path):
     out = run(capsys, *TINY, "--topology", "h100:2", "--search", "--json", str(tmp_path / "plan.json"))
     written = json.loads((tmp_path / "plan.json").read_text())
     ranks = [row["utilisation"][0] for row in written["tried"]]
@@ -108,8 +109,8 @@ def test_the_search_ranks_what_fits(capsys, tmp_path):
     assert written["best"]["utilisation"][0] == ranks[0] and "the best:" in out
 
 
-def test_every_mesh_that_is_tried_is_all_of_the_devices():
-    config = program.ready(parse(TINY))
+def test_every_mesh_of_the_search_uses_all_devices():
+    config = program.prepare(parse(TINY))
     found = search.meshes(config, 16)
     assert len(found) == len({tuple(sizes.values()) for sizes in found})
     for sizes in found:
@@ -120,7 +121,7 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([], "--topology NAME, --mesh AXIS=N,... or both"),
         *(
@@ -134,66 +135,69 @@ def test_every_mesh_that_is_tried_is_all_of_the_devices():
             for tokens in ("0", "-5", "nan", "inf")
         ),
         (["--topology", "v5q:4x4"], "did you mean"),
-        (["--topology", "", "--mesh", "fsdp=2"], "--topology=: there is no such machine"),
-        (["--mesh", "fsdp"], "'fsdp' is not AXIS=N"),
-        (["--mesh", "fsdp=--2"], "'fsdp=--2' is not AXIS=N"),
-        (["--mesh", "fsdp=2,data=2,fsdp=4"], "fsdp is there twice"),
+        (["--topology", "", "--mesh", "fsdp=2"], "--topology= is not allowed: there is no such machine"),
+        (["--mesh", "fsdp"], "'fsdp' must have the form AXIS=N"),
+        (["--mesh", "fsdp=--2"], "'fsdp=--2' must have the form AXIS=N"),
+        (["--mesh", "fsdp=2,data=2,fsdp=4"], "fsdp is given twice"),
         (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
-        (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 where no --topology"),
-        (["--mesh", "fsdp=2", "--config.model.blocks.main.attention.kernel=cudnn"], "it is for GPU, this is tpu"),
+        (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 without --topology"),
+        (
+            ["--mesh", "fsdp=2", "--config.training.attention_kernel=cudnn"],
+            "it needs a GPU, and the platform is tpu",
+        ),
         (["--mesh", "fsdp=3"], "batch_size=8 is not allowed"),
         (["--mesh", "expert=2"], "config.mesh.expert=2 is not allowed"),
         (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
         (["--topology", "h100:3"], "batch_size=8 is not allowed"),
         (["--topology", "h100:2x2", "--mesh", "tensor=4,data=1", "--config.mesh.between=data"], "multiple of 2 slices"),
-        (["--topology", "h100:2", SPLASH], "blocks.main.attention.kernel='splash' is not allowed here: it is for TPU"),
-        (["--topology", "h100:2", "--search", SPLASH], "it is for TPU, this is gpu"),
-        (["--topology", "a100:2", *CUDNN], "on this GPU a multiple of 8 to 128"),
+        (["--topology", "h100:2", SPLASH], "config.training.attention_kernel='splash' is not allowed here: it needs a TPU"),
+        (["--topology", "h100:2", "--search", SPLASH], "it needs a TPU, and the platform is gpu"),
+        (["--topology", "a100:2", *CUDNN], "on this GPU a multiple of 8 up to 128"),
         (["--topology", "h100:2", "--config.model.param_dtype=float64"], "config.model.param_dtype='float64' is not"),
     ],
 )
-def test_mistakes_are_one_line(arguments, says):
+def test_errors_are_one_line(arguments, message):
     with pytest.raises(UserError) as error:
         plan.main([*TINY, *arguments])
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("option", ["--hlo", "--json"])
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_compiled(option, tmp_path, monkeypatch):
+def test_an_unwritable_file_is_reported_before_compilation(option, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(plan, "run", lambda *_: pytest.fail("it went on"))
-    for path, says in ((tmp_path / "file" / "plan.txt", "cannot be written: "), (tmp_path, "it is a folder")):
+    monkeypatch.setattr(plan, "run", lambda *_: pytest.fail("the plan ran"))
+    for path, message in ((tmp_path / "file" / "plan.txt", "cannot be written: "), (tmp_path, "it is a directory")):
         with pytest.raises(UserError) as error:
             plan.main([*TINY, "--topology", "h100:2", option, str(path)])
-        assert says in str(error.value) and f"{option}={path}" in str(error.value) and "\n" not in str(error.value)
+        assert message in str(error.value) and f"{option}={path}" in str(error.value) and "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_text_of_the_compiled_program_is_kept_whole_or_not_at_all(tmp_path):
+def test_the_text_of_the_compiled_program_is_written_atomically(tmp_path):
     file = tmp_path / "made" / "step.txt"
     traced = jax.jit(jax.numpy.sin).trace(jax.ShapeDtypeStruct((4,), jax.numpy.float32))
     program.compile_step(traced, str(file))
     assert "ENTRY" in file.read_text() and list(file.parent.iterdir()) == [file]
 
 
-def test_without_libtpu_it_says_what_to_install(monkeypatch):
+def test_without_libtpu_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(topologies, "libtpu_installed", lambda: False)
     with pytest.raises(UserError, match="pip install -r requirements-plan.txt"):
         plan.main([*TINY, "--topology", "v5e:2x2"])
     assert (ROOT / "requirements-plan.txt").exists()
 
 
-def test_the_formula_knows_the_collectives_of_each_axis():
-    config = program.ready(
+def test_the_formula_has_the_collectives_of_each_axis():
+    config = program.prepare(
         parse([*TINY[:1], f"{ROOT / 'configs/mixtral_8x7b.py'}:tiny", TINY[2], "--config.training.remat=full"])
     )
     sizes = {"data": 1, "fsdp": 2, "expert": 2, "tensor": 2, "context": 2}
-    found = formula.reckon(config, sizes)
+    found = formula.estimate_step(config, sizes)
     by_axes = {(c.kind, c.axes): c for c in found.collectives}
     rows, length, width, layers = 8 / 4, 64 / 2, 32, 2
     stream = rows * length * width * 4
-    assert by_axes["all-to-all", ("expert",)].payload == 2 * stream  # two experts a token
-    assert by_axes["all-to-all", ("expert",)].runs == 2 * 3 * layers  # there and back; forward, again, backward
+    assert by_axes["all-to-all", ("expert",)].payload == 2 * stream  # two experts per token
+    assert by_axes["all-to-all", ("expert",)].runs == 2 * 3 * layers  # there and back; three passes
     assert by_axes["all-reduce", ("tensor",)].payload == stream
     assert by_axes["all-gather", ("context",)].payload == rows * 64 * 2 * 2 * 8 * 4 / 2  # 2 key heads of size 8
     assert len(by_axes["all-gather", ("fsdp",)].group) == 2
@@ -202,16 +206,16 @@ def test_the_formula_knows_the_collectives_of_each_axis():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_formula_multiplies_as_often_as_the_step_that_is_traced(optimizer):
-    config = program.ready(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
-    found = formula.reckon(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
+def test_the_formula_has_the_flops_of_the_traced_step(optimizer):
+    config = program.prepare(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))
+    found = formula.estimate_step(config, {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1, "context": 1})
     passes, update = (work.flops for work in found.works)
     assert found.flops == program.traced_flops(config) == 4 * passes + 2 * update
     assert (update > 0) == (optimizer == "muon")
 
 
-def test_every_command_starts_on_the_cpu_at_once_where_libtpu_is_and_no_tpu(tmp_path):
-    """JAX is told the platform before it is imported; with the real libtpu, test_tpu.py sees that nothing is logged."""
+def test_commands_start_on_the_cpu_if_libtpu_is_installed_and_no_tpu_is_attached(tmp_path):
+    """JAX_PLATFORMS is set before JAX is imported. test_tpu.py checks with the real libtpu that nothing is logged."""
     import subprocess
     import sys
 

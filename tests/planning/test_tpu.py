@@ -1,4 +1,4 @@
-"""Compiled for TPUs that are not there: needs libtpu (`make libtpu`), and says so where it is missing."""
+"""Plans compiled for TPUs, without a TPU. The tests need libtpu (`make libtpu`) and are skipped without it."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
-def test_two_plans_at_once(tmp_path):
+def test_two_plans_compile_at_the_same_time(tmp_path):
     both = {"v5e": ("v5e:2x2", "fsdp=4"), "v5p": ("v5p:2x2x1", "fsdp=2,tensor=2")}
     sizes = ("--config.model.vocab_size=264", "--config.sequence_length=128")
     running = {
@@ -43,7 +43,8 @@ def test_two_plans_at_once(tmp_path):
         assert plan["method"] == "compiled" and plan["fits"] and "utilisation" in out
         assert plan["flops"]["traced"] == plan["model_flops"]
         assert plan["unknown_kernels"] == []
-        # Splash computes logits three times, here with no block behind the diagonal; the smallest products become sums.
+        # Splash attention computes the logits three times (here no block is fully masked), and the compiler turns the
+        # smallest products into sums.
         assert 0.9 < plan["flops"]["compiled"] / plan["flops"]["traced"] < 1.7
         rows = {(row["kind"], *row["axes"]): row for row in plan["collectives"]}
         assert rows["all-gather", "fsdp"]["count"] > 0
@@ -55,7 +56,7 @@ def test_two_plans_at_once(tmp_path):
         assert parts["parameters"] == pytest.approx(plan["parameters"] * 4 / 4, rel=0.1)  # float32, over 4 devices
 
 
-def test_slices_exchange_along_the_axis_that_is_between_them(tmp_path):
+def test_slices_communicate_along_the_axis_that_crosses_them(tmp_path):
     sizes = ("--mesh", "fsdp=4", "--config.model.vocab_size=264", "--config.sequence_length=128")
     code, _, error = finish(start(tmp_path, "two", "--config", TINY, "--topology", "2x v5p:2x2x1", *sizes))
     assert (code, error) == (0, ""), error[-2000:]
@@ -65,7 +66,7 @@ def test_slices_exchange_along_the_axis_that_is_between_them(tmp_path):
     assert plan["time"]["network"] > 0
 
 
-def test_what_does_not_fit_is_no_crash(tmp_path):
+def test_a_plan_that_does_not_fit_is_reported_without_a_crash(tmp_path):
     big = ("--config", str(ROOT / "configs/llama.py"), "--config.model.dtype=bfloat16", "--mesh", "fsdp=4")
     code, out, error = finish(start(tmp_path, "big", *big, "--topology", "v5e:2x2"))
     assert (code, error) == (1, ""), error[-2000:]
@@ -89,7 +90,7 @@ def test_what_does_not_fit_is_no_crash(tmp_path):
         ("2x v5p:2x2x1", 8, "TPU v5"),
     ],
 )
-def test_every_generation_has_its_devices(name, devices, kind):
+def test_devices_of_every_generation(name, devices, kind):
     code = (
         "import sys; from xfresearch.planning import topologies as t; t.set_environment();"
         "found = t.tpu_devices(t.parse(sys.argv[1])); print(len(found), found[0].device_kind)"
@@ -98,7 +99,7 @@ def test_every_generation_has_its_devices(name, devices, kind):
     assert done.stdout == f"{devices} {kind}\n", done.stderr[-2000:]
 
 
-def test_other_commands_start_on_the_cpu_at_once_and_quietly():
+def test_other_commands_start_on_the_cpu_without_output():
     code = "from xfresearch.command import run; run(lambda _: print(__import__('jax').default_backend()), [])"
     kept = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS" and not name.startswith("TPU")}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of compiled programs: against the closed form, the traced program and the compiler's own counts."""
+"""FLOPs and bytes of compiled programs, compared with the closed form, the traced program and the compiler's counts."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 from tests.contracts.variants import ROOT
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
 from xfresearch.models.counting import count_flops
 from xfresearch.planning import hlo, memory, program
 from xfresearch.planning.formula import abstract_mesh
@@ -35,14 +35,14 @@ def convolve(x, w, **options):
     return jax.lax.conv_general_dilated(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options)
 
 
-def test_a_product_in_a_scan_counts_as_often_as_it_turns():
+def test_a_product_in_a_scan_counts_once_per_iteration():
     def fn(x, w):
         return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=6)[0]
 
     assert flops(compiled(fn, shape(32, 64), shape(64, 64))) == 6 * 2 * 32 * 64 * 64
 
 
-# A loop as a TPU's compiler writes it: nothing states how often it turns, and copies lie between.
+# A loop as the TPU compiler writes it: it states no trip count, and there are copies between the instructions.
 COUNTED = """
 %condition (c: (f32[64,64], u32[])) -> pred[] {
   %c = (f32[64,64]{1,0}, u32[]{:T(128)}) parameter(0)
@@ -79,36 +79,36 @@ def counted(start: int, limit: int, step: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("start", "limit", "step", "turns"), [(0, 4, 1, 4), (0, 4, 2, 2), (1, 4, 2, 2), (2, 7, 1, 5), (4, 4, 1, 0)]
+    ("start", "limit", "step", "trips"), [(0, 4, 1, 4), (0, 4, 2, 2), (1, 4, 2, 2), (2, 7, 1, 5), (4, 4, 1, 0)]
 )
-def test_a_loop_turns_from_its_start_to_its_limit_by_its_steps(start, limit, step, turns):
-    assert flops(counted(start, limit, step)) == turns * 2 * 64**3
-    assert hlo.parse(counted(start, limit, step)).loops_of_unknown_turns() == []
+def test_the_trip_count_follows_from_start_limit_and_step(start, limit, step, trips):
+    assert flops(counted(start, limit, step)) == trips * 2 * 64**3
+    assert hlo.parse(counted(start, limit, step)).loops_of_unknown_trip_count() == []
 
 
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ("tuple(%a, %zero.2)", "tuple(%a, %n)"),  # the start is data
+        ("tuple(%a, %zero.2)", "tuple(%a, %n)"),  # the start depends on the data
         ("add(%j.2, %step)", "multiply(%j.2, %step)"),
         ("tuple(%y, %next)", "tuple(%y, %step)"),
         ("constant(4)", "parameter(1)"),
         ("direction=LT", "direction=NE"),
     ],
 )
-def test_a_loop_that_cannot_be_read_is_named_and_counts_once(was, becomes):
+def test_a_loop_of_unknown_trip_count_is_listed_and_counts_once(was, becomes):
     text = counted(0, 4, 2)
     assert was in text
-    assert hlo.parse(text.replace(was, becomes)).loops_of_unknown_turns() == ["while"]
+    assert hlo.parse(text.replace(was, becomes)).loops_of_unknown_trip_count() == ["while"]
     assert flops(text.replace(was, becomes)) == 2 * 64**3
 
 
-def test_bytes_are_those_of_operands_and_outputs():
+def test_bytes_count_operands_and_outputs():
     text = compiled(lambda x, w: x @ w, shape(32, 64), shape(64, 16))
     assert moved(text) == 4 * (32 * 64 + 64 * 16 + 32 * 16)
 
 
-def test_of_stacked_weights_a_loop_reads_each_layer_once():
+def test_a_loop_reads_each_layer_of_stacked_weights_once():
     layers, x_bytes, w_bytes = 6, 4 * 8 * 256, 4 * 256 * 256
     text = compiled(
         lambda x, w: jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, w)[0], shape(8, 256), shape(layers, 256, 256)
@@ -127,15 +127,15 @@ def test_of_stacked_weights_a_loop_reads_each_layer_once():
         {"window_strides": (1, 2), "padding": "VALID", "rhs_dilation": (2, 1)},
     ],
 )
-def test_convolutions_count_as_the_compiler_counts_them(options):
+def test_convolutions_have_the_flops_that_the_compiler_counts(options):
     fn = jax.jit(lambda x, w: convolve(x, w, **options))
     done = fn.lower(shape(2, 13, 11, 8), shape(3, 4, 8, 6)).compile()
     counted = [w for w in work(hlo.parse(done.as_text())) if w.flops]
     assert sum(w.flops for w in counted) == pytest.approx(done.cost_analysis()["flops"], rel=1e-3)
 
 
-def test_a_batch_that_a_tpu_writes_as_a_dilated_window_is_a_batch():
-    """[32, 512, 128] times [32, 2048, 128]: of 32 x 32 places of the window, 32 meet."""
+def test_a_batch_dimension_written_as_a_dilated_window_counts_as_a_batch():
+    """[32, 512, 128] times [32, 2048, 128]: of 32 x 32 positions of the window, 32 contain a product."""
     text = """
 ENTRY %main (a: f32[32,512,128], b: f32[32,2048,128]) -> f32[32,512,2048] {
   %a = f32[32,512,128]{2,1,0:T(8,128)} parameter(0)
@@ -146,7 +146,7 @@ ENTRY %main (a: f32[32,512,128], b: f32[32,2048,128]) -> f32[32,512,2048] {
     assert flops(text) == 2 * 32 * 512 * 2048 * 128
 
 
-def test_memory_on_the_chip_is_not_hbm():
+def test_on_chip_memory_does_not_count_as_hbm():
     text = """
 ENTRY %main (a: f32[64,128]) -> f32[64,128] {
   %a = f32[64,128]{1,0:T(8,128)} parameter(0)
@@ -159,7 +159,7 @@ ENTRY %main (a: f32[64,128]) -> f32[64,128] {
     assert moved(text) == 2 * 64 * 128 * 4
 
 
-def test_a_kernel_says_what_it_costs():
+def test_a_kernel_states_its_own_cost():
     text = """
 ENTRY %main (a: f32[64,128]) -> f32[64,128] {
   %a = f32[64,128]{1,0:T(8,128)} parameter(0)
@@ -169,7 +169,7 @@ ENTRY %main (a: f32[64,128]) -> f32[64,128] {
     assert (flops(text), moved(text)) == (1000, 300)
 
 
-def test_splash_attention_counts_the_blocks_up_to_the_diagonal():
+def test_splash_attention_counts_blocks_up_to_the_diagonal():
     kernel = """
 ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128] {
   %q = bf16[2,4,1024,128]{3,2,1,0:T(8,128)} parameter(0)
@@ -179,13 +179,13 @@ ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128]
 }}
 }
 """  # noqa: E501
-    seen = 512 + (1024 + 512) / 2  # all of the memory, and of 2 x 2 blocks of tokens 3
+    seen = 512 + (1024 + 512) / 2  # all slots, and 3 of the 2 x 2 blocks of tokens
     assert flops(kernel) == 2 * (2 * 2 * 4 * 1024 * 128 * seen)
     assert flops(kernel.replace("mha_fwd", "mha_dkv")) == 2 * flops(kernel)
 
 
 @pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])
-def test_ragged_products_count_the_tokens_that_come(name):
+def test_ragged_products_count_only_routed_tokens(name):
     kernel = """
 ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
   %x = f32[1024,32]{1,0:T(8,128)} parameter(0)
@@ -195,12 +195,12 @@ ENTRY %main (x: f32[1024,32], w: f32[4,32,16]) -> f32[1024,16] {
 """  # noqa: E501
     program = hlo.parse(kernel.replace("NAME", name))
     rows, weights = 4 * 1024 * (32 + 16), 4 * 4 * 32 * 16
-    assert rows + weights == 204800  # what the kernel says of its whole buffer
+    assert rows + weights == 204800  # what the kernel states for its whole buffer
     assert [(w.flops, w.bytes) for w in work(program, routed=256)] == [(1048576 / 4, rows / 4 + weights)]
     assert [(w.flops, w.bytes) for w in work(program, routed=4096)] == [(1048576, 204800)]
 
 
-def test_what_is_kept_twice_under_two_names_counts_once():
+def test_an_activation_saved_under_two_names_counts_once():
     def layer(x, _):
         y = jnp.sin(x)
         return y, (y.reshape(-1), y, jnp.cos(x))
@@ -212,9 +212,9 @@ def test_what_is_kept_twice_under_two_names_counts_once():
 
 
 def traced_step(*overrides: str):
-    """The real training step of a small model, one device, recomputation on: (config, traced)."""
+    """(config, traced step) of a small model on one device, with recomputation: the real training step."""
     arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.remat=full", *overrides]
-    config = program.with_plain_kernels(program.ready(parse(arguments)))
+    config = program.with_plain_kernels(program.prepare(parse(arguments)))
     axes = ("data", "fsdp", "expert", "tensor", "context")
     mesh = jax.make_mesh((1,) * 5, axes, axis_types=(AxisType.Auto,) * 5, devices=jax.devices()[:1])
     return config, program.trace(config, mesh)[1]
@@ -227,32 +227,32 @@ def step():
     return config, traced, program.compile_step(traced)
 
 
-def test_the_traced_flops_are_those_that_the_compiler_counts_of_an_unrolled_copy():
-    """The compiler also counts elementwise work, which falls with the width: 7 % of the step at 32, 1.1 % here, and nothing
-    is less. It takes a loop's body once, so the copy has no loop."""
+def test_the_traced_flops_match_the_compilers_count_of_unrolled_layers():
+    """The compiler also counts elementwise work, so its count is larger: 7 % at width 32, 1.1 % here; the excess falls with
+    the width. It counts a loop's body once, so the layers are unrolled."""
     config, traced = traced_step("--config.training.layers=unroll", "--config.model.width=256")
     done = traced.lower().compile()
     assert " while(" not in done.as_text()
     assert 1 <= done.cost_analysis()["flops"] / program.traced_flops(config) < 1.02
 
 
-def test_the_compiled_training_step_has_the_flops_of_the_traced_one(step):
+def test_the_compiled_training_step_has_the_flops_of_the_traced_step(step):
     config, _, done = step
     counted = sum(w.runs * w.flops for w in work(done.program))
     assert counted == pytest.approx(program.traced_flops(config), rel=0.02)
 
 
 def test_the_traced_training_step_has_three_times_the_forward_flops():
-    from xfresearch.models.costs import costs
+    from xfresearch.models.closed_form import costs
 
-    config = program.ready(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
+    config = program.prepare(parse(["--config", f"{ROOT / 'configs/llama.py'}:tiny"]))
     ideal = 3 * costs(config.model, config.sequence_length).flops_per_token * config.batch_size * config.sequence_length
     assert program.traced_flops(config) == ideal
     again = replace(config, training=replace(config.training, remat="full"))
     assert 1.2 * ideal < program.traced_flops(again) < 4 / 3 * ideal
 
 
-def test_what_the_forward_pass_keeps_is_the_stream_where_all_else_is_computed_anew(step):
+def test_with_full_remat_the_forward_pass_saves_only_the_residual_stream(step):
     config, traced, done = step
     stream = config.model.depth * config.batch_size * config.sequence_length * config.model.width * 4
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
@@ -261,10 +261,10 @@ def test_what_the_forward_pass_keeps_is_the_stream_where_all_else_is_computed_an
     assert max(size for _, _, size in memory.kept_activations(done.program)) == stream
 
 
-def test_microbatches_as_many_as_layers_are_not_taken_for_them():
+def test_a_scan_over_as_many_microbatches_as_layers_is_not_taken_for_the_layers():
     arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny", "--config.training.layers=scan"]
     arguments += ["--config.training.remat=full", "--config.model.depth=2", "--config.training.accumulate=2"]
-    config = program.ready(parse(arguments))
+    config = program.prepare(parse(arguments))
     sizes = dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)
     _, traced = program.trace(config, abstract_mesh(sizes))
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth, sizes)
@@ -290,20 +290,20 @@ def test_microbatches_as_many_as_layers_are_not_taken_for_them():
         ),
     ],
 )
-def test_a_refusal_is_read(text, needed, available):
-    found = memory.refused(text)
+def test_out_of_memory_errors_are_parsed(text, needed, available):
+    found = memory.parse_out_of_memory(text)
     assert found[:2] == (pytest.approx(needed * 2**30), pytest.approx(available * 2**30))
     if "1. Size" in text:
         assert found[2] == [("jit(step)/dot", "bf16[32,64]", 4 * 2**30), ("", "f32[8]", 2**29)]
 
 
-def test_other_errors_are_no_refusal():
-    assert memory.refused("INTERNAL: something else") is None
+def test_other_errors_are_not_out_of_memory():
+    assert memory.parse_out_of_memory("INTERNAL: something else") is None
 
 
-def test_the_traced_count_is_that_of_the_gradient_and_the_optimiser():
-    """Muon multiplies matrices too: they count."""
+def test_the_traced_count_includes_the_optimizer():
+    """Muon's matrix products count too."""
     arguments = ["--config", f"{ROOT / 'configs/llama.py'}:tiny"]
-    adamw = program.traced_flops(program.ready(parse(arguments)))
-    muon = program.traced_flops(program.ready(parse([*arguments, "--config.optimizer.kind=muon"])))
+    adamw = program.traced_flops(program.prepare(parse(arguments)))
+    muon = program.traced_flops(program.prepare(parse([*arguments, "--config.optimizer.kind=muon"])))
     assert muon > adamw > count_flops(lambda x: x @ x, shape(8, 8))

@@ -1,7 +1,8 @@
-"""Run by test_meshes.py with simulated devices and cases NAME@MESH: prints JSON {case: result}.
+"""test_meshes.py runs this with simulated devices and cases NAME@MESH. It prints JSON {case: result}.
 
-A result has the errors of one update, in float64, on the mesh against one device: of the loss, the gradients and the new
-parameters, and the kinds of collectives that the compiled update holds; or `refused`, why the mesh cannot serve the config.
+A result compares one update on the mesh with one device, in float64: the errors of the loss, the gradients and the new
+parameters, and the kinds of collectives in the compiled update. If the mesh does not support the config, the result is
+`refused`, with the reason.
 """
 
 import json
@@ -14,11 +15,13 @@ import numpy as np
 
 from tests.contracts.variants import ROOT, tree_error
 from tests.tolerances import relative_error
-from xfresearch.config import MeshConfig
-from xfresearch.config_io import parse
+from xfresearch.config.files import parse
+from xfresearch.config.run import MeshConfig
 from xfresearch.errors import UserError
+from xfresearch.models import transformer
+from xfresearch.sharding.mesh import make_mesh
+from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.sharding import batch_sharding, make_mesh, state_shardings
 from xfresearch.training.step import gradients, init_state, make_train_step
 
 DEVICES = 8
@@ -35,10 +38,11 @@ COLLECTIVES = r"= .* (all-gather|all-reduce|reduce-scatter|all-to-all|collective
 
 
 def config_of(name: str, mesh: str):
-    """A named config at :tiny, in float64, for sequences of 16 tokens of a vocabulary that two devices can share.
+    """A named config at :tiny, in float64, for sequences of 16 tokens and a vocabulary that two devices divide.
 
-    Adam divides a gradient by its size + epsilon. That of a key's bias is zero but for rounding (softmax does not see it):
-    the default 1e-8 would turn 1e-17 there into 2e-12 of a parameter, on any mesh; with 1e-3 the update keeps it small.
+    Adam divides a gradient by its size + epsilon. The gradient of a key's bias is zero up to rounding, because softmax
+    does not depend on it. The default epsilon 1e-8 would turn a 1e-17 there into 2e-12 of a parameter, on any mesh.
+    With 1e-3 the update stays small.
     """
     config = parse(["--config", f"{ROOT}/configs/{name}.py:tiny", "--config.sequence_length=16", "--config.steps=10"])
     model = replace(config.model, vocab_size=264, max_length=16, dtype="float64", param_dtype="float64")
@@ -46,7 +50,7 @@ def config_of(name: str, mesh: str):
 
 
 def batch_of(config) -> dict:
-    """Documents of unequal length in every row, with padding at the end of some."""
+    """Documents of unequal length in every row, with padding at the end of some rows."""
     random, shape = np.random.default_rng(5), (config.batch_size, config.sequence_length)
     lengths = random.integers(3, config.sequence_length, (config.batch_size, 1))
     at = np.broadcast_to(np.arange(config.sequence_length), shape)
@@ -64,11 +68,11 @@ def batch_of(config) -> dict:
 def result(name: str, mesh_name: str) -> dict:
     config = config_of(name, mesh_name)
     config = replace(config, data=replace(config.data, packing="documents"))
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state, batch, key = init_state(config, optimizer), batch_of(config), jax.random.key(3)
     try:
         mesh = make_mesh(config)
-        shardings = state_shardings(mesh, state)
+        shardings = state_shardings(mesh, state, transformer.axes(config.model))
     except UserError as error:
         return {"refused": str(error)}
 

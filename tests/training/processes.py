@@ -1,4 +1,4 @@
-"""Starts one command as several processes of this machine, as launch scripts do on several."""
+"""Starts one command as several processes on this machine, as launch scripts do on several machines."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-HEARTBEAT = 6  # seconds after which the runtime takes a process for lost
+HEARTBEAT = 6  # seconds of silence after which a process counts as lost
 
 
 def free_port() -> int:
@@ -18,20 +18,20 @@ def free_port() -> int:
 
 
 def slurm(count: int, index: int) -> dict[str, str]:
-    """What srun tells each of `count` tasks on one machine."""
+    """The variables that srun sets for each of `count` tasks on one machine."""
     own = {"STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": index, "LOCALID": index, "JOB_ID": 4711}
     return {f"SLURM_{name}": str(value) for name, value in own.items()}
 
 
-def heeds(number: int, process: subprocess.Popen) -> bool:
-    """Whether the process has a handler of its own for a signal."""
+def handles(number: int, process: subprocess.Popen) -> bool:
+    """Whether the process has installed a handler for a signal."""
     caught = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "SigCgt" in line)
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 class Processes:
-    """`count` processes of `python -m module arguments`, joined by flags, or `by` the variables that srun sets; all of
-    them are killed at the end of a `with`."""
+    """`count` processes of `python -m module arguments`, joined by flags or, with by="slurm", by the variables that
+    srun sets. The end of a `with` block kills all of them."""
 
     def __init__(self, count: int, module: str, *arguments: str, by: str = "flags", devices: int = 1):
         port, command = free_port(), [sys.executable, "-m", module, *arguments]
@@ -64,7 +64,7 @@ class Processes:
         return self.all[index]
 
     def until(self, condition) -> None:
-        """Waits for `condition()` while all of them run."""
+        """Waits for `condition()`. Fails if a process ends before."""
         end = time.time() + 120
         while not condition():
             for process in self.all:
@@ -73,11 +73,12 @@ class Processes:
             time.sleep(0.01)
 
     def finish(self, timeout: float = 240) -> list[tuple[int, str, str]]:
-        """(exit code, standard output, standard error) of each, once all have ended."""
-        said = [process.communicate(timeout=timeout) for process in self.all]
-        return [(process.returncode, *texts) for process, texts in zip(self.all, said, strict=True)]
+        """Waits for all processes. (exit code, standard output, standard error) of each."""
+        outputs = [process.communicate(timeout=timeout) for process in self.all]
+        return [(process.returncode, *texts) for process, texts in zip(self.all, outputs, strict=True)]
 
     def succeed(self) -> list[tuple[int, str, str]]:
+        """Like `finish`, and requires exit code 0 from all."""
         ended = self.finish()
         assert [code for code, _, _ in ended] == [0] * len(ended), [err[-1500:] for _, _, err in ended]
         return ended

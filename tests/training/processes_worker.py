@@ -1,4 +1,4 @@
-"""Run as several processes by test_processes.py: prints JSON of what this one sees of batches, hosts' times and errors."""
+"""test_processes.py runs this as several processes. Each prints its batches, host times and errors as JSON."""
 
 import hashlib
 import json
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import command, config_io, distributed
-from xfresearch.config import MeshConfig
+from xfresearch import command, distributed
+from xfresearch.config.files import parse
+from xfresearch.config.run import MeshConfig
 from xfresearch.errors import Stopped, UserError
 
 MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 4}, {"data": 2, "context": 4}, {"tensor": 4, "context": 2})
@@ -23,18 +24,19 @@ def digest(batch: dict) -> str:
 
 
 def seen(config) -> dict:
-    """By mesh: the rows that this process reads, and digests of the whole batches that the mesh then holds."""
+    """For each mesh, the rows that this process reads and digests of the global batches."""
     from jax.experimental.multihost_utils import process_allgather
 
     from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-    from xfresearch.training.placing import place, rows_of
-    from xfresearch.training.sharding import batch_sharding, make_mesh
+    from xfresearch.sharding.mesh import make_mesh
+    from xfresearch.sharding.partition import batch_sharding
+    from xfresearch.sharding.placing import local_rows, place
 
     batches, heldout, found = Batches(config), prepare(config, "validation"), {}
     shape = (config.batch_size, config.sequence_length)
     for sizes in MESHES:
         at = batch_sharding(make_mesh(replace(config, mesh=MeshConfig(**{"data": 1} | sizes))))
-        rows = rows_of(at, shape)
+        rows = local_rows(at, shape)
         own = [batches.batch(step, rows) for step in STEPS]
         own += evaluation_batches(heldout, config.batch_size, 2 * config.batch_size - 3, rows)
         whole = [process_allgather(place(at, shape, rows, batch), tiled=True) for batch in own]
@@ -44,11 +46,11 @@ def seen(config) -> dict:
 
 
 def spread(config) -> dict:
-    """Hosts' times where each process took a second per update longer than the one before it, and process 1 three more."""
+    """Host times: each process takes a second per update longer than the one before it, and process 1 three more."""
     import jax
 
-    from xfresearch.training.sharding import make_mesh
-    from xfresearch.training.watching import HostTimes
+    from xfresearch.sharding.mesh import make_mesh
+    from xfresearch.training.monitoring import HostTimes
 
     times, index = HostTimes(make_mesh(replace(config, mesh=MeshConfig()))), jax.process_index()
     times.count(dispatch_seconds=1.0, wait_seconds=float(index))
@@ -57,7 +59,7 @@ def spread(config) -> dict:
 
 
 def errors() -> list[str]:
-    """What a process hears of errors that only the first one meets."""
+    """The errors that this process gets when only process 0 fails."""
 
     def fail(error):
         raise error
@@ -65,56 +67,56 @@ def errors() -> list[str]:
     heard = []
     for error in (UserError("too wide: " + "é" * 3000), Stopped("disk full"), KeyError("lost")):
         try:
-            distributed.first_does(lambda error=error: fail(error), "trying")
+            distributed.run_on_first(lambda error=error: fail(error), "trying")
         except Exception as caught:
             heard.append(f"{type(caught).__name__}: {str(caught)[:60]}")
-    return [*heard, str(distributed.first_does(lambda: "done", "working"))]
+    return [*heard, str(distributed.run_on_first(lambda: "done", "working"))]
 
 
 def mistaken(config) -> list[str]:
-    """What a process hears where the last one was given other data directories, which it may, and another mesh as well."""
+    """The errors here if the last process has other data directories, which is allowed, and then another mesh too."""
     import jax
 
-    from xfresearch.training.workdir import require_same
+    from xfresearch.training.workdir import require_same_config
 
     heard, last = [], jax.process_index() == jax.process_count() - 1
     own = replace(config, data=replace(config.data, cache_dir="elsewhere", workers=3))
     for other in (own, replace(own, mesh=MeshConfig(data=1, tensor=2), steps=99)):
         try:
-            heard.append(str(require_same(other if last else config)))
+            heard.append(str(require_same_config(other if last else config)))
         except UserError as error:
             heard.append(str(error))
     return heard
 
 
-def cut(value: np.ndarray):
-    """`value` cut over the devices of all processes."""
+def shard(value: np.ndarray):
+    """`value` sharded over the devices of all processes."""
     import jax
 
     at = jax.sharding.NamedSharding(jax.make_mesh((jax.device_count(),), ("fsdp",)), jax.sharding.PartitionSpec("fsdp"))
     return jax.make_array_from_callback(value.shape, at, lambda rows: value[rows])
 
 
-def trimmed(config) -> int:
-    """The width that spans leave of which the widest, 0.3, lies in the last process."""
-    from xfresearch.models.span import trim
+def reach(config) -> int:
+    """The trained reach if the widest span, 0.3, is in the last process."""
+    from xfresearch.models.reach import trained_reach
 
     block = config.model.blocks["main"]
     attention = replace(block.attention, span="adaptive", span_ramp=4, window=400)
     model = replace(config.model, blocks={"main": replace(block, attention=attention)}, max_length=400)
-    fractions = cut(np.linspace(0, 0.3, 64, dtype=np.float32))
+    fractions = shard(np.linspace(0, 0.3, 64, dtype=np.float32))
     spans = {"blocks": {"main": {"attention": {"span": {"fraction": fractions}}}}}
-    return trim(model, spans).blocks["main"].attention.trimmed
+    return dict(trained_reach(model, spans))["main"]
 
 
 def damaged(place: Path) -> dict[str, str]:
-    """What a process hears of a checkpoint whose copy in process 1 alone is damaged, and of the whole one after it."""
+    """The results of reading checkpoints whose copy in process 1 alone is damaged, and of an intact one after them."""
     import jax
 
-    from xfresearch.training import checkpoint
+    from xfresearch.checkpoints import store
 
-    params = {"w": cut(np.arange(64, dtype=np.float32))}
-    checkpoint.save_params(place / "whole", 3, params)
+    params = {"w": shard(np.arange(64, dtype=np.float32))}
+    store.save_params(place / "whole", 3, params)
     distributed.wait_for_all("saved")
     heard = {}
     for what in ("params", "meta", "whole"):
@@ -128,9 +130,9 @@ def damaged(place: Path) -> dict[str, str]:
                         re.sub(rb'(params/w": ?)', rb"\g<1>1", text) if what == "meta" else text[: len(text) // 2]
                     )
         try:
-            checkpoint.restore_params(run, 3, params)
+            store.restore_params(run, 3, params)
             heard[what] = "read"
-        except checkpoint.Corrupt as error:
+        except store.Corrupt as error:
             heard[what] = str(error)
     return heard
 
@@ -140,10 +142,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--config")
     distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
-    config = config_io.parse(["--config", options.config, *overrides])
+    config = parse(["--config", options.config, *overrides])
     with distributed.joined(options):
         result = {"seen": seen(config), "spread": spread(config), "errors": errors(), "mistaken": mistaken(config)}
-        result["trimmed"] = trimmed(config)
+        result["reach"] = reach(config)
         result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")
         print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: kept as asked, restored to the bit, damage found wherever it is."""
+"""Checkpoints: which are kept, exact restore, and detection of damage in any file."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from xfresearch import last_words
-from xfresearch.config import CheckpointConfig
-from xfresearch.training import checkpoint
+from xfresearch import crash_log
+from xfresearch.checkpoints import store
+from xfresearch.config.run import CheckpointConfig
 
 
 def make_state() -> dict:
@@ -24,7 +24,7 @@ def abstract(tree):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     workdir, state = tmp_path_factory.mktemp("run"), make_state()
-    checkpoints = checkpoint.Checkpoints(workdir, CheckpointConfig(keep=2, keep_every=4))
+    checkpoints = store.Checkpoints(workdir, CheckpointConfig(keep=2, keep_every=4))
     for step, loss in [(1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5), (6, None), (7, 2.2)]:
         checkpoints.save(step, state, {"clock": {"step": 1.5}}, loss)
     checkpoints.close()
@@ -32,12 +32,12 @@ def saved(tmp_path_factory):
 
 
 def test_keeps_the_newest_every_nth_and_the_best(saved):
-    assert checkpoint.steps(saved[0]) == [2, 4, 6, 7]
+    assert store.steps(saved[0]) == [2, 4, 6, 7]
 
 
 def test_restores_every_bit_and_the_types(saved):
     workdir, state = saved
-    restored, meta = checkpoint.restore(workdir, 7, abstract(state))
+    restored, meta = store.restore(workdir, 7, abstract(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, restored, state)
     assert meta["clock"] == {"step": 1.5}
@@ -45,20 +45,20 @@ def test_restores_every_bit_and_the_types(saved):
 
 def test_evaluation_gets_the_averaged_parameters(saved):
     workdir, state = saved
-    params = checkpoint.restore_params(workdir, 7, abstract(state["params"]))
+    params = store.restore_params(workdir, 7, abstract(state["params"]))
     jax.tree.map(np.testing.assert_array_equal, params, state["ema"])
 
 
-def test_orbax_has_no_say_in_preemption(tmp_path, monkeypatch):
-    """A question of Orbax's would move the step at which JAX tells all processes to stop past the loop's questions."""
+def test_orbax_does_not_ask_jax_about_preemption(tmp_path, monkeypatch):
+    """A call by Orbax would move the step at which JAX stops all processes beyond the calls of the loop."""
     from jax.experimental import multihost_utils
 
     asked = []
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: asked.append(step) or True)
-    checkpoints = checkpoint.Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = store.Checkpoints(tmp_path, CheckpointConfig())
     checkpoints.save(8, make_state(), {})
     checkpoints.close()
-    assert checkpoint.steps(tmp_path) == [8] and not asked
+    assert store.steps(tmp_path) == [8] and not asked
 
 
 def damage(path, how: str) -> None:
@@ -72,43 +72,43 @@ def damage(path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
-def test_damage_to_any_file_is_found_or_does_no_harm(saved, how):
+def test_damage_to_any_file_is_detected_or_harmless(saved, how):
     workdir, state = saved
     found = 0
     for path in sorted(p for p in (workdir / "checkpoints/7").rglob("*") if p.is_file()):
         whole = path.read_bytes()
         damage(path, how)
         try:
-            restored, _ = checkpoint.restore(workdir, 7, abstract(state))
+            restored, _ = store.restore(workdir, 7, abstract(state))
             jax.tree.map(np.testing.assert_array_equal, restored, state)
-        except checkpoint.Corrupt as error:
+        except store.Corrupt as error:
             assert "checkpoint 7 is damaged" in str(error)
             found += 1
         path.write_bytes(whole)
-    assert found >= 3, "the files that hold the arrays and the fingerprints were damaged too"
+    assert found >= 3, "the files with the arrays and the checksums were damaged too"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
-def test_a_fingerprint_changes_with_any_bit_and_with_order(dtype):
+def test_a_checksum_changes_with_any_bit_and_with_order(dtype):
     x = jnp.arange(24).reshape(2, 3, 4).astype(dtype)
-    original = checkpoint.fingerprints({"x": x})
-    assert checkpoint.fingerprints({"x": x[:, ::-1]}) != original
+    original = store.checksums({"x": x})
+    assert store.checksums({"x": x[:, ::-1]}) != original
     for place in [(0, 0, 0), (1, 2, 3)]:
-        assert checkpoint.fingerprints({"x": x.at[place].add(1)}) != original
+        assert store.checksums({"x": x.at[place].add(1)}) != original
 
 
-def test_a_damaged_checkpoint_can_be_set_aside(tmp_path):
-    checkpoint.save_params(tmp_path, 5, make_state()["params"])
-    target = checkpoint.set_aside(tmp_path, 5)
-    assert checkpoint.steps(tmp_path) == [] and target.exists()
+def test_a_damaged_checkpoint_can_be_moved_away(tmp_path):
+    store.save_params(tmp_path, 5, make_state()["params"])
+    target = store.move_damaged(tmp_path, 5)
+    assert store.steps(tmp_path) == [] and target.exists()
 
 
-def test_in_a_bucket_a_checkpoint_is_complete_once_it_says_so(tmp_path, monkeypatch):
-    """There Orbax writes where the checkpoint is to lie, for nothing can be renamed."""
+def test_in_a_bucket_a_checkpoint_is_complete_once_the_marker_is_written(tmp_path, monkeypatch):
+    """A bucket has no rename, so Orbax writes straight to the final path."""
     for step in (4, 8):
-        checkpoint.save_params(tmp_path, step, make_state()["params"])
-    monkeypatch.setattr(checkpoint, "in_bucket", lambda path: True)
-    monkeypatch.setattr(last_words, "place", lambda address: tmp_path)
-    assert checkpoint.steps(tmp_path) == [4, 8] and last_words.going_on("gs://b/r").endswith("from step 8")
-    (checkpoint.directory(tmp_path) / "8" / "commit_success.txt").unlink()
-    assert checkpoint.steps(tmp_path) == [4] and last_words.going_on("gs://b/r").endswith("from step 4")
+        store.save_params(tmp_path, step, make_state()["params"])
+    monkeypatch.setattr(store, "in_bucket", lambda path: True)
+    monkeypatch.setattr(crash_log, "as_path", lambda address: tmp_path)
+    assert store.steps(tmp_path) == [4, 8] and crash_log.resume_hint("gs://b/r").endswith("from step 8")
+    (store.directory(tmp_path) / "8" / "commit_success.txt").unlink()
+    assert store.steps(tmp_path) == [4] and crash_log.resume_hint("gs://b/r").endswith("from step 4")

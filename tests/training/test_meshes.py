@@ -1,7 +1,8 @@
-"""One update of a named config on a mesh of 8 simulated devices is that of one device: loss, gradients, new parameters.
+"""One update of a named config on a mesh of 8 simulated devices equals that on one device: loss, gradients, new
+parameters.
 
-Every day three configs, which have all axes but `context` (tests/kernels/test_attention_on_mesh.py); under `long` every
-config on every mesh that can serve it.
+By default three configs, which have all axes but `context` (see tests/kernels/test_attention_on_mesh.py); under `long`
+every config on every mesh that supports it.
 """
 
 import json
@@ -16,7 +17,7 @@ from tests.tolerances import TOLERANCE
 from tests.training.mesh_worker import DEVICES, MESHES
 
 DAILY = ["llama@fsdp", "gpt2@mixed", "mixtral_8x7b@expert"]
-TEST = "test_an_update_is_that_of_one_device"
+TEST = "test_an_update_equals_that_of_one_device"
 
 
 def cases() -> list:
@@ -37,7 +38,7 @@ def results(request) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_an_update_is_that_of_one_device(results, case):
+def test_an_update_equals_that_of_one_device(results, case):
     result = results[case]
     if "refused" in result:
         assert case not in DAILY
@@ -46,11 +47,11 @@ def test_an_update_is_that_of_one_device(results, case):
         assert result[name] < TOLERANCE["float64"], (name, result[name])
 
 
-def test_a_cut_of_parameters_gathers_and_scatters(results):
+def test_fsdp_gathers_parameters_and_scatters_gradients(results):
     held = results["llama@fsdp"]["collectives"]
     assert {"all-gather", "reduce-scatter"} <= set(held) and "all-to-all" not in held
 
 
 @pytest.mark.parametrize("case", ["mixtral_8x7b@expert", pytest.param("moe@expert-all", marks=pytest.mark.long)])
-def test_a_cut_of_experts_sends_tokens_to_them(results, case):
+def test_the_expert_axis_sends_tokens_to_their_experts(results, case):
     assert "all-to-all" in results[case]["collectives"]

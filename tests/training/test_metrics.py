@@ -1,4 +1,4 @@
-"""Rows, event files, progress and clock: what they say, and that a resumed run says the same as an unbroken one."""
+"""Rows, event files, progress and clock; a resumed run writes the same as an uninterrupted one."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def test_rows_are_flushed_and_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint, killed", [(4, 4), (4, 7), (8, 11), (0, 3), (3, 9)])
-def test_resumed_rows_equal_unbroken_rows(tmp_path, checkpoint, killed):
+def test_rows_of_a_resumed_run_equal_those_of_an_uninterrupted_one(tmp_path, checkpoint, killed):
     (tmp_path / "whole").mkdir(), (tmp_path / "broken").mkdir()
     whole = log_steps(tmp_path / "whole", 0, 1, 12)
     text = log_steps(tmp_path / "broken", 0, 1, killed)
@@ -40,13 +40,13 @@ def test_resumed_rows_equal_unbroken_rows(tmp_path, checkpoint, killed):
     assert log_steps(tmp_path / "broken", checkpoint, checkpoint + 1, 12) == whole
 
 
-def test_rows_in_a_bucket_are_those_of_a_disk(tmp_path, monkeypatch):
+def test_rows_in_a_bucket_equal_those_on_a_disk(tmp_path, monkeypatch):
     whole = log_steps(tmp_path, 0, 1, 12)
     (tmp_path / "metrics.jsonl").unlink()
     monkeypatch.setattr(metrics, "in_bucket", lambda path: True)
     log_steps(tmp_path, 0, 1, 9)
     log = MetricsLog(tmp_path, 4, tensorboard=False)
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5  # of the four steps that the checkpoint has
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5  # rows of the four steps in the checkpoint
     log.write(5, "train", {"loss": 1.6})
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 4
     log.flush()
@@ -77,7 +77,7 @@ def test_numbers_that_are_not_finite_stay_json(tmp_path):
     assert row == {"step": 1, "kind": "train", "loss": None, "norms": [None, 1.0], "note": "a", "ok": True}
 
 
-def test_event_files_hold_every_number_and_purge_what_was_lost(tmp_path):
+def test_event_files_have_every_number_and_purge_lost_steps(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     log_steps(tmp_path, 0, 1, 8, tensorboard=True)
@@ -108,13 +108,13 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def wall(monkeypatch):
-    """A wall clock in the test's hands."""
+    """A wall clock that the test sets."""
     times = {"now": 100.0}
     monkeypatch.setattr(metrics.time, "monotonic", lambda: times["now"])
     return times
 
 
-def test_progress_off_a_terminal_is_few_plain_lines(monkeypatch, wall):
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds(monkeypatch, wall):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     progress = Progress(100, 40, bytes_per_token=2.0)
     for step in range(41, 101):
@@ -146,7 +146,7 @@ def test_progress_on_a_terminal_is_one_bar(monkeypatch, wall):
     assert "step 4/4" in last and "loss 0.693  1.000 bits/byte  50 tokens/s" in last and " left" in last
 
 
-def test_progress_without_an_update_says_nothing(monkeypatch):
+def test_progress_without_an_update_prints_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     Progress(4, 4, bytes_per_token=1.0).close()
     assert sys.stderr.getvalue() == ""
@@ -162,7 +162,7 @@ def make_clock():
 
 def test_clock_counts_every_second_once():
     times, clock = make_clock()
-    times["now"] += 100  # before training begins, and claimed by nobody
+    times["now"] += 100  # before training begins: not counted
     with clock.measure("compile"):
         times["now"] += 4
     clock.begin()
@@ -175,7 +175,7 @@ def test_clock_counts_every_second_once():
     clock.set("input", 1.0)
     clock.set("input", 1.5)
     clock.end()
-    times["now"] += 50  # a sample is written, marks are fitted
+    times["now"] += 50  # a sample is written, baselines are fitted
     expected = {"step": 7.5, "input": 3.5, "evaluation": 1, "checkpoint": 0, "compile": 4} | NOTHING_GONE
     assert clock.state() == {**expected, "tokens": 0}
     shares = clock.shares()
@@ -192,7 +192,7 @@ def test_clock_closes_a_measure_that_raises():
     assert clock.state()["checkpoint"] == 2 and clock.state()["step"] == 1
 
 
-def test_clock_goes_on_over_a_restart():
+def test_clock_continues_after_a_restart():
     def session(state):
         times, clock = make_clock()
         with clock.measure("compile"):
@@ -211,7 +211,7 @@ def test_clock_goes_on_over_a_restart():
     assert clock.tokens_per_second() == 25 and clock.shares()["compile"] == 4 / 44
 
 
-def test_rate_is_of_the_last_updates_without_evaluation():
+def test_rate_covers_the_last_updates_without_evaluation():
     times, clock = make_clock()
     clock.restore({"step": 1000.0, "tokens": 5})
     clock.begin()

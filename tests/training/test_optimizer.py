@@ -1,4 +1,4 @@
-"""Schedules and update rules."""
+"""Learning-rate schedules and update rules, against their equations."""
 
 from dataclasses import replace
 
@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xfresearch.config import Config, OptimizerConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, OptimizerConfig
 from xfresearch.errors import UserError
-from xfresearch.resolving import resolve
-from xfresearch.training.optimizer import SCALINGS, make_optimizer, make_schedule
+from xfresearch.sharding.letters import Axes
+from xfresearch.training.optimizer import SCALINGS, make_schedule, update_rule
 
 CONFIG = OptimizerConfig(learning_rate=1.0, warmup=10, final_fraction=0.1, decay_fraction=0.2)
 
@@ -30,15 +31,21 @@ def test_schedule(schedule, expected):
         np.testing.assert_allclose(rate(step), value, rtol=1e-6)
 
 
+AXES = {
+    "embed": {"table": Axes("VD")},
+    "blocks": {"main": {"attention": {"query": {"kernel": Axes("NDHK", "D", "HK")}}}},
+}
+
+
 def _params():
     kernel = jax.random.normal(jax.random.key(0), (2, 8, 2, 4))
     return {"embed": {"table": jnp.ones((16, 8))}, "blocks": {"main": {"attention": {"query": {"kernel": kernel}}}}}
 
 
 @pytest.mark.parametrize("kind", sorted(SCALINGS))
-def test_every_rule_descends(kind):
+def test_every_update_rule_reduces_the_loss(kind):
     config = OptimizerConfig(kind=kind, learning_rate=0.05, warmup=0, schedule="constant", weight_decay=0.0)
-    optimizer, params = make_optimizer(config, 100), _params()
+    optimizer, params = update_rule(config, 100, AXES), _params()
     loss = lambda p: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(p))  # noqa: E731
     state, first = optimizer.init(params), loss(params)
 
@@ -55,7 +62,7 @@ def test_every_rule_descends(kind):
 @pytest.mark.parametrize("kind", sorted(SCALINGS))
 def test_weight_decay_acts_on_matrices_alone(kind):
     config = OptimizerConfig(kind=kind, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=0.1)
-    params, optimizer = _params(), make_optimizer(config, 100)
+    params, optimizer = _params(), update_rule(config, 100, AXES)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(zeros, optimizer.init(params), params)
     kernel = params["blocks"]["main"]["attention"]["query"]["kernel"]
@@ -63,9 +70,9 @@ def test_weight_decay_acts_on_matrices_alone(kind):
     np.testing.assert_array_equal(updates["embed"]["table"], 0)
 
 
-def test_muon_orthogonalises_each_layer_and_leaves_tables_to_adam():
+def test_muon_orthogonalises_each_layer_and_adam_updates_tables():
     config = OptimizerConfig(kind="muon", learning_rate=1.0, warmup=0, schedule="constant", weight_decay=0.0, clip=0.0)
-    params, optimizer = _params(), make_optimizer(config, 100)
+    params, optimizer = _params(), update_rule(config, 100, AXES)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     kernel = np.asarray(updates["blocks"]["main"]["attention"]["query"]["kernel"]).reshape(2, 8, 8)
     for layer in kernel:
@@ -80,7 +87,7 @@ def test_clipping_bounds_the_global_norm():
     config = OptimizerConfig(
         kind="sgd", beta1=0.0, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=0.0, clip=0.5
     )
-    params, optimizer = _params(), make_optimizer(config, 10)
+    params, optimizer = _params(), update_rule(config, 10, AXES)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     norm = np.sqrt(sum(np.square(u).sum() for u in jax.tree.leaves(updates)))
     np.testing.assert_allclose(norm, 0.5, rtol=1e-5)
@@ -103,18 +110,18 @@ def _sgd(g, state, t):
 
 
 @pytest.mark.parametrize("rule", [_adamw, _lion, _sgd])
-def test_rules_against_their_equations(rule):
-    """p -= rate (step + decay p), with the decay of Loshchilov & Hutter 2019, alg. 2, for matrices."""
+def test_update_rules_against_their_equations(rule):
+    """p -= rate (step + decay p), with weight decay as in Loshchilov & Hutter 2019, alg. 2, for matrices only."""
     given = {"kind": rule.__name__[1:], "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-2, "clip": 0.0, "weight_decay": 0.3}
     config = OptimizerConfig(**given, learning_rate=0.1, warmup=2, schedule="constant")
-    params, optimizer, random = _params(), make_optimizer(config, 100), np.random.default_rng(0)
+    params, optimizer, random = _params(), update_rule(config, 100, AXES), np.random.default_rng(0)
     state, leaves = optimizer.init(params), [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
     states = [(0.0, 0.0)] * len(leaves)
     for t in range(1, 5):
         gradients = [random.standard_normal(leaf.shape) for leaf in leaves]
         for i, g in enumerate(gradients):
             step, states[i] = rule(g, states[i], t)
-            decay = 0.3 * (leaves[i].ndim == 4)  # the kernel, not the table
+            decay = 0.3 * (leaves[i].ndim == 4)  # the kernel decays, the table does not
             leaves[i] = leaves[i] - 0.1 * min(1, t / 2) * (step + decay * leaves[i])
         updates, state = optimizer.update(jax.tree.unflatten(jax.tree.structure(params), gradients), state, params)
         params = jax.tree.map(jnp.add, params, updates)
@@ -128,7 +135,7 @@ ADAGRAD = OptimizerConfig(
 
 
 def _tensors(tree, layers: int = 2):
-    """{name: float64 array} with the layers of a stack as arrays of their own, as PyTorch keeps them."""
+    """{name: float64 array} with one array per layer of a stack, as in PyTorch."""
     kernel = np.asarray(tree["blocks"]["main"]["attention"]["query"]["kernel"], np.float64)
     return {"table": np.asarray(tree["embed"]["table"], np.float64)} | {i: kernel[i] for i in range(layers)}
 
@@ -137,11 +144,13 @@ def _tensors(tree, layers: int = 2):
 def test_adagrad_against_the_equations(clip_by):
     """sum += g^2, p -= rate g / (sqrt(sum) + epsilon), rate = learning_rate min(1, t / warmup).
 
-    'tensor' (Sukhbaatar et al. 2019, their code): rate is multiplied by min(1, clip / |g|), |g| the norm of one tensor, and
-    sum adds up the unclipped g. 'global': first g is multiplied by min(1, clip / |g|), |g| the norm over all tensors.
+    'tensor' (Sukhbaatar et al. 2019, their code): rate is multiplied by min(1, clip / |g|), where |g| is the norm of
+    one tensor, and sum uses the unclipped g. 'global': g is first multiplied by min(1, clip / |g|), where |g| is the
+    norm over all tensors.
     """
-    config, scale = replace(ADAGRAD, clip_by=clip_by), {"table": 0.05, 0: 1.0, 1: 0.1}  # only layer 0 is above the clip
-    params, optimizer, random = _params(), make_optimizer(config, 100), np.random.default_rng(0)
+    config = replace(ADAGRAD, clip_by=clip_by)
+    scale = {"table": 0.05, 0: 1.0, 1: 0.1}  # only the gradient of layer 0 is above the clip
+    params, optimizer, random = _params(), update_rule(config, 100, AXES), np.random.default_rng(0)
     state, expected, sums = optimizer.init(params), _tensors(params), dict.fromkeys(scale, 0.0)
     for step in range(1, 5):
         g = {name: scale[name] * random.standard_normal(p.shape) for name, p in expected.items()}
@@ -162,8 +171,8 @@ def test_adagrad_against_the_equations(clip_by):
         np.testing.assert_allclose(found, expected[name], rtol=2e-5, atol=2e-6)
 
 
-def test_adagrad_leaves_what_has_no_gradient_and_knows_no_epsilon():
-    params, optimizer = _params(), make_optimizer(replace(ADAGRAD, epsilon=0.0, clip_by="tensor"), 10)
+def test_adagrad_does_not_move_parameters_without_a_gradient_even_if_epsilon_is_0():
+    params, optimizer = _params(), update_rule(replace(ADAGRAD, epsilon=0.0, clip_by="tensor"), 10, AXES)
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
 
@@ -172,9 +181,9 @@ def test_adagrad_leaves_what_has_no_gradient_and_knows_no_epsilon():
     "changes, key, allowed",
     [
         ({"kind": "adamw"}, "clip_by='tensor'", "'global' unless optimizer.kind='adagrad'"),
-        ({"clip": 0.0}, "clip=0.0", "above 0 under clip_by='tensor'"),
+        ({"clip": 0.0}, "clip=0.0", "above 0 with clip_by='tensor'"),
     ],
 )
-def test_steps_are_clipped_by_tensor_for_adagrad_alone(changes, key, allowed):
+def test_clipping_by_tensor_needs_adagrad_and_a_clip(changes, key, allowed):
     with pytest.raises(UserError, match=f"config.optimizer.{key} is not allowed: it must be {allowed}"):
         resolve(Config(optimizer=replace(ADAGRAD, clip_by="tensor", **changes)))

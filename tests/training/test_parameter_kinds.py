@@ -1,8 +1,8 @@
-"""Which parameters decay and which Muon takes, by a table written by hand: matrices of linear maps, and nothing else.
+"""Weight decay and Muon apply to matrices of linear maps and to nothing else, by a table written by hand.
 
-GPT-2's and Llama's practice: no decay of norms, gains, biases, embeddings and positions. Experts, and slots of attention
-(keys and values of a layer that reads them by a softmax), are matrices (Sukhbaatar et al. 2019, sec. 3). Muon's authors
-leave embeddings, the head and all vectors to Adam (Jordan et al. 2024).
+As in GPT-2 and Llama, norms, gains, biases, embeddings and positions do not decay. Experts are matrices, and so are
+slots of attention: keys and values of a layer that reads them by a softmax (Sukhbaatar et al. 2019, sec. 3). Muon's
+authors use Adam for embeddings, the head and all vectors (Jordan et al. 2024).
 """
 
 import itertools
@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL
-from xfresearch.config import OptimizerConfig
+from xfresearch.config.run import OptimizerConfig
 from xfresearch.models import transformer
-from xfresearch.models.axes import path_name
-from xfresearch.training.optimizer import make_optimizer
+from xfresearch.training.optimizer import update_rule
+from xfresearch.trees import path_name
 
-# {path: what each dimension is, for each rank}: b one matrix for each, i inputs, o outputs; the first b are stacked layers.
+# {path: the role of each dimension, for each rank}: b batch (one matrix per index), i inputs, o outputs. The first b
+# are stacked layers.
 MATRICES = {
     "block/attention/query/kernel": "bioo",
     "block/attention/key/kernel": "bioo",
@@ -28,7 +29,7 @@ MATRICES = {
     "block/attention/output/kernel": "biio",
     "block/attention/lambda_key/kernel": "bioo",
     "block/attention/lambda_value/kernel": "bioo",
-    "block/attention/memory/key": "bibo boi",  # a matrix of slots for each head; of the width, like W_up transposed
+    "block/attention/memory/key": "bibo boi",  # one matrix of slots per head; one of the width, like W_up transposed
     "block/attention/memory/value": "bibo bio",
     "block/feed_forward/up/kernel": "bio",
     "block/feed_forward/gate/kernel": "bio",
@@ -64,7 +65,7 @@ def kind_of(path: str) -> str:
 
 
 def letters(kind: str, ndim: int) -> str:
-    """What the dimensions of a parameter are; b alone where it is no matrix."""
+    """The roles of the dimensions of a parameter; only b if it is not a matrix."""
     forms = MATRICES[kind].split() if kind in MATRICES else ["b" * ndim]
     return next(form for form in forms if len(form) == ndim)
 
@@ -73,7 +74,12 @@ def leaves(tree) -> dict:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-KINDS = {(kind_of(p), x.ndim) for config in ALL.values() for p, x in leaves(transformer.abstract(config)).items()}
+# {(kind, number of dimensions): its letters}
+KINDS = {
+    (kind_of(path), len(axes.letters)): axes
+    for config in ALL.values()
+    for path, axes in leaves(transformer.axes(config)).items()
+}
 
 
 def test_every_parameter_is_in_the_table():
@@ -82,37 +88,51 @@ def test_every_parameter_is_in_the_table():
     assert MATRICES.keys() - paths == set()
 
 
-@pytest.fixture(scope="module")
-def params():
-    """A parameter of each kind; of one that has two ranks, each is in a block of its own."""
-    random, tree = np.random.default_rng(0), {}
+def tree_of(value) -> dict:
+    """value(kind, number of dimensions) of each kind of parameter, as a tree; kinds of two ranks are in two blocks."""
+    tree = {}
     for kind, ndim in sorted(KINDS):
         *folders, name = kind.replace("block/", f"blocks/of_{ndim}/").split("/")
         inner = tree
         for folder in folders:
             inner = inner.setdefault(folder, {})
-        sizes = [SIZES[letter] for letter in letters(kind, ndim)]
-        inner[name] = jnp.asarray(random.standard_normal(sizes), jnp.float32)
+        inner[name] = value(kind, ndim)
     return tree
+
+
+AXES = tree_of(lambda kind, ndim: KINDS[kind, ndim])
+
+
+@pytest.fixture(scope="module")
+def params():
+    """A parameter of each kind."""
+    random = np.random.default_rng(0)
+
+    def draw(kind, ndim):
+        sizes = [SIZES[letter] for letter in letters(kind, ndim)]
+        return jnp.asarray(random.standard_normal(sizes), jnp.float32)
+
+    return tree_of(draw)
 
 
 def first_update(rule: str, params, gradients, decay: float) -> dict:
     """{path: update}, at a learning rate of 1."""
     config = OptimizerConfig(kind=rule, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=decay, clip=0.0)
-    optimizer = make_optimizer(config, 10)
+    optimizer = update_rule(config, 10, AXES)
     return leaves(jax.jit(lambda: optimizer.update(gradients, optimizer.init(params), params)[0])())
 
 
 @pytest.mark.parametrize("rule", ["adamw", "muon"])
-def test_matrices_decay_and_nothing_else(rule, params):
+def test_only_matrices_decay(rule, params):
     update = first_update(rule, params, jax.tree.map(jnp.zeros_like, params), decay=0.1)
     for path, param in leaves(params).items():
         expected = -0.1 * param if kind_of(path) in MATRICES else 0 * param
         np.testing.assert_allclose(update[path], expected, rtol=1e-6, err_msg=path)
 
 
-def test_muon_takes_matrices_and_nothing_else(params):
-    """Its update has the gradient's singular vectors, and singular values near each other; Adam's first one is a sign."""
+def test_muon_updates_only_matrices(params):
+    """Muon's update has the gradient's singular vectors and singular values close to each other. Adam's first update is
+    the sign of the gradient."""
     update = first_update("muon", params, params, decay=0.0)
     for path, gradient in leaves(params).items():
         if kind_of(path) not in MATRICES:

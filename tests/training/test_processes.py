@@ -1,6 +1,7 @@
-"""Many processes are one run: the same batches and losses as a single one, through kills, notices and other process counts.
+"""Several processes train as one: the same batches and losses as a single process, after kills and preemption notices
+too, and with other numbers of processes.
 
-All of it through the command line, on this machine's CPU, where processes speak through Gloo.
+All tests use the command line on this machine's CPU, where the processes communicate through Gloo.
 """
 
 import json
@@ -14,14 +15,14 @@ import time
 import pytest
 
 from tests.tolerances import TOLERANCE
-from tests.training.processes import HEARTBEAT, ROOT, Processes, free_port, heeds
+from tests.training.processes import HEARTBEAT, ROOT, Processes, free_port, handles
 from tests.training.processes_worker import MESHES, STEPS, digest
-from xfresearch import config_io
+from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.training import checkpoint
 
 LAST = 12
-TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch that two processes do not divide
+TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch size that two processes do not divide
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +67,16 @@ def losses(workdir, after: int = 0) -> dict:
     return {(row["step"], row["kind"]): row["loss"] for row in curve(workdir) if row["step"] > after}
 
 
-def fingerprints(workdir, step: int = LAST) -> dict:
-    return json.loads((checkpoint.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+def checksums(workdir, step: int = LAST) -> dict:
+    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
 
 
 def copied_back_to(step: int, source, target):
-    """A copy of a run as if it had been killed after the checkpoint of `step`."""
+    """A copy of a run, as if it had been killed after the checkpoint of `step`."""
     shutil.copytree(source, target)
-    for later in checkpoint.steps(target):
+    for later in store.steps(target):
         if later > step:
-            shutil.rmtree(checkpoint.directory(target) / str(later))
+            shutil.rmtree(store.directory(target) / str(later))
     return target
 
 
@@ -88,17 +89,17 @@ def single(tmp_path_factory, cache):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    """Four processes, parameters and heads cut across them, that find the cache cold; and what they said."""
+    """A run of four processes that shard parameters and heads and start with an empty cache; and their outputs."""
     workdir, cold = tmp_path_factory.mktemp("four"), tmp_path_factory.mktemp("cold")
     ended = train(4, workdir, cold, "--config.mesh.fsdp=2", "--config.mesh.tensor=2").succeed()
-    assert list((cold / "compiled").glob("jit_train_step*")), "compiled programs are kept"
+    assert list((cold / "compiled").glob("jit_train_step*")), "compiled programs are cached"
     return workdir, ended
 
 
 def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     ended = Processes(4, "tests.training.processes_worker", *flags(cache), devices=2).succeed()
     found = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
-    config = config_io.parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
+    config = parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
     batches = [Batches(config).batch(step) for step in STEPS]
     batches += evaluation_batches(prepare(config, "validation"), config.batch_size, 2 * config.batch_size - 3)
     expected = [digest(batch) for batch in batches]
@@ -119,20 +120,20 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     assert [process["errors"][2] for process in found[1:]] == [failed] * 3
     assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
     other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
-    heard = ["None", f"every process needs the config that process 0 has: {other}"]
+    heard = ["None", f"every process needs the config of process 0: {other}"]
     assert [process["mistaken"] for process in found] == [heard] * 4
-    assert [process["trimmed"] for process in found] == [128] * 4  # 0.3 x 400 + 4 steps, to a multiple of 64
+    assert [process["reach"] for process in found] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
     heard = found[0]["damaged"]
     assert [process["damaged"] for process in found] == [heard] * 4
     assert heard["whole"] == "read" and all(heard[what].endswith("(in process 1)") for what in ("params", "meta"))
-    assert "params/w does not have the fingerprint" in heard["meta"]
+    assert "params/w does not have the checksum" in heard["meta"]
 
 
 def test_the_profile_window_is_written(single):
     assert len(list((single / "profile").rglob("*.xplane.pb"))) == 1
 
 
-def test_four_processes_learn_as_one_and_only_the_first_speaks(single, four):
+def test_four_processes_train_as_one_and_only_the_first_prints(single, four):
     workdir, ended = four
     assert losses(workdir) == pytest.approx(losses(single), rel=TOLERANCE["float32"])
     assert "report" in ended[0][1] and (workdir / "report.html").exists()
@@ -142,21 +143,21 @@ def test_four_processes_learn_as_one_and_only_the_first_speaks(single, four):
     assert not (workdir / "errors").exists()
 
 
-def test_a_checkpoint_of_four_goes_on_in_one(single, four, cache, tmp_path):
+def test_one_process_resumes_from_a_checkpoint_of_four(single, four, cache, tmp_path):
     workdir = copied_back_to(4, four[0], tmp_path / "run")
-    train(1, workdir, cache).succeed()  # every array read has the fingerprint that four processes wrote
+    train(1, workdir, cache).succeed()  # verifies the checksums that four processes wrote
     assert losses(workdir, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, single, cache):
-    """Two processes that go on from a single one's checkpoint."""
+    """A run of two processes that resumes from the checkpoint of a single one."""
     workdir = copied_back_to(4, single, tmp_path_factory.mktemp("two") / "run")
     train(2, workdir, cache, *TWO).succeed()
     return workdir
 
 
-def test_a_checkpoint_of_one_goes_on_in_two(single, two):
+def test_two_processes_resume_from_a_checkpoint_of_one(single, two):
     assert losses(two, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
@@ -176,20 +177,20 @@ def test_two_processes_evaluate_as_one(two, tmp_path):
     }
 
 
-def stopped_by_a_notice(index: int, count: int, workdir, cache, *overrides, when, number=signal.SIGTERM, **kwargs):
-    """The step at which a run ends that is told to by a signal to one of its processes."""
+def stopped_by_a_signal(index: int, count: int, workdir, cache, *overrides, when, number=signal.SIGTERM, **kwargs):
+    """Sends a signal to one process of a run when `when()` is true. Returns the step at which all of them stop."""
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
-        processes.until(lambda: when() and heeds(signal.SIGTERM, processes[index]))
+        processes.until(lambda: when() and handles(signal.SIGTERM, processes[index]))
         processes[index].send_signal(number)
         ended = processes.succeed()
-    step = checkpoint.steps(workdir)[-1]
-    assert f"[process 0] SIGTERM: saved step {step}; the same command goes on from there" in ended[0][2]
+    step = store.steps(workdir)[-1]
+    assert f"[process 0] SIGTERM: saved step {step}; the same command resumes from there" in ended[0][2]
     assert not (workdir / "errors").exists()
     return step
 
 
 def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwargs) -> None:
-    """One of the processes of a run dies when there are some more `rows`; the others say so and end in time."""
+    """Kills one process of a run after `rows` more rows. The others must report it and end in time."""
     before = rows_written(workdir)
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
         processes.until(lambda: rows_written(workdir) >= before + rows)
@@ -198,7 +199,7 @@ def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwar
         ended = processes.finish()
         took = time.time() - began
     assert took < HEARTBEAT + 15
-    saved = checkpoint.steps(workdir)[-1]
+    saved = store.steps(workdir)[-1]
     for number, (code, _, err) in enumerate(ended):
         last = err.splitlines()[-1]
         assert code != 0
@@ -206,25 +207,25 @@ def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwar
         if number == index:
             assert last.startswith(f"[process {index}] stopped: process {index} of {count} was killed or crashed")
         else:
-            gone = f"[process {number}] stopped: process {index} of {count} is gone; the same command goes on from "
-            assert last.startswith(f"{gone}step {saved} "), err[-3000:]
+            lost = f"[process {number}] stopped: process {index} of {count} is lost; the same command resumes from "
+            assert last.startswith(f"{lost}step {saved} "), err[-3000:]
 
 
-def test_two_told_to_stop_then_one_killed_end_bit_for_bit_like_the_unbroken_run(single, two, cache, tmp_path):
+def test_two_processes_stopped_then_killed_end_bit_for_bit_like_the_uninterrupted_run(single, two, cache, tmp_path):
     workdir = copied_back_to(4, single, tmp_path / "run")
     begun = (workdir / "run.json").stat().st_mtime
-    early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # data are there, the step is compiled now
-    assert 4 < stopped_by_a_notice(1, 2, workdir, cache, *TWO, **early) < LAST
+    early = {"when": lambda: (workdir / "run.json").stat().st_mtime > begun}  # while the step is compiled
+    assert 4 < stopped_by_a_signal(1, 2, workdir, cache, *TWO, **early) < LAST
     killed(1, 2, workdir, cache, *TWO, rows=2)
     ended = train(2, workdir, cache, *TWO, f"--json={tmp_path}/results.json").succeed()
-    assert fingerprints(workdir) == fingerprints(two)
+    assert checksums(workdir) == checksums(two)
     assert curve(workdir) == curve(two)
     assert_all_time_is_accounted_for(workdir, json.loads((tmp_path / "results.json").read_text()))
     assert "goodput" in ended[0][1] and "4 starts" in ended[0][1]
 
 
 def assert_all_time_is_accounted_for(workdir, results: dict) -> None:
-    """From the first start on: the steps of the killed processes, the time between processes and everything measured."""
+    """From the first start on: steps of the killed processes, time between processes, and all measured time."""
     first = json.loads((workdir / "run.json").read_text())["starts"][0]["seconds"]
     last_row = (workdir / "metrics.jsonl").stat().st_mtime
     assert last_row - first - 2 < results["wall_seconds"] < time.time() - first
@@ -235,20 +236,20 @@ def assert_all_time_is_accounted_for(workdir, results: dict) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("index", range(4))
-def test_a_notice_to_any_of_four_stops_all_at_one_step(cache, tmp_path, index, number):
+def test_a_signal_to_any_of_four_processes_stops_all_at_one_step(cache, tmp_path, index, number):
     middle = {"when": lambda: rows_written(tmp_path) >= 5}
-    step = stopped_by_a_notice(index, 4, tmp_path, cache, **middle, number=number, steps=400)
+    step = stopped_by_a_signal(index, 4, tmp_path, cache, **middle, number=number, steps=400)
     assert [row["step"] for row in curve(tmp_path) if row["kind"] == "train"] == list(range(1, step + 1))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("index", range(4))
-def test_any_of_four_killed_ends_all(cache, tmp_path, index):
+def test_killing_any_of_four_processes_ends_all(cache, tmp_path, index):
     killed(index, 4, tmp_path, cache, rows=9, steps=400)
 
 
 def test_mistakes_are_one_line_in_every_process(single, cache):
-    """A directory of another run is process 0's to see, and everyone's end; the launcher is one that JAX detects."""
+    """Only process 0 sees that the directory belongs to another run, and all end. JAX detects the launcher here."""
     with train(2, single, cache, "--config.optimizer.learning_rate=0.5", by="slurm") as processes:
         began = time.time()
         ended = processes.finish()
@@ -258,36 +259,36 @@ def test_mistakes_are_one_line_in_every_process(single, cache):
     assert time.time() - began < 60
 
 
-HEED = """
+PREEMPTED = """
 import os, signal, sys, time
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 from xfresearch import command, distributed
 parser = command.Parser()
 distributed.add_flags(parser)
 with distributed.joined(parser.parse_args(sys.argv[2:])):
-    distributed._job = distributed.Job(0, 1, 6, ".", None)  # one alone, as if it were one of many
+    distributed._job = distributed.Job(0, 1, 6, ".", None)  # a single process that acts as one of several
     if sys.argv[1] != "never":
-        distributed.heed_notices(True)
+        distributed.handle_preemption(True)
         os.kill(os.getpid(), signal.SIGTERM)
         asked = 0
         while not reached_preemption_sync_point(asked):
             asked += 1
             time.sleep(0.05)
         print("noted", flush=True)
-        distributed.heed_notices(False)
+        distributed.handle_preemption(False)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(20)
 """
 
 
-@pytest.mark.parametrize("heeded", ["never", "for a time"])
-def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(heeded):
+@pytest.mark.parametrize("handled", ["never", "for a time"])
+def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled):
     one = [f"--coordinator=localhost:{free_port()}", "--processes=1", "--process=0"]
     done = subprocess.run(
-        [sys.executable, "-c", HEED, heeded, *one], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PREEMPTED, handled, *one], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == -signal.SIGTERM, done.stderr
-    assert done.stdout == ("" if heeded == "never" else "noted\n")
+    assert done.stdout == ("" if handled == "never" else "noted\n")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,7 @@ def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(heeded):
         ("--heartbeat=1", "--heartbeat=1 is not allowed"),
     ],
 )
-def test_flags_in_part_are_refused_by_name(given, words):
+def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
     from xfresearch import command, distributed
     from xfresearch.errors import UserError
 

@@ -1,4 +1,4 @@
-"""The report in a real browser: no console message, no request; and what it says."""
+"""The report: its contents, and in a real browser no console message and no request."""
 
 import dataclasses
 import json
@@ -10,11 +10,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.report import _busiest, short, visible, write_report
 
-MARKS = {"unigram entropy": 4.699, "byte trigram": 2.859, "xz -9": 2.012}
+BASELINES = {"unigram entropy": 4.699, "byte trigram": 2.859, "xz -9": 2.012}
 HOSTILE = "<script>console.error('sample')</script><img src='http://example.invalid/x.png'>"
 SAMPLE = f'    """Return the arguments.\x00"""\n    if len(names) < 2:\n        return {HOSTILE}\n\tnaïve été\udc80\n'
 
@@ -36,7 +36,7 @@ def report(tmp_path):
         tmp_path,
         config=dataclasses.asdict(Config()),
         machine={"cpu": "Some Processor", "cores": 2, "memory_gb": 25.3, "jax": "0.10.2", "commit": "803ab78" * 5},
-        marks=MARKS,
+        baselines=BASELINES,
         result={
             "bits_per_byte": 1.816,
             "loss": 1.2588,
@@ -55,14 +55,14 @@ def report(tmp_path):
 
 
 def chromium() -> str:
-    """The browser to test with; skips with a word where there is none. $CHROMIUM overrides."""
+    """The browser to test with, by default one on PATH. $CHROMIUM overrides. Skips if there is none."""
     names = [os.environ["CHROMIUM"]] if "CHROMIUM" in os.environ else ["chromium", "chromium-browser", "google-chrome"]
     found = next(filter(None, map(shutil.which, names)), None)
     return found or pytest.skip(f"no browser on this machine: looked for {', '.join(names)}")
 
 
 def browse(page, directory, *flags) -> tuple[list[str], list[str]]:
-    """Opens `page` in a fresh headless browser, takes a screenshot: (console messages, URLs that the page asked for)."""
+    """Opens `page` in a headless browser. (console messages, URLs that the page requested), and a screenshot."""
     net_log, picture = directory / "net.json", directory / "page.png"
     quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
     command = [
@@ -82,13 +82,13 @@ def browse(page, directory, *flags) -> tuple[list[str], list[str]]:
     requests = [
         event["params"] for event in log["events"] if event["type"] == started and "url" in event.get("params", {})
     ]
-    # the browser's own errands (updates, accounts) have no page as their initiator
+    # requests of the browser itself (updates, accounts) have no page as their initiator
     asked = [request["url"] for request in requests if request.get("initiator") != "not an origin"]
     return re.findall(r":CONSOLE.*\] (.*)", done.stderr), asked
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_browser_has_nothing_to_say_and_asks_for_nothing(report, tmp_path, scheme):
+def test_the_browser_logs_nothing_and_requests_nothing(report, tmp_path, scheme):
     flags = [f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"]
     assert browse(report, tmp_path, *flags) == ([], [])
     from matplotlib.image import imread
@@ -97,7 +97,7 @@ def test_browser_has_nothing_to_say_and_asks_for_nothing(report, tmp_path, schem
     assert corner > 0.9 if scheme == "light" else corner < 0.2
 
 
-def test_browser_would_have_said_and_asked(tmp_path):
+def test_a_bad_page_would_log_and_request(tmp_path):
     """The check above can fail."""
     bad = tmp_path / "bad.html"
     bad.write_text(f"<!doctype html><title>bad</title><h1>{'bad ' * 400}</h1>" + HOSTILE)
@@ -105,7 +105,7 @@ def test_browser_would_have_said_and_asked(tmp_path):
     assert "sample" in console[0] and asked == ["http://example.invalid/x.png"]
 
 
-def test_nothing_in_the_file_points_outside(report):
+def test_the_file_has_no_external_links(report):
     html = report.read_text()
     tags = re.findall(r"<[^!][^>]*>", html)
     assert not [tag for tag in tags if re.match(r"<(script|img|link|iframe|object|embed|base|form|a)\b", tag)]
@@ -115,7 +115,7 @@ def test_nothing_in_the_file_points_outside(report):
     assert "url(" not in style and "@import" not in style and "Content-Security-Policy" in html
 
 
-def test_report_says_what_it_was_given(report):
+def test_the_report_has_all_that_it_was_given(report):
     html = report.read_text()
     assert '<div class="figure">1.816</div>' in html and "1.05M" in html and "87.1 %" in html
     assert re.findall(r'width: ([\d.]+)%"></i><span[^>]*>([\d.]+)', html) == [
@@ -131,31 +131,31 @@ def test_report_says_what_it_was_given(report):
         assert text in html
 
 
-def test_same_run_same_bytes(report, tmp_path):
-    arguments = dict(config=dataclasses.asdict(Config()), machine={}, marks=MARKS, result={"bits_per_byte": 2.0})
-    arguments |= dict(sample="", prompt="", commands={})
+def test_the_same_run_gives_the_same_bytes(report, tmp_path):
+    arguments = dict(config=dataclasses.asdict(Config()), machine={}, baselines=BASELINES)
+    arguments |= dict(result={"bits_per_byte": 2.0}, sample="", prompt="", commands={})
     first = write_report(tmp_path, **arguments).read_bytes()
     assert write_report(tmp_path, **arguments).read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "report.html"]
 
 
-def test_run_without_evaluation_or_marks(tmp_path):
+def test_run_without_evaluation_or_baselines(tmp_path):
     log = MetricsLog(tmp_path, 0, tensorboard=False)
     log.write(1, "train", {"loss": 5.0})
     log.close()
-    arguments = dict(machine={}, marks={}, result={}, sample="", prompt="", commands={})
+    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={})
     html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
     assert html.count("<svg") == 1 and 'class="figure"' not in html
 
 
-def test_load_of_experts(tmp_path):
-    """A line for each layer, from an even load up."""
+def test_the_chart_of_the_busiest_expert(tmp_path):
+    """One line per layer; an even load is 1."""
     log = MetricsLog(tmp_path, 0, tensorboard=False)
     for step in (1, 2, 3):
         log.write(step, "train", {"router_load": {"main": [[0.5, 0.5], [1.0, 0.0]], "other": [[0.1 * step, 0.2, 0.2]]}})
     log.close()
     assert _busiest({"a": [[0.5, 0.5], [1.0, 0.0]], "b": [[0.1, 0.2, 0.2, 0.5]]}) == [1, 2, 2]
-    arguments = dict(machine={}, marks={}, result={}, sample="", prompt="", commands={})
+    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={})
     html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
     assert html.count("<svg") == 1 and html.count("stroke: var(--training)") == 3 and "Busiest expert" in html
 

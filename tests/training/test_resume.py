@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped, damaged, forked or moved go on as if nothing had happened. All through the command line."""
+"""Runs that are killed, stopped, damaged, forked or moved resume exactly. All tests use the command line."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch.training import checkpoint
+from xfresearch.checkpoints import store
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 160
@@ -26,7 +26,7 @@ def cache(tmp_path_factory):
 
 
 def command(workdir, cache, *overrides, config="configs/moe.py:tiny"):
-    """A small run with everything that has to be restored: averaged weights, dropout, evaluation, background saves."""
+    """A small run with everything that resume must restore: averaged weights, dropout, evaluation, background saves."""
     keys = {
         "steps": STEPS,
         "checkpoint.every": 9,
@@ -67,8 +67,8 @@ def curve(workdir) -> list[dict]:
 
 
 def final_state(workdir, step=STEPS) -> dict:
-    """Fingerprints of every array of a checkpoint: equal fingerprints written from equal bits."""
-    return json.loads((checkpoint.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+    """Checksums of every array of a checkpoint. Equal bits have equal checksums."""
+    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
 
 
 def assert_same_run(workdir, other) -> None:
@@ -90,16 +90,16 @@ def lines(workdir) -> int:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path, cache, unbroken, kills):
+def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_run(tmp_path, cache, unbroken, kills):
     rng, workdir, while_saving = random.Random(0), tmp_path / "killed", 0
     for number in range(kills):
         process = start(workdir, cache)
         if number % 3 == 2:  # while a checkpoint is being written
-            kill_when(process, lambda: any(checkpoint.directory(workdir).glob("*tmp*")))
-            while_saving += any(checkpoint.directory(workdir).glob("*tmp*"))
+            kill_when(process, lambda: any(store.directory(workdir).glob("*tmp*")))
+            while_saving += any(store.directory(workdir).glob("*tmp*"))
         else:
             before = lines(workdir)
-            rows = rng.randrange(1, 14) if number else 2  # the first before there is a checkpoint
+            rows = rng.randrange(1, 14) if number else 2  # the first kill is before the first checkpoint
             kill_when(
                 process, lambda before=before, rows=rows: lines(workdir) >= before + rows or lines(workdir) < before
             )
@@ -109,14 +109,14 @@ def test_kills_at_random_moments_end_bit_for_bit_like_the_unbroken_run(tmp_path,
     assert_same_run(workdir, unbroken)
 
 
-def test_rows_say_how_each_layer_routes(unbroken):
+def test_rows_have_the_routing_of_each_layer(unbroken):
     row = next(row for row in curve(unbroken) if row["kind"] == "train")
     load_RE, margin_R = row["router_load"]["main"], row["router_margin"]["main"]
     assert len(load_RE) == len(margin_R) == 2 and all(len(load_E) == 8 for load_E in load_RE)
     assert all(abs(sum(load_E) - 1) < 1e-5 for load_E in load_RE)
 
 
-def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
+def test_sigterm_saves_reports_it_and_exits_with_0(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
     while lines(tmp_path) < 20:
         assert process.poll() is None
@@ -125,7 +125,7 @@ def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 0, stderr[-2000:]
     assert "saved" in stderr and "SIGTERM" in stderr
-    assert checkpoint.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
+    assert store.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
     run(tmp_path, cache)
     assert_same_run(tmp_path, unbroken)
 
@@ -133,20 +133,20 @@ def test_sigterm_saves_says_so_and_exits_with_0(tmp_path, cache, unbroken):
 @pytest.mark.parametrize("how", ["truncated", pytest.param("altered", marks=pytest.mark.long)])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache, unbroken, how):
     shutil.copytree(unbroken, tmp_path / "run")
-    newest = Path(checkpoint.directory(tmp_path / "run") / str(STEPS))
+    newest = Path(store.directory(tmp_path / "run") / str(STEPS))
     largest = max((p for p in (newest / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 0xFF
     largest.write_bytes(data[: len(data) // 2] if how == "truncated" else data)
     done = run(tmp_path / "run", cache)
     assert f"checkpoint {STEPS} is damaged" in done.stderr
-    assert "Traceback" not in done.stderr  # of the arrays that Orbax gave up with the first that could not be read
+    assert "Traceback" not in done.stderr  # of arrays that Orbax abandons after the first that cannot be read
     assert_same_run(tmp_path / "run", unbroken)
 
 
 @pytest.mark.long  # every day: tests/training/test_processes.py
 def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, unbroken):
-    """The sums are taken in another order, so losses agree to rounding; the data agrees exactly (tests/data)."""
+    """Sums have another order, so losses agree up to rounding. The data agrees exactly (see tests/data)."""
     done = run(tmp_path, cache, "--config.mesh.fsdp=2", "--config.steps=20", "--config.checkpoint.every=20", devices=4)
     assert done.returncode == 0
     single = run(tmp_path / "single", cache, "--config.steps=20", "--config.checkpoint.every=20")
@@ -158,23 +158,23 @@ def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, 
 @pytest.mark.long  # every day: tests/training/test_processes.py
 def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
-    shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
-    uneven = "--config.evaluation.batch_size=3"  # which two devices do not divide
+    shutil.rmtree(store.directory(tmp_path / "run") / str(STEPS))
+    uneven = "--config.evaluation.batch_size=3"  # two devices do not divide 3
     done = run(tmp_path / "run", cache, "--config.mesh.fsdp=2", uneven, devices=2)
     assert "config" not in done.stderr.splitlines()[-1]
     last, expected = curve(tmp_path / "run")[-1], curve(unbroken)[-1]
     assert last["step"] == STEPS and last["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 
 
-def test_a_fork_goes_on_with_another_config(tmp_path, cache, unbroken):
+def test_a_fork_resumes_with_another_config(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     longer = f"--config.steps={STEPS + 5}"
     run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", longer, "--fork")
-    assert checkpoint.steps(tmp_path / "run")[-1] == STEPS + 5
+    assert store.steps(tmp_path / "run")[-1] == STEPS + 5
     assert json.loads((tmp_path / "run" / "config.json").read_text())["optimizer"]["learning_rate"] == 0.001
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_what_is_good(tmp_path, cache):
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(tmp_path, cache):
     explode = ["--config.optimizer.kind=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.clip=0.0"]
     done = run(tmp_path, cache, *explode, "--config.checkpoint.every=1", check=False)
     assert done.returncode == 1
@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_what_is_good(tmp_path
         r"stopped: the loss or gradient of step (\d+) \(batch (\d+)\) is not finite; the last good checkpoint is step (\d+)",
         done.stderr.splitlines()[-1],
     ).groups()
-    assert int(step) - 1 == int(batch) == int(good) == checkpoint.steps(tmp_path)[-1]
+    assert int(step) - 1 == int(batch) == int(good) == store.steps(tmp_path)[-1]
 
 
 def limit_file_size(size: int):
@@ -190,15 +190,15 @@ def limit_file_size(size: int):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def test_a_write_that_fails_stops_the_run_and_leaves_what_was_saved(tmp_path, cache, unbroken):
-    """A file-size limit stands for the full disk: both make write() fail in the middle of a checkpoint."""
+def test_a_failed_write_stops_the_run_and_leaves_earlier_checkpoints_intact(tmp_path, cache, unbroken):
+    """A file-size limit acts like a full disk: both make write() fail in the middle of a checkpoint."""
     shutil.copytree(unbroken, tmp_path / "run")
-    shutil.rmtree(checkpoint.directory(tmp_path / "run") / str(STEPS))
-    good = checkpoint.steps(tmp_path / "run")[-1]
-    room = (tmp_path / "run" / "metrics.jsonl").stat().st_size + 20_000  # for rows, and not for a checkpoint
-    done = run(tmp_path / "run", cache, check=False, preexec_fn=lambda: limit_file_size(room))
+    shutil.rmtree(store.directory(tmp_path / "run") / str(STEPS))
+    good = store.steps(tmp_path / "run")[-1]
+    limit = (tmp_path / "run" / "metrics.jsonl").stat().st_size + 20_000  # enough for rows, not for a checkpoint
+    done = run(tmp_path / "run", cache, check=False, preexec_fn=lambda: limit_file_size(limit))
     assert done.returncode == 1, done.stderr[-1500:]
     assert f"the last checkpoint, step {good}, is intact" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr  # of TensorStore's threads, which go on with the arrays that were given up
+    assert "Traceback" not in done.stderr  # of TensorStore's threads, which continue with abandoned arrays
     run(tmp_path / "run", cache)
     assert_same_run(tmp_path / "run", unbroken)

@@ -1,4 +1,4 @@
-"""Routing in training: what an update says about its experts, and load balanced by a bias."""
+"""Routing in training: router metrics of an update, and load balancing by a bias."""
 
 import json
 import os
@@ -15,14 +15,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
+from tests.blocks import block
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
-from xfresearch.config import BlockConfig, FeedForwardConfig, MoeConfig, OptimizerConfig
+from xfresearch.config.run import OptimizerConfig
+from xfresearch.models import transformer
 from xfresearch.models.context import Context
+from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.transformer import bind
-from xfresearch.training.optimizer import SCALINGS, make_optimizer
-from xfresearch.training.routing import below_mean
-from xfresearch.training.sharding import batch_sharding, state_shardings
+from xfresearch.sharding.letters import Axes
+from xfresearch.sharding.partition import batch_sharding, state_shardings
+from xfresearch.training.optimizer import SCALINGS, make_optimizer, update_rule
 from xfresearch.training.step import gradients, init_state, make_train_step
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,15 +34,15 @@ LENGTHS = [8, 3, 1, 8, 5, 2, 7, 6]
 
 
 def config_of(accumulate=1, learning_rate=1e-2, **options):
-    moe = MoeConfig(**{"experts": 4, "scores": "sigmoid", "balance": "bias", "bias_speed": 0.02, **options})
-    block = BlockConfig(norm_bias=True, feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=moe))
-    config = make_config(block, accumulate=accumulate)
+    moe = {"experts": 4, "scores": "sigmoid", "balance": "bias", "bias_speed": 0.02, **options}
+    sparse = block(norm_bias=True, feed_forward={"kind": "moe", "hidden": 16, "moe": moe})
+    config = make_config(sparse, accumulate=accumulate)
     return replace(config, optimizer=replace(config.optimizer, learning_rate=learning_rate, weight_decay=0.5))
 
 
 def start(config):
-    """A state, and a jitted step. The router is skewed: what it reads has the first expert's kernel added to it."""
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    """A state and a jitted step. The router is skewed: the first expert's kernel is added to the router's input."""
+    optimizer = make_optimizer(config)
     state = init_state(config, optimizer)
     block = state["params"]["blocks"]["main"]
     block["feed_forward_norm_in"]["bias"] += block["feed_forward"]["router"]["kernel"][..., 0]
@@ -50,6 +53,7 @@ def bias_of(state):
     return np.asarray(state["params"]["blocks"]["main"]["feed_forward"]["router_bias"])
 
 
+@pytest.mark.covers("blocks.main.feed_forward[moe].moe.bias_speed")
 def test_a_skewed_router_becomes_balanced_without_a_loss():
     state, step = start(config_of(learning_rate=0.0))
     batches = [make_batch([8] * 8, seed) for seed in range(4)]
@@ -58,12 +62,12 @@ def test_a_skewed_router_becomes_balanced_without_a_loss():
         state, metrics = step(state, batches[i % 4])
         loads.append(np.asarray(metrics["router_load"]["main"]))
         assert "balance_loss" not in metrics
-    assert np.max(loads[0], -1).min() > 0.35  # all four would have 0.25
+    assert np.max(loads[0], -1).min() > 0.35  # an even share is 0.25
     assert np.mean(loads[-8:], 0).max() < 0.28
     assert bias_of(state)[:, 0].max() < -0.1
 
 
-def test_without_the_bias_it_stays_skewed():
+def test_without_the_bias_the_router_stays_skewed():
     state, step = start(config_of(learning_rate=0.0, bias_speed=0.0))
     for i in range(8):
         state, metrics = step(state, make_batch([8] * 8, i % 4))
@@ -71,7 +75,7 @@ def test_without_the_bias_it_stays_skewed():
     assert not bias_of(state).any()
 
 
-def test_bias_and_metrics_of_microbatches_are_those_of_the_whole_batch():
+def test_bias_and_metrics_of_microbatches_equal_those_of_the_whole_batch():
     batch, (state, step) = make_batch(LENGTHS), start(config_of())
     whole, metrics = step(state, batch)
     load_RE = np.asarray(metrics["router_load"]["main"])
@@ -87,14 +91,14 @@ def test_bias_and_metrics_of_microbatches_are_those_of_the_whole_batch():
 
 
 def three_steps(mesh=None):
-    """Bias and load after three updates, on one device or on a mesh."""
+    """Router bias and load after three updates, on one device or on a mesh."""
     config = config_of()
     (state, step), where = start(config), None
     if mesh is not None:
-        where = state_shardings(mesh, state)
+        where = state_shardings(mesh, state, transformer.axes(config.model))
         state = jax.device_put(state, where)
         step = jax.jit(
-            make_train_step(config, make_optimizer(config.optimizer, config.steps), mesh), out_shardings=(where, None)
+            make_train_step(config, make_optimizer(config), mesh), out_shardings=(where, None)
         )
     for seed in range(3):
         batch = make_batch(LENGTHS, seed)
@@ -103,7 +107,7 @@ def three_steps(mesh=None):
     return {"bias": bias_of(state).tolist(), "load": metrics["router_load"]["main"].tolist()}
 
 
-def test_bias_and_load_on_a_mesh_are_those_of_one_device():
+def test_bias_and_load_on_a_mesh_equal_those_on_one_device():
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     command, env = [sys.executable, "-m", "tests.training.test_routing"], os.environ | {"XLA_FLAGS": flags}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
@@ -111,7 +115,7 @@ def test_bias_and_load_on_a_mesh_are_those_of_one_device():
     assert json.loads(done.stdout) == three_steps()
 
 
-def test_metrics_are_averages_of_the_models_statistics():
+def test_router_metrics_are_means_of_the_models_statistics():
     config, batch = config_of(capacity=0.5), make_batch(LENGTHS)
     state, step = start(config)
     metrics = step(state, batch)[1]
@@ -127,7 +131,7 @@ def test_metrics_are_averages_of_the_models_statistics():
 
 def test_a_dense_model_has_no_router_metrics():
     config = make_config()
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     metrics = jax.eval_shape(make_train_step(config, optimizer), init_state(config, optimizer), make_batch(LENGTHS))[1]
     assert not NAMES & metrics.keys() and "statistics" not in metrics
 
@@ -142,10 +146,12 @@ def test_the_bias_has_no_gradient():
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_no_optimizer_moves_or_decays_the_bias(kind):
-    optimizer = make_optimizer(OptimizerConfig(kind=kind, weight_decay=0.5, warmup=0), 10)
+def test_no_update_rule_moves_or_decays_the_bias(kind):
     feed_forward = {"router": {"kernel": jnp.ones((1, 4, 4))}, "router_bias": jnp.arange(4.0)[None]}
     params = {"blocks": {"main": {"feed_forward": feed_forward}}}
+    letters = {"router": {"kernel": Axes("NDE", "D", "E")}, "router_bias": Axes("NE")}
+    axes = {"blocks": {"main": {"feed_forward": letters}}}
+    optimizer = update_rule(OptimizerConfig(kind=kind, weight_decay=0.5, warmup=0), 10, axes)
     opt = optimizer.init(params)
     for scale in (0.3, -1.0):
         gradient = jax.tree.map(lambda p, scale=scale: scale * (p if p.ndim == 3 else 0 * p), params)
@@ -153,7 +159,7 @@ def test_no_optimizer_moves_or_decays_the_bias(kind):
         assert not updates["blocks"]["main"]["feed_forward"]["router_bias"].any()
 
 
-@example([2_000_000_000, 0, 0, 0])  # times 4 is beyond int32
+@example([2_000_000_000, 0, 0, 0])  # times 4 exceeds int32
 @example([16_777_217, 16_777_216])  # equal in float32
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 50) | st.integers(0, 50_000_000), min_size=1, max_size=6))
@@ -162,7 +168,7 @@ def test_below_mean_is_exact(load):
     np.testing.assert_array_equal(below_mean(jnp.array([load], jnp.int32))[0], expected)
 
 
-def test_jitter_draws_in_training():
+def test_jitter_is_random_in_training():
     batch = make_batch([8] * 8)
     config = config_of(jitter=0.9)
     params, _ = start(config)

@@ -1,4 +1,4 @@
-"""What a run leaves in its directory, and the commands that it ends with."""
+"""The files of a run from the command line, and the commands that it prints at its end."""
 
 import shlex
 
@@ -6,31 +6,31 @@ import pytest
 from etils import epath
 
 from tests.tiny_runs import ROOT, tiny_config
-from xfresearch.config_io import parse, read_json
+from xfresearch.config.files import parse, read_json
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.training import session
-from xfresearch.training.workdir import keep, record, starts
+from xfresearch.training.workdir import record, starts, write_config
 
 GPT2 = f"--config={ROOT}/configs/gpt2.py:tiny"
 
 
-def test_a_mistake_that_shows_on_the_way_leaves_the_directory_as_it_was(tmp_path):
+def test_a_mistake_found_before_training_leaves_the_directory_as_it_was(tmp_path):
     path, wrong = epath.Path(tmp_path), [GPT2, "--config.data.corpus=('text_files:/nowhere',)"]
     with pytest.raises(UserError, match="/nowhere"):
         session.run(parse(wrong), str(path), wrong, fork=False)
-    record(path, tiny_config(), fork=False)  # which would be refused, were this a run of the wrong config
-    keep(path, tiny_config(), ByteTokenizer())
+    record(path, tiny_config(), fork=False)  # would be refused if the wrong config had been recorded
+    write_config(path, tiny_config(), ByteTokenizer())
     assert len(starts(path)) == 1
     with pytest.raises(UserError, match="/nowhere"):
         session.run(parse(wrong), str(path), wrong, fork=True)
     assert read_json(path / "config.json") == tiny_config()
 
 
-def test_going_on_keeps_what_the_run_was_told():
+def test_the_command_to_train_longer_keeps_the_overrides():
     given = [GPT2, "--config.steps", "7", "--config.data.corpus=('text_files:my notes',)", "--config.model.width=64"]
     config = parse(given)
-    words = shlex.split(session._commands(config, epath.Path("runs/my run"), given, "")["go on"])
+    words = shlex.split(session._commands(config, epath.Path("runs/my run"), given, "")["train longer"])
     told, rest = [word for word in words if word.startswith("--config")], words[: words.index("--config")]
     assert rest == ["python", "-m", "xfresearch.train"] and words[words.index("--workdir") + 1] == "runs/my run"
     again = parse(["--config", words[words.index("--config") + 1], *told[1:]])

@@ -1,6 +1,5 @@
-"""The sharding table: every parameter has one rule, and what cannot be cut is refused by name."""
+"""The sharding table: every parameter has one rule, and a sharding that is not possible is refused by name."""
 
-import re
 from dataclasses import dataclass
 
 import jax
@@ -8,13 +7,15 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from tests.blocks import block
 from tests.contracts.variants import ALL
-from xfresearch.config import AttentionConfig, BlockConfig, FeedForwardConfig, MeshConfig, ModelConfig
+from xfresearch.config.run import MeshConfig
 from xfresearch.errors import UserError
-from xfresearch.models import axes, transformer
-from xfresearch.models.axes import axes_of
-from xfresearch.resolving import resolve_model
-from xfresearch.training import sharding
+from xfresearch.models import transformer
+from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.sharding import letters
+from xfresearch.sharding.mesh import AXES, check_batch, device_mesh, mesh_sizes
+from xfresearch.sharding.partition import param_shardings
 
 
 def abstract_mesh(**sizes):
@@ -22,40 +23,41 @@ def abstract_mesh(**sizes):
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 5)
 
 
-NARROW = BlockConfig(attention=AttentionConfig(heads=3), feed_forward=FeedForwardConfig(hidden=31))
+NARROW = block(attention={"heads": 3}, feed_forward={"hidden": 31})
 
 
 def moe_params():
-    block = BlockConfig(feed_forward=FeedForwardConfig(kind="moe", hidden=64))
-    return transformer.abstract(
-        resolve_model(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks={"main": block}))
-    )
+    moe = block(feed_forward={"kind": "moe", "hidden": 64})
+    return of(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks={"main": moe}))
 
 
-def test_parameters_are_cut_as_the_table_says():
-    specs = sharding.param_shardings(abstract_mesh(fsdp=2, tensor=4, expert=8), moe_params())
-    block = specs["blocks"]["main"]
-    assert block["attention"]["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
-    assert block["feed_forward"]["experts"]["up"].spec == PartitionSpec(None, "expert", "fsdp", "tensor")
+def of(model):
+    """The abstract parameters of a model, and their Axes."""
+    model = resolve_model(model)
+    return transformer.abstract(model), transformer.axes(model)
+
+
+def test_parameters_are_sharded_by_the_table():
+    specs = param_shardings(abstract_mesh(fsdp=2, tensor=4, expert=8), *moe_params())
+    main = specs["blocks"]["main"]
+    assert main["attention"]["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert main["feed_forward"]["experts"]["up"].spec == PartitionSpec(None, "expert", "fsdp", "tensor")
     assert specs["embed"]["table"].spec == PartitionSpec("tensor", "fsdp")
 
 
-def test_a_single_key_value_head_is_every_devices():
-    block = BlockConfig(attention=AttentionConfig(heads=4, kv_heads=1))
-    model = resolve_model(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks={"main": block}))
-    specs = sharding.param_shardings(abstract_mesh(tensor=4), transformer.abstract(model))["blocks"]["main"][
-        "attention"
-    ]
+def test_a_single_key_value_head_is_replicated():
+    blocks = {"main": block(attention={"heads": 4, "kv_heads": 1})}
+    params = of(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks=blocks))
+    specs = param_shardings(abstract_mesh(tensor=4), *params)["blocks"]["main"]["attention"]
     assert specs["query"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor", None)
     assert specs["key"]["kernel"].spec == specs["value"]["kernel"].spec == PartitionSpec(None, "fsdp", None, None)
 
 
-def test_gains_of_norms_over_all_heads_are_cut_like_the_heads():
-    attention = AttentionConfig(heads=4, kv_heads=2, qk_norm="rms", qk_norm_over="heads")
-    blocks = {"main": BlockConfig(attention=attention)}
-    model = resolve_model(ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks=blocks, head_bias=True))
-    params = transformer.abstract(model)
-    specs, main = sharding.param_shardings(abstract_mesh(tensor=2), params), params["blocks"]["main"]["attention"]
+def test_gains_of_norms_over_all_heads_are_sharded_like_the_heads():
+    blocks = {"main": block(attention={"heads": 4, "kv_heads": 2, "qk_norm": "rms", "qk_norm_over": "heads"})}
+    model = ModelConfig(width=32, depth=2, vocab_size=48, max_length=8, blocks=blocks, head_bias=True)
+    params, axes = of(model)
+    specs, main = param_shardings(abstract_mesh(tensor=2), params, axes), params["blocks"]["main"]["attention"]
     for name, heads in (("query_norm", 4), ("key_norm", 2)):
         assert main[name]["gain"].shape == (2, heads, 8)
         assert specs["blocks"]["main"]["attention"][name]["gain"].spec == PartitionSpec(None, "tensor", None)
@@ -66,20 +68,13 @@ def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():
     with pytest.raises(
         UserError, match=r"mesh.tensor=3 does not divide (48|4|64|32), a dimension of parameter blocks/main"
     ):
-        sharding.param_shardings(abstract_mesh(tensor=3), moe_params())
-
-
-def test_a_parameter_without_a_rule_is_an_error():
-    with pytest.raises(ValueError, match="blocks/main/surprise of 2 dimensions: 0 rules"):
-        axes_of("blocks/main/surprise", 2)
-    with pytest.raises(ValueError, match="embed/table of 3 dimensions: 0 rules"):
-        axes_of("embed/table", 3)
+        param_shardings(abstract_mesh(tensor=3), *moe_params())
 
 
 def test_two_dimensions_on_one_axis_are_an_error(monkeypatch):
-    monkeypatch.setitem(axes.CUTS, "V", (("fsdp",), ()))
-    with pytest.raises(ValueError, match=r"embed/table .*: two of its dimensions"):
-        sharding.param_shardings(abstract_mesh(fsdp=2), moe_params())
+    monkeypatch.setitem(letters.SHARDED_BY, "V", (("fsdp",), ()))
+    with pytest.raises(ValueError, match=r"embed/table .*: one mesh axis shards two of its dimensions"):
+        param_shardings(abstract_mesh(fsdp=2), *moe_params())
 
 
 @pytest.mark.parametrize(
@@ -92,26 +87,26 @@ def test_two_dimensions_on_one_axis_are_an_error(monkeypatch):
 )
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh, words):
     with pytest.raises(UserError, match=words):
-        sharding.mesh_sizes(mesh, 4)
+        mesh_sizes(mesh, 4)
 
 
-def test_data_takes_the_devices_left_over():
-    assert sharding.mesh_sizes(MeshConfig(fsdp=2), 8)["data"] == 4
+def test_the_data_axis_gets_the_remaining_devices():
+    assert mesh_sizes(MeshConfig(fsdp=2), 8)["data"] == 4
 
 
 @pytest.mark.parametrize(
     "rows, length, words", [(6, 8, "batch_size=6 is not allowed"), (8, 9, "sequence_length=9 is not allowed")]
 )
-def test_a_batch_that_the_mesh_cannot_cut_is_refused(rows, length, words):
-    sizes = sharding.mesh_sizes(MeshConfig(fsdp=2, context=2), 8)
-    sharding.check_batch(sizes, 8, 8, 2)
+def test_a_batch_that_the_mesh_does_not_divide_is_refused(rows, length, words):
+    sizes = mesh_sizes(MeshConfig(fsdp=2, context=2), 8)
+    check_batch(sizes, 8, 8, 2)
     with pytest.raises(UserError, match=words):
-        sharding.check_batch(sizes, rows, length, 1)
+        check_batch(sizes, rows, length, 1)
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a mesh is laid out by."""
+    """The attributes of a device that determine its place in a mesh."""
 
     id: int
     slice_index: int
@@ -121,10 +116,10 @@ class Device:
 
 
 def over_slices(sizes: dict, between: str):
-    """For each place of the mesh, the slice that its device is in: two slices of 4 devices, mixed up."""
+    """The slice of the device at each position of the mesh: two slices of 4 devices, listed alternately."""
     devices = [Device(i, i % 2) for i in range(8)]
     sizes = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1} | sizes
-    mesh = sharding.device_mesh(sizes, devices, between)
+    mesh = device_mesh(sizes, devices, between)
     return np.vectorize(lambda device: device.slice_index, otypes=[int])(mesh.devices).squeeze()
 
 
@@ -132,38 +127,32 @@ def over_slices(sizes: dict, between: str):
     "between, sizes",
     [("data", {"data": 2, "fsdp": 4}), ("fsdp", {"fsdp": 4, "tensor": 2}), ("auto", {"fsdp": 4, "tensor": 2})],
 )
-def test_one_axis_is_spread_over_slices(between, sizes):
+def test_one_axis_spans_the_slices(between, sizes):
     found = over_slices(sizes, between)
     first, second = np.split(found, 2)
     assert (first == 0).all() and (second == 1).all()
 
 
-def test_an_axis_that_slices_do_not_divide_is_refused():
+def test_an_axis_that_the_slices_do_not_divide_is_refused():
     with pytest.raises(UserError, match=r"\(data, by mesh.between\) is a multiple of 2 slices"):
         over_slices({"fsdp": 8}, "data")
 
 
 def test_one_axis_may_be_inferred():
-    assert sharding.mesh_sizes(MeshConfig(data=2, fsdp=-1), 8)["fsdp"] == 4
+    assert mesh_sizes(MeshConfig(data=2, fsdp=-1), 8)["fsdp"] == 4
     with pytest.raises(UserError, match="mesh.fsdp=-1 is not allowed: mesh.data is -1 already"):
-        sharding.mesh_sizes(MeshConfig(fsdp=-1), 8)
+        mesh_sizes(MeshConfig(fsdp=-1), 8)
 
 
 @pytest.mark.parametrize("axis, words", [("expert", "no experts E"), ("tensor", "does not divide")])
-def test_an_axis_that_cuts_nothing_of_the_model_is_refused(axis, words):
+def test_an_axis_that_shards_nothing_of_the_model_is_refused(axis, words):
     model = resolve_model(ModelConfig(width=33, depth=1, vocab_size=48, max_length=8, blocks={"main": NARROW}))
     with pytest.raises(UserError, match=words):
-        sharding.param_shardings(abstract_mesh(**{axis: 32}), transformer.abstract(model))
+        param_shardings(abstract_mesh(**{axis: 32}), transformer.abstract(model), transformer.axes(model))
 
 
-def test_every_rule_names_a_parameter_of_some_variant():
-    flat = [jax.tree_util.tree_flatten_with_path(transformer.abstract(config))[0] for config in ALL.values()]
-    paths = {axes.path_name(path) for leaves in flat for path, _ in leaves}
-    rules = {pattern for pattern, _ in axes.TABLE} | {pattern for pattern, _, _ in axes.BOUNDS}
-    assert not [rule for rule in rules if not any(re.fullmatch(rule, path) for path in paths)]
-
-
-def test_every_letter_has_a_rule_and_every_mesh_axis_cuts_some():
-    letters = {letter for _, rule in axes.TABLE for letter in rule.letters}
-    assert letters <= axes.CUTS.keys()
-    assert {axis for columns in axes.CUTS.values() for cut in columns for axis in cut} == set(sharding.AXES)
+def test_every_letter_has_a_rule_and_every_mesh_axis_shards_some():
+    parameters = [axes for config in ALL.values() for axes in jax.tree.leaves(transformer.axes(config))]
+    used = {letter for axes in parameters for letter in axes.letters}
+    assert used <= letters.SHARDED_BY.keys()
+    assert {axis for columns in letters.SHARDED_BY.values() for axes in columns for axis in axes} == set(AXES)

@@ -1,4 +1,4 @@
-"""The update: microbatches equal the whole batch, nothing that is not finite gets in, averages follow."""
+"""One update: microbatches equal the whole batch, non-finite updates are skipped, averages follow the weights."""
 
 from dataclasses import replace
 from functools import cache
@@ -10,30 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.blocks import block as make_block
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.config import (
-    AttentionConfig,
-    BlockConfig,
-    Config,
-    DataConfig,
-    FeedForwardConfig,
-    LogConfig,
-    ModelConfig,
-    MoeConfig,
-    OptimizerConfig,
-    TrainingConfig,
-)
-from xfresearch.resolving import resolve
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
+from xfresearch.models.model_config import ModelConfig
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import gradients, init_state, make_train_step
 
-MOE = BlockConfig(
-    feed_forward=FeedForwardConfig(kind="moe", hidden=16, moe=MoeConfig(experts=4, z_loss=0.1, balance_loss=0.5))
+MOE = make_block(
+    feed_forward={"kind": "moe", "hidden": 16, "moe": {"experts": 4, "z_loss": 0.1, "balance_loss": 0.5}}
 )
-MEMORY = BlockConfig(layout="all_attention", attention=AttentionConfig(memory_slots=4))
+MEMORY = make_block("all_attention", attention={"memory_slots": 4})
 
 
-DENSE = BlockConfig()
+DENSE = make_block()
 
 
 def make_config(block=DENSE, layers="scan", **training) -> Config:
@@ -52,7 +43,7 @@ def make_config(block=DENSE, layers="scan", **training) -> Config:
 
 
 def make_batch(lengths, seed=0, L=8, V=11) -> dict:
-    """A batch whose row i holds lengths[i] tokens and padding after them."""
+    """A batch in which row i has lengths[i] tokens, then padding."""
     B, rng = len(lengths), np.random.default_rng(seed)
     valid = np.arange(L) < np.asarray(lengths)[:, None]
     return {
@@ -66,13 +57,13 @@ def make_batch(lengths, seed=0, L=8, V=11) -> dict:
 
 @cache
 def compiled(config):
-    """Parameters, and the jitted gradient of a config; hypothesis draws many batches for one compilation."""
-    params = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
+    """Parameters and jitted gradient of a config, cached: hypothesis draws many batches for one compilation."""
+    params = init_state(config, make_optimizer(config))["params"]
     return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
 
 
 def test_auxiliary_losses_are_averages_over_tokens_whatever_their_weights():
-    """A labelled batch weighs some tokens only; the router has chosen experts for all of them."""
+    """A labelled batch has weights above 0 for some tokens only; the router has chosen experts for all of them."""
     batch = make_batch([8, 3, 8, 5, 2, 8, 1, 6])
     few = batch | {"weights": batch["weights"] * (jnp.arange(8) % 4 == 0)}
     config, found = make_config(MOE), []
@@ -100,8 +91,8 @@ def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(lengths,
     assert max(jax.tree.leaves(jax.tree.map(relative_error, more, metrics))) < TOLERANCE["float32"]
 
 
-def test_a_mean_of_means_would_not_pass():
-    """The property above has teeth: averaging the microbatches' own means gives another gradient."""
+def test_a_mean_of_microbatch_means_would_differ():
+    """The test above can fail: the mean of the microbatches' means has another gradient."""
     config, batch = make_config(), make_batch([8, 1, 8, 1, 8, 1, 8, 1])
     whole, _ = grads_of(config, batch)
     halves = [grads_of(config, jax.tree.map(lambda x, i=i: x[i::2], batch))[0] for i in (0, 1)]
@@ -110,7 +101,7 @@ def test_a_mean_of_means_would_not_pass():
 
 
 def run_steps(config, batches):
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
     for batch in batches:
         state, metrics = step(state, batch)
@@ -133,14 +124,14 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     assert (int(state["skipped"]), int(state["step"]), bool(metrics["finite"])) == (1, 2, False)
 
 
-def test_without_skipping_it_is_reported():
+def test_without_skip_an_update_that_is_not_finite_is_reported():
     _, metrics = run_steps(make_config(), [poisoned(make_batch([8] * 8))])
     assert not metrics["finite"]
 
 
 def test_averaged_weights_follow_the_weights():
     config, batch = make_config(ema=0.75), make_batch([8] * 8)
-    before = init_state(config, make_optimizer(config.optimizer, config.steps))["params"]
+    before = init_state(config, make_optimizer(config))["params"]
     state, _ = run_steps(config, [batch])
     expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, state["params"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state["ema"], expected)
@@ -148,7 +139,7 @@ def test_averaged_weights_follow_the_weights():
 
 def test_an_update_leaves_spans_within_their_bounds():
     """Spans start at 0, and a large span_loss pushes them below."""
-    spans = BlockConfig(attention=AttentionConfig(span="adaptive", span_ramp=2, span_loss=10.0))
+    spans = make_block(attention={"span": "adaptive", "span_ramp": 2, "span_loss": 10.0})
     state, metrics = run_steps(make_config(spans), [make_batch([8] * 8)])
     fraction = state["params"]["blocks"]["main"]["attention"]["span"]["fraction"]
     assert metrics["gradient_norm"] > 0 and fraction.shape == (2, 4)
@@ -159,9 +150,8 @@ def test_layer_norms_name_every_parameter_and_layer():
     config = replace(make_config(), log=LogConfig(layer_norms=True))
     state, metrics = run_steps(config, [make_batch([8] * 8)])
     norms = metrics["parameter_norms"]["blocks/main/attention/query/kernel"]
-    start = init_state(config, make_optimizer(config.optimizer, 10))["params"]["blocks"]["main"]["attention"]["query"][
-        "kernel"
-    ]
+    params = init_state(config, make_optimizer(config))["params"]
+    start = params["blocks"]["main"]["attention"]["query"]["kernel"]
     np.testing.assert_allclose(norms, [np.linalg.norm(start[0]), np.linalg.norm(start[1])], rtol=1e-5)
     assert metrics["gradient_norms"].keys() == metrics["update_norms"].keys() == metrics["parameter_norms"].keys()
 

@@ -1,4 +1,4 @@
-"""What may differ when a run goes on in its directory, and what may not."""
+"""Config keys that may differ when a run resumes in its directory, keys that may not, and refused directories."""
 
 import json
 import time
@@ -10,11 +10,12 @@ from etils import epath
 from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch import train
-from xfresearch.config import CheckpointConfig
+from xfresearch.checkpoints import store
+from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import Stopped, UserError
-from xfresearch.training import checkpoint, loop, session
-from xfresearch.training.workdir import claimed, keep, record, starts
+from xfresearch.training import loop, session
+from xfresearch.training.workdir import locked, record, starts, write_config
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def workdir(tmp_path):
 
 @pytest.fixture(autouse=True)
 def settings_of_jax():
-    """A run sets where its process keeps compiled programs."""
+    """Restores the compilation cache directory, which a run sets for its process."""
     before = jax.config.jax_compilation_cache_dir
     yield
     jax.config.update("jax_compilation_cache_dir", before)
@@ -33,13 +34,13 @@ def settings_of_jax():
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"model__blocks__main__attention__kernel": "plain"},
+        {"training__attention_kernel": "plain"},
         {"training__remat": "full", "mesh__fsdp": 2, "mesh__between": "fsdp"},
         {"data__workers": 3, "log__every": 7},
     ],
 )
-def test_how_a_run_is_computed_may_differ(workdir, overrides):
-    keep(workdir, tiny_config(), ByteTokenizer())
+def test_execution_keys_may_differ_on_resume(workdir, overrides):
+    write_config(workdir, tiny_config(), ByteTokenizer())
     record(workdir, tiny_config(), fork=False)
     record(workdir, tiny_config(**overrides), fork=False)
     assert len(starts(workdir)) == 2
@@ -52,8 +53,8 @@ def test_how_a_run_is_computed_may_differ(workdir, overrides):
         ({"model__blocks__main__attention__window": 9}, "config.model.blocks.main.attention.window: 0 -> 9"),
     ],
 )
-def test_what_a_run_computes_may_not(workdir, overrides, words):
-    keep(workdir, tiny_config(), ByteTokenizer())
+def test_keys_that_change_the_result_need_a_fork(workdir, overrides, words):
+    write_config(workdir, tiny_config(), ByteTokenizer())
     record(workdir, tiny_config(), fork=False)
     with pytest.raises(UserError, match=rf"{words}\): use a new directory, or --fork"):
         record(workdir, tiny_config(**overrides), fork=False)
@@ -61,24 +62,24 @@ def test_what_a_run_computes_may_not(workdir, overrides, words):
     assert len(starts(workdir)) == 2
 
 
-def test_a_model_without_its_optimiser_is_no_run_to_go_on_with(workdir):
+def test_a_model_without_optimizer_state_cannot_be_resumed(workdir):
     tiny_model().save(workdir / "saved")
     for fork in (False, True):
-        with pytest.raises(UserError, match="no optimiser's state to go on from"):
+        with pytest.raises(UserError, match="model without optimizer state, so training cannot resume from it"):
             record(workdir / "saved", tiny_config(), fork)
 
 
-def test_of_two_tokenizers_the_last_is_kept(workdir):
+def test_a_new_tokenizer_replaces_the_old_one(workdir):
     made.write(workdir / "other", {"tokenizer.json": made.byte_level()})
     other = load_tokenizer(workdir / "other")
     for tokenizer in (ByteTokenizer(), other):
-        keep(workdir, tiny_config(), tokenizer)
+        write_config(workdir, tiny_config(), tokenizer)
     assert load_tokenizer(workdir / "tokenizer").vocab_size == other.vocab_size != ByteTokenizer().vocab_size
 
 
-def test_a_fork_to_labels_keeps_no_tokenizer(workdir):
+def test_a_fork_to_a_data_set_with_labels_removes_the_tokenizer(workdir):
     for tokenizer in (ByteTokenizer(), None, None):
-        keep(workdir, tiny_config(), tokenizer)
+        write_config(workdir, tiny_config(), tokenizer)
         assert (workdir / "tokenizer").exists() == (tokenizer is not None)
 
 
@@ -89,15 +90,15 @@ def flags(workdir, cache, *overrides: str) -> list[str]:
 
 
 def test_a_second_process_in_the_same_directory_is_refused(tmp_path):
-    with claimed(tmp_path / "run"), pytest.raises(UserError, match="run: another process is training in it"):
+    with locked(tmp_path / "run"), pytest.raises(UserError, match="run: another process is training in it"):
         train.main(flags(tmp_path / "run", tmp_path))
 
 
 @pytest.mark.parametrize("taken", ["run", "run/.lock"])
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
-    """A file in the place of the directory, a directory in the place of its lock."""
+    """A file at the path of the directory, or a directory at the path of its lock."""
     (tmp_path / "run").write_text("") if taken == "run" else (tmp_path / taken).mkdir(parents=True)
-    with pytest.raises(UserError, match=f"--workdir={tmp_path}/run: cannot be written: "), claimed(tmp_path / "run"):
+    with pytest.raises(UserError, match=f"--workdir={tmp_path}/run: cannot be written: "), locked(tmp_path / "run"):
         pass
 
 
@@ -107,22 +108,22 @@ def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_fork_that_cannot_be_leaves_the_run_as_it_was(tmp_path):
+def test_a_fork_that_is_not_possible_leaves_the_run_as_it_was(tmp_path):
     run = tmp_path / "run"
-    keep(epath.Path(run), tiny_config(), ByteTokenizer())
-    checkpoints = checkpoint.Checkpoints(run, CheckpointConfig())
+    write_config(epath.Path(run), tiny_config(), ByteTokenizer())
+    checkpoints = store.Checkpoints(run, CheckpointConfig())
     checkpoints.save(10, {"params": {"embed": {"table": jax.numpy.zeros((257, 32))}}, "step": jax.numpy.int32(10)}, {})
     checkpoints.close()
     other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="every checkpoint in it is damaged, or of another model or optimizer"):
+    with pytest.raises(UserError, match="every checkpoint is damaged, or belongs to another model or optimizer"):
         train.main(flags(run, tmp_path, "--fork", *other))
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == {"run.json", ".lock"}
     assert {path: after[path] for path in before} == before
 
 
-def test_the_clock_counts_from_the_record_of_a_start_on(tmp_path, monkeypatch):
+def test_the_clock_counts_from_the_recorded_start(tmp_path, monkeypatch):
     def begin(path, *_):
         (path / "run.json").write_text(json.dumps({"starts": [{"seconds": time.time() - 50}]}))
 

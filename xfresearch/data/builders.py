@@ -1,6 +1,6 @@
-"""TFDS builders of our own corpora, stored as ArrayRecord; TensorFlow is never imported.
+"""TFDS builders of the built-in corpora. They store ArrayRecord files and never import TensorFlow.
 
-An example is {"text": bytes, "document": int}: a long document is stored in several examples with the same number.
+An example is {"text": bytes, "document": int}. A long document takes several examples with the same document number.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                     yield key, {"text": text[start : start + _PIECE], "document": number}
                     key += 1
                 bar.update(len(text))
-        if key == 0:  # TFDS refuses a split without examples
+        if key == 0:  # TFDS does not support a split without examples
             yield 0, {"text": b"", "document": 0}
 
 
@@ -73,8 +73,8 @@ BUILDERS = {
 
 
 def prepare(name: str, source, directory: Path) -> None:
-    """Write `source` (texts.py) as TFDS data set `name` under `directory`."""
-    tfds.disable_progress_bar()  # ours counts bytes
+    """Writes `source` (texts.py) as TFDS data set `name` under `directory`."""
+    tfds.disable_progress_bar()  # the progress bar above counts bytes
     builder = BUILDERS[name](source=source, data_dir=str(directory))
-    with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces itself on the output of our commands
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints messages, which would mix with a command's output
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))

@@ -1,7 +1,8 @@
-"""Directories that are built once: named by the hash of their inputs, published by one rename, safe under kill -9.
+"""A cache of directories. Each is named by the hash of its inputs, built once and published by one rename.
 
-A build happens in a hidden temporary directory beside its target, under a file lock. The kernel drops the lock of a
-dead process, so whoever gets the lock knows that every temporary of that target is abandoned, and removes it.
+A build runs in a hidden temporary directory next to its target, under a file lock. This is safe under kill -9: the
+operating system releases the lock of a dead process, so the process that gets the lock knows that all temporary
+directories of that target are abandoned, and removes them.
 """
 
 import hashlib
@@ -17,19 +18,21 @@ from xfresearch.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # Windows has none: renames are still atomic, only work may be done twice
+except ImportError:  # Windows: without locks two processes may build the same entry, but renames stay atomic
     fcntl = None
 
 
 def cache_root(data) -> Path:
-    """`data.cache_dir`, else $XFRESEARCH_CACHE, else ~/.cache/xfresearch."""
+    """The cache directory: `data.cache_dir`, else $XFRESEARCH_CACHE, else ~/.cache/xfresearch."""
     chosen = data.cache_dir or os.environ.get("XFRESEARCH_CACHE") or "~/.cache/xfresearch"
     return Path(chosen).expanduser().absolute()
 
 
-def keep_programs(data) -> None:
-    """From now on JAX keeps compiled programs in the cache, or in $JAX_COMPILATION_CACHE_DIR where that is set; to be called
-    before the first one is compiled."""
+def enable_compilation_cache(data) -> None:
+    """Makes JAX cache compiled programs under `cache_root`, unless $JAX_COMPILATION_CACHE_DIR names another directory.
+
+    Call it before the first compilation.
+    """
     import jax
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -37,19 +40,20 @@ def keep_programs(data) -> None:
 
 
 def digest(inputs) -> str:
-    """16 hexadecimal digits that stand for `inputs`, anything JSON can write."""
+    """16 hexadecimal digits of a SHA-256 hash of `inputs`, any value that JSON can represent."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def build_once(target: Path, build: Callable[[Path], None], valid: Callable[[Path], bool] = Path.is_dir) -> Path:
-    """`target`, a directory that `build(temporary directory)` fills where no valid one exists yet.
+    """Returns `target`, a directory. If it is not valid yet, `build(temporary_directory)` fills it first.
 
-    Any number of processes may ask at once: one builds, the others wait for it. UserError if it cannot be written.
+    Several processes may call this at once: one builds, the others wait for it. Raises UserError if the cache directory
+    is not writable.
     """
     if valid(target):
         return target
-    with locked(target) as alone:
-        if alone:
+    with locked(target) as has_lock:
+        if has_lock:
             _remove_abandoned(target)
         if not valid(target):
             _build(target, build, valid)
@@ -69,7 +73,10 @@ def _make_writable(directory: Path) -> None:
 
 @contextmanager
 def locked(target: Path):
-    """Hold the lock of `target`; yields False where the file system has no locks. UserError if it cannot be written."""
+    """Holds the lock of `target`; yields False if the file system has no locks.
+
+    Raises UserError if the cache directory is not writable.
+    """
     _make_writable(target.parent)
     lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -106,7 +113,8 @@ def _publish(temporary: Path, target: Path, valid) -> None:
     try:
         temporary.rename(target)
     except OSError:
-        if not valid(target):  # else a process that could not be locked out was first, and its result is as good
+        # Without locks another process may have published first. Its result is equally good.
+        if not valid(target):
             raise
 
 
@@ -128,7 +136,7 @@ def read_json(path: Path):
 
 
 def complete(directory: Path) -> bool:
-    """Whether `directory` holds every file at the size that its meta.json, written last, names."""
+    """Whether `directory` holds every file with the size recorded in its meta.json, which is written last."""
     try:
         sizes = read_json(directory / "meta.json")["files"]
         return all((directory / name).stat().st_size == size for name, size in sizes.items())
@@ -137,6 +145,6 @@ def complete(directory: Path) -> bool:
 
 
 def write_meta(directory: Path, meta: dict) -> None:
-    """meta.json of a directory whose other files are finished, with their sizes, for `complete`."""
+    """Writes meta.json with the sizes of the other files, for `complete`. Those files must be finished."""
     sizes = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
     write_json(directory / "meta.json", {**meta, "files": sizes})

@@ -1,8 +1,8 @@
-"""Corpora by name: the documents of each split, whoever stores them.
+"""Corpora by name, and the documents of their splits.
 
 A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, wikitext2, enwik8, text8 (PATH is their manual_dir),
-or any other data set of TFDS (PATH is its data_dir). A TFDS data set without a validation split gets one: 5 % of its
-train documents, chosen by the hash of their text.
+or any other TFDS data set (PATH is its data_dir). A TFDS data set without a validation split gets one: 5 % of its train
+documents, chosen by the hash of their text.
 """
 
 import contextlib
@@ -11,27 +11,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, digest, locked
 from xfresearch.errors import UserError, nearest
 
-OWN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
+BUILT_IN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
 _FORMAT = 1
 
 
 def documents(corpus: str, split: str, data: DataConfig) -> Iterator[bytes]:
-    """The documents of `split`, in a fixed order, as the bytes that they are. UserError for whatever is wrong."""
+    """The documents of `split` as raw bytes, in a fixed order. Raises UserError for any problem with the data."""
     return open_split(corpus, split, data).documents(split)
 
 
 def splits(corpus: str, data: DataConfig) -> tuple[str, ...]:
-    """Names of the splits that `corpus` has."""
+    """The names of the splits of `corpus`."""
     return tuple(open_corpus(corpus, data).splits)
 
 
-def open_split(corpus: str, split: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
-    """The corpus that holds `split`, or UserError where it has none of that name."""
+def open_split(corpus: str, split: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
+    """The corpus, after a check that it has `split`. Raises UserError if it does not."""
     opened = open_corpus(corpus, data)
     if split not in opened.splits:
         known = ", ".join(opened.splits)
@@ -39,8 +39,8 @@ def open_split(corpus: str, split: str, data: DataConfig) -> "OwnCorpus | TfdsCo
     return opened
 
 
-def open_corpus(corpus: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
-    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, close to its size."""
+def open_corpus(corpus: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
+    """The corpus, with `.splits`, `.identity()`, `.documents(split)` and `.n_bytes(split)`, an estimate of its size."""
     name, path = _parse(corpus)
     root = cache_root(data)
     if name == "python_stdlib":
@@ -48,29 +48,31 @@ def open_corpus(corpus: str, data: DataConfig) -> "OwnCorpus | TfdsCorpus":
             raise UserError(
                 f"corpus {corpus!r}: python_stdlib takes no path; for your own files write text_files:{path}"
             )
-        return OwnCorpus(name, texts.PythonStdlib(), data)
+        return BuiltInCorpus(name, texts.PythonStdlib(), data)
     if name == "text_files":
         if not path:
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
-        return OwnCorpus(name, texts.TextFiles(path, data.field), data)
+        return BuiltInCorpus(name, texts.TextFiles(path, data.field), data)
     if name == "wikitext2":
-        return OwnCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
+        return BuiltInCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
     if name in ("enwik8", "text8"):
-        return OwnCorpus(name, texts.HutterPrize(name, path or data.manual_dir, root), data)
+        return BuiltInCorpus(name, texts.HutterPrize(name, path or data.manual_dir, root), data)
     return TfdsCorpus(corpus, name, path, data.field, root / "tfds")
 
 
 def _parse(corpus: str) -> tuple[str, str]:
     name, _, path = corpus.partition(":")
-    version = re.fullmatch(r"(\d+\.\d+\.\d+)(?::(.*))?", path)  # of TFDS: c4/en:3.1.0
+    version = re.fullmatch(r"(\d+\.\d+\.\d+)(?::(.*))?", path)  # a TFDS version: c4/en:3.1.0
     return (f"{name}:{version[1]}", version[2] or "") if version else (name, path)
 
 
-class OwnCorpus:
-    """A text source of ours, kept in the cache as a TFDS data set."""
+class BuiltInCorpus:
+    """A text source of this package (texts.py), cached as a TFDS data set."""
 
     def __init__(self, name: str, source, data: DataConfig):
-        self.name, self.source, self.splits = name, source, source.splits
+        self.name = name
+        self.source = source
+        self.splits = source.splits
         self._root = cache_root(data) / "tfds"
         self._joined = source.one_stream and data.packing == "stream"
 
@@ -78,11 +80,14 @@ class OwnCorpus:
         return {"corpus": self.name, "format": _FORMAT, "joined": self._joined, **self.source.identity()}
 
     def documents(self, split: str) -> Iterator[bytes]:
-        pieces, current = [], 0
+        # A long document is stored in several examples with the same number (builders.py).
+        pieces = []
+        current = 0
         for example in self._builder().as_data_source(split):
             if example["document"] != current and not self._joined:
                 yield b"".join(pieces)
-                pieces, current = [], example["document"]
+                pieces = []
+                current = example["document"]
             pieces.append(example["text"])
         if any(pieces):
             yield b"".join(pieces)
@@ -91,7 +96,7 @@ class OwnCorpus:
         return self._builder().info.splits[split].num_bytes
 
     def _builder(self):
-        """The read-only TFDS builder of the prepared corpus, prepared first where it is not."""
+        """The read-only TFDS builder of the corpus. Prepares the corpus first if necessary."""
         target = self._root / f"{self.name}-{digest([_FORMAT, self.source.identity()])}"
 
         def build(directory: Path) -> None:
@@ -107,17 +112,19 @@ class OwnCorpus:
 
 
 class TfdsCorpus:
-    """Any data set of TFDS; a validation split is held out of train by hash where it has none."""
+    """Any TFDS data set. If it has no validation split, one is held out of train by hash."""
 
     def __init__(self, corpus: str, name: str, data_dir: str, field: str, locks: Path):
-        self.corpus, self.field = corpus, field
+        self.corpus = corpus
+        self.field = field
         self._builder = _tfds_builder(corpus, name, data_dir)
         if not self._builder.info.splits:
-            with locked(locks / f"other-{digest(corpus)}"):  # whoever comes second finds it prepared
+            # Processes prepare it one after another. TFDS does nothing if the data set is already prepared.
+            with locked(locks / f"other-{digest(corpus)}"):
                 self._prepare()
-        own = list(self._builder.info.splits)
-        self.holds_out = "train" in own and "validation" not in own
-        self.splits = tuple(own + ["validation"] if self.holds_out else own)
+        stored = list(self._builder.info.splits)
+        self.holds_out = "train" in stored and "validation" not in stored
+        self.splits = tuple(stored + ["validation"] if self.holds_out else stored)
 
     def identity(self) -> dict:
         info = self._builder.info
@@ -137,16 +144,14 @@ class TfdsCorpus:
                 yield text
 
     def n_bytes(self, split: str) -> int:
-        known = self._builder.info.splits
-        return known[split if split in known else "train"].num_bytes
+        stored = self._builder.info.splits
+        return stored[split if split in stored else "train"].num_bytes
 
     def _source(self, split: str):
         try:
             return self._builder.as_data_source(split)
         except (NotImplementedError, ValueError) as error:
-            raise UserError(
-                f"corpus {self.corpus!r} is not stored as array_record, so it cannot be read: {_line(error)}"
-            ) from None
+            raise UserError(f"corpus {self.corpus!r}: its files must be array_record: {_first_line(error)}") from None
 
     def _text(self, example: dict) -> bytes:
         if self.field not in example:
@@ -170,10 +175,10 @@ class TfdsCorpus:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 self._builder.download_and_prepare(download_config=config, file_format="array_record")
-        except Exception as error:  # builders of TFDS raise whatever they like: no network, manual data, no TensorFlow
+        except Exception as error:  # TFDS builders raise any type: no network, manual download, no TensorFlow
             raise UserError(
-                f"corpus {self.corpus!r}: TFDS cannot prepare it ({type(error).__name__}: {_line(error)});"
-                f" prepare it elsewhere and name its data_dir: {self.corpus}:PATH"
+                f"corpus {self.corpus!r}: TFDS cannot prepare it ({type(error).__name__}: {_first_line(error)});"
+                f" prepare it elsewhere and give its data_dir: {self.corpus}:PATH"
             ) from None
 
 
@@ -184,12 +189,13 @@ def _tfds_builder(corpus: str, name: str, data_dir: str):
         return tfds.builder(name, data_dir=data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
         if not isinstance(error, tfds.core.DatasetNotFoundError):
-            raise UserError(f"corpus {corpus!r}: TFDS cannot open it: {_line(error)}") from None
+            raise UserError(f"corpus {corpus!r}: TFDS cannot open it: {_first_line(error)}") from None
         from tensorflow_datasets.core import registered
 
-        known = [*OWN, *registered.list_imported_builders()] if hasattr(registered, "list_imported_builders") else OWN
+        listed = registered.list_imported_builders() if hasattr(registered, "list_imported_builders") else []
+        known = [*BUILT_IN, *listed]
         raise UserError(
-            f"unknown corpus {corpus!r}; it must be {', '.join(OWN)} or a data set of TFDS{nearest(name, known)}"
+            f"unknown corpus {corpus!r}; it must be {', '.join(BUILT_IN)} or a TFDS data set{nearest(name, known)}"
         ) from None
 
 
@@ -197,5 +203,5 @@ def _is_held_out(text: bytes) -> bool:
     return texts.split_of(text) == "validation"
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]

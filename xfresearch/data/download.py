@@ -1,4 +1,4 @@
-"""Published files: found in manual_dir, or downloaded, and always checked against their checksum."""
+"""Published files, read from manual_dir or downloaded. Their checksums are always verified."""
 
 import hashlib
 import io
@@ -15,7 +15,7 @@ from xfresearch.errors import UserError
 
 @dataclass(frozen=True)
 class Published:
-    """A file of a published corpus: `member` of the zip at `url`; `checksum` ('sha256:...') is of the file itself."""
+    """A file of a published corpus: `member` of the zip file at `url`. `checksum` ('sha256:...') is the member's."""
 
     corpus: str
     url: str
@@ -23,18 +23,19 @@ class Published:
     checksum: str
 
     def read(self, manual_dir: str, root: Path) -> bytes:
-        """The bytes, from `manual_dir` where it is given, else from the download kept under `root`."""
+        """The bytes of the file, from `manual_dir` if given, otherwise from the download cached under `root`."""
         return self._from_manual_dir(Path(manual_dir).expanduser()) if manual_dir else self._from_network(root)
 
     def _from_manual_dir(self, directory: Path) -> bytes:
-        name, archive = Path(self.member).name, Path(self.url).name
-        for place in (directory, directory / self.corpus, directory / Path(self.member).parent):
-            if (place / name).is_file():
-                return self._checked((place / name).read_bytes(), place / name)
-            if (place / archive).is_file():
-                return self._from_zip(place / archive)
+        name = Path(self.member).name
+        archive = Path(self.url).name
+        for folder in (directory, directory / self.corpus, directory / Path(self.member).parent):
+            if (folder / name).is_file():
+                return self._checked((folder / name).read_bytes(), folder / name)
+            if (folder / archive).is_file():
+                return self._from_zip(folder / archive)
         raise UserError(
-            f"corpus {self.corpus!r}: config.data.manual_dir={str(directory)!r} holds neither {name} nor {archive}"
+            f"corpus {self.corpus!r}: config.data.manual_dir={str(directory)!r} contains neither {name} nor {archive}"
         )
 
     def _from_network(self, root: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Reading text files, plain, .gz or .xz, and .jsonl; whatever is wrong with one is a UserError with file and line."""
+"""Reads text and .jsonl files, plain or compressed (.gz, .xz). Raises UserError with the file and line of a problem."""
 
 import gzip
 import json
@@ -14,12 +14,15 @@ TEXT_SUFFIXES = (
     ".txt", ".text", ".md", ".rst", ".tex", ".tokens", ".jsonl", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp",
     ".rs", ".go", ".java", ".js", ".ts", ".sh",
 )  # fmt: skip
-PACKED_SUFFIXES = (".gz", ".xz")
-_BROKEN = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+COMPRESSED_SUFFIXES = (".gz", ".xz")
+_DECOMPRESSION_ERRORS = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
 def find_files(path: str, corpus: str) -> list[Path]:
-    """The files that a file, directory (searched recursively) or glob stands for, sorted; UserError where none does."""
+    """The files of a path, which is a file, a directory (searched recursively) or a glob; sorted.
+
+    Raises UserError if there are none.
+    """
     base = Path(path).expanduser()
     if base.is_file():
         return [base]
@@ -37,7 +40,7 @@ def find_files(path: str, corpus: str) -> list[Path]:
 
 
 def _is_text(path: Path) -> bool:
-    name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
+    name = path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
     return name.suffix in TEXT_SUFFIXES
 
 
@@ -47,7 +50,7 @@ def _is_hidden(path: Path, base: Path) -> bool:
 
 def read_documents(path: Path, field: str) -> Iterator[bytes]:
     """The UTF-8 documents of one file: `field` of each line of a .jsonl file, or the whole of any other."""
-    name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
+    name = path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
     yield from _read_jsonl(path, field) if name.suffix == ".jsonl" else _read_whole(path)
 
 
@@ -57,7 +60,7 @@ def _read_whole(path: Path) -> Iterator[bytes]:
     if text:
         check_utf8(text, path)
         yield text
-    elif path.name != "__init__.py":  # an empty one is how Python marks a package
+    elif path.name != "__init__.py":  # an empty __init__.py is normal in a Python package
         raise UserError(f"{path}: the file is empty")
 
 
@@ -84,7 +87,8 @@ def _json_text(line: bytes, path: Path, number: int, field: str) -> bytes:
     if field not in record:
         present = ", ".join(record) or "none"
         raise UserError(
-            f"{path}:{number}: no field {field!r}; fields present: {present}{nearest(field, record)} (config.data.field)"
+            f"{path}:{number}: no field {field!r}; fields present: {present}{nearest(field, record)}"
+            " (config.data.field)"
         )
     text = record[field]
     if not isinstance(text, str):
@@ -93,12 +97,12 @@ def _json_text(line: bytes, path: Path, number: int, field: str) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(
-            f"{path}:{number}: field {field!r} holds half of a surrogate pair, which is no character"
+            f"{path}:{number}: field {field!r} holds half of a surrogate pair, which UTF-8 cannot encode"
         ) from None
 
 
 def check_utf8(text: bytes, path: Path, line: int = 1) -> None:
-    """UserError naming file and line of the first byte that is not UTF-8; `line` is that of the text's start."""
+    """Raises UserError with the line of the first byte that is not UTF-8. `line` is the line at which `text` starts."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -107,7 +111,7 @@ def check_utf8(text: bytes, path: Path, line: int = 1) -> None:
 
 
 class _reading:
-    """Open `path`, decompressing by its suffix; what goes wrong while open is a UserError that names it."""
+    """Opens `path`, decompresses by its suffix, and turns I/O and decompression errors into UserError."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -122,7 +126,7 @@ class _reading:
 
     def __exit__(self, kind, error, traceback):
         self.file.close()
-        if isinstance(error, _BROKEN):
+        if isinstance(error, _DECOMPRESSION_ERRORS):
             raise UserError(f"{self.path}: the compressed file is damaged: {error}") from None
         if isinstance(error, OSError):
             raise UserError(f"{self.path}: cannot be read: {error.strerror or error}") from None

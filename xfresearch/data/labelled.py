@@ -1,4 +1,4 @@
-"""A split of a data set with labels (labels.py), as arrays of batches."""
+"""Batches of a labelled data set (labels.py)."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from xfresearch.errors import UserError, nearest
 
 
 class LabelledSplit:
-    """A split of a data set with labels, read by index as packed.PackedSplit is."""
+    """A split of a labelled data set, read by index. It has the interface of packed.PackedSplit."""
 
     def __init__(self, corpus: str, split: str, length: int):
         data_set = open_data_set(corpus, length)
@@ -24,11 +24,13 @@ class LabelledSplit:
         return len(self.tokens_NL)
 
     def read(self, indices) -> dict[str, np.ndarray]:
-        """tokens, targets, segments, positions int32[n, L] and weights float32[n, L], 0 where there is no label."""
-        tokens_BL, targets_BL = (values[np.asarray(indices, int)] for values in (self.tokens_NL, self.targets_NL))
+        """tokens, targets, segments, positions int32[n, L] and weights float32[n, L], 0 for a token without a label."""
+        indices = np.asarray(indices, int)
+        tokens_BL = self.tokens_NL[indices]
+        targets_BL = self.targets_NL[indices]
         return {
             "tokens": tokens_BL.astype(np.int32),
-            "targets": np.maximum(targets_BL, 0).astype(np.int32),
+            "targets": np.maximum(targets_BL, 0).astype(np.int32),  # -1, no label, is not a valid index
             "weights": (targets_BL >= 0).astype(np.float32),
             "segments": np.ones(tokens_BL.shape, np.int32),
             "positions": np.broadcast_to(np.arange(tokens_BL.shape[1], dtype=np.int32), tokens_BL.shape),

@@ -1,63 +1,65 @@
-"""Data sets with labels: sequences of tokens, and at every token a label, which is not the next token.
+"""Labelled data sets: sequences of tokens with a label at every token. The label is not the next token.
 
-In data.corpus one is `NAME` or `NAME:OPTION=VALUE,...`, and stands alone. It has no text, hence no tokenizer and no bytes;
-its sequences are full, of config.sequence_length tokens. A new data set is a file with a class and a line in DATA_SETS.
-The class is a frozen dataclass, whose fields (config.option) are its options, with what `Labelled` below names. No NumPy
-here: configs are checked without it.
+data.corpus names one as `NAME` or `NAME:OPTION=VALUE,...`, and then has no other corpus. A labelled data set has no
+text, hence no tokenizer and no bytes. Its sequences have exactly config.sequence_length tokens, without padding.
+
+To add a data set, write a class in a new file and add a line to DATA_SETS. The class is a frozen dataclass whose fields
+(config/fields.py) are its options. It implements the protocol `Labelled`.
 """
 
 import ast
 from typing import Protocol
 
-from xfresearch.config import DataConfig
+from xfresearch.config.reading import from_dict
+from xfresearch.data.majority import Majority
 from xfresearch.errors import require
-from xfresearch.models.variants import load
 
-DATA_SETS = {"majority": "xfresearch.data.majority:Majority"}
-# Fields of DataConfig that say how a text is read.
-OF_TEXT = ("weights", "field", "tokenizer", "packing", "manual_dir", "workers")
+DATA_SETS = {"majority": Majority}
+# Fields of DataConfig that apply to text only.
+TEXT_OPTIONS = ("weights", "field", "tokenizer", "packing", "manual_dir", "workers")
 
 
 class Labelled(Protocol):
-    """A data set with its options. Tokens and labels are below `vocab_size`."""
+    """A labelled data set with its options. Tokens and labels are less than `vocab_size`."""
 
     splits: tuple[str, ...]
     vocab_size: int
 
     def check(self, length: int) -> None:
-        """UserError where the options do not fit each other, or sequences of `length` tokens."""
+        """Raises UserError if the options contradict each other or do not allow sequences of `length` tokens."""
 
     def examples(self, split: str, length: int) -> tuple:
-        """Arrays of integers, tokens [N, L] and targets [N, L]; a target below 0 is no label. They depend on the options,
-        the split and the length alone: every process of a run calls this, and every one that goes on with it."""
+        """Integer arrays tokens [N, L] and targets [N, L]; a negative target means no label.
+
+        The result must depend on the options, the split and the length only, because every process of a run calls this,
+        and so does every process that resumes it.
+        """
 
 
 def has_labels(corpus: str) -> bool:
-    """Whether `corpus`, an entry of data.corpus, is a data set with labels."""
+    """Whether `corpus`, an entry of data.corpus, is a labelled data set."""
     return corpus.partition(":")[0] in DATA_SETS
 
 
-def trains_on_labels(data: DataConfig) -> bool:
-    """Whether a run on `data` predicts labels, and not next tokens."""
+def trains_on_labels(data) -> bool:
+    """Whether a run on `data` (a DataConfig) predicts labels instead of next tokens."""
     return any(map(has_labels, data.corpus))
 
 
 def open_data_set(corpus: str, length: int) -> Labelled:
-    """The data set that `corpus` names, for sequences of `length` tokens; UserError where its options are wrong."""
-    from xfresearch.config_io import from_dict  # it imports resolving.py, which opens data sets
-
+    """The data set `corpus` with sequences of `length` tokens. Raises UserError if its options are invalid."""
     name, _, options = corpus.partition(":")
     pairs = [pair.partition("=") for pair in options.split(",") if options]
     form = f"{name}:OPTION=VALUE,OPTION=VALUE"
     require(all(equals for _, equals, _ in pairs), "data.corpus", corpus, f"of the form {form}")
     values = {option: _value(text) for option, _, text in pairs}
-    data_set = from_dict(load(DATA_SETS[name]), values, f"config.data.corpus: {name}")
+    data_set = from_dict(DATA_SETS[name], values, f"config.data.corpus: {name}")
     data_set.check(length)
     return data_set
 
 
 def _value(text: str):
-    """The number that `text` is, otherwise the text."""
+    """`text` as a Python literal if it is one, otherwise unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

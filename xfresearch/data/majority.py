@@ -1,15 +1,15 @@
-"""`majority`: which class stands most often in a sequence? The task of Brody et al. 2023, section 3.1.
+"""`majority`: which class is the most frequent in a sequence? The task of Brody et al. 2023, section 3.1.
 
-A sequence is L tokens, each one of C classes; its label, the same at every position, is the class that it holds most
-often. Its counts, in descending order and whichever classes they are of, are a partition of L into at most C parts, two
-or more. Of the partitions whose first part leads the second by `margin` at least, samples / per_partition are drawn at
-random, none twice. `per_partition` sequences are made of each: which class has which count, and where it stands, is drawn
-anew for each of them. The first 80 % of the partitions are the train split, the others the validation split.
+A sequence has L tokens, each one of C classes. Its label, the same at every position, is its most frequent class. The
+counts of its classes, sorted in descending order, are a partition of L into 2 to C parts. Only partitions whose first
+part exceeds the second by at least `margin` are used. samples / per_partition of them are drawn at random without
+replacement. Each gives `per_partition` sequences; which class has which count, and the order of the tokens, are drawn
+for each sequence. The first 80 % of the partitions are the train split, the others the validation split.
 
-The published code (tech-srl/layer_norm_expressivity_role) differs in four ways. Its partitions are neighbours of each
-other: it walks through them depth first, in a random order, and stops when there are enough. The sequences of one
-partition fall on both sides of its split. Its draw has no seed. And its tokens are sorted by their counts, so that the
-last one is the label, which a model with positions could copy.
+The published code (tech-srl/layer_norm_expressivity_role) differs in four ways. Its partitions are similar to each
+other: it enumerates them depth first in a random order and stops when it has enough. The sequences of one partition
+fall into both of its splits. It does not seed the draw. It sorts tokens by their counts, so the last token is the label,
+which a model with positions could copy.
 """
 
 import random
@@ -18,21 +18,21 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from xfresearch.config import option
+from xfresearch.config.fields import option
 from xfresearch.errors import require
 
-TRAIN = 0.8
+TRAIN_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Majority:
-    """The options behind the corpus's name, `majority:classes=10,margin=4`, and the sequences that they stand for."""
+    """The options of the corpus, as in `majority:classes=10,margin=4`, and the sequences that they define."""
 
-    classes: int = option(20, "classes C; tokens and labels are below it", low=2)
-    samples: int = option(100_000, "sequences, in both splits together", low=2)
-    per_partition: int = option(10, "sequences of each partition, all in one split", low=1)
-    margin: int = option(6, "tokens by which the majority leads the next class, at least", low=1)
-    seed: int = option(0, "of the draw: the run's own seed leaves the data as they are", low=0)
+    classes: int = option(20, "number of classes C; tokens and labels are less than it", low=2)
+    samples: int = option(100_000, "number of sequences of both splits together", low=2)
+    per_partition: int = option(10, "sequences of each partition; all are in one split", low=1)
+    margin: int = option(6, "minimum lead of the most frequent class over the next, in tokens", low=1)
+    seed: int = option(0, "seed of the data; the seed of the run does not change the data", low=0)
 
     splits = ("train", "validation")
 
@@ -41,29 +41,30 @@ class Majority:
         return self.classes
 
     def check(self, length: int) -> None:
-        """UserError where sequences of `length` tokens have too few partitions for the options."""
-        there_are = number_of_partitions(length, self.classes, self.margin)
-        said = f"sequences of {length} tokens have {there_are} partitions with it"
-        require(there_are >= 2, "data.corpus: majority.margin", self.margin, f"smaller: {said}")
-        whole = f"a multiple of per_partition={self.per_partition}, twice it at least"
-        fits = self.samples % self.per_partition == 0 and self.samples >= 2 * self.per_partition
-        require(fits, "data.corpus: majority.samples", self.samples, whole)
-        most = there_are * self.per_partition
-        said = f"at most {most}: sequences of {length} tokens have {there_are} partitions with margin={self.margin}"
-        require(self.samples <= most, "data.corpus: majority.samples", self.samples, said)
+        """Raises UserError if sequences of `length` tokens have too few partitions for the options."""
+        partitions = number_of_partitions(length, self.classes, self.margin)
+        reason = f"sequences of {length} tokens have {partitions} partitions with this margin"
+        require(partitions >= 2, "data.corpus: majority.margin", self.margin, f"smaller: {reason}")
+        per = self.per_partition
+        divisible = self.samples % per == 0 and self.samples >= 2 * per
+        allowed = f"a multiple of per_partition={per}, at least {2 * per}"
+        require(divisible, "data.corpus: majority.samples", self.samples, allowed)
+        most = partitions * per
+        reason = f"sequences of {length} tokens have {partitions} partitions with margin={self.margin}"
+        require(self.samples <= most, "data.corpus: majority.samples", self.samples, f"at most {most}: {reason}")
 
     def examples(self, split: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens [N, L] and targets [N, L] of a split, int32; the same at every call."""
+        """tokens [N, L] and targets [N, L] of a split, int32. Every call returns the same values."""
         tokens_NL, labels_N = _draw(self, length)
         partitions = self.samples // self.per_partition
-        cut = min(max(round(TRAIN * partitions), 1), partitions - 1) * self.per_partition
+        cut = min(max(round(TRAIN_SHARE * partitions), 1), partitions - 1) * self.per_partition
         chosen = slice(cut) if split == "train" else slice(cut, None)
         return tokens_NL[chosen], np.broadcast_to(labels_N[chosen, None], tokens_NL[chosen].shape)
 
 
 @lru_cache(maxsize=2)
 def _draw(task: Majority, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """All sequences [N, L], those of a partition one after the other, and their labels [N]."""
+    """All sequences [N, L] and their labels [N]. The sequences of one partition are adjacent."""
     ranks = _ranks(
         task.samples // task.per_partition, number_of_partitions(length, task.classes, task.margin), task.seed
     )
@@ -77,40 +78,43 @@ def _draw(task: Majority, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranks(wanted: int, total: int, seed: int) -> list[int]:
-    """`wanted` different numbers from 1 to `total`, which may be beyond 64 bits, in random order."""
-    rng, found = random.Random(seed), {}
+    """`wanted` distinct numbers from 1 to `total`, in random order. `total` may exceed 64 bits."""
+    rng = random.Random(seed)
+    found = {}
     while len(found) < wanted:
         found[rng.randrange(1, total + 1)] = None
     return list(found)
 
 
 def number_of_partitions(length: int, classes: int, margin: int) -> int:
-    """Of `length` into 2 to `classes` parts, the first of which leads the second by `margin`.
+    """Partitions of `length` into 2 to `classes` parts whose first part exceeds the second by at least `margin`.
 
-    Without the margin, taken off the first part, they are the partitions of the rest into at most `classes` parts, but
-    for that into a single one.
+    Subtract the margin from the first part: the remainder is any partition of length - margin into at most `classes`
+    parts, except the one with a single part.
     """
     return _table(length - margin, classes)[classes][length - margin] - 1 if length > margin else 0
 
 
 def _partition(rank: int, total: int, parts: int) -> list[int]:
-    """Partition number `rank` of `total` into at most `parts` parts, in descending order, filled up with zeros.
+    """Partition number `rank` of `total` into at most `parts` parts, in descending order, padded with zeros.
 
-    Those whose last part is 0 come first, among which number 0 is `total` alone; of the others, 1 is taken off every part.
+    Partitions whose last part is 0 come first; number 0 is (total, 0, ...). For the others, subtract 1 from every part.
     """
-    table, found = _table(total, parts), [0] * parts
+    table = _table(total, parts)
+    found = [0] * parts
     while total:
         if rank < table[parts - 1][total]:
             parts -= 1
         else:
-            rank, total = rank - table[parts - 1][total], total - parts
+            rank -= table[parts - 1][total]
+            total -= parts
             found[:parts] = [part + 1 for part in found[:parts]]
     return found
 
 
 @cache
 def _table(total: int, parts: int) -> list[list[int]]:
-    """[k][n]: in how many ways n <= total is a sum of at most k <= parts parts. (n; k) = (n; k - 1) + (n - k; k)."""
+    """[k][n]: partitions of n <= total into at most k <= parts parts. (n; k) = (n; k - 1) + (n - k; k)."""
     table = [[1] + [0] * total]
     for k in range(1, parts + 1):
         row = list(table[-1])

@@ -1,4 +1,4 @@
-"""Tokenise a split once, pack it once, and read it: two cached directories, tokens/ and packed/."""
+"""Tokenises a split once, packs it once and reads it by index. Two cached directories: tokens/ and packed/."""
 
 import os
 from collections import deque
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.config import Config, DataConfig
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data import packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_json, write_meta
 from xfresearch.data.corpora import open_split
@@ -21,7 +21,7 @@ _ROWS = "sequences.array_record"
 
 
 class PackedSplit:
-    """A split as sequences of L tokens, read by index from an ArrayRecord file."""
+    """A split in sequences of L tokens, read by index from an ArrayRecord file."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -31,13 +31,13 @@ class PackedSplit:
         return self.meta["n_sequences"]
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
-        """tokens, targets, segments, positions int32[L] and weights float32[L], 0 where there is no target."""
+        """tokens, targets, segments, positions int32[L] and weights float32[L], 0 for a position without a target."""
         if not -len(self) <= i < len(self):
             raise IndexError(f"sequence {i} of {len(self)}")
         return {name: values[0] for name, values in self.read([i % len(self)]).items()}
 
     def read(self, indices) -> dict[str, np.ndarray]:
-        """The same for several sequences at once: arrays [n, L]."""
+        """Several sequences at once: arrays [n, L]."""
         records = self._records.__getitems__([int(i) for i in indices]) if len(indices) else []
         rows = np.frombuffer(b"".join(records), self.meta["dtype"])
         rows = rows.reshape(len(records), -1, self.meta["sequence_length"] + 1)
@@ -51,10 +51,10 @@ class PackedSplit:
 
 
 def prepare(config: Config, split: str, corpus: str) -> PackedSplit:
-    """`split` of `corpus`, tokenised, packed and cached.
+    """`split` of `corpus`, tokenised, packed and cached. Raises UserError if the corpus is too short.
 
-    `.meta` holds n_sequences, n_tokens (separators included), n_predictions, n_documents, n_bytes and n_characters (of
-    the text alone), and fill, the share of the sequences' tokens that are real. UserError if the corpus is too short.
+    `.meta` holds n_sequences, n_tokens (with separators), n_predictions, n_documents, n_bytes and n_characters (of the
+    text only), and fill, the share of tokens that are not padding.
     """
     tokenizer = tokenizer_for(config.data)
     inputs = _inputs(config.data, split, corpus, tokenizer)
@@ -70,9 +70,9 @@ def prepare(config: Config, split: str, corpus: str) -> PackedSplit:
 
 
 def stream_tokens(config: Config, split: str, corpus: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """All tokens of a split in order, int32[n], and the number of the document that each belongs to, int32[n].
+    """All tokens of a split in order, int32[n], and the document number of each, int32[n].
 
-    A separator belongs to the document that it ends. Same cache, separators and `corpus` as `prepare`.
+    A separator belongs to the document before it. The cache, separators and default `corpus` are those of `prepare`.
     """
     corpus = corpus or config.data.corpus[0]
     tokenizer = tokenizer_for(config.data)
@@ -83,7 +83,7 @@ def stream_tokens(config: Config, split: str, corpus: str | None = None) -> tupl
 
 
 def _inputs(data: DataConfig, split: str, corpus: str, tokenizer: Tokenizer) -> dict:
-    """Everything that a split's tokens depend on."""
+    """All inputs that determine the tokens of a split, for the cache key."""
     opened = open_split(corpus, split, data)
     return {
         "format": FORMAT,
@@ -106,13 +106,17 @@ def _tokens_directory(data: DataConfig, split: str, corpus: str, tokenizer: Toke
 
 
 def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataConfig, directory: Path) -> None:
-    """Write tokens.bin and offsets.bin: documents, each behind begin_of_text where the tokenizer has one, joined by
-    end_of_text, which packing by documents also ends with."""
-    dtype = np.uint16 if tokenizer.vocab_size < 2**16 else np.uint32  # one value stays free, for padding
+    """Writes tokens.bin and offsets.bin.
+
+    Each document starts with begin_of_text if the tokenizer has one. end_of_text separates documents; with
+    data.packing='documents' it also ends the last one.
+    """
+    dtype = np.uint16 if tokenizer.vocab_size < 2**16 else np.uint32  # the largest value is reserved for padding
     separator = np.array([tokenizer.end_of_text], dtype).tobytes()
     begin = [] if tokenizer.begin_of_text in (None, tokenizer.end_of_text) else [tokenizer.begin_of_text]
     beginning = np.array(begin, dtype).tobytes()
-    lengths, count = [], {"n_bytes": 0, "n_characters": 0}
+    lengths = []
+    count = {"n_bytes": 0, "n_characters": 0}
     with (directory / "tokens.bin").open("wb") as file:
         documents = _counted(opened.documents(split), count, f"tokenising {corpus} {split}", opened.n_bytes(split))
         for ids, starts in _encoded(documents, tokenizer, data.workers or os.cpu_count() or 1):
@@ -134,22 +138,23 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
 
 
 def _counted(documents: Iterator[bytes], count: dict, title: str, total: int) -> Iterator[bytes]:
-    """Documents that are not empty, with their bytes and characters added to `count` and shown in a progress bar."""
+    """The non-empty documents. Adds their bytes and characters to `count` and shows a progress bar."""
     from tqdm import tqdm
 
     with tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for text in filter(None, documents):
             count["n_bytes"] += len(text)
+            # Every byte but a UTF-8 continuation byte (10xxxxxx) starts a character.
             count["n_characters"] += int(np.count_nonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80))
             yield text
             bar.update(len(text))
 
 
 def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """The ids of each piece of each document in order, and whether it starts a document; encoded in threads.
+    """The ids of each piece of each document in order, and whether the piece starts a document. Encodes in threads.
 
-    Threads, not processes: the tokenizers' own code runs without the interpreter's lock, and nothing has to be
-    importable, forked beside JAX or guarded by `if __name__ == "__main__"`.
+    Threads suffice because the tokenizer libraries release the GIL. Processes would need importable code, a fork next
+    to JAX, or a guard `if __name__ == "__main__"`.
     """
     waiting: deque = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -179,15 +184,16 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
 
     length = config.sequence_length
     tokens, offsets = _read_tokens(source)
-    needed = length + 1 if split == "train" else 2  # elsewhere a shorter split is padded
+    needed = length + 1 if split == "train" else 2  # other splits may be shorter than a sequence: they are padded
     if len(tokens) < needed:
         raise UserError(
-            f"corpus {corpus!r}, split {split!r}: {len(tokens)} tokens, fewer than the {needed} that one sequence"
-            f" needs under config.sequence_length={length}"
+            f"corpus {corpus!r}, split {split!r}: it has {len(tokens)} tokens; one sequence needs at least {needed}"
+            f" with config.sequence_length={length}"
         )
-    dtype, pad = tokens.dtype, _pad(tokens.dtype)
+    dtype = tokens.dtype
+    pad = _pad(dtype)
     if config.data.packing == "documents":
-        dtype = dtype if length < pad else np.dtype(np.uint32)
+        dtype = dtype if length < pad else np.dtype(np.uint32)  # the rows also hold segment ids
         rows = packing.document_rows(tokens, offsets, length, _pad(dtype))
     else:
         rows = packing.stream_rows(tokens, length, pad, keep_last=split != "train")

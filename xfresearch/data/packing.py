@@ -1,7 +1,7 @@
-"""From a split's token stream to sequences of L+1 tokens, of which the first L are read and the last L predicted.
+"""Packs the token stream of a split into rows of L+1 tokens: the first L are inputs, the last L are targets.
 
-Rows are written with `pad` where there is no token. Every token that has a predecessor in its document (packing by
-documents) or in the split (one stream) is predicted in exactly one row.
+`pad` fills positions without a token. Every token that has a predecessor in its document ('documents') or in the split
+('stream') is the target of exactly one row.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,10 @@ OPEN_BINS = 32
 
 
 def stream_rows(tokens: np.ndarray, length: int, pad: int, keep_last: bool) -> Iterator[np.ndarray]:
-    """Rows [L+1] of one running stream: row i is tokens[i*L : i*L+L+1]; the last, if incomplete, is padded or dropped."""
+    """Rows [L+1] of one stream: row i is tokens[i*L : i*L+L+1].
+
+    An incomplete last row is padded with `keep_last`, dropped without.
+    """
     predicted = max(len(tokens) - 1, 0)
     rows = -(-predicted // length) if keep_last else predicted // length
     for i in range(rows):
@@ -22,31 +25,32 @@ def stream_rows(tokens: np.ndarray, length: int, pad: int, keep_last: bool) -> I
 
 
 def document_rows(tokens: np.ndarray, offsets: np.ndarray, length: int, pad: int) -> Iterator[np.ndarray]:
-    """Rows [2, L+1] of tokens and segments (from 1; 0 is padding), whole documents side by side.
+    """Rows [2, L+1] of tokens and segment ids (from 1; 0 is padding). A row holds several whole documents.
 
-    Best fit among OPEN_BINS open rows; when no more may be open, the fullest is closed. A document longer than a row
-    is cut into pieces that share one token, so that the first token of each piece is predicted in the piece before.
+    Best-fit bin packing with at most OPEN_BINS open rows; to open another, the fullest is closed. A document longer
+    than a row is split into pieces that overlap by one token, so that the first token of a piece is a target of the
+    piece before it.
     """
     bins: list[list[np.ndarray]] = []
-    room: list[int] = []
+    free: list[int] = []  # tokens that still fit into each bin
 
     def close(i: int) -> np.ndarray:
-        del room[i]
+        del free[i]
         return _row(bins.pop(i), length, pad)
 
     for piece in _pieces(tokens, offsets, length):
-        fitting = [i for i, left in enumerate(room) if left >= len(piece)]
+        fitting = [i for i, left in enumerate(free) if left >= len(piece)]
         if fitting:
-            best = min(fitting, key=room.__getitem__)
+            best = min(fitting, key=free.__getitem__)
         else:
             if len(bins) == OPEN_BINS:
-                yield close(min(range(OPEN_BINS), key=room.__getitem__))
+                yield close(min(range(OPEN_BINS), key=free.__getitem__))
             bins.append([])
-            room.append(length + 1)
+            free.append(length + 1)
             best = len(bins) - 1
         bins[best].append(piece)
-        room[best] -= len(piece)
-        if room[best] < 2:  # a piece of one token predicts nothing
+        free[best] -= len(piece)
+        if free[best] < 2:  # pieces have at least two tokens: an input and a target
             yield close(best)
     while bins:
         yield close(0)
@@ -70,9 +74,9 @@ def _row(pieces: list[np.ndarray], length: int, pad: int) -> np.ndarray:
 
 
 def unpack(rows: np.ndarray, pad: int) -> dict[str, np.ndarray]:
-    """Batch of [n, L] arrays from rows [n, 1 or 2, L+1]; without a second layer each row is one segment.
+    """A batch of arrays [n, L] from rows [n, 1 or 2, L+1]; without stored segment ids each row is one segment.
 
-    tokens, targets, segments, positions int32; weights float32, 0 where the target is padding or another segment's.
+    tokens, targets, segments, positions int32; weights float32, 0 where the target is padding or in another segment.
     """
     tokens = rows[:, 0].astype(np.int32)
     filled = tokens != pad
@@ -89,7 +93,7 @@ def unpack(rows: np.ndarray, pad: int) -> dict[str, np.ndarray]:
 
 
 def _positions(segments_BL: np.ndarray) -> np.ndarray:
-    """Positions [B, L] that start anew at every change of segment."""
+    """Positions [B, L] that restart at 0 at every change of segment."""
     index = np.broadcast_to(np.arange(segments_BL.shape[1], dtype=np.int32), segments_BL.shape)
     starts = np.zeros_like(index)
     starts[:, 1:] = np.where(segments_BL[:, 1:] != segments_BL[:, :-1], index[:, 1:], 0)

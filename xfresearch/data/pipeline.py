@@ -1,6 +1,6 @@
-"""Batches: a pure function of (seed, step), of which a process reads the rows that it needs, ahead in a thread.
+"""Batches as a pure function of (seed, step). A process reads only the rows that it needs, and prefetches in a thread.
 
-Nothing here has a state worth saving: to resume is to ask for the next step, on any number of hosts.
+There is no iterator state to save: a resumed run asks for the next step, on any number of hosts.
 """
 
 import time
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
@@ -20,9 +20,9 @@ __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_ba
 
 
 def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSplit | LabelledSplit:
-    """The sequences of `split` of `corpus` (the first of config.data.corpus where none is given), read by index.
+    """The sequences of `split` of `corpus` (default: the first of config.data.corpus), read by index.
 
-    A text is tokenised, packed and cached first. UserError if it is too short, or the corpus has no such split.
+    Text is tokenised, packed and cached first. Raises UserError if it is too short or if the corpus has no such split.
     """
     corpus = corpus or config.data.corpus[0]
     if has_labels(corpus):
@@ -31,7 +31,7 @@ def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSpli
 
 
 class Batches:
-    """The training batches of a config: each corpus shuffled anew every epoch, mixed by config.data.weights."""
+    """The training batches of a config. Each corpus is reshuffled every epoch; config.data.weights mixes corpora."""
 
     def __init__(self, config: Config, seed: int | None = None):
         self.config = config
@@ -39,34 +39,38 @@ class Batches:
         self._order = _order(self.corpora, config.data.weights, config.seed if seed is None else seed)
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Arrays [batch_size, L] of `step`, or only these `rows` of them: no other is read."""
+        """Arrays [batch_size, L] of `step`, or only the given `rows` of them; no other row is read."""
         size = self.config.batch_size
-        picks = np.array([self._order[step * size + int(row)] for row in (range(size) if rows is None else rows)])
+        rows = range(size) if rows is None else rows
+        picks = np.array([self._order[step * size + int(row)] for row in rows])
         parts = []
         for number, corpus in enumerate(self.corpora):
             chosen = np.flatnonzero(picks[:, 0] == number)
             if len(chosen):
                 parts.append((chosen, corpus.read(picks[chosen, 1])))
-        back = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
-        return {name: np.concatenate([part[name] for _, part in parts])[back] for name in parts[0][1]}
+        # The parts are grouped by corpus; `restore` puts their rows back in the order of the batch.
+        restore = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
+        return {name: np.concatenate([part[name] for _, part in parts])[restore] for name in parts[0][1]}
 
     def iterate(
         self, start: int, stop: int, rows: Sequence[int] | None = None, place: Callable = lambda batch: batch
     ) -> "Prefetch":
-        """(step, place(batch)) for steps in [start, stop), config.data.prefetch of them made ahead in a thread."""
+        """(step, place(batch)) for steps in [start, stop). A thread prefetches config.data.prefetch of them."""
         return Prefetch(lambda step: place(self.batch(step, rows)), range(start, stop), self.config.data.prefetch)
 
 
 class Prefetch:
-    """Iterator over (step, make(step)) that keeps `ahead` results in preparation; `wait_seconds` is time lost waiting.
+    """Iterator over (step, make(step)) that prefetches `ahead` results. `wait_seconds` is the time spent waiting.
 
-    One thread makes them in order, so `make` may place arrays on devices. Its errors are raised at the step they hit.
-    Use it in a `with`, or call `close()`, to stop early.
+    One thread makes them in order, so `make` may put arrays on devices. An error in `make` is raised at its step.
+    To stop early, use it in a `with` block or call `close()`.
     """
 
     def __init__(self, make: Callable, steps, ahead: int):
         self.wait_seconds = 0.0
-        self._make, self._steps, self._waiting = make, iter(steps), deque()
+        self._make = make
+        self._steps = iter(steps)
+        self._waiting = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         for _ in range(ahead):
             self._submit()
@@ -108,10 +112,10 @@ class Prefetch:
 def evaluation_batches(
     held_out: PackedSplit | LabelledSplit, batch_size: int, limit: int = 0, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches [batch_size, L] in order, or only these `rows` of each; the last is filled up with rows of weight 0, so that
-    shapes never change.
+    """Batches [batch_size, L] in order, or only the given `rows` of each.
 
-    With a `limit`, that many sequences spread evenly over the split.
+    The last batch is padded with rows of weight 0, so that all batches have one shape. With `limit`, that many
+    sequences are used, spread evenly over the split.
     """
     rows = np.arange(batch_size) if rows is None else np.asarray(rows)
     total = len(held_out)
@@ -119,27 +123,28 @@ def evaluation_batches(
     indices = np.arange(used) * total // used
     for first in range(0, used, batch_size):
         real = first + rows < used
-        own = indices[(first + rows)[real]]
-        batch = held_out.read(own if len(own) else indices[:1])
-        yield {name: _spread(values[: len(own)], real) for name, values in batch.items()}
+        chosen = indices[(first + rows)[real]]
+        # If all rows are padding, one sequence is still read, for the names and dtypes of the arrays.
+        batch = held_out.read(chosen if len(chosen) else indices[:1])
+        yield {name: _pad_rows(values[: len(chosen)], real) for name, values in batch.items()}
 
 
-def _spread(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """`values` as the rows that are `real`, zeros as the others."""
+def _pad_rows(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """`values` in the rows where `real` is true, zeros in the others."""
     if real.all():
         return values
-    spread = np.zeros((len(real), *values.shape[1:]), values.dtype)
-    spread[real] = values
-    return spread
+    padded = np.zeros((len(real), *values.shape[1:]), values.dtype)
+    padded[real] = values
+    return padded
 
 
 def _order(corpora: list[PackedSplit | LabelledSplit], weights: tuple[float, ...], seed: int):
-    """grain MapDataset without end of (corpus, sequence) pairs."""
+    """An endless grain MapDataset of (corpus, sequence) index pairs."""
     import grain
 
     seeds = np.random.SeedSequence(seed).generate_state(len(corpora))
-    orders = [
-        grain.MapDataset.range(len(sequences)).shuffle(seed=int(own)).map(lambda i, number=number: (number, i)).repeat()
-        for number, (sequences, own) in enumerate(zip(corpora, seeds, strict=True))
-    ]
+    orders = []
+    for number, (corpus, corpus_seed) in enumerate(zip(corpora, seeds, strict=True)):
+        shuffled = grain.MapDataset.range(len(corpus)).shuffle(seed=int(corpus_seed))
+        orders.append(shuffled.map(lambda i, number=number: (number, i)).repeat())
     return orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights or None)

@@ -1,7 +1,8 @@
-"""The texts behind each corpus of our own: which documents a split holds, before TFDS stores them.
+"""The text sources of the built-in corpora: the documents of each split, before TFDS stores them.
 
-A text source has `splits`, `identity()` (JSON that changes whenever its documents do, cheap to make) and
-`documents(split)`, the UTF-8 documents in order. `one_stream` says that packing as a stream joins them with nothing.
+A text source has `splits`, `identity()` (a JSON value that changes whenever its documents change, and is cheap to
+compute) and `documents(split)`, the UTF-8 documents in order. With `one_stream`, data.packing='stream' joins the
+documents without a separator.
 """
 
 import hashlib
@@ -37,16 +38,15 @@ def _share(key: bytes) -> float:
 
 
 class PythonStdlib:
-    """The running interpreter's standard library without its tests: sorted, no duplicates; split by path."""
+    """The running interpreter's standard library without its tests, sorted, without duplicates. Split by path hash."""
 
-    splits, one_stream = SPLITS, False
+    splits = SPLITS
+    one_stream = False
 
     def __init__(self):
         self.root = Path(sysconfig.get_paths()["stdlib"])
         if not self.root.is_dir():
-            raise UserError(
-                f"corpus 'python_stdlib': this Python keeps no source of its standard library at {self.root}"
-            )
+            raise UserError(f"corpus 'python_stdlib': this Python has no standard library source at {self.root}")
 
     def identity(self) -> dict:
         sizes = [(name, (self.root / name).stat().st_size) for name in self._names]
@@ -65,13 +65,14 @@ class PythonStdlib:
     def _names(self) -> list[str]:
         found = []
         for directory, below, names in os.walk(self.root):
+            # Assigning in place makes os.walk skip the other directories.
             below[:] = [name for name in below if name not in ("test", "site-packages", "dist-packages", "__pycache__")]
             found += [Path(directory, name).relative_to(self.root).as_posix() for name in names if name.endswith(".py")]
         return sorted(found)
 
 
 def _python_source(path: Path) -> bytes:
-    """The file's bytes where both its declared encoding and its bytes are UTF-8, otherwise none."""
+    """The file's bytes if its declared encoding and its content are UTF-8, otherwise b""."""
     try:
         with path.open("rb") as file:
             encoding, _ = tokenize.detect_encoding(file.readline)
@@ -83,9 +84,10 @@ def _python_source(path: Path) -> bytes:
 
 
 class TextFiles:
-    """Local files: split by the hash of each document's text; one or two documents are cut 90/5/5 at line ends."""
+    """Local files. Split by the hash of each document's text; one or two documents are cut 90/5/5 at line ends."""
 
-    splits, one_stream = SPLITS, False
+    splits = SPLITS
+    one_stream = False
 
     def __init__(self, path: str, field: str):
         self.files = find_files(path, f"text_files:{path}")
@@ -97,10 +99,10 @@ class TextFiles:
 
     def documents(self, split: str) -> Iterator[bytes]:
         cut = len(self._split_by_document) <= 2
-        for text, own in zip(self._all(), self._split_by_document, strict=True):
+        for text, assigned in zip(self._all(), self._split_by_document, strict=True):
             if cut:
                 yield from filter(None, [cut_at_lines(text)[split]])
-            elif own == split:
+            elif assigned == split:
                 yield text
 
     def _all(self) -> Iterator[bytes]:
@@ -116,23 +118,23 @@ class TextFiles:
 
 
 def _fill_empty_splits(splits: list[str], shares: list[float]) -> None:
-    """Few documents may leave a split empty: it gets the one whose hash is nearest, from a split that has more."""
+    """Fills a split that few documents left empty with the document of nearest hash from a split that has several."""
     for empty in [split for split in SPLITS if split not in splits]:
         movable = [i for i, split in enumerate(splits) if splits.count(split) > 1]
         splits[min(movable, key=lambda i: abs(shares[i] - _ENDS[empty]))] = empty
 
 
 def cut_at_lines(text: bytes) -> dict[str, bytes]:
-    """90/5/5 % of `text`, cut after the line end nearest to each mark; at a character where none is within 2 %."""
+    """`text` in parts of 90/5/5 %, cut after the nearest line end, or between characters if none is within 2 %."""
     cuts = [0, *(_cut_near(text, int(len(text) * _ENDS[split]), len(text) // 50) for split in SPLITS[:-1]), len(text)]
     return {split: text[start:end] for split, (start, end) in zip(SPLITS, pairwise(cuts), strict=True)}
 
 
-def _cut_near(text: bytes, mark: int, reach: int) -> int:
-    below = text.rfind(b"\n", mark - reach, mark) + 1
-    above = text.find(b"\n", mark, mark + reach) + 1
+def _cut_near(text: bytes, target: int, reach: int) -> int:
+    below = text.rfind(b"\n", target - reach, target) + 1
+    above = text.find(b"\n", target, target + reach) + 1
     found = [cut for cut in (below, above) if cut]
-    return min(found, key=lambda cut: abs(cut - mark)) if found else _character_start(text, mark)
+    return min(found, key=lambda cut: abs(cut - target)) if found else _character_start(text, target)
 
 
 def _character_start(text: bytes, position: int) -> int:
@@ -142,9 +144,10 @@ def _character_start(text: bytes, position: int) -> int:
 
 
 class Wikitext2:
-    """WikiText-2 (Merity et al. 2016) as published, word-level with <unk>: the articles, whose sum is the file."""
+    """WikiText-2 (Merity et al. 2016) as published, word-level with <unk>. Concatenated, its articles are the file."""
 
-    splits, one_stream = SPLITS, True
+    splits = SPLITS
+    one_stream = True
     version = "wikitext-2-v1"
     files = {
         split: Published(
@@ -162,7 +165,8 @@ class Wikitext2:
     _article = re.compile(rb"(?<= \n) = [^=\n](?:[^\n]*[^=\n])? = \n(?= \n)")
 
     def __init__(self, manual_dir: str, root: Path):
-        self.manual_dir, self.root = manual_dir, root
+        self.manual_dir = manual_dir
+        self.root = root
 
     def identity(self) -> dict:
         return {split: file.checksum for split, file in self.files.items()}
@@ -174,24 +178,30 @@ class Wikitext2:
 
 
 class HutterPrize:
-    """enwik8 or text8 (Mahoney): the first 90 M bytes, the next 5 M, the last 5 M; a cut may fall inside a character."""
+    """enwik8 or text8 (Mahoney): the first 90 M bytes, the next 5 M, the last 5 M. A cut may split a character."""
 
-    splits, one_stream = SPLITS, True
+    splits = SPLITS
+    one_stream = True
     files = {
         "enwik8": Published(
             "enwik8", "https://mattmahoney.net/dc/enwik8.zip", "enwik8",
             "sha256:2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
         ),
-        "text8": Published("text8", "https://mattmahoney.net/dc/text8.zip", "text8", "md5:3bea1919949baf155f99411df5fada7e"),
+        "text8": Published(
+            "text8", "https://mattmahoney.net/dc/text8.zip", "text8", "md5:3bea1919949baf155f99411df5fada7e"
+        ),
     }  # fmt: skip
 
     def __init__(self, name: str, manual_dir: str, root: Path):
-        self.file, self.manual_dir, self.root = self.files[name], manual_dir, root
+        self.file = self.files[name]
+        self.manual_dir = manual_dir
+        self.root = root
 
     def identity(self) -> dict:
         return {"checksum": self.file.checksum}
 
     def documents(self, split: str) -> Iterator[bytes]:
         text = self.file.read(self.manual_dir, self.root)
-        first, second = len(text) * 90 // 100, len(text) * 95 // 100
+        first = len(text) * 90 // 100
+        second = len(text) * 95 // 100
         yield {"train": text[:first], "validation": text[first:second], "test": text[second:]}[split]

@@ -1,4 +1,4 @@
-"""Texts after prompts, each up to one of its own stop strings, batched by length."""
+"""Text generation in batches of prompts of similar length. Each text ends before one of its request's stop strings."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
@@ -6,65 +6,68 @@ from typing import NamedTuple
 
 from xfresearch.errors import UserError
 from xfresearch.models import decoding
-from xfresearch.training import placing
+from xfresearch.sharding import placing
 
 
 class Request(NamedTuple):
     tokens: tuple[int, ...]
-    until: tuple[str, ...]
-    most: int  # new tokens
+    stops: tuple[str, ...]
+    max_new_tokens: int
     sampling: tuple = ()  # fields of decoding.Sampling; empty: greedy
 
 
-def request_of(tokens: Sequence[int], settings: dict, length: int) -> Request:
-    """What lm_eval's normalised `settings` ask for; the prompt is cut on the left to leave room for the answer."""
-    most = settings["max_gen_toks"]
-    if not 0 < most < length:
-        allowed = f"it must be at least 1 and leave room for a prompt in the {length} tokens that the model reads"
-        raise UserError(f"max_gen_toks={most} of a task is not allowed: {allowed}")
+def make_request(tokens: Sequence[int], settings: dict, length: int) -> Request:
+    """The request for lm_eval's normalised `settings`. A long prompt loses its first tokens, so that prompt and answer
+    have at most `length` tokens together."""
+    max_new_tokens = settings["max_gen_toks"]
+    if not 0 < max_new_tokens < length:
+        allowed = f"at least 1 and below {length}, the longest sequence that the model reads"
+        raise UserError(f"max_gen_toks={max_new_tokens} of a task is not allowed: it must be {allowed}")
     sampling = ()
-    if settings.get("temperature", 0) > 0:  # 0 wherever do_sample is False
+    if settings.get("temperature", 0) > 0:  # lm_eval sets 0 if do_sample is False
         sampling = settings["temperature"], settings.get("top_k", 0), settings.get("top_p", 1.0)
-    return Request(tuple(tokens[most - length :]), tuple(settings["until"]), most, sampling)
+    return Request(tuple(tokens[max_new_tokens - length :]), tuple(settings["until"]), max_new_tokens, sampling)
 
 
 def generate(lm, requests: Sequence[Request], batch_size: int, mesh=None) -> Iterator[list[tuple[int, str]]]:
-    """Yields, batch by batch, (number, text) of the requests that are done."""
-    alike = {}
-    for number, request in enumerate(requests):
-        alike.setdefault((request.most, request.sampling), []).append(number)
-    for (most, sampling), numbers in alike.items():
-        numbers.sort(key=lambda number: -len(requests[number].tokens))
-        for first in range(0, len(numbers), batch_size):
-            part = numbers[first : first + batch_size]
-            texts = complete(lm, [requests[number] for number in part], most, sampling, seed=first, mesh=mesh)
-            yield list(zip(part, texts, strict=True))
+    """Yields, batch by batch, (index, text) of the finished requests."""
+    groups = {}  # a batch has one number of new tokens and one way of sampling
+    for index, request in enumerate(requests):
+        groups.setdefault((request.max_new_tokens, request.sampling), []).append(index)
+    for (max_new_tokens, sampling), indices in groups.items():
+        indices.sort(key=lambda index: -len(requests[index].tokens))
+        for first in range(0, len(indices), batch_size):
+            batch = indices[first : first + batch_size]
+            texts = complete(lm, [requests[index] for index in batch], max_new_tokens, sampling, seed=first, mesh=mesh)
+            yield list(zip(batch, texts, strict=True))
 
 
-def complete(lm, requests: list[Request], most: int, sampling: tuple, seed: int, mesh=None) -> list[str]:
-    """The text after each prompt, cut before the first of its stop strings; none is awaited longer than that."""
-    texts, readers = [""] * len(requests), [lm.tokenizer.decode_stream() for _ in requests]
-    over = [False] * len(requests)
-    size = placing.even(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes are compiled
+def complete(lm, requests: list[Request], max_new_tokens: int, sampling: tuple, seed: int, mesh=None) -> list[str]:
+    """The text after each prompt, up to the first of its stop strings. Decoding ends once all texts have ended."""
+    texts = [""] * len(requests)
+    readers = [lm.tokenizer.decode_stream() for _ in requests]
+    finished = [False] * len(requests)
+    size = placing.round_up(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes: few programs to compile
     prompts = [request.tokens for request in islice(cycle(requests), size)]
-    drawing = decoding.Sampling(*sampling) if sampling else decoding.Sampling(temperature=0.0)
+    settings = decoding.Sampling(*sampling) if sampling else decoding.Sampling(temperature=0.0)
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
-    for chunk in decoding.generate(lm.config, lm.params, prompts, most, drawing, seed, **limits, mesh=mesh):
-        for row, (tokens, request) in enumerate(zip(chunk, requests, strict=False)):  # rows beyond are padding
+    for chunk in decoding.generate(lm.config, lm.params, prompts, max_new_tokens, settings, seed, **limits, mesh=mesh):
+        for row, (tokens, request) in enumerate(zip(chunk, requests, strict=False)):  # the rows after are padding
             texts[row] += readers[row].push(tokens)
-            over[row] |= len(tokens) < max(map(len, chunk)) or stopped(texts[row], request)
-        if all(over):
+            # A row of a chunk is shorter than the others if it reached the end-of-text token.
+            finished[row] |= len(tokens) < max(map(len, chunk)) or has_stop(texts[row], request.stops)
+        if all(finished):
             break
     texts = [text + reader.flush() for text, reader in zip(texts, readers, strict=True)]
-    return [cut(text, request.until) for text, request in zip(texts, requests, strict=True)]
+    return [truncate(text, request.stops) for text, request in zip(texts, requests, strict=True)]
 
 
-def stopped(text: str, request: Request) -> bool:
-    return any(stop in text for stop in request.until if stop)
+def has_stop(text: str, stops: Sequence[str]) -> bool:
+    return any(stop in text for stop in stops if stop)
 
 
-def cut(text: str, until: Sequence[str]) -> str:
-    """`text` before the first of the stop strings in it."""
-    for stop in filter(None, until):
+def truncate(text: str, stops: Sequence[str]) -> str:
+    """The part of `text` before its first stop string."""
+    for stop in filter(None, stops):
         text = text.split(stop)[0]
     return text

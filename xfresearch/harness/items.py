@@ -1,7 +1,7 @@
-"""What a model has answered, kept on disk: an evaluation that was killed goes on where it stopped.
+"""A model's answers, saved on disk so that a killed evaluation resumes where it stopped.
 
-A line for each item, a JSON list of key and answer, appended as soon as it is known. What a killed process left of a line is
-passed over when the file is read, and what is written next starts a line of its own.
+The file has one line per item, a JSON list [key, answer], appended as soon as the answer is known. A killed process may
+leave an incomplete last line: reading skips it, and the next write starts a new line.
 """
 
 import json
@@ -11,14 +11,15 @@ from xfresearch.errors import UserError
 
 
 class Items(dict):
-    """{key: answer}; `add` also writes them. Without a path nothing is read or written."""
+    """{key: answer}. `add` also writes answers to the file. Without a path, nothing is read or written."""
 
     def __init__(self, path: Path | None = None):
         super().__init__()
-        self.path, lines = path, []
+        self.path = path
+        lines = []
         if path is not None and path.exists():
-            *lines, torn = path.read_bytes().split(b"\n")
-            if torn:
+            *lines, incomplete = path.read_bytes().split(b"\n")
+            if incomplete:
                 _append(path, b"\n")
         self.update(filter(None, map(_read, lines)))
 
@@ -32,12 +33,12 @@ def _read(line: bytes) -> tuple | None:
     try:
         key, answer = json.loads(line)
         return key, answer
-    except (ValueError, TypeError):  # TypeError: JSON, but no pair
+    except (ValueError, TypeError):  # TypeError: the line is JSON, but not a pair
         return None
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """One write, so that two processes that add to a file leave whole lines."""
+    """Appends in a single write, so that lines stay whole if two processes append to the same file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Runs tasks with lm_eval on a model of ours, and keeps what it answered."""
+"""Runs tasks of lm_eval on a model and saves its answers."""
 
 import io
 import json
@@ -12,55 +12,60 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import api, distributed
-from xfresearch.command import write_text
+from xfresearch import distributed, loading
+from xfresearch.checkpoints.store import checksums, in_bucket
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
+from xfresearch.files import write_text
 from xfresearch.harness import tasks
-from xfresearch.models.sizes import longest_sequence
-from xfresearch.training.checkpoint import fingerprints, in_bucket
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.model_config import longest_sequence
 
 NUMBER = int | float | np.integer | np.floating | np.bool_
-RESAMPLES = 1000  # for standard errors of what is no mean, which lm_eval draws
-SEED, EXAMPLES_SEED = 0, 1234  # lm_eval's own, of what tasks draw and of the choice of solved examples
+RESAMPLES = 1000  # lm_eval bootstraps the standard errors of metrics that are not means
+# lm_eval's own seeds: of the random choices of tasks, and of the choice of solved examples.
+SEED = 0
+EXAMPLES_SEED = 1234
 
 
-def measure(path: str, lm: api.LanguageModel, mesh, options) -> dict:
-    """The figures of every task, and what is needed to compare them item by item."""
+def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
+    """The metrics of every task, and the values and questions that an item-by-item comparison needs."""
     if not lm.config.causal:
-        raise UserError(f"--tasks is not allowed with {path}: it reads both ways and gives no text a likelihood")
+        raise UserError(f"--tasks is not allowed with {path}: the model is not causal, so text has no likelihood")
     if lm.tokenizer is None:
-        raise UserError(f"--tasks is not allowed with {path}: it has no tokenizer")
+        raise UserError(f"--tasks is not allowed with {path}: the model has no tokenizer")
     length = max_length(lm, options.sequence_length)
-    folder = kept_in(path, lm, length)
+    folder = answers_folder(path, lm, length)
     results = run_tasks(path, lm, mesh, length, folder, options)
     samples = {name: sorted(items, key=lambda item: item["doc_id"]) for name, items in results["samples"].items()}
-    found = {name.removeprefix(tasks.PREFIX): task_of(name, items, results) for name, items in samples.items()}
+    measured = {name.removeprefix(tasks.PREFIX): task_metrics(name, items, results) for name, items in samples.items()}
     if distributed.first():
-        for (name, task), items in zip(found.items(), samples.values(), strict=True):
+        for (name, task), items in zip(measured.items(), samples.values(), strict=True):
             write_items(folder, name, task, items, options.limit)
-    kept = {"workdir": path, "step": lm.step, "sequence_length": length, "kept_in": str(folder)}
-    return kept | {"task_data": options.task_data, "limit": options.limit, "tasks": found}
+    settings = {"workdir": path, "step": lm.step, "sequence_length": length, "kept_in": str(folder)}
+    return settings | {"task_data": options.task_data, "limit": options.limit, "tasks": measured}
 
 
-def max_length(lm: api.LanguageModel, asked: int) -> int:
-    """How many tokens the model reads at once: as its table of positions or its training says, unless `asked` is given."""
-    check_length(lm.config, asked)
-    return asked or longest_sequence(lm.config) or lm.run.sequence_length
+def max_length(lm: LanguageModel, requested: int) -> int:
+    """The longest input in tokens: `requested` if it is not 0, otherwise the length of the position table or, without
+    such a table, of the training sequences."""
+    check_length(lm.config, requested)
+    return requested or longest_sequence(lm.config) or lm.run.sequence_length
 
 
-def kept_in(path: str, lm: api.LanguageModel, length: int) -> Path:
-    """Where a model's answers are kept: in its run's directory, or in the cache for a folder that is no run of this disk."""
-    model = [fingerprints({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
-    workdir, _ = api.locate(path)
+def answers_folder(path: str, lm: LanguageModel, length: int) -> Path:
+    """The folder of a model's answers: in its run's directory or, if `path` is no run on local disk, in the cache."""
+    model = [checksums({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
+    workdir, _ = loading.locate(path)
     local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
     return (Path(workdir) if local else cache_root(lm.run.data)) / "harness" / digest(model)
 
 
-def run_tasks(path: str, lm: api.LanguageModel, mesh, length: int, folder: Path, options) -> dict:
-    """lm_eval's results. What it says of its progress is not passed on, and it starts no processes for standard errors."""
-    random.seed(SEED)  # some tasks put their choices in an order drawn as they are loaded: every model has the same
+def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, options) -> dict:
+    """lm_eval's results. Its progress messages are discarded, and it starts no processes for standard errors."""
+    # Some tasks shuffle their choices while they are loaded. With fixed seeds, every model gets the same order.
+    random.seed(SEED)
     np.random.seed(EXAMPLES_SEED)
     names = tasks.split_names(options.tasks, options.task_data)
     cache = cache_root(lm.run.data) / "harness" / "task_data"
@@ -79,18 +84,19 @@ def run_tasks(path: str, lm: api.LanguageModel, mesh, length: int, folder: Path,
         return evaluator.evaluate(lm=model, task_dict=loaded, limit=options.limit or None, bootstrap_iters=RESAMPLES)
 
 
-def set_examples(loaded: dict, asked: int | None) -> None:
-    """How many solved examples stand before an item: as `asked`, but none where a task says so, which is lm_eval's rule."""
+def set_examples(loaded: dict, requested: int | None) -> None:
+    """Sets the number of solved examples before each item: `requested`, or the task's own number if that is None. As in
+    lm_eval, a task whose own number is 0 keeps it."""
     for name, task in loaded.items():
         own = task.get_config("num_fewshot")
-        if asked and own == 0 and distributed.first():
-            print(f"--fewshot={asked}: {name} keeps to 0, as its task file says", file=sys.stderr)
-        task.set_config("num_fewshot", own or 0 if asked is None or own == 0 else asked)
+        if requested and own == 0 and distributed.first():
+            print(f"--fewshot={requested} does not apply to {name}: its task file sets 0", file=sys.stderr)
+        task.set_config("num_fewshot", own or 0 if requested is None or own == 0 else requested)
         task.set_fewshot_seed(EXAMPLES_SEED)
 
 
-def task_of(name: str, items: list[dict], results: dict) -> dict:
-    """A task's figures, and of each item what was asked and the values that are plain numbers."""
+def task_metrics(name: str, items: list[dict], results: dict) -> dict:
+    """A task's metrics, a digest of its questions, and each item's values that are plain numbers."""
     values = {}
     for item in items:
         for metric in item["metrics"]:
@@ -104,7 +110,7 @@ def task_of(name: str, items: list[dict], results: dict) -> dict:
 
 
 def figures_of(row: dict) -> dict:
-    """{metric: value and standard error} of what lm_eval writes as 'acc,none' and 'acc_stderr,none'."""
+    """{metric: value and standard error} from lm_eval's keys 'acc,none' and 'acc_stderr,none'."""
     figures = {}
     for key, value in row.items():
         metric, comma, kind = key.partition(",")
@@ -116,25 +122,25 @@ def figures_of(row: dict) -> dict:
 
 
 def metric_name(metric: str, kind: str) -> str:
-    """lm_eval's filters of answers set metrics apart; most tasks have none."""
+    """The metric's name with lm_eval's filter of answers, if there is one; most tasks have none."""
     return metric if kind == "none" else f"{metric},{kind}"
 
 
 def value_name(metric: str) -> str:
-    """An item has no perplexity, but a log-likelihood."""
+    """The name of a metric's value for one item: for perplexity that is the item's log-likelihood."""
     return "log_likelihood" if metric == "perplexity" else metric
 
 
 def write_items(folder: Path, name: str, task: dict, items: list[dict], limit: int) -> None:
-    """A line for each item: what its text was, what the model answered, and the values of the metrics."""
+    """Writes a JSON line for each item: its text, the model's answer and the values of the metrics."""
     lines = []
     for item in items:
-        kept = {key: item[key] for key in ("doc_id", "filter", "arguments", "target", "filtered_resps")}
-        lines.append(json.dumps(kept | {metric: item[metric] for metric in item["metrics"]}, default=_plain))
+        content = {key: item[key] for key in ("doc_id", "filter", "arguments", "target", "filtered_resps")}
+        lines.append(json.dumps(content | {metric: item[metric] for metric in item["metrics"]}, default=_plain))
     part = f"-first_{limit}" if limit else ""
     write_text(folder / f"{name}-{task['fewshot']}_shot{part}.jsonl", "\n".join(lines) + "\n")
 
 
 def _plain(value):
-    """What JSON has no form for: a number of NumPy's as Python's, anything else that a task answers with as its text."""
+    """Converts a value for JSON: a NumPy number to a Python number, anything else to a string."""
     return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,9 +1,9 @@
 """Log-likelihoods of continuations, batched by length.
 
-A request is one window or more: tokens, of which the last few are predicted, each from all before it. Windows that read the
-same tokens share a row of a batch, whatever each asks of it: choices of one token cost no more than one of them. Rows are
-padded to few sizes, so that few programs are compiled, and the longest come first. Logits are computed where they are
-asked for, and of few tokens at once.
+A request has one or more windows. A window is a list of tokens whose last few are predicted, each from all tokens
+before it. Windows with the same inputs share a row of a batch, whatever their targets are, so several choices of one
+token cost no more than one. Rows are padded to a few sizes, so that few programs are compiled, and the longest rows
+come first. Logits are computed only at predicted tokens, and for a few tokens at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,67 +14,68 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config import ModelConfig
 from xfresearch.evaluation import on_host
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
-from xfresearch.models.context import Context
+from xfresearch.models.context import AUTO, Context, Execution
 from xfresearch.models.decoding import fast_layers
-from xfresearch.models.kernel_choices import for_reading
-from xfresearch.training import placing
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.sharding import placing
 
-SHORTEST = 32  # tokens that the smallest row reads
-FEWEST = 4  # and predicts
-LONGEST = 2048  # tokens that a sequence of a batch is counted as where the model reads more, as few items do
+SHORTEST = 32  # input tokens of the smallest padded row
+FEWEST = 4  # targets of the smallest padded row
+LONGEST = 2048  # for the size of batches, longer models count as this long, because few items are longer
 
 
 class Window(NamedTuple):
-    """Tokens, of which all but the last are read and the last `scored` predicted."""
+    """Tokens: all but the last are inputs, the last `scored` are predicted."""
 
     tokens: list[int]
     scored: int
 
 
 class Row(NamedTuple):
-    """The tokens that a row reads, and who asks for which last ones: (number of the request, targets)."""
+    """The inputs of a row, and the targets of each window that shares it: (index of the request, last tokens)."""
 
     inputs: tuple[int, ...]
-    asked: list[tuple[int, list[int]]]
+    windows: list[tuple[int, list[int]]]
 
     @property
-    def targets(self) -> int:
-        return sum(len(targets) for _, targets in self.asked)
+    def target_count(self) -> int:
+        return sum(len(targets) for _, targets in self.windows)
 
 
 def continuation_windows(context: list[int], continuation: list[int], length: int) -> list[Window]:
-    """The windows of at most `length` tokens read that predict `continuation` after `context`, of at least one token.
+    """Windows with at most `length` inputs that predict `continuation` after `context`, which has at least one token.
 
-    One window, cut on the left, does unless the continuation itself is longer: then as many as it needs, from its end, each
-    predicting as much as it can.
+    One window, which drops the first tokens of a long context, is enough unless the continuation is longer than
+    `length`. Then the windows start from its end, and each predicts as many tokens as possible.
     """
-    tokens, found = context + continuation, []
-    left = len(continuation)
-    while left > length:
+    tokens = context + continuation
+    found = []
+    unscored = len(continuation)
+    while unscored > length:
         found.append(Window(tokens[-length - 1 :], length))
-        tokens, left = tokens[:-length], left - length
-    return [*found, Window(tokens[-length - 1 :], left)]
+        tokens = tokens[:-length]
+        unscored -= length
+    return [*found, Window(tokens[-length - 1 :], unscored)]
 
 
-@cache  # so that two models of one form share their programs
-def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None) -> Callable:
-    """scorer(params, reading, asking) -> (nll_BS, correct_BS) of the targets `asking` names after what `reading` holds.
+@cache  # so that two models with the same config share their compiled programs
+def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None, execution: Execution = AUTO) -> Callable:
+    """Returns a jitted scorer(params, inputs, targets) -> (nll_BS, correct_BS), with S the targets of a row.
 
-    `rows` is how many tokens' logits a device has at once, `mesh` what the parameters and batches lie on.
+    A device holds the logits of `rows` tokens at a time. The parameters and batches are sharded over `mesh`.
     """
-    layers, model = fast_layers(mesh), for_reading(model)
+    layers = fast_layers(mesh)
 
     @jax.jit
-    def scorer(params, reading, asking):
+    def scorer(params, inputs, targets):
         lm = transformer.bind(model, params)
-        ctx = Context(reading["positions"], reading["segments"], mesh=mesh)
-        hidden_BLD = lm(reading["tokens"], ctx, layers=layers).hidden_BLD
-        hidden_BSD = jnp.take_along_axis(hidden_BLD, asking["places"][..., None], 1)
-        return token_nll(hidden_BSD, lm.logit_head(), asking["targets"], rows, mesh)
+        ctx = Context(inputs["positions"], inputs["segments"], mesh=mesh, execution=execution)
+        hidden_BLD = lm(inputs["tokens"], ctx, layers=layers).hidden_BLD
+        hidden_BSD = jnp.take_along_axis(hidden_BLD, targets["index"][..., None], 1)
+        return token_nll(hidden_BSD, lm.logit_head(), targets["tokens"], rows, mesh)
 
     return scorer
 
@@ -82,88 +83,94 @@ def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None) -> Callable:
 def score(
     scorer: Callable, params: dict, requests: Sequence[list[Window]], length: int, batch_size: int, mesh=None
 ) -> Iterator[list[tuple[int, tuple[float, bool]]]]:
-    """Yields, batch by batch, (number, (log-likelihood, whether each token is the likeliest)) of the requests that are done.
+    """Yields, batch by batch, (index, (log-likelihood, whether every target is the likeliest token)) of the finished
+    requests.
 
-    A batch reads about as many tokens as `batch_size` sequences of `length` have, or of LONGEST if that is less.
+    A batch has about as many tokens as `batch_size` sequences of `length` tokens, or of LONGEST if that is less.
     """
-    waiting_for = [len(windows) for windows in requests]
-    sums, greedy = [0.0] * len(requests), [True] * len(requests)
+    remaining = [len(windows) for windows in requests]
+    sums = [0.0] * len(requests)
+    greedy = [True] * len(requests)
 
     def collect(rows: list[Row], outputs) -> list:
         done = []
-        for number, nll, correct in answers(rows, *on_host(dict(enumerate(outputs))).values()):
-            sums[number] -= nll
-            greedy[number] &= correct
-            waiting_for[number] -= 1
-            if not waiting_for[number]:
-                done.append((number, (sums[number], greedy[number])))
+        for index, nll, correct in window_scores(rows, *on_host(dict(enumerate(outputs))).values()):
+            sums[index] -= nll
+            greedy[index] &= correct
+            remaining[index] -= 1
+            if not remaining[index]:
+                done.append((index, (sums[index], greedy[index])))
         return done
 
-    yield [(number, (0.0, True)) for number, windows in enumerate(requests) if not windows]
-    waiting = None
+    yield [(index, (0.0, True)) for index, windows in enumerate(requests) if not windows]
+    pending = None  # the host fetches one batch's outputs while the device computes the next
     for rows, sizes in batches(requests, length, batch_size, mesh):
-        arrays = placed(rows, *sizes, mesh)
+        arrays = make_batch(rows, *sizes, mesh)
         outputs = scorer(params, *arrays)
-        if waiting:  # read while the device has the next one
-            yield collect(*waiting)
-        waiting = rows, outputs
-    if waiting:
-        yield collect(*waiting)
+        if pending:
+            yield collect(*pending)
+        pending = rows, outputs
+    if pending:
+        yield collect(*pending)
 
 
 def batches(
     requests: Sequence[list[Window]], length: int, batch_size: int, mesh=None
 ) -> Iterator[tuple[list[Row], tuple]]:
-    """(rows, (rows, tokens and targets of the batch that they are padded to)), the longest first."""
-    cut = mesh.shape["context"] if mesh else 1
+    """Batches, the longest first: (rows, padded size). The size is the number of rows, of tokens and of targets."""
+    shards = mesh.shape["context"] if mesh else 1  # lengths must be multiples of this
     by_size = {}
-    for row in rows_of(requests):
-        tokens = min(_grown(SHORTEST * cut, len(row.inputs), 2), length)
-        by_size.setdefault((tokens, _grown(FEWEST * cut, row.targets, 4)), []).append(row)
+    for row in make_rows(requests):
+        tokens = min(_round_up(SHORTEST * shards, len(row.inputs), 2), length)
+        by_size.setdefault((tokens, _round_up(FEWEST * shards, row.target_count, 4)), []).append(row)
     for tokens, targets in sorted(by_size, reverse=True):
         rows = by_size[tokens, targets]
-        count = min(max(batch_size * min(length, LONGEST) // tokens, 1), _grown(1, len(rows), 2))
+        count = min(max(batch_size * min(length, LONGEST) // tokens, 1), _round_up(1, len(rows), 2))
         rows.sort(key=lambda row: -len(row.inputs))
         for first in range(0, len(rows), count):
             yield rows[first : first + count], (count, tokens, targets)
 
 
-def rows_of(requests: Sequence[list[Window]]) -> list[Row]:
-    """A row for each different sequence of tokens that is read."""
+def make_rows(requests: Sequence[list[Window]]) -> list[Row]:
+    """One row for each distinct input."""
     rows = {}
-    for number, windows in enumerate(requests):
+    for index, windows in enumerate(requests):
         for tokens, scored in windows:
             row = rows.setdefault(inputs := tuple(tokens[:-1]), Row(inputs, []))
-            row.asked.append((number, tokens[len(tokens) - scored :]))
+            row.windows.append((index, tokens[len(tokens) - scored :]))
     return list(rows.values())
 
 
-def placed(rows: list[Row], count: int, tokens: int, targets: int, mesh=None) -> tuple[dict, dict]:
-    """What a batch of `count` rows reads [count, tokens] and is asked [count, targets], laid over the mesh."""
-    (count, place_tokens), (_, place_targets) = (placing.on(mesh, count, length) for length in (tokens, targets))
-    reading = {name: np.zeros((count, tokens), np.int32) for name in ("tokens", "segments", "positions")}
-    asking = {name: np.zeros((count, targets), np.int32) for name in ("places", "targets")}
+def make_batch(rows: list[Row], count: int, tokens: int, targets: int, mesh=None) -> tuple[dict, dict]:
+    """Inputs [count, tokens] and targets [count, targets] of a batch, sharded over the mesh."""
+    count, place_inputs = placing.batch_placer(mesh, count, tokens)
+    _, place_targets = placing.batch_placer(mesh, count, targets)
+    inputs = {name: np.zeros((count, tokens), np.int32) for name in ("tokens", "segments", "positions")}
+    predicted = {name: np.zeros((count, targets), np.int32) for name in ("index", "tokens")}
     for number, row in enumerate(rows):
         here = (number, slice(len(row.inputs)))
-        reading["tokens"][here], reading["segments"][here] = row.inputs, 1
-        reading["positions"][here] = np.arange(len(row.inputs))
-        wanted = [(len(row.inputs) - len(last) + i, token) for _, last in row.asked for i, token in enumerate(last)]
-        for name, values in zip(("places", "targets"), zip(*wanted, strict=True), strict=False):
-            asking[name][number, : len(wanted)] = values
-    return place_tokens(reading), place_targets(asking)
+        inputs["tokens"][here] = row.inputs
+        inputs["segments"][here] = 1
+        inputs["positions"][here] = np.arange(len(row.inputs))
+        pairs = [(len(row.inputs) - len(last) + i, token) for _, last in row.windows for i, token in enumerate(last)]
+        # strict=False: a row without targets has no pairs.
+        for name, values in zip(("index", "tokens"), zip(*pairs, strict=True), strict=False):
+            predicted[name][number, : len(pairs)] = values
+    return place_inputs(inputs), place_targets(predicted)
 
 
-def answers(rows: list[Row], nll_BS, correct_BS) -> Iterator[tuple[int, float, bool]]:
-    """(number of the request, nats, whether every token was the likeliest) for each window of a batch."""
-    for row, nll_S, correct_S in zip(rows, nll_BS, correct_BS, strict=False):  # rows beyond are padding
+def window_scores(rows: list[Row], nll_BS, correct_BS) -> Iterator[tuple[int, float, bool]]:
+    """(index of the request, nats, whether every target was the likeliest token) for each window of a batch."""
+    for row, nll_S, correct_S in zip(rows, nll_BS, correct_BS, strict=False):  # the rows after are padding
         first = 0
-        for number, targets in row.asked:
-            here, first = slice(first, first + len(targets)), first + len(targets)
-            yield number, float(nll_S[here].sum(dtype=np.float64)), bool(correct_S[here].all())
+        for index, targets in row.windows:
+            here = slice(first, first + len(targets))
+            first += len(targets)
+            yield index, float(nll_S[here].sum(dtype=np.float64)), bool(correct_S[here].all())
 
 
-def _grown(size: int, needed: int, factor: int) -> int:
-    """The least of size, size * factor, size * factor^2, ... that is at least `needed`."""
+def _round_up(size: int, needed: int, factor: int) -> int:
+    """The smallest of size, size * factor, size * factor^2, ... that is at least `needed`."""
     while size < needed:
         size *= factor
     return size

@@ -1,4 +1,4 @@
-"""Tasks for lm_eval: its own, which it fetches from the network, or those of local_tasks/, read from a folder here."""
+"""Tasks for lm_eval: its own, which it downloads, or those of local_tasks/, which read a local folder."""
 
 import importlib.util
 import json
@@ -10,8 +10,9 @@ from pathlib import Path
 from xfresearch.errors import UserError, nearest
 
 FOLDER = Path(__file__).parent / "local_tasks"
-PREFIX = "local_"  # sets our names apart from lm_eval's
-TEXTS, CHOICES = {"query", "context", "continuation"}, {"choices", "context_options"}
+PREFIX = "local_"  # distinguishes our names from lm_eval's
+TEXTS = {"query", "context", "continuation"}
+CHOICES = {"choices", "context_options"}
 FIELDS = {*TEXTS, *CHOICES, "gold"}
 
 
@@ -20,16 +21,16 @@ def local_names() -> list[str]:
 
 
 def split_names(text: str, folder: str) -> list[str]:
-    """The names in 'piqa,boolq'; UserError where one cannot be found in the folder of --task-data, if that is given."""
+    """The names in a text such as 'piqa,boolq'. Raises UserError if `folder` (--task-data) is given and lacks one."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if not name:
-            raise UserError(f"--tasks={text} is not allowed: it must be names with commas between them")
+            raise UserError(f"--tasks={text} is not allowed: it must be names separated by commas")
         if folder and name not in local_names():
-            allowed = f"with --task-data they are {', '.join(local_names())}"
-            raise UserError(f"--tasks={name} is not a task here: {allowed}{nearest(name, local_names())}")
+            allowed = f"with --task-data, it must be one of {', '.join(local_names())}"
+            raise UserError(f"--tasks={name} is not allowed: {allowed}{nearest(name, local_names())}")
         if folder and not data_file(name, folder).is_file():
-            raise UserError(f"--task-data={folder}: {data_file(name, folder).name}, the file of {name}, is not there")
+            raise UserError(f"--task-data={folder} has no file {data_file(name, folder).name}, which {name} reads")
     return names
 
 
@@ -43,8 +44,8 @@ def check_installed() -> None:
 
 
 def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
-    """lm_eval's tasks and groups of these names, as its evaluator takes them, an item to have `examples` before it.
-    `cache` is where local files are kept in the form that it reads."""
+    """The tasks and groups of these names in the form of lm_eval's evaluator. Each item will follow `examples` solved
+    examples. `cache` is the folder for lm_eval's converted copies of local files."""
     manager = _manager(folder)
     found = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in names:
@@ -52,7 +53,7 @@ def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
             check_data(name, folder, examples)
         try:
             built = manager.load([_local_config(name, folder, cache) if folder else name])
-        except Exception as error:  # what goes wrong with a file, the network or a task differs by library
+        except Exception as error:  # libraries raise different types for faults of files, the network and tasks
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             where = f"from {data_file(name, folder)}" if folder else "by lm_eval (--task-data DIR reads local files)"
             raise UserError(f"--tasks={name} could not be loaded {where}: {reason}") from error
@@ -61,11 +62,12 @@ def load(names: list[str], folder: str, cache: Path, examples: int = 0) -> dict:
 
 
 def check_data(name: str, folder: str, examples: int = 0) -> None:
-    """UserError for the first line of a task's file that is no JSON or no item that its prompts can be made of."""
-    words = re.findall(
-        r"\w+", " ".join(str(value) for key, value in _config(name).items() if key.startswith("doc_to_"))
-    )
-    needed, path, number = FIELDS & set(words), data_file(name, folder), 0
+    """Raises UserError for the first line of a task's file that is not JSON, or lacks a valid field that the task's
+    prompts need."""
+    templates = [str(value) for key, value in _config(name).items() if key.startswith("doc_to_")]
+    needed = FIELDS & set(re.findall(r"\w+", " ".join(templates)))
+    path = data_file(name, folder)
+    number = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -75,31 +77,32 @@ def check_data(name: str, folder: str, examples: int = 0) -> None:
                 raise UserError(f"{path}:{number}: the line is not a JSON object: {error}") from None
             if missing:
                 raise UserError(f"{path}:{number}: no field {missing[0]!r}, which --tasks={name} reads")
-            if wrong := _wrong({field: item[field] for field in needed}):
-                raise UserError(f"{path}:{number}: {wrong}")
+            if problem := _problem({field: item[field] for field in needed}):
+                raise UserError(f"{path}:{number}: {problem}")
     if not number:
         raise UserError(f"{path} is empty: --tasks={name} has no items")
     if examples >= number:
         raise UserError(f"--fewshot={examples} is not allowed: it must be below {number}, the items of {path}")
 
 
-def _wrong(item: dict) -> str:
-    """What is wrong with an item's values, of which lm_eval makes figures, wrong ones, where it can."""
+def _problem(item: dict) -> str:
+    """The problem of an item's values, or ''. lm_eval would compute wrong metrics from some such values."""
     for field, value in item.items():
         if field in TEXTS and not isinstance(value, str):
-            return f"{field}={value!r} must be a text"
+            return f"{field}={value!r} is not allowed: it must be a string"
         if field in CHOICES and not (
             isinstance(value, list) and value and all(choice and isinstance(choice, str) for choice in value)
         ):
-            return f"{field}={value!r} must be a list of texts"
-    gold, count = item.get("gold", 0), len(next((item[field] for field in CHOICES & item.keys()), [""]))
+            return f"{field}={value!r} is not allowed: it must be a list of non-empty strings"
+    gold = item.get("gold", 0)
+    count = len(next((item[field] for field in CHOICES & item.keys()), [""]))
     if type(gold) is not int or not 0 <= gold < count:
-        return f"gold={gold!r} must be the number of a choice, 0 to {count - 1}"
+        return f"gold={gold!r} is not allowed: it must be the index of a choice, 0 to {count - 1}"
     return ""
 
 
 def _manager(folder: str):
-    """lm_eval's index of tasks: ours alone where a folder is given, and then nothing asks the network."""
+    """lm_eval's index of tasks. With a folder, it has only our tasks, and nothing uses the network."""
     if folder:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -117,6 +120,6 @@ def _config(name: str) -> dict:
 
 
 def _local_config(name: str, folder: str, cache: Path) -> dict:
-    """Our task file, its data being where the user says."""
+    """Our task file, with the path of its data in the user's folder."""
     files = {"test": str(data_file(name, folder))}
     return _config(name) | {"dataset_kwargs": {"data_files": files, "cache_dir": str(cache)}}

@@ -1,54 +1,59 @@
-"""A family's config.json as a config of ours, and back."""
+"""Translates a family's config.json to a ModelConfig, and back."""
 
 import re
-from dataclasses import fields
 
-from xfresearch.config import ModelConfig
-from xfresearch.config_io import from_dict
+from xfresearch.config.reading import from_dict
 from xfresearch.errors import UserError
-from xfresearch.interop.family import Family, Refused
+from xfresearch.interop.family import REQUIRED, Family, Unsupported
 from xfresearch.interop.rope import read_rope, rope_names, write_rope
-from xfresearch.models.sizes import logit_scale
-from xfresearch.resolving import resolve_model
+from xfresearch.models.layers import layers
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.projections import logit_scale
+from xfresearch.models.model_config import ModelConfig, resolve_model
+
+MISSING = object()  # the value of a field that a model does not have
 
 
 def read_model(family: Family, config: dict, **more) -> ModelConfig:
-    """The model that a `config` (config.json) of `family` describes; `more` are fields of ours besides. Refused where it
-    has what our models do not have."""
-    _refuse(family, config)
+    """The model that `config` (a config.json of `family`) describes. `more` are further ModelConfig fields.
+
+    Raises Unsupported if our models cannot express it.
+    """
+    _check_supported(family, config)
     changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
-    _checked(family, changes, [0])  # before anything is computed from them
+    _validated(family, changes, [0])  # checked first, because `derived` and `read_rope` compute with these values
     changes |= family.derived(config) | more
     if family.rope:
         changes |= read_rope(family.rope, config, changes)
     windows = family.windows.read(config) if family.windows else [0]
-    model = _checked(family, changes, windows)
+    model = _validated(family, changes, windows)
     try:
         return resolve_model(model)
     except UserError as error:
-        raise Refused(_in_their_words(family, changes, error)) from None
+        raise Unsupported(_with_hf_names(family, changes, error)) from None
 
 
-def _refuse(family: Family, config: dict) -> None:
+def _check_supported(family: Family, config: dict) -> None:
     for key, value in (family.needs | {key: config.get(other) for key, other in family.same.items()}).items():
         given = config.get(key)
         if given is not None and given != value:
-            raise Refused(f"config.json: {key}={given!r} is not allowed: {family.name} is read with {value!r} only")
+            raise Unsupported(f"config.json: {key}={given!r} is not allowed: it must be {value!r} for {family.name}")
     if config.get("quantization_config"):
-        raise Refused("config.json: quantization_config is not allowed: only unquantised checkpoints are read")
+        raise Unsupported("config.json: quantization_config is not allowed: the checkpoint must be unquantized")
 
 
-def _checked(family: Family, changes: dict, windows: list[int]) -> ModelConfig:
-    """`changes` as a config whose values have the right types. Refused where one has not."""
+def _validated(family: Family, changes: dict, windows: list[int]) -> ModelConfig:
+    """`changes` as a ModelConfig. Raises Unsupported if a value has the wrong type."""
     try:
-        return from_dict(ModelConfig, _tree(changes, windows), "config.model")
+        return from_dict(ModelConfig, _nested(changes, windows), "config.model")
     except UserError as error:
-        raise Refused(_in_their_words(family, changes, error)) from None
+        raise Unsupported(_with_hf_names(family, changes, error)) from None
 
 
-def _in_their_words(family: Family, changes: dict, error: UserError) -> str:
-    """What is wrong with a field of ours, said of the key that set it."""
-    text, names = str(error), {key.ours: key.theirs for key in family.keys}
+def _with_hf_names(family: Family, changes: dict, error: UserError) -> str:
+    """The text of `error`, with our field names replaced by the config.json keys that set them."""
+    text = str(error)
+    names = {key.ours: key.theirs for key in family.keys}
     if family.rope:
         names |= rope_names(family.rope, changes.get("*.attention.rope.scaling", "none"))
     for ours, theirs in names.items():
@@ -57,8 +62,8 @@ def _in_their_words(family: Family, changes: dict, error: UserError) -> str:
     return f"config.json: {text}"
 
 
-def _tree(changes: dict, windows: list[int]) -> dict:
-    """The nested mapping that `from_dict` reads: a block for each window that layers have."""
+def _nested(changes: dict, windows: list[int]) -> dict:
+    """The nested mapping that `from_dict` reads, with one block for each distinct window."""
     pattern = _period(windows)
     names = {
         window: "main" if len(set(pattern)) == 1 else f"window_{window}" if window else "full" for window in pattern
@@ -78,46 +83,43 @@ def _tree(changes: dict, windows: list[int]) -> dict:
 
 
 def _period(values: list) -> list:
-    """The shortest list whose repetition is `values`."""
+    """The shortest list that gives `values` when repeated."""
     count = len(values)
     return next(values[:p] for p in range(1, count + 1) if count % p == 0 and values == values[:p] * (count // p))
 
 
 def write_config(family: Family, model: ModelConfig) -> dict:
-    """The config.json of `model` as one of `family`. What the family has no field or no name for is not in it: reading it
-    back shows that (matching.py)."""
-    blocks = [model.blocks[name] for name in model.pattern]
+    """The config.json of `model` as one of `family`.
+
+    Options that the family cannot express are left out; matching.py finds them by reading the result back.
+    """
+    blocks = [model.blocks[layer.block] for layer in layers(model)]
     found = {"model_type": family.name, "architectures": [family.architecture], **family.needs}
-    found |= {key.theirs: key.to_config(value_at(model, key.ours)) for key in family.keys}
-    found |= {key: found[other] for key, other in family.same.items()}
-    if family.rope:
+    for key in family.keys:
+        value = value_at(model, key.ours)
+        if value is not MISSING:
+            found[key.theirs] = key.to_config(value)
+        elif key.default is REQUIRED:
+            found[key.theirs] = 1  # any size: the two models differ in their layout or kind
+    found |= {key: found[other] for key, other in family.same.items() if other in found}
+    if family.rope and isinstance(blocks[0].attention, SoftmaxConfig):
         found |= write_rope(family.rope, blocks[0].attention, model.max_length)
     if family.windows:
-        windows = [block.attention.window for block in blocks] * (model.depth // len(blocks))
-        found |= family.windows.write(windows)
+        found |= family.windows.write([getattr(block.attention, "window", 0) for block in blocks])
     return found
 
 
 def value_at(model: ModelConfig, path: str):
-    """The value of a field of `model`; of '*.', its first block's, and a scale of attention as it is computed with."""
-    here, names = model, path.split(".")
-    if path == "*.attention.scale":
-        return logit_scale(model.blocks[model.pattern[0]].attention, model.width)
+    """The value of a field of `model`; MISSING if its kinds do not have the field. '*.' is the block of the first layer.
+    attention.scale is resolved."""
+    first = model.blocks[layers(model)[0].block]
+    if path == "*.attention.scale" and isinstance(first.attention, SoftmaxConfig):
+        return logit_scale(first.attention, model.width)
+    here = model
+    names = path.split(".")
     if names[0] == "*":
-        here, names = model.blocks[model.pattern[0]], names[1:]
+        here = first
+        names = names[1:]
     for name in names:
-        here = getattr(here, name)
+        here = getattr(here, name, MISSING)
     return here
-
-
-def paths_of(value, prefix: str = "") -> dict:
-    """{dotted path: value} of every field of a dataclass."""
-    found = {}
-    for spec in fields(value):
-        item = getattr(value, spec.name)
-        found |= (
-            paths_of(item, f"{prefix}{spec.name}.")
-            if hasattr(item, "__dataclass_fields__")
-            else {prefix + spec.name: item}
-        )
-    return found

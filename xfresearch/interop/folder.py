@@ -1,4 +1,4 @@
-"""A Hugging Face folder on disk: config.json and safetensors, sharded or not. No other format is opened."""
+"""Reads and writes Hugging Face folders on disk: config.json and one or more safetensors files. No pickle is opened."""
 
 import json
 from collections import Counter
@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from xfresearch.errors import UserError
-from xfresearch.interop.tensor_files import DTYPES, Outgoing, Stored, stored_in, write
+from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder with weights or a config.json of Hugging Face's, not a run of ours."""
+    """Whether `path` is a Hugging Face folder: not one of our runs, and with weights or a Hugging Face config.json."""
     if not path.is_dir() or (path / "checkpoints").exists():
         return False
     return bool(_weights(path)) or bool({"model_type", "architectures"} & _config_or_nothing(path).keys())
 
 
 def _weights(folder: Path) -> list[str]:
-    return sorted(file.name for kind in ("*.safetensors", INDEX, *PICKLES) for file in folder.glob(kind))
+    return sorted(file.name for pattern in ("*.safetensors", INDEX, *PICKLES) for file in folder.glob(pattern))
 
 
 def _config_or_nothing(folder: Path) -> dict:
@@ -31,10 +31,10 @@ def _config_or_nothing(folder: Path) -> dict:
 
 
 def read_config(folder: Path) -> dict:
-    """The folder's config.json. UserError where there is none, or it is not an object that names its model_type."""
+    """The folder's config.json. Raises UserError if it is missing or not a JSON object."""
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError(f"{file}: there is no such file, which says what the model is")
+        raise UserError(f"{file}: file not found: a Hugging Face folder must have one")
     try:
         config = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
@@ -44,21 +44,21 @@ def read_config(folder: Path) -> dict:
     return config
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """Every tensor in the folder's safetensors files, by name. UserError for a file that is missing or damaged."""
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor in the folder's safetensors files, by name. Raises UserError if a file is missing or damaged."""
     found = {}
     for file in _files(folder):
-        for tensor in stored_in(file):
+        for tensor in tensors_in(file):
             if tensor.name in found:
-                raise UserError(f"{file}: tensor {tensor.name} is in {found[tensor.name].file.name} too")
+                raise UserError(f"{file}: tensor {tensor.name} is also in {found[tensor.name].file.name}")
             found[tensor.name] = tensor
     if not found:
-        raise UserError(f"{folder}: its safetensors files hold no tensor")
+        raise UserError(f"{folder}: its safetensors files contain no tensor")
     return found
 
 
 def _files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, those that its index names where it has one."""
+    """The folder's safetensors files: those that its index lists, or model.safetensors if it has no index."""
     index = folder / INDEX
     if index.is_file():
         try:
@@ -68,22 +68,27 @@ def _files(folder: Path) -> list[Path]:
             raise UserError(f"{index}: not an index of safetensors files") from None
         for file in files:
             if not file.is_file() or file.parent != folder:
-                raise UserError(f"{index}: it names {file.name}, a file that is not there")
+                raise UserError(f"{index}: it lists {file.name}, which is not in the folder")
         return files
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
-    pickles = sorted(file.name for kind in PICKLES for file in folder.glob(kind))
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise UserError(
-            f"{folder / pickles[0]}: a pickle, which can run any code and is never opened: save the model as safetensors"
+            f"{folder / pickles[0]}: pickle files can run arbitrary code and are not supported: "
+            "save the model as safetensors"
         )
-    raise UserError(f"{folder}: it holds no model.safetensors and no {INDEX}")
+    raise UserError(f"{folder}: it has neither model.safetensors nor {INDEX}")
 
 
-def write_tensors(folder: Path, tensors: Iterable[Outgoing], shard_bytes: int, progress=lambda bytes: None) -> None:
-    """Writes `tensors` as safetensors files of at most `shard_bytes` each (of one tensor where that is larger), with an
-    index where there are several."""
-    shards: list[list[Outgoing]] = [[]]
+def write_tensors(
+    folder: Path, tensors: Iterable[PendingTensor], shard_bytes: int, progress=lambda bytes: None
+) -> None:
+    """Writes `tensors` as safetensors files of at most `shard_bytes` each, with an index if there are several files.
+
+    A tensor larger than `shard_bytes` gets a file of its own.
+    """
+    shards: list[list[PendingTensor]] = [[]]
     for tensor in tensors:
         if shards[-1] and sum(t.bytes for t in shards[-1]) + tensor.bytes > shard_bytes:
             shards.append([])
@@ -99,8 +104,8 @@ def write_tensors(folder: Path, tensors: Iterable[Outgoing], shard_bytes: int, p
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def common_dtype(stored: dict[str, Stored]) -> str:
-    """The dtype that most of the tensors have. UserError where none has one that weights may have."""
+def common_dtype(stored: dict[str, StoredTensor]) -> str:
+    """The dtype that most of the tensors have. Raises UserError if no tensor has a supported dtype."""
     known = [tensor.dtype for tensor in stored.values() if tensor.dtype in DTYPES.values()]
     if not known:
         next(iter(stored.values())).require_dtype()

@@ -1,6 +1,6 @@
-"""Gemma (Gemma Team 2024): Llama with GELU, gains stored less 1, and an embedding times sqrt(width), tied to the head.
+"""Gemma (Gemma Team 2024): Llama with GELU, norm gains stored minus 1, and a tied embedding scaled by sqrt(width).
 
-Its first checkpoints say `hidden_act: gelu` and mean the approximation by tanh, in which they were trained.
+Its first checkpoints have `hidden_act: gelu`, but were trained with the tanh approximation, so both names map to it.
 """
 
 from dataclasses import replace

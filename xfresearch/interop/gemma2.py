@@ -1,27 +1,27 @@
-"""Gemma 2 (Gemma Team 2024b): Gemma with norms before and after each sublayer, a sliding window in every other layer, and
-two soft caps."""
+"""Gemma 2 (Gemma Team 2024b): Gemma with norms before and after each sublayer, a sliding window in every other layer,
+and softcaps of the attention logits and of the output logits."""
 
 from dataclasses import replace
 
 from xfresearch.interop import gemma, llama
-from xfresearch.interop.family import Key, Refused, norm, number
+from xfresearch.interop.family import Key, Unsupported, norm, number
 from xfresearch.interop.windows import by_layer
 
 
 def every_other(config: dict) -> list[str]:
-    """The types of layers of a config.json without `layer_types`."""
+    """The layer types of a config.json without `layer_types`."""
     return ["full_attention" if i % 2 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
 def scale(scalar) -> float:
-    """The factor of attention's logits."""
+    """The scale of the attention logits: query_pre_attn_scalar^(-1/2)."""
     if number("query_pre_attn_scalar", scalar) <= 0:
-        raise Refused(f"config.json: query_pre_attn_scalar={scalar!r} is not allowed: it must be above 0")
+        raise Unsupported(f"config.json: query_pre_attn_scalar={scalar!r} is not allowed: it must be above 0")
     return scalar**-0.5
 
 
 def softcap(theirs: str, ours: str, default: float) -> Key:
-    """A cap of logits; null is none."""
+    """The key of a softcap of logits; null means no cap."""
     return Key(theirs, ours, default, null=0.0, write=lambda cap: cap or None)
 
 

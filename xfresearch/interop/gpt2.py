@@ -1,10 +1,10 @@
-"""GPT-2 (Radford et al. 2019): pre-norm LayerNorm, learned positions, biases, one matrix for queries, keys and values, tied.
+"""GPT-2 (Radford et al. 2019): pre-norm LayerNorm, learned positions, biases, one QKV matrix, a tied head.
 
 Its matrices are [inputs, outputs].
 """
 
 from xfresearch.interop.family import Family, Key, norm, row
-from xfresearch.models.sizes import PROJECTIONS
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 PLAIN = {
     "gelu_new": "gelu_tanh",
@@ -18,7 +18,7 @@ PLAIN = {
 
 
 def linear(theirs: str, ours: str, dims: str):
-    """A Conv1D of `transformers`: `dims` are inputs, then outputs."""
+    """The weight and bias of a `transformers` Conv1D. `dims` are inputs, then outputs."""
     return row(f"{theirs}.weight", dims, f"{ours}/kernel"), row(f"{theirs}.bias", dims.split()[1], f"{ours}/bias")
 
 

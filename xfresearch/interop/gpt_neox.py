@@ -1,5 +1,5 @@
-"""GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and feed-forward side by side, a LayerNorm each,
-RoPE on a quarter of each head, and one matrix that holds each head's query, key and value next to each other."""
+"""GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): parallel attention and feed-forward with a LayerNorm
+each, RoPE on a quarter of each head, and one QKV matrix in which each head's query, key and value are adjacent."""
 
 from xfresearch.interop.family import BIASES, Family, Key, Rope, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN, QKV

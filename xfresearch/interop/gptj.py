@@ -1,5 +1,5 @@
-"""GPT-J (Wang & Komatsuzaki 2021): attention and feed-forward side by side behind one LayerNorm, no biases in attention, one
-on the logits, and RoPE that turns neighbouring dimensions of a head."""
+"""GPT-J (Wang & Komatsuzaki 2021): parallel attention and feed-forward with one LayerNorm, no biases in attention, a
+bias on the logits, and interleaved RoPE, which rotates adjacent dimensions of a head."""
 
 from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN

@@ -1,4 +1,4 @@
-"""Llama 2 and 3 (Touvron et al. 2023b; Grattafiori et al. 2024): pre-norm RMSNorm, RoPE, SwiGLU, grouped keys and values."""
+"""Llama 2 and 3 (Touvron et al. 2023b; Grattafiori et al. 2024): pre-norm RMSNorm, RoPE, SwiGLU, grouped queries."""
 
 from xfresearch.interop.family import BIASES, Family, Key, Rope, linear, norm, row
 

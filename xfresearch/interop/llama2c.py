@@ -1,11 +1,13 @@
-"""Models of llama2.c (Karpathy 2023, github.com/karpathy/llama2.c): the .bin files that run.c reads, as float32.
+"""Reads models of llama2.c (Karpathy 2023, github.com/karpathy/llama2.c): the float32 .bin files that run.c reads.
 
-legacy      7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: head untied), seq_len; then the
-            tensors in the order of LEGACY, two tables of rotations among them, which run.c does not read either
-version 1   "ak42", int32 1, the 7 int32, a byte that is 1 where the head is tied, zeros up to byte 256; tensors as VERSION_1
+legacy      7 int32: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size (negative: untied head), seq_len;
+            then the tensors in the order of LEGACY, including two RoPE tables, which run.c does not read either
+version 1   "ak42", int32 1, the 7 int32, a byte that is 1 if the head is tied, zeros up to byte 256;
+            then the tensors in the order of VERSION_1
 
-A matrix is [outputs, inputs] and layers are stacked. Queries and keys are rotated by neighbours, (2i, 2i + 1), where ours
-are by halves, (i, i + K/2): their dimensions are put in that order. The tokenizer lies beside: tok<vocab_size>.bin.
+Matrices are [outputs, inputs] and layers are stacked. RoPE rotates the pairs (2i, 2i + 1) of queries and keys, where
+ours rotates (i, i + K/2), so import reorders their dimensions. The tokenizer is in the same directory:
+tok<vocab_size>.bin.
 """
 
 import math
@@ -16,17 +18,26 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.api import LanguageModel, layout_of, with_dtype
-from xfresearch.config import AttentionConfig, BlockConfig, Config, DataConfig, FeedForwardConfig, ModelConfig
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
-from xfresearch.interop.places import pairs
-from xfresearch.models.axes import path_name
-from xfresearch.resolving import resolve
+from xfresearch.interop.mapping import rope_order
+from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
+from xfresearch.models.block_config import BLOCKS
+from xfresearch.models.feed_forwards.dense import GatedConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.trees import path_name
 
-MAGIC, VERSION_1_BYTES = b"24ka", 256
-EMBED, FINAL_NORM, HEAD = "embed/table", "final_norm/gain", "head/table"
-ATTENTION_NORM, FEED_FORWARD_NORM = "blocks/main/attention_norm_in/gain", "blocks/main/feed_forward_norm_in/gain"
+MAGIC = b"24ka"
+LEGACY_BYTES = 28  # of the header
+VERSION_1_BYTES = 256
+EMBED = "embed/table"
+FINAL_NORM = "final_norm/gain"
+HEAD = "head/table"
+ATTENTION_NORM = "blocks/main/attention_norm_in/gain"
+FEED_FORWARD_NORM = "blocks/main/feed_forward_norm_in/gain"
 ATTENTION = [f"blocks/main/attention/{name}/kernel" for name in ("query", "key", "value", "output")]
 FEED_FORWARD = [f"blocks/main/feed_forward/{name}/kernel" for name in ("gate", "down", "up")]  # w1, w2, w3
 LEGACY = [EMBED, ATTENTION_NORM, *ATTENTION, FEED_FORWARD_NORM, *FEED_FORWARD, FINAL_NORM, "cos", "sin", HEAD]
@@ -44,7 +55,7 @@ class Header(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where a file has what: its tensors in order, the first at byte `start`."""
+    """The layout of a file: the shapes of its tensors in order. The first tensor is at byte `start`."""
 
     header: Header
     tied: bool
@@ -53,10 +64,10 @@ class Layout(NamedTuple):
 
 
 def load(path, mesh=None, dtype: str = "") -> LanguageModel:
-    """The model in a .bin file and the tokenizer beside it, on the first device or cut over a `mesh`; computing in
-    float32, or in the `dtype` given.
+    """The model in a .bin file with its tokenizer, on the first device or sharded over `mesh`.
 
-    UserError where the file is not of the size that its header asks for, or is no llama2.c model at all.
+    It computes in `dtype`, by default float32. Raises UserError if the file is not a llama2.c model, or does not have
+    the size that its header requires.
     """
     path = Path(path).expanduser()
     layout = read_layout(path)
@@ -64,41 +75,47 @@ def load(path, mesh=None, dtype: str = "") -> LanguageModel:
     tokenizer = load_tokenizer(tokenizer_file)
     if tokenizer.vocab_size != layout.header.vocab_size:
         sizes = f"{tokenizer.vocab_size} tokens; the model {path} has {layout.header.vocab_size}"
-        raise UserError(f"{tokenizer_file}: holds {sizes}")
+        raise UserError(f"{tokenizer_file}: has {sizes}")
     run = _run(layout, tokenizer_file)
     return LanguageModel(with_dtype(run.model, dtype), _params(path, layout, run.model, mesh), tokenizer, run)
 
 
 def read_layout(path: Path) -> Layout:
-    """What the header says, checked against itself and the file's size."""
+    """The layout that the header gives, checked for consistency and against the file's size."""
     if not path.is_file():
         raise UserError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
     with path.open("rb") as file:
         head = file.read(VERSION_1_BYTES)
     if head[:2] == b"PK" or (head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")):
-        raise UserError(f"{path}: a PyTorch checkpoint; xfresearch never opens pickle: convert it to safetensors")
+        raise UserError(f"{path}: a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors")
     layout = _layout(path, head)
-    size, needed = path.stat().st_size, layout.start + 4 * sum(map(math.prod, layout.shapes.values()))
-    if size != needed:
-        says = ", ".join(f"{name}={value}" for name, value in layout.header._asdict().items())
-        raise UserError(f"{path}: holds {size} bytes; a llama2.c model with {says} has {needed}")
+    size = path.stat().st_size
+    expected = layout.start + 4 * sum(map(math.prod, layout.shapes.values()))
+    if size != expected:
+        fields = ", ".join(f"{name}={value}" for name, value in layout.header._asdict().items())
+        raise UserError(f"{path}: has {size} bytes; a llama2.c model with {fields} must have {expected}")
     return layout
 
 
 def _layout(path: Path, head: bytes) -> Layout:
     version_1 = head[:4] == MAGIC
-    if len(head) < (VERSION_1_BYTES if version_1 else 28):
-        raise UserError(f"{path}: {len(head)} bytes are no llama2.c model: its header is cut off")
+    if len(head) < (VERSION_1_BYTES if version_1 else LEGACY_BYTES):
+        raise UserError(f"{path}: not a llama2.c model: its header is truncated at {len(head)} bytes")
     if version_1:
         version, *sizes, tied = struct.unpack_from("<8iB", head, 4)
         if version != 1:
             raise UserError(
-                f"{path}: version {version} of llama2.c's files is not read: it must be 1 (float32), or legacy"
+                f"{path}: version {version} of llama2.c's files is not supported: it must be 1 (float32) or legacy"
             )
-        header, start, order = Header(*sizes), VERSION_1_BYTES, VERSION_1
+        header = Header(*sizes)
+        start = VERSION_1_BYTES
+        order = VERSION_1
     else:
-        header, start, order = Header(*struct.unpack_from("<7i", head)), 28, LEGACY
-        tied, header = header.vocab_size > 0, header._replace(vocab_size=abs(header.vocab_size))
+        header = Header(*struct.unpack_from("<7i", head))
+        start = LEGACY_BYTES
+        order = LEGACY
+        tied = header.vocab_size > 0
+        header = header._replace(vocab_size=abs(header.vocab_size))
     _check(path, header)
     shapes = _shapes(header)
     return Layout(header, bool(tied), start, {name: shapes[name] for name in order if name != HEAD or not tied})
@@ -118,10 +135,12 @@ def _check(path: Path, h: Header) -> None:
 
 
 def _shapes(h: Header) -> dict[str, tuple[int, ...]]:
-    """Shapes as they lie in the file, by the names of our parameters."""
+    """The shapes of the file's tensors, by our parameter names."""
     D, F, N = h.dim, h.hidden_dim, h.n_layers
     K = D // h.n_heads
-    rotations, heads, kv_heads = (h.seq_len, K // 2), h.n_heads * K, h.n_kv_heads * K
+    rotations = (h.seq_len, K // 2)
+    heads = h.n_heads * K
+    kv_heads = h.n_kv_heads * K
     attention = [(N, heads, D), (N, kv_heads, D), (N, kv_heads, D), (N, D, heads)]
     return {
         **{EMBED: (h.vocab_size, D), HEAD: (h.vocab_size, D), "cos": rotations, "sin": rotations},
@@ -135,17 +154,17 @@ def _tokenizer_file(path: Path, h: Header) -> Path:
     names = (f"tok{h.vocab_size}.bin", "tokenizer.bin")
     found = [path.with_name(name) for name in names if path.with_name(name).is_file()]
     if not found:
-        raise UserError(f"{path}: no tokenizer beside it: neither {names[0]} nor {names[1]} is there")
+        raise UserError(f"{path}: tokenizer not found: neither {names[0]} nor {names[1]} is in its directory")
     return found[0]
 
 
 def _run(layout: Layout, tokenizer_file: Path) -> Config:
     h = layout.header
-    block = BlockConfig(
+    block = BLOCKS["pre_norm"](
         norm="rms",
         norm_cast="before_gain",
-        attention=AttentionConfig(heads=h.n_heads, kv_heads=h.n_kv_heads, position="rope"),
-        feed_forward=FeedForwardConfig(kind="swiglu", hidden=h.hidden_dim),
+        attention=SoftmaxConfig(heads=h.n_heads, kv_heads=h.n_kv_heads, position="rope"),
+        feed_forward=GatedConfig(kind="swiglu", hidden=h.hidden_dim),
     )
     model = ModelConfig(
         width=h.dim,
@@ -159,23 +178,27 @@ def _run(layout: Layout, tokenizer_file: Path) -> Config:
 
 
 def _params(path: Path, layout: Layout, model: ModelConfig, mesh) -> dict:
-    """The parameters, one after the other from the file to where they lie."""
-    numbers, places, start = np.memmap(path, "<f4", "r", layout.start), {}, 0
+    """The parameters, copied one by one from the file to their devices."""
+    numbers = np.memmap(path, "<f4", "r", layout.start)
+    tensors = {}
+    start = 0
     for name, shape in layout.shapes.items():
-        places[name], start = numbers[start : start + math.prod(shape)].reshape(shape), start + math.prod(shape)
+        size = math.prod(shape)
+        tensors[name] = numbers[start : start + size].reshape(shape)
+        start += size
 
     def read(path, leaf):
         name = path_name(path)
-        return jax.device_put(_ours(name, places[name], leaf.shape), leaf.sharding)
+        return jax.device_put(_parameter(name, tensors[name], leaf.shape), leaf.sharding)
 
-    return jax.tree_util.tree_map_with_path(read, layout_of(model, mesh))
+    return jax.tree_util.tree_map_with_path(read, abstract_params(model, mesh))
 
 
-def _ours(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A tensor of the file as the parameter `name` of `shape`."""
+def _parameter(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Converts a tensor of the file to the parameter `name` with `shape`."""
     if not name.endswith("/kernel"):
         return np.array(array)
     kernel = array.swapaxes(1, 2).reshape(shape)
     if name not in ATTENTION[:2]:
         return np.ascontiguousarray(kernel)
-    return np.ascontiguousarray(kernel[..., pairs(shape[-1], shape[-1])])
+    return np.ascontiguousarray(kernel[..., rope_order(shape[-1], shape[-1])])

@@ -1,25 +1,23 @@
-"""Whether two models compute the same function of their parameters, and in what they differ if not.
+"""Compares two model configs: do they compute the same function of their parameters, and if not, where do they differ?
 
-Fields that say how a model is drawn, trained or computed do not matter, nor those of what it does not have.
+Options of initialization, training and execution are ignored, and so are options that nothing in the model reads.
 """
 
 import math
 from typing import NamedTuple
 
-from xfresearch.config import BlockConfig, ModelConfig
-from xfresearch.interop.config import paths_of
-from xfresearch.models.layouts import LAYOUTS, norm_kind
-from xfresearch.models.options import unread
-from xfresearch.models.sizes import logit_scale, longest_sequence, rotary_size
+from xfresearch.config.fields import leaves
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.layers import layers
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
+from xfresearch.models.mixers.softmax.projections import logit_scale
+from xfresearch.models.model_config import ModelConfig, longest_sequence
 
 ABSENT = "absent"
-# Drawing, training and rounding.
-MODEL = {"init", "init_std", "embedding_std", "dtype", "param_dtype", "dropout", "pattern", "blocks"}
-MODEL |= {"max_length", "position_offset"}  # these two matter where there is a table of positions (`meaning`)
-BLOCK = {"dropout", "branch_gain", "norm_alpha", "norm_alpha_attention", "norm", "norm_cast"}
-ATTENTION = {"kernel", "dropout", "trimmed", "span_loss", "rope.fraction"}
-FEED_FORWARD = {"hidden_factor", "gated_hidden"}
-MOE = {"kernel", "jitter", "balance_loss", "z_loss", "bias_speed", "balance"}
+# Options that are compared by their effect: per layer, or by the values that `_computed` derives.
+COMPARED_BY_EFFECT = {"pattern", "segments", "norm", "hidden_factor", "gated_hidden", "rope.fraction", "moe.balance"}
+POSITIONS = {"max_length", "position_offset"}  # compared only if the model has a position table
 
 
 class Difference(NamedTuple):
@@ -30,16 +28,17 @@ class Difference(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """One of the two models has no such field, since they differ in another."""
+        """Whether one of the models lacks the field, which follows from a difference in another field."""
         return ABSENT in (self.ours, self.theirs)
 
     def __str__(self) -> str:
-        return f"{self.path}={self.ours!r} (there {self.theirs!r})"
+        return f"{self.path}={self.ours!r} (the family has {self.theirs!r})"
 
 
 def differences(model: ModelConfig, other: ModelConfig) -> list[Difference]:
-    """What `model` has otherwise than `other`, each field once."""
-    ours, theirs = meaning(model), meaning(other)
+    """The fields in which `model` differs from `other`, each once."""
+    ours = function_options(model)
+    theirs = function_options(other)
     found = {}
     for path in ours | theirs:
         a, b = ours.get(path, ABSENT), theirs.get(path, ABSENT)
@@ -54,37 +53,48 @@ def _equal(a, b) -> bool:
     return math.isclose(a, b, rel_tol=1e-9) if both else a == b
 
 
-def meaning(model: ModelConfig) -> dict:
-    """{path: value} of every field that the model's function depends on, layer by layer."""
-    plain = {name: value for name, value in vars(model).items() if name not in MODEL}
-    if longest_sequence(model):
-        plain |= {name: value for name, value in vars(model).items() if name in ("max_length", "position_offset")}
-    for layer in range(model.depth):
-        block = model.blocks[model.pattern[layer % len(model.pattern)]]
-        plain |= {f"layers.{layer}.{path}": value for path, value in _block(block, model).items()}
+def function_options(model: ModelConfig) -> dict:
+    """{path: value} of every option that the model's function depends on, for each layer."""
+    plain = {path: value for path, value in _function(model).items() if not path.startswith("blocks.")}
+    if not longest_sequence(model):
+        plain = {path: value for path, value in plain.items() if path not in POSITIONS}
+    for layer in layers(model):
+        own = _block(model.blocks[layer.block], model)
+        plain |= {f"layers.{layer.number}.{path}": value for path, value in own.items()}
     return plain
 
 
+def _function(config, prefix: str = "") -> dict:
+    """The options of a group that decide the model's function and are read."""
+    read = (leaf for leaf in leaves(config) if leaf.decides == "function" and not leaf.unread)
+    return {prefix + leaf.path: leaf.value for leaf in read if leaf.path not in COMPARED_BY_EFFECT}
+
+
 def _block(block: BlockConfig, model: ModelConfig) -> dict:
-    idle = unread(block, model)
-    own = {name: value for name, value in paths_of(block).items() if name not in idle}
-    found = {name: value for name, value in own.items() if "." not in name and name not in BLOCK}
-    found["layout"] = next(name for name, layout in LAYOUTS.items() if layout == LAYOUTS[block.layout])
-    for sublayer in LAYOUTS[block.layout].sublayers:
-        for place in sublayer.norms:
-            found[f"norms.{sublayer.name}_{place}"] = norm_kind(block, sublayer.name, place)
-    unused = {f"attention.{name}" for name in ATTENTION} | {f"feed_forward.{name}" for name in FEED_FORWARD}
-    unused |= {f"feed_forward.moe.{name}" for name in MOE}
-    groups = ("attention.", "feed_forward.")
-    found |= {path: value for path, value in own.items() if path.startswith(groups) and path not in unused}
-    return found | _computed(block, model.width)
+    layout = LAYOUTS[block.layout]
+    found = {path: value for path, value in _function(block).items() if "." not in path}
+    if not block.norm_gain:
+        del found["norm_offset"]  # of a gain
+    found["layout"] = next(name for name, each in LAYOUTS.items() if each == layout)
+    for site in layout.sites:
+        spec = block.norm_at(site)
+        usual = block.norm_spec()
+        found[f"norms.{site}"] = spec.kind
+        for name in ("gain", "bias", "epsilon"):
+            if getattr(spec, name) != getattr(usual, name):
+                found[f"norms.{site}.{name}"] = getattr(spec, name)
+    for name, options in block.sublayers.items():
+        found |= _function(options, f"{name}.") | _computed(options, model.width, f"{name}.")
+    return found
 
 
-def _computed(block: BlockConfig, width: int) -> dict:
-    """Options by the numbers that they come to."""
-    a, f, found = block.attention, block.feed_forward, {}
-    if a.kind == "softmax":
-        found["attention.scale"] = logit_scale(a, width)
-    if a.position == "rope":
-        found["attention.rope.size"] = rotary_size(a.head_size, a.rope.fraction)
-    return found | ({"feed_forward.moe.bias": f.moe.balance == "bias"} if f.kind == "moe" else {})
+def _computed(options, width: int, prefix: str) -> dict:
+    """Values derived from options: different options with the same values compute the same function."""
+    found = {}
+    if isinstance(options, SoftmaxConfig):
+        found["scale"] = logit_scale(options, width)
+        if options.position == "rope":
+            found["rope.size"] = rotary_size(options.head_size, options.rope.fraction)
+    if hasattr(options, "moe"):
+        found["moe.bias"] = options.moe.balance == "bias"
+    return {prefix + name: value for name, value in found.items()}

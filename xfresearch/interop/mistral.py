@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): Llama, with a sliding window in every layer or in none."""
+"""Mistral (Jiang et al. 2023): Llama with a sliding window in every layer or in none."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024): Mistral with sparse experts, of which a token's share a softmax over the ones chosen."""
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts; the gates are a softmax over the chosen experts."""
 
 from dataclasses import replace
 

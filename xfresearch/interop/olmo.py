@@ -1,4 +1,4 @@
-"""OLMo (Groeneveld et al. 2024): Llama with LayerNorm without gain and bias, and queries, keys and values clipped."""
+"""OLMo (Groeneveld et al. 2024): Llama with LayerNorm without gain and bias, and clipped queries, keys and values."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo et al. 2024): RMSNorm on what each sublayer writes, and on the queries and keys of all heads together."""
+"""OLMo 2 (OLMo et al. 2024): Llama with RMSNorm on each sublayer's output, and on queries and keys over all heads."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
-"""OLMoE (Muennighoff et al. 2024): Llama with sparse experts, whose gates are not renormalised, and OLMo 2's norm of queries
-and keys.
+"""OLMoE (Muennighoff et al. 2024): Llama with a mixture of experts, whose gates are not renormalized, and OLMo 2's
+query-key norm.
 
-Its heads share the width: it has no `head_dim`.
+It has no `head_dim`: the head size is the width over the number of heads.
 """
 
 from dataclasses import replace

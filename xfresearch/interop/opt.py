@@ -1,5 +1,5 @@
-"""OPT (Zhang et al. 2022): GPT-2 with ReLU, matrices of its own for queries, keys and values, and a table of positions whose
-first two rows no position reads. One of its sizes has its norms after the sublayers, and then none before the head."""
+"""OPT (Zhang et al. 2022): GPT-2 with ReLU, separate query, key and value matrices, and a position table whose first
+two rows are unused. One of its sizes is post-norm, without a norm before the head."""
 
 from xfresearch.interop.family import BIASES, Family, Key, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN

@@ -1,9 +1,9 @@
-"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023; Li et al. 2023): GPT-J's blocks with a bias everywhere, the logits too,
-RoPE in halves on a part of each head."""
+"""Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023; Li et al. 2023): GPT-J's blocks with biases everywhere, also on the
+logits, and half-split RoPE on a fraction of each head."""
 
 from xfresearch.interop.family import Family, Key, Rope, linear, norm, row
 from xfresearch.interop.gpt2 import PLAIN
-from xfresearch.models.sizes import PROJECTIONS
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 LAYER = "model.layers.{layer}"
 

@@ -1,4 +1,4 @@
-"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and maybe sliding windows above."""
+"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and optional windows in upper layers."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from xfresearch.interop.windows import by_layer
 
 
 def upper_layers(config: dict) -> list[str]:
-    """The types of layers of a config.json without `layer_types`."""
+    """The layer types of a config.json without `layer_types`."""
     first = count("max_window_layers", config.get("max_window_layers", 28))
     return ["full_attention" if i < first else "sliding_attention" for i in range(config["num_hidden_layers"])]
 

@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): Qwen2 with a norm of each head's queries and keys, a head size of its own, and no biases."""
+"""Qwen3 (Yang et al. 2025): Qwen2 with a per-head query-key norm, an independent head size, and no biases."""
 
 from dataclasses import replace
 

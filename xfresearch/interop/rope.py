@@ -1,12 +1,11 @@
-"""RoPE in config.json: `rope_theta` and `rope_scaling` as models on the Hub have them, or `rope_parameters`, which newer
-releases of the library write."""
+"""RoPE in config.json: `rope_theta` and `rope_scaling`, as models on the Hub have them, or `rope_parameters`, which
+newer releases of `transformers` write."""
 
-from xfresearch.config import AttentionConfig
-from xfresearch.interop.family import Refused, Rope, count, number
-from xfresearch.models.sizes import rotary_size
+from xfresearch.interop.family import Rope, Unsupported, count, number
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 
 PATH = "*.attention.rope."
-# Their names of the fields of each way of scaling.
+# {rope_type: (our rope.scaling, {our field: Hugging Face key})}
 SCALINGS = {
     "default": ("none", {}),
     "linear": ("linear", {"factor": "factor"}),
@@ -20,13 +19,13 @@ DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 0.0}
 
 
 def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
-    """Our fields of RoPE. `changes` has the sizes of heads. Refused for a scaling that we do not have."""
+    """Our RoPE fields. `changes` has the head sizes. Raises Unsupported if our models lack the scaling."""
     given = config.get("rope_parameters") or (config.get("rope_scaling") or {})
     if not isinstance(given, dict):
-        raise Refused(f"config.json: rope_scaling={given!r} has the wrong type: it must be an object")
+        raise Unsupported(f"config.json: rope_scaling={given!r} has the wrong type: it must be an object")
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in list(SCALINGS):  # a list may be compared, though not looked up
-        raise Refused(f"config.json: rope_type={kind!r} is not allowed: it must be one of {', '.join(SCALINGS)}")
+    if kind not in list(SCALINGS):  # in a list, because the value may not be hashable
+        raise Unsupported(f"config.json: rope_type={kind!r} is not allowed: it must be one of {', '.join(SCALINGS)}")
     name, keys = SCALINGS[kind]
     theta = given.get("rope_theta", config.get(rope.theta)) or rope.theta_default
     found = {
@@ -38,40 +37,42 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     for ours, theirs in keys.items():
         value = given.get(theirs, DEFAULTS.get(theirs, original if ours == "original_length" else None))
         if value is None and theirs not in DEFAULTS:
-            raise Refused(f"config.json: rope_scaling has no {theirs}, which rope_type={kind!r} needs")
+            raise Unsupported(f"config.json: rope_scaling has no {theirs}: rope_type={kind!r} requires it")
         found[PATH + ours] = count(theirs, value) if ours == "original_length" else number(theirs, value or 0.0)
     for unknown in sorted(given.keys() & {"mscale", "mscale_all_dim", "short_factor", "long_factor"}):
-        raise Refused(f"config.json: {unknown} of rope_scaling is not allowed: our yarn has no such factor")
+        raise Unsupported(f"config.json: {unknown} of rope_scaling is not allowed: our yarn does not support it")
     if not given.get("truncate", True):
-        raise Refused(
-            "config.json: truncate=False of rope_scaling is not allowed: our yarn blends between whole dimensions"
+        raise Unsupported(
+            "config.json: truncate=False of rope_scaling is not allowed: it must be true, because our yarn blends "
+            "between whole dimensions"
         )
     return found
 
 
 def rope_names(rope: Rope, scaling: str) -> dict[str, str]:
-    """Their names of our fields of RoPE under a way of `scaling`."""
-    share = rope.fraction or f"{rope.size} over the size of a head"
+    """{our RoPE field: Hugging Face key} for our rope.scaling=`scaling`."""
+    fraction = rope.fraction or f"{rope.size} over the size of a head"
     names = {
         PATH + ours: theirs for name, keys in SCALINGS.values() if name == scaling for ours, theirs in keys.items()
     }
-    return names | {PATH + "theta": rope.theta, PATH + "fraction": share}
+    return names | {PATH + "theta": rope.theta, PATH + "fraction": fraction}
 
 
 def _fraction(rope: Rope, config: dict, changes: dict) -> float:
-    """The share of a head's dimensions that is turned."""
+    """The fraction of a head's dimensions that RoPE rotates."""
     if rope.size:
-        heads, width = changes["*.attention.heads"], changes["width"]
+        heads = changes["*.attention.heads"]
+        width = changes["width"]
         head = changes.get("*.attention.head_size") or max(width // heads, 1)
         return count(rope.size, config.get(rope.size, rope.size_default)) / head
     if not rope.fraction:
         return 1.0
-    # In `rope_parameters` every family's share has the same name.
+    # In `rope_parameters`, every family uses the same key.
     return number(rope.fraction, config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))
 
 
-def write_rope(rope: Rope, attention: AttentionConfig, length: int) -> dict:
-    """The keys of config.json, as the Hub's models have them."""
+def write_rope(rope: Rope, attention: SoftmaxConfig, length: int) -> dict:
+    """The RoPE keys of config.json, in the form of models on the Hub."""
     ours = attention.rope
     theirs, keys = next((kind, keys) for kind, (name, keys) in SCALINGS.items() if name == ours.scaling)
     found = {rope.theta: ours.theta} if rope.theta else {}

@@ -1,4 +1,4 @@
-"""What is known of the Hugging Face folder that a model came from, so that export writes the same one again."""
+"""Record of the Hugging Face folder that a model was imported from, so that export can reproduce it."""
 
 import json
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from pathlib import Path
 
 from xfresearch.errors import UserError
 
-FILE = "huggingface.json"  # beside the config.json of a run; the folder's files but for its weights are in FILES
-FILES = "huggingface"
-SUFFIXES = (".json", ".txt", ".model", ".jinja", ".bpe")  # config.json, tokenizers, templates of chats
+FILE = "huggingface.json"  # in the run's directory
+FILES = "huggingface"  # next to FILE: the folder's files except config.json and weights
+SUFFIXES = (".json", ".txt", ".model", ".jinja", ".bpe")  # config.json, tokenizers, chat templates
 
 
 @dataclass(frozen=True)
 class Source:
-    """`tokenizer` is the digest of the one that `files` hold, by which it is known again; '' where there is none."""
+    """The parts of a Hugging Face folder that the model's config and parameters do not contain."""
 
-    config: dict
+    config: dict  # config.json
     dtype: str  # of most tensors
-    dtypes: dict[str, str]  # of the others, by name
-    bare: bool  # whether names lack the family's prefix
-    tokenizer: str
-    files: dict[str, bytes]  # as they are, all but config.json and the weights
+    dtypes: dict[str, str]  # of the other tensors, by name
+    bare: bool  # whether tensor names lack the family's prefix
+    tokenizer: str  # digest of the tokenizer in `files`, '' if there is none
+    files: dict[str, bytes]  # contents of all files except config.json and weights
 
     def save(self, directory: Path) -> None:
-        """Writes what `load` reads."""
+        """Writes the record, for `load`."""
         (directory / FILES).mkdir()
         for name, content in self.files.items():
             (directory / FILES / name).write_bytes(content)
@@ -32,18 +32,18 @@ class Source:
 
 
 def load(directory: Path) -> Source | None:
-    """The source of a model that was saved in `directory`; None where it came from no folder."""
+    """The source of the model saved in `directory`; None if it was not imported from a Hugging Face folder."""
     file = directory / FILE
     if not file.is_file():
         return None
     try:
         return Source(**json.loads(file.read_text()), files=small_files(directory / FILES))
     except (ValueError, TypeError, OSError) as error:
-        raise UserError(f"{file}: not what a model's source was saved as: {error}") from None
+        raise UserError(f"{file}: not a valid record of a Hugging Face folder: {error}") from None
 
 
 def small_files(folder: Path) -> dict[str, bytes]:
-    """The content of every file of a folder but config.json and the weights with their index."""
+    """{name: content} of a folder's files, without config.json, the weights and their index."""
     return {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())

@@ -1,8 +1,8 @@
-"""The safetensors format: eight bytes that say how long the header is, the header, then the tensors' bytes.
+"""The safetensors format: the header's length in eight bytes, the header, then the tensors' bytes.
 
-The header is JSON: {name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}}, offsets counted from its end.
-Tensors are read and written one by one with plain reads and writes: a file that is mapped into memory would count as the
-process's own.
+The header is JSON: {name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}}, offsets from the header's
+end. Tensors are read and written one by one with plain reads and writes, because the pages of a memory-mapped file
+would count as memory of the process.
 """
 
 import json
@@ -12,19 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16
+import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 
 from xfresearch.errors import UserError
 
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 METADATA = "__metadata__"
-ALIGNMENT = 8  # bytes; the header is padded with spaces to a multiple
-PIECE = 1 << 20  # bytes compared at once
+ALIGNMENT = 8  # bytes; the header is padded with spaces to a multiple of it
+CHUNK = 1 << 20  # bytes compared at a time
 
 
-class Stored(NamedTuple):
-    """A tensor in a file: `bytes` of it from `begin` on. `dtype` is NumPy's name, or the file's where `read` refuses it."""
+class StoredTensor(NamedTuple):
+    """A tensor in a file: `bytes` bytes from offset `begin`.
+
+    dtype: NumPy's name, or the file's own name if the dtype is not supported.
+    """
 
     file: Path
     name: str
@@ -34,7 +37,7 @@ class Stored(NamedTuple):
     bytes: int
 
     def require_dtype(self) -> None:
-        """UserError where no weights have its dtype: integers and eight bits are a quantised model's."""
+        """Raises UserError if the dtype is not supported. Integer and 8-bit tensors belong to quantized models."""
         if self.dtype not in DTYPES.values():
             allowed = ", ".join(DTYPES)
             raise UserError(f"{self.file}: tensor {self.name} has dtype {self.dtype}: it must be one of {allowed}")
@@ -45,21 +48,22 @@ class Stored(NamedTuple):
             stream.seek(self.begin)
             count = stream.readinto(tensor.reshape(-1).view(np.uint8))
         if count != self.bytes:
-            raise UserError(f"{self.file}: tensor {self.name} ends after {count:,} of its {self.bytes:,} bytes")
+            raise UserError(f"{self.file}: truncated: tensor {self.name} has {count:,} of its {self.bytes:,} bytes")
         return tensor
 
-    def equals(self, other: "Stored") -> bool:
-        """Whether `other` is the same tensor bit for bit; a piece of each at a time is in memory."""
+    def equals(self, other: "StoredTensor") -> bool:
+        """Whether `other` is bitwise equal. Holds only one chunk of each tensor in memory at a time."""
         if (self.shape, self.dtype) != (other.shape, other.dtype):
             return False
         with self.file.open("rb") as mine, other.file.open("rb") as theirs:
-            mine.seek(self.begin), theirs.seek(other.begin)
-            pieces = [min(PIECE, self.bytes - start) for start in range(0, self.bytes, PIECE)]
-            return all(mine.read(size) == theirs.read(size) for size in pieces)
+            mine.seek(self.begin)
+            theirs.seek(other.begin)
+            sizes = [min(CHUNK, self.bytes - start) for start in range(0, self.bytes, CHUNK)]
+            return all(mine.read(size) == theirs.read(size) for size in sizes)
 
 
-class Outgoing(NamedTuple):
-    """A tensor to be written; `make` is called when its turn comes."""
+class PendingTensor(NamedTuple):
+    """A tensor to be written. `make` builds it just before it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,8 +75,8 @@ class Outgoing(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def stored_in(file: Path) -> Iterator[Stored]:
-    """The tensors of a file. UserError where it is not a whole safetensors file."""
+def tensors_in(file: Path) -> Iterator[StoredTensor]:
+    """The tensors of a file. Raises UserError if it is not a complete safetensors file."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -84,32 +88,42 @@ def stored_in(file: Path) -> Iterator[Stored]:
     except (ValueError, RecursionError):
         raise UserError(f"{file}: not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise UserError(f"{file}: not a whole safetensors file: it ends within its header, at {size:,} bytes")
+        raise UserError(
+            f"{file}: not a complete safetensors file: its header is truncated or not an object ({size:,} bytes)"
+        )
     for name, entry in header.items():
         if name != METADATA:
             yield _stored(file, name, entry, 8 + length, size)
 
 
-def _stored(file: Path, name: str, entry, start: int, size: int) -> Stored:
+def _stored(file: Path, name: str, entry, start: int, size: int) -> StoredTensor:
     try:
-        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        whole = isinstance(kind, str) and all(type(n) is int and n >= 0 for n in [*shape, begin, end - begin])
+        dtype = entry["dtype"]
+        shape = entry["shape"]
+        begin, end = entry["data_offsets"]
+        valid = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in [*shape, begin, end - begin])
     except (TypeError, ValueError, KeyError):
-        whole = False
-    if not whole:
-        raise UserError(f"{file}: not a safetensors file: its header does not say where tensor {name} is")
-    size_of_one = np.dtype(DTYPES[kind]).itemsize if kind in DTYPES else None
-    if size_of_one and end - begin != math.prod(shape) * size_of_one:
-        raise UserError(f"{file}: tensor {name} of shape {shape} and dtype {kind} has {end - begin:,} bytes")
+        valid = False
+    if not valid:
+        raise UserError(f"{file}: not a safetensors file: its header has no valid entry for tensor {name}")
+    itemsize = np.dtype(DTYPES[dtype]).itemsize if dtype in DTYPES else None
+    if itemsize and end - begin != math.prod(shape) * itemsize:
+        raise UserError(
+            f"{file}: tensor {name} of shape {shape} and dtype {dtype} has {end - begin:,} bytes: "
+            f"it must have {math.prod(shape) * itemsize:,}"
+        )
     if start + end > size:
-        raise UserError(f"{file}: cut off: tensor {name} ends at byte {start + end:,} of a file of {size:,}")
-    return Stored(file, name, tuple(shape), DTYPES.get(kind, kind), start + begin, end - begin)
+        raise UserError(
+            f"{file}: truncated: tensor {name} ends at byte {start + end:,}, but the file has {size:,} bytes"
+        )
+    return StoredTensor(file, name, tuple(shape), DTYPES.get(dtype, dtype), start + begin, end - begin)
 
 
-def write(file: Path, tensors: list[Outgoing], progress: Callable[[int], None] = lambda bytes: None) -> None:
-    """Writes a file of `tensors`, each made, written and let go before the next; calls `progress(bytes)` after each."""
-    names = {dtype: kind for kind, dtype in DTYPES.items()}
-    header, end = {METADATA: {"format": "pt"}}, 0  # 'pt' is what `transformers` asks for
+def write(file: Path, tensors: list[PendingTensor], progress: Callable[[int], None] = lambda bytes: None) -> None:
+    """Writes a file of `tensors`, building and freeing them one by one. Calls `progress(bytes)` after each."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header = {METADATA: {"format": "pt"}}  # `transformers` requires 'pt'
+    end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.bytes
         header[tensor.name] = {"dtype": names[tensor.dtype], "shape": tensor.shape, "data_offsets": [begin, end]}

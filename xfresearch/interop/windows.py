@@ -1,14 +1,14 @@
-"""Sliding windows in config.json: one for all layers, or of those layers that `layer_types` calls sliding."""
+"""Sliding windows in config.json: one for all layers, or one for the layers that `layer_types` marks as sliding."""
 
 from collections.abc import Callable
 
-from xfresearch.interop.family import Refused, Windows, count
+from xfresearch.interop.family import Unsupported, Windows, count
 
 TYPES = ("full_attention", "sliding_attention")
 
 
 def everywhere(default: int = 0) -> Windows:
-    """`sliding_window` for every layer, null for none; `default` where the key is missing."""
+    """`sliding_window` applies to every layer; null means no window. `default` is the window if the key is missing."""
 
     def read(config: dict) -> list[int]:
         return [_window(config, default)] * config["num_hidden_layers"]
@@ -17,10 +17,10 @@ def everywhere(default: int = 0) -> Windows:
 
 
 def by_layer(default_types: Callable[[dict], list[str]], default: int, switched: bool = False) -> Windows:
-    """`sliding_window` for the layers that `layer_types`, or without it `default_types(config)`, calls sliding.
+    """`sliding_window` applies to the layers that `layer_types`, by default `default_types(config)`, marks as sliding.
 
-    switched: it counts under `use_sliding_window` only, and `max_window_layers` says how many layers come before the first
-    sliding one, for readers that do not know `layer_types`.
+    switched: it applies only if `use_sliding_window` is true. `max_window_layers` is the number of layers before the
+    first sliding one, for readers that do not support `layer_types`.
     """
 
     def read(config: dict) -> list[int]:
@@ -29,11 +29,11 @@ def by_layer(default_types: Callable[[dict], list[str]], default: int, switched:
             window = 0
         types = config.get("layer_types") or default_types(config)
         if not isinstance(types, list):
-            raise Refused(f"config.json: layer_types={types!r} has the wrong type: it must be a list")
+            raise Unsupported(f"config.json: layer_types={types!r} has the wrong type: it must be a list")
         unknown = [kind for kind in types if kind not in TYPES]
         if unknown or len(types) != config["num_hidden_layers"]:
             given = repr(unknown[0]) if unknown else f"{len(types)} types for {config['num_hidden_layers']} layers"
-            raise Refused(f"config.json: layer_types has {given}: each layer has one of {', '.join(TYPES)}")
+            raise Unsupported(f"config.json: layer_types has {given}: each layer must have one of {', '.join(TYPES)}")
         return [window if kind == "sliding_attention" else 0 for kind in types]
 
     def write(windows: list[int]) -> dict:
@@ -46,5 +46,5 @@ def by_layer(default_types: Callable[[dict], list[str]], default: int, switched:
 
 
 def _window(config: dict, default: int) -> int:
-    """The window of layers that have one; 0 where config.json gives them none."""
+    """The window of the sliding layers; 0 if config.json has none."""
     return count("sliding_window", config.get("sliding_window", default) or 0)

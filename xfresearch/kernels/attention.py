@@ -2,53 +2,55 @@
 
     w = softmax([cap(scale q Mk^T), cap(scale q k^T) + bias])        o = w [Mv; v]        cap(x) = c tanh(x / c), or x
 
-Memory slots have no position and no batch dimension; every query sees all of them. Where queries and keys are rotated by
-their positions, slots meet the queries as they were before the rotation (`memory_q_BLHK`): their logits would depend on the
-absolute position otherwise. A query at absolute position p sees
-the keys of its own segment at distances d = p - s from `nearest` (0, or 1 where it does not see itself) on, `window` of
-them. Keys and values may have numbers of heads of their own; each serves H / G query heads.
+Memory slots have no position and no batch dimension; every query sees all of them. If RoPE rotates queries and keys,
+slots use the queries before the rotation (`memory_q_BLHK`): otherwise their logits depend on the absolute position.
 
-Which implementation serves a call is decided here, by the platform that it runs on and by what it asks for.
+A query at absolute position p sees the keys of its own segment at distances d = p - s from `nearest` (0, or 1 if a
+token does not see itself) to `nearest + window - 1` (no limit if the window is 0). The numbers of key heads and of
+value heads may differ; H / G query heads share each of them.
+
+`choose_attention` selects the kernel, by the platform and by what the call needs.
 """
 
 import math
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from xfresearch.kernels.blocked_attention import blocked
 from xfresearch.kernels.choice import Choice, choose
+from xfresearch.kernels.chunked_attention import chunked
+from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.masks import CAUSAL, Mask, Shaping, Slots
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
-from xfresearch.kernels.sight import CAUSAL, EVERYTHING, Shaping, Sight, Slots
-from xfresearch.models.partition import compute_capability, constrain, platform
+from xfresearch.sharding.devices import compute_capability, platform
+from xfresearch.sharding.partition import constrain
 
-__all__ = ["CAUSAL", "Call", "Shaping", "Sight", "attention", "choose_attention", "describe"]
+__all__ = ["CAUSAL", "Call", "Shaping", "Mask", "attention", "choose_attention", "describe"]
 
 
 SOFTCAP = "softcap"
 
 
 class Call(NamedTuple):
-    """What a choice depends on: shapes and settings, no values."""
+    """What the choice of a kernel depends on: shapes and settings, no values."""
 
     platform: str  # cpu, gpu or tpu
-    capability: tuple[int, ...]  # of an NVIDIA GPU, () of anything else
+    capability: tuple[int, ...]  # of an NVIDIA GPU; () for other devices
     dtype: str
-    length: int  # of the queries L
+    length: int  # L, of the queries
     key_size: int
     value_size: int
-    uneven: bool  # keys, values and memory differ in heads or size
-    memory: int  # slots M
+    uneven: bool  # keys, values and memory differ in number or size of heads
+    memory: int  # M, the number of slots
     segments: bool
-    empty: bool  # a query may see nothing
-    aligned: bool  # queries and keys are of the same positions, from 0
-    altered: str  # what changes logits or weights, '' for nothing
-    sight: Sight
-    context: int  # devices that the sequence is cut over
+    empty: bool  # a query may see no key
+    aligned: bool  # queries and keys have the same positions, from 0
+    altered: str  # the feature that changes logits or weights (dropout, biases, ...), or ''
+    mask: Mask
+    context: int  # devices that the sequence is sharded over
 
 
 def _refuse_plain(call: Call) -> str:
@@ -56,117 +58,98 @@ def _refuse_plain(call: Call) -> str:
 
 
 def _refuse_banded(call: Call) -> str:
-    if not (call.aligned and call.sight.band and 2 * call.sight.band < call.length):
-        return "it is for a causal window below half of the sequence"
+    if not (call.aligned and call.mask.band and 2 * call.mask.band < call.length):
+        return "it supports only a causal window shorter than half of the sequence"
     return ""
 
 
 def _refuse_blocked(call: Call) -> str:
-    if call.altered or call.uneven or call.sight != CAUSAL or not call.aligned:
-        return "it is for full causal attention with one number of heads, without " + (call.altered or "anything else")
-    return f"it is for whole sequences, mesh.context={call.context} cuts them" if call.context > 1 else ""
+    if call.altered or call.uneven or call.mask != CAUSAL or not call.aligned:
+        without = f", without {call.altered}" if call.altered else ""
+        return f"it supports only full causal attention with equal heads for keys, values and slots{without}"
+    return f"it does not support a sharded sequence, and mesh.context={call.context}" if call.context > 1 else ""
 
 
 def _refuse_splash(call: Call) -> str:
     if call.platform != "tpu":
-        return f"it is for TPU, this is {call.platform}"
-    return _refuse_capped(call) or ("it has no float64" if call.dtype == "float64" else "")
+        return f"it needs a TPU, and the platform is {call.platform}"
+    return _refuse_fused_except_softcap(call) or ("it does not support float64" if call.dtype == "float64" else "")
 
 
 def _refuse_cudnn(call: Call) -> str:
     if call.platform != "gpu":
-        return f"it is for GPU, this is {call.platform}"
+        return f"it needs a GPU, and the platform is {call.platform}"
     if call.capability < (8, 0):
-        return "it is for NVIDIA GPUs from compute capability 8.0 on (A100)"
+        return "it needs an NVIDIA GPU of compute capability 8.0 or higher (A100)"
     if call.dtype not in ("bfloat16", "float16"):
-        return f"it has no {call.dtype}"
-    largest = 256 if call.capability[0] == 9 else 128  # Hopper's backward pass alone has more than 128 (cuDNN 9.18)
+        return f"it does not support {call.dtype}"
+    largest = 256 if call.capability[0] == 9 else 128  # only Hopper's backward pass supports more than 128 (cuDNN 9.18)
     if call.key_size != call.value_size or call.key_size % 8 or call.key_size > largest:
-        return f"it is for keys and values of one size, on this GPU a multiple of 8 to {largest}"
-    if call.segments or call.sight.nearest:
-        return "it has no documents and no queries that do not see themselves"
+        return f"it needs keys and values of equal size, on this GPU a multiple of 8 up to {largest}"
+    if call.segments or call.mask.nearest:
+        return "it supports neither packed documents nor sees_itself=False"
     if call.context > 1:
-        return "its causal mask is for a sequence that is not cut over mesh.context"
+        return f"its causal mask does not support a sharded sequence, and mesh.context={call.context}"
     return _refuse_fused(call)
-
-
-def _refuse_pallas(call: Call) -> str:
-    if call.platform != "gpu":
-        return f"it is for GPU, this is {call.platform}"
-    if not _installed("jax.experimental.pallas.ops.gpu.attention"):
-        return "this JAX does not have it any more"
-    if call.key_size != call.value_size or call.length % 128:
-        return "it is for keys and values of one size and lengths that are multiples of 128"
-    if call.sight not in (CAUSAL, EVERYTHING) or call.dtype == "float64":
-        return "it has no window, no float64 and no queries that do not see themselves"
-    if call.context > 1:
-        return "its causal mask is for a sequence that is not cut over mesh.context"
-    return _refuse_fused(call)
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it was in
-        return False
 
 
 def _refuse_ring(call: Call) -> str:
     if call.context == 1:
-        return "it is for a sequence cut over mesh.context, which is 1"
+        return "it needs a sequence sharded over mesh.context, which is 1"
     return _refuse_fused(call)
 
 
 def _refuse_fused(call: Call) -> str:
-    """What no kernel of a library does."""
+    """What none of the fused kernels supports."""
     if call.altered:
-        return f"it has no {call.altered}"
+        return f"it does not support {call.altered}"
     if not call.aligned:
-        return "it is for queries and keys of the same positions, from 0"
-    return "it has no queries that see nothing (sees_itself=False without memory slots)" if call.empty else ""
+        return "it needs queries and keys at the same positions, from 0"
+    return "it does not support queries that see no key (sees_itself=False without memory slots)" if call.empty else ""
 
 
-def _refuse_capped(call: Call) -> str:
-    """What those of them that have a softcap do not do."""
+def _refuse_fused_except_softcap(call: Call) -> str:
+    """What the fused kernels with a softcap do not support."""
     return _refuse_fused(call._replace(altered="") if call.altered == SOFTCAP else call)
 
 
-# name: why it cannot serve a call, '' where it can
+# name: function of a call that returns why the kernel does not support it, or ''
 REFUSALS = {
     "plain": _refuse_plain,
     "blocked": _refuse_blocked,
     "banded": _refuse_banded,
     "splash": _refuse_splash,
     "cudnn": _refuse_cudnn,
-    "pallas": _refuse_pallas,
-    "chunked": _refuse_capped,
+    "chunked": _refuse_fused_except_softcap,
     "ring": _refuse_ring,
 }
-WINDOW, NO_MATRIX = "computes a window alone", "skips masked blocks, holds no matrix of weights"
-# platform: what 'auto' tries in turn before plain, and what speaks for it
+WINDOW = "computes only the window"
+NO_MATRIX = "skips masked blocks, holds no matrix of weights"
+# platform: the kernels that 'auto' tries in turn before plain, each with the reason to prefer it
 PREFERENCES = {
-    "cpu": {"banded": WINDOW, "blocked": "skips masked keys and saves its weights: fast on CPU"},
+    "cpu": {"banded": WINDOW, "blocked": "skips masked keys and saves its weights; fast on CPU"},
     "gpu": {"cudnn": NO_MATRIX, "banded": WINDOW, "chunked": "holds no matrix of weights"},
     "tpu": {"splash": NO_MATRIX, "banded": WINDOW},
 }
 
 
 def choose_attention(call: Call, implementation="auto") -> Choice:
-    """Which implementation serves `call`, and why. UserError for one asked for by name that cannot serve it."""
-    return choose("attention.kernel", implementation, call, REFUSALS, PREFERENCES.get(call.platform, {}), "plain")
+    """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
+    preferred = PREFERENCES.get(call.platform, {})
+    return choose("training.attention_kernel", implementation, call, REFUSALS, preferred, "plain")
 
 
-def alteration(**asked) -> str:
-    """What `Call.altered` says of a call that asks for these: the first that it does, a softcap after all others."""
-    return next((name for name, value in asked.items() if value), "")
+def alteration(**features) -> str:
+    """`Call.altered` of a call with these features: the name of the first one in use. The softcap must come last."""
+    return next((name for name, value in features.items() if value), "")
 
 
 def describe(
-    q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, sight=CAUSAL, altered="", mesh=None
+    q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, mask=CAUSAL, altered="", mesh=None
 ) -> Call:
-    """The call of attention with these arguments, arrays or shapes. segments: of queries and of keys, or None."""
+    """The Call of `attention` with these arguments, arrays or shapes. segments: (of queries, of keys) or None."""
     heads = {x.shape[2:] for x in (k_BSGK, v_BSGV)} | {m.shape[1:] for m in memory or ()}
-    blind = bool(sight.nearest) or (segments is not None and segments[0] is not segments[1])
+    may_see_nothing = bool(mask.nearest) or (segments is not None and segments[0] is not segments[1])
     return Call(
         platform=platform(mesh),
         capability=compute_capability(mesh),
@@ -177,30 +160,37 @@ def describe(
         uneven=len(heads) > 1,
         memory=memory[0].shape[0] if memory else 0,
         segments=segments is not None,
-        empty=blind and not memory,
+        empty=may_see_nothing and not memory,
         aligned=isinstance(q_offset, int) and q_offset == 0 and q_BLHK.shape[1] == k_BSGK.shape[1],
         altered=altered,
-        sight=sight,
+        mask=mask,
         context=1 if mesh is None else mesh.shape["context"],
     )
 
 
 def _scaled(factor: float, q_BLHK, memory: Slots | None):
-    """The queries, and those that meet the memory, times `factor`."""
+    """The queries, and the queries for the memory, times `factor`."""
 
     def scale(q):
         return q * jnp.asarray(factor, q.dtype)
 
-    own = None if memory is None else memory.query
-    return scale(q_BLHK), memory if own is None else memory._replace(query=scale(own))
+    memory_q_BLHK = None if memory is None else memory.query
+    return scale(q_BLHK), memory if memory_q_BLHK is None else memory._replace(query=scale(memory_q_BLHK))
 
 
-FUSED = ("splash", "cudnn", "pallas", "chunked", "ring")  # all of one signature
+def _splash(*arguments, **options):
+    from xfresearch.kernels.splash_attention import splash  # Pallas takes a second to import
+
+    return splash(*arguments, **options)
 
 
-def _fused(name: str) -> Callable:
-    """The function of one of FUSED, imported only where it is used: Pallas takes long to import."""
-    return getattr(import_module(f"xfresearch.kernels.{name}_attention"), name)
+def _ring(*arguments, **options):
+    from xfresearch.kernels.ring_attention import ring  # imports Pallas too
+
+    return ring(*arguments, **options)
+
+
+FUSED = {"splash": _splash, "cudnn": cudnn, "chunked": chunked, "ring": _ring}  # all have the same signature
 
 
 def attention(
@@ -213,7 +203,7 @@ def attention(
     q_segments_BL=None,
     k_segments_BS=None,
     q_offset=0,
-    sight=CAUSAL,
+    mask=CAUSAL,
     scale=None,
     softcap=0.0,
     bias: Callable | None = None,
@@ -224,32 +214,33 @@ def attention(
     implementation="auto",
     mesh=None,
 ):
-    """o_BLHV, in q's dtype; softmax in float32 (float64 for float64 inputs). A query that sees nothing gets 0.
+    """o_BLHV, in q's dtype; softmax in float32 (float64 for float64 inputs). A query that sees no key gets 0.
 
     memory: (mk_MGK, mv_MGV), keys and values that every query sees, in the same softmax.
-    memory_q_BLHK: the queries that meet the memory; q_BLHK itself unless given.
-    segments: integers; a query sees the keys of equal ones only (and the memory always). Both or neither.
-    q_offset: position of the first query, keys being at 0 to S - 1; a number or a traced scalar.
-    scale: factor of the logits, 1/sqrt(K) unless given.
-    softcap: c of the logits' cap, memory's included, before a bias is added; 0 is none.
-    bias(q_BLHK, distance_LS): what is added to the logits of the context, [1 or B, H, L, S]; -inf hides a key.
-    dropout_rate: of the weights, memory's included, after they are normalised.
-    tap(name, value): is given the weights [B, H, L, S] and those of the memory [B, H, L, M], as `weights` and
-    `coefficients`, and returns them.
-    implementation: a name in REFUSALS, or 'auto'; UserError for one that cannot serve the call.
-    mesh: what the arrays lie on, laid out as models/axes.py says for their letters.
+    memory_q_BLHK: the queries for the memory; q_BLHK by default.
+    segments: integer ids; a query sees only keys with its own id, and always the memory. Give both or neither.
+    q_offset: position of the first query, a number or a traced scalar; keys are at positions 0 to S - 1.
+    scale: factor of the logits, 1/sqrt(K) by default.
+    softcap: c of the softcap of all logits, memory included, before a bias is added; 0 is none.
+    bias(q_BLHK, distance_LS): added to the logits of the context, [1 or B, H, L, S]; -inf hides a key.
+    dropout_rate: applied to all weights, memory included, after the normalisation.
+    tap(name, value): receives and returns the context's weights [B, H, L, S], named `weights`, and the memory's weights
+    [B, H, L, M], named `coefficients`.
+    implementation: a name in REFUSALS, or 'auto'. Raises UserError if the named kernel does not support the call.
+    mesh: the mesh that the arrays are sharded over, by their letters (sharding/letters.py).
     """
     segments = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
     altered = alteration(taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap)
-    call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, sight, altered, mesh)
+    call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, mask, altered, mesh)
     name = choose_attention(call, implementation).name
-    (L, K), S = (q_BLHK.shape[1], q_BLHK.shape[3]), k_BSGK.shape[1]
+    _, L, _, K = q_BLHK.shape
+    S = k_BSGK.shape[1]
     if memory is not None:
         memory = Slots(memory_q_BLHK, *memory)
     if name in FUSED:
         q_BLHK, memory = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, memory)
-        capped = {"softcap": softcap} if softcap else {}  # splash and chunked alone are chosen then
-        return _fused(name)(q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, sight, mesh, **capped)
+        capped = {"softcap": softcap} if softcap else {}  # only splash and chunked are selected with one
+        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, mask, mesh, **capped)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
         q_BLHK, memory = _scaled(scale * math.sqrt(K), q_BLHK, memory)
@@ -257,6 +248,6 @@ def attention(
         return blocked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mesh)
     rest = {"softcap": softcap, "bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
     if name == "banded":
-        return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest)
+        return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest)
     distance_LS = (q_offset + jnp.arange(L))[:, None] - jnp.arange(S)
-    return plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, **rest)
+    return plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, **rest)

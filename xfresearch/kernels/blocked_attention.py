@@ -1,10 +1,11 @@
-"""Causal attention for training on CPU: skips what is masked, saves its weights, has a backward pass of its own.
+"""Causal attention for training on CPU: skips masked keys, saves its weights and has a custom backward pass.
 
-Each block of queries is computed against the keys up to its own end. Heads come first, then the batch: so both the
-context (G and B are batch dimensions) and the memory (G alone is) are plain matrix products without a copy; a row N
-is a query l and one of the R heads that share keys. Weights are saved unnormalised, with the reciprocal of their sum:
-normalising the outputs is cheaper. XLA on CPU runs a small product on one core, but independent chains of operations
-side by side: hence the blocks, and the parts of the batch.
+Each block of queries uses only the keys up to the end of the block. The first dimension is heads, the second is the
+batch. Then the products with the context (batch dimensions G and B) and with the memory (batch dimension G) are plain
+matrix products without a copy. A row N is a query l of one of the R heads that share keys. Weights are saved
+unnormalised, with the reciprocal of their sum, because normalising the outputs is cheaper. XLA on CPU runs a small
+product on one core, but it runs independent chains of operations in parallel; this is why queries are split into blocks
+and the batch into parts.
 """
 
 import math
@@ -12,25 +13,32 @@ import math
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.masks import CAUSAL, Slots, softmax_dtype, visible
 from xfresearch.kernels.on_mesh import on_mesh
-from xfresearch.kernels.sight import CAUSAL, Slots, softmax_dtype, visible
 
-BLOCKS, PARTS = 4, 4  # blocks of queries, parts of the batch: the fastest of 1, 2, 4, 8 at 256 tokens on 2 cores
+# The fastest of 1, 2, 4, 8 at 256 tokens on 2 cores.
+BLOCKS = 4  # of queries
+PARTS = 4  # of the batch
 
 
 def blocked(q_BLHK, k_BSGK, v_BSGK, memory, segments, mesh=None):
-    """o_BLHK of tokens at the same positions, from 0; on a mesh each device has its own whole sequences and heads."""
-    return on_mesh(_in_parts, mesh, q_BLHK, k_BSGK, v_BSGK, memory, segments, keys="S")
+    """o_BLHK for queries and keys at the same positions, from 0.
+
+    On a mesh each device has its own whole sequences and its own heads.
+    """
+    return on_mesh(_split_batch, mesh, q_BLHK, k_BSGK, v_BSGK, memory, segments, keys="S")
 
 
-def _in_parts(_, q_BLHK, k_BSGK, v_BSGK, memory, segments):
+def _split_batch(_, q_BLHK, k_BSGK, v_BSGK, memory, segments):
     B, L, H, K = q_BLHK.shape
-    q_BLGRK, count = q_BLHK.reshape(B, L, -1, H // k_BSGK.shape[2], K), math.gcd(B, PARTS)
+    q_BLGRK = q_BLHK.reshape(B, L, -1, H // k_BSGK.shape[2], K)
+    count = math.gcd(B, PARTS)
 
     def split(x):
         return jnp.split(x, count)
 
-    parts_of_memory, parts_of_segments = [memory] * count, [None] * count
+    parts_of_memory = [memory] * count
+    parts_of_segments = [None] * count
     if memory is not None and memory.query is not None:
         parts_of_memory = [memory._replace(query=q) for q in split(memory.query.reshape(q_BLGRK.shape))]
     if segments:
@@ -49,41 +57,47 @@ def _spans(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def _rows(x_BLGRK):
-    """x_GBNK: heads first, rows (l, r)."""
+def _to_rows(x_BLGRK):
+    """x_GBNK, with heads first and rows (l, r)."""
     B, L, G, R, K = x_BLGRK.shape
     return x_BLGRK.transpose(2, 0, 1, 3, 4).reshape(G, B, L * R, K)
 
 
-def _unrows(parts, shape):
-    """The inverse of `_rows`, of consecutive rows."""
+def _from_rows(parts, shape):
+    """The inverse of `_to_rows`, for parts with consecutive rows."""
     B, L, G, R, K = shape
     return jnp.concatenate(parts, 2).reshape(G, B, L, R, K).transpose(1, 2, 0, 3, 4)
 
 
 def _blocked_forward(q_BLGRK, k_BSGK, v_BSGK, memory, segments):
     R = q_BLGRK.shape[3]
-    q, k, v = _rows(q_BLGRK), k_BSGK.transpose(2, 0, 1, 3), v_BSGK.transpose(2, 0, 1, 3)
-    own = None if memory is None or memory.query is None else _rows(memory.query)
-    outputs, saved = [], []
+    q = _to_rows(q_BLGRK)
+    k = k_BSGK.transpose(2, 0, 1, 3)
+    v = v_BSGK.transpose(2, 0, 1, 3)
+    memory_q = None if memory is None or memory.query is None else _to_rows(memory.query)
+    outputs = []
+    saved = []
     for start, end in _spans(q_BLGRK.shape[1]):
         part = segments and (segments[0][:, start:end], segments[1][:, :end])
         distance_LS = jnp.arange(start, end)[:, None] - jnp.arange(end)
         mask_BNS = jnp.repeat(visible(distance_LS, CAUSAL, part), R, 1)
         rows = slice(None), slice(None), slice(start * R, end * R)
-        slots = memory and memory._replace(query=q[rows] if own is None else own[rows])
+        slots = memory and memory._replace(query=q[rows] if memory_q is None else memory_q[rows])
         o, weights = _block_forward(q[rows], k[:, :, :end], v[:, :, :end], slots, mask_BNS, segments is not None)
         outputs.append(o)
         saved.append(weights)
-    o_BLGRK = _unrows(outputs, q_BLGRK.shape).astype(q.dtype)
-    return o_BLGRK, (q, k, v, memory and memory._replace(query=own), o_BLGRK, saved)
+    o_BLGRK = _from_rows(outputs, q_BLGRK.shape).astype(q.dtype)
+    return o_BLGRK, (q, k, v, memory and memory._replace(query=memory_q), o_BLGRK, saved)
 
 
 def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
-    wide, dtype, scale = softmax_dtype(q_GBNK), q_GBNK.dtype, 1 / math.sqrt(q_GBNK.shape[-1])
+    wide = softmax_dtype(q_GBNK)
+    dtype = q_GBNK.dtype
+    scale = 1 / math.sqrt(q_GBNK.shape[-1])
     logits = jnp.einsum("GBNK,GBSK->GBNS", q_GBNK, k_GBSK, preferred_element_type=wide) * scale
     logits = jnp.where(mask_BNS, logits, jnp.finfo(wide).min)
-    top, to_memory, pm = logits.max(-1, keepdims=True), None, None
+    top = logits.max(-1, keepdims=True)
+    to_memory = pm = None
     if memory is not None:
         to_memory = jnp.einsum("GBNK,MGK->GBNM", memory.query, memory.key, preferred_element_type=wide) * scale
         top = jnp.maximum(top, to_memory.max(-1, keepdims=True))
@@ -103,29 +117,34 @@ def _block_forward(q_GBNK, k_GBSK, v_GBSK, memory, mask_BNS, empty_rows: bool):
 
 def _blocked_backward(residuals, do_BLGRK):
     q, k, v, memory, o_BLGRK, saved = residuals
-    (L, _, R), wide = o_BLGRK.shape[1:4], softmax_dtype(q)
-    do, delta = _rows(do_BLGRK), _rows((do_BLGRK.astype(wide) * o_BLGRK).sum(-1, keepdims=True))
-    own = memory is not None and memory.query is not None  # slots have met queries of their own
+    L, _, R = o_BLGRK.shape[1:4]
+    wide = softmax_dtype(q)
+    do = _to_rows(do_BLGRK)
+    delta = _to_rows((do_BLGRK.astype(wide) * o_BLGRK).sum(-1, keepdims=True))
+    memory_queries = memory is not None and memory.query is not None  # separate queries for the slots
     blocks = []
     for (start, end), weights in zip(_spans(L), saved, strict=True):
         rows = slice(None), slice(None), slice(start * R, end * R)
-        slots = memory and memory._replace(query=memory.query[rows] if own else q[rows])
+        slots = memory and memory._replace(query=memory.query[rows] if memory_queries else q[rows])
         blocks.append(_block_backward(q[rows], k[:, :, :end], v[:, :, :end], slots, weights, do[rows], delta[rows]))
     dq, dk, dv, dslots = zip(*blocks, strict=True)
     if memory is not None:
         dq_memory, dmk, dmv = zip(*dslots, strict=True)
-        dq = dq if own else [a + b for a, b in zip(dq, dq_memory, strict=True)]
-        dq_memory = _unrows(dq_memory, o_BLGRK.shape).astype(q.dtype) if own else None
+        dq = dq if memory_queries else [a + b for a, b in zip(dq, dq_memory, strict=True)]
+        dq_memory = _from_rows(dq_memory, o_BLGRK.shape).astype(q.dtype) if memory_queries else None
         dslots = Slots(dq_memory, sum(dmk).astype(memory.key.dtype), sum(dmv).astype(memory.value.dtype))
-    dq_BLGRK = _unrows(dq, o_BLGRK.shape).astype(q.dtype)
+    dq_BLGRK = _from_rows(dq, o_BLGRK.shape).astype(q.dtype)
     dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 2, 0, 3).astype(q.dtype) for x in (dk, dv))
     return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dslots, None
 
 
 def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1):
     p, pm, reciprocal = weights
-    wide, dtype, scale = reciprocal.dtype, q_GBNK.dtype, 1 / math.sqrt(q_GBNK.shape[-1])
-    g, delta = (do_GBNK * reciprocal).astype(dtype), delta_GBN1 * reciprocal
+    wide = reciprocal.dtype
+    dtype = q_GBNK.dtype
+    scale = 1 / math.sqrt(q_GBNK.shape[-1])
+    g = (do_GBNK * reciprocal).astype(dtype)
+    delta = delta_GBN1 * reciprocal
     dp = jnp.einsum("GBNK,GBSK->GBNS", g, v_GBSK, preferred_element_type=wide)
     ds = (p * (dp - delta) * scale).astype(dtype)
     dq = jnp.einsum("GBNS,GBSK->GBNK", ds, k_GBSK, preferred_element_type=wide)
@@ -142,7 +161,7 @@ def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1
 
 
 def _sum_prefixes(parts, length: int):
-    """Sum of arrays [G, B, s, K], each zero beyond its own s, up to `length`."""
+    """Sum of arrays [G, B, s, K] with different s, each padded with zeros to `length`."""
     return sum(jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[2]), (0, 0))) for x in parts)
 
 

@@ -1,9 +1,9 @@
-"""Rows times the matrix of their group, in plain JAX, without computing any other group's.
+"""Grouped matrix product in plain JAX that multiplies rows only by the matrix of their own group.
 
-It walks over each group's rows in blocks. A group's last block runs on into the next group's rows: what it writes there is
-overwritten by that group, which comes later; what it would add to a weight's gradient is masked. So nothing is gathered,
-and the FLOPs are those of `computed_rows`, T + E block / 2 on average, less than T + E block always: forward, and again for
-each of the two gradients, which walk over the same blocks.
+A loop processes each group's rows in blocks. The last block of a group extends into the next group's rows. The next
+group comes later and overwrites the outputs written there; a mask removes the extra rows from a weight's gradient. So
+no rows are gathered. The FLOPs are those of `computed_rows` rows, on average T + E block / 2 and always less than T + E
+block. The forward pass and each of the two gradients have these FLOPs, because all three use the same blocks.
 """
 
 from functools import partial
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 
 
 def computed_rows(sizes_E, block: int) -> int:
-    """Rows that one product of `blocked` multiplies, for groups of `sizes_E` rows: those of each group, in whole blocks."""
+    """Number of rows that one product of `blocked` multiplies: the rows of each group, rounded up to whole blocks."""
     block = min(block, int(sum(sizes_E)))
     return sum(int(_blocks(size, block)) * block for size in sizes_E)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def blocked(x_TD, w_EDF, sizes_E, block: int):
-    """y_TF in x's dtype, for rows of x sorted by group, sizes_E of them for each. `block` rows are multiplied at once."""
+    """y_TF in x's dtype. Rows of x are sorted by group, sizes_E rows in each. `block` rows are multiplied at once."""
     return _rows_times_matrix(x_TD, w_EDF, sizes_E, block, "TD,DF->TF", w_EDF.shape[2])
 
 
@@ -38,7 +38,8 @@ blocked.defvjp(_forward, _backward)
 
 
 def _rows_times_matrix(x_TI, w_E, sizes_E, block: int, product: str, outputs: int):
-    T, block = x_TI.shape[0], min(block, x_TI.shape[0])
+    T = x_TI.shape[0]
+    block = min(block, T)
     x_TI = jnp.pad(x_TI, ((0, block), (0, 0)))
 
     def group(y_TO, inputs):
@@ -63,7 +64,8 @@ def _weight_gradient(x_TD, dy_TF, sizes_E, block: int):
         start, size = inputs
 
         def step(i, dw_DF):
-            row, own = start + i * block, jnp.arange(block) < size - i * block
+            row = start + i * block
+            own = jnp.arange(block) < size - i * block  # rows of this group
             x = jnp.where(own[:, None], _slice(x_TD, row, block), 0)
             return dw_DF + jnp.einsum("TD,TF->DF", x, _slice(dy_TF, row, block), preferred_element_type=_wide(x))
 

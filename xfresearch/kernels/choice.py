@@ -1,4 +1,4 @@
-"""How one of several implementations of an operation is chosen, and why."""
+"""Selects one of several kernels of an operation."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,24 +12,27 @@ class Choice(NamedTuple):
 
 
 def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred: dict[str, str], rest: str) -> Choice:
-    """Which implementation serves `call`.
+    """The kernel for `call`, and the reason.
 
-    asked: a name, or 'auto' for the first of `preferred` ({name: what speaks for it}) that can, otherwise `rest`.
-    refusals: {name: why it cannot serve a call, '' where it can}, of every name there is.
-    key: of the config, for errors. UserError for a name that there is not, or that cannot serve the call.
+    key: the config key of the option, for errors.
+    asked: the name of a kernel, or 'auto' for the first of `preferred` that supports the call, otherwise `rest`.
+    refusals: {name: function of a call that returns why the kernel does not support it, or ''}, for every kernel.
+    preferred: {name: reason to prefer the kernel}.
+
+    Raises UserError if there is no kernel of that name, or if the named kernel does not support the call.
     """
     if asked not in ("auto", *refusals):
         allowed = ", ".join(("auto", *refusals)) + nearest(asked, refusals)
-        raise UserError(f"{key}={asked!r} is not allowed: it must be one of {allowed}")
+        raise UserError(f"config.{key}={asked!r} is not allowed: it must be one of {allowed}")
     if asked != "auto":
         refusal = refusals[asked](call)
         if refusal:
-            raise UserError(f"{key}={asked!r} is not allowed here: {refusal}")
-        return Choice(asked, "asked for")
+            raise UserError(f"config.{key}={asked!r} is not allowed here: {refusal}")
+        return Choice(asked, "selected by name")
     reasons = []
     for name, reason in preferred.items():
         refusal = refusals[name](call)
         if not refusal:
             return Choice(name, reason)
         reasons.append(f"{name}: {refusal}")
-    return Choice(rest, "; ".join(reasons) or f"nothing else for {call.platform}")
+    return Choice(rest, "; ".join(reasons) or f"no faster kernel for {call.platform}")

@@ -1,61 +1,73 @@
 """Attention with an online softmax over chunks of keys, in plain JAX: memory linear in the length, on every platform.
 
-Milakov & Gimelshein 2018, alg. 3; Rabe & Staats 2021. With a backward pass of its own: logits are computed again.
+Milakov & Gimelshein 2018, alg. 3; Rabe & Staats 2021. The custom backward pass recomputes the logits.
 """
 
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.masks import EVERYTHING, Mask, softmax_dtype, visible
 from xfresearch.kernels.merged_attention import Part, folded, merged
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
-from xfresearch.kernels.sight import EVERYTHING, Sight, softmax_dtype, visible
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
-CHUNK = 512  # keys at once; not tuned
+CHUNK = 512  # keys per chunk; not tuned
 
 
-def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight: Sight, mesh=None, softcap=0.0):
-    """o_BLHV of tokens at the same positions, from 0; q comes scaled. segments: of queries and of keys, or None."""
+def chunked(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask: Mask, mesh=None, softcap=0.0):
+    """o_BLHV for queries and keys at the same positions, from 0. q is already scaled.
+
+    segments: (of queries, of keys) or None.
+    """
 
     def local(_, q, k, v, memory, segments):
-        cut = mesh is not None and mesh.shape["context"] > 1
-        offset = jax.lax.axis_index("context") * q.shape[1] if cut else 0
-        return with_memory((chunked_part(sight, softcap), (k, v), (segments, offset)), q, memory, softcap)
+        sharded = mesh is not None and mesh.shape["context"] > 1
+        offset = jax.lax.axis_index("context") * q.shape[1] if sharded else 0
+        return with_memory((chunked_part(mask, softcap), (k, v), (segments, offset)), q, memory, softcap)
 
     return on_mesh(local, mesh, q_BLHK, k_BSGK, v_BSGV, memory, segments, keys="S")
 
 
-def chunked_part(sight: Sight, softcap=0.0) -> Part:
-    """A part of a merged softmax; its constants are (segments or None, the first query's position, keys being from 0)."""
+def chunked_part(mask: Mask, softcap=0.0) -> Part:
+    """A part of a merged softmax.
+
+    Its constants are (segments or None, position of the first query); the first key is at position 0.
+    """
 
     def capped_logits(q_BLGRK, k_BSGK):
         logits = jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=softmax_dtype(q_BLGRK))
         return softcapped(logits, softcap)
 
     def forward(q_BLHK, k, v, constants):
-        (B, L, H, K), (G, V) = q_BLHK.shape, v.shape[2:]
-        q, wide = q_BLHK.reshape(B, L, G, H // G, K), softmax_dtype(q_BLHK)
+        B, L, H, K = q_BLHK.shape
+        G, V = v.shape[2:]
+        q = q_BLHK.reshape(B, L, G, H // G, K)
+        wide = softmax_dtype(q_BLHK)
         lowest = jnp.finfo(wide).min
 
         def step(carry, chunk):
             o, top, total = carry
             k, v = chunk[:2]
-            logits, mask = capped_logits(q, k), _mask(constants, sight, L, chunk)
-            new = jnp.maximum(top, jnp.where(mask, logits, lowest).max(-1))
-            p, shrink = jnp.where(mask, jnp.exp(logits - new[..., None]), 0), jnp.exp(top - new)
+            logits = capped_logits(q, k)
+            seen = _seen(constants, mask, L, chunk)
+            new = jnp.maximum(top, jnp.where(seen, logits, lowest).max(-1))
+            p = jnp.where(seen, jnp.exp(logits - new[..., None]), 0)
+            shrink = jnp.exp(top - new)
             added = jnp.einsum("BGRLS,BSGV->BGRLV", p.astype(v.dtype), v, preferred_element_type=wide)
             return (o * shrink[..., None] + added, new, total * shrink + p.sum(-1)), None
 
         start = (B, G, H // G, L)
         carry = jnp.zeros((*start, V), wide), jnp.full(start, lowest), jnp.zeros(start, wide)
         (o, top, total), _ = jax.lax.scan(step, carry, _chunks(k, v, constants))
-        some = jnp.where(total > 0, total, 1)
-        lse = jnp.where(total > 0, top + jnp.log(some), lowest)
-        o_BLHV = (o / some[..., None]).transpose(0, 3, 1, 2, 4).reshape(B, L, H, V)
+        divisor = jnp.where(total > 0, total, 1)
+        lse = jnp.where(total > 0, top + jnp.log(divisor), lowest)
+        o_BLHV = (o / divisor[..., None]).transpose(0, 3, 1, 2, 4).reshape(B, L, H, V)
         return o_BLHV, lse.reshape(B, H, L)
 
     def backward(q_BLHK, k, v, constants, o_BLHV, lse_BHL, do_BLHV):
-        (B, L, H, _), G, S = q_BLHK.shape, v.shape[2], k.shape[1]
+        B, L, H, _ = q_BLHK.shape
+        G = v.shape[2]
+        S = k.shape[1]
         q, do = (x.reshape(B, L, G, H // G, -1) for x in (q_BLHK, do_BLHV))
         wide = softmax_dtype(q)
         lse = lse_BHL.reshape(B, G, H // G, L, 1)
@@ -63,8 +75,9 @@ def chunked_part(sight: Sight, softcap=0.0) -> Part:
 
         def step(dq, chunk):
             k, v = chunk[:2]
-            logits, mask = capped_logits(q, k), _mask(constants, sight, L, chunk)
-            p = jnp.exp(jnp.where(mask, logits - lse, -jnp.inf))
+            logits = capped_logits(q, k)
+            seen = _seen(constants, mask, L, chunk)
+            p = jnp.exp(jnp.where(seen, logits - lse, -jnp.inf))
             dp = jnp.einsum("BLGRV,BSGV->BGRLS", do, v, preferred_element_type=wide)
             ds = (p * (dp - delta) * softcap_slope(logits, softcap)).astype(q.dtype)
             dq += jnp.einsum("BGRLS,BSGK->BLGRK", ds, k, preferred_element_type=wide)
@@ -80,30 +93,33 @@ def chunked_part(sight: Sight, softcap=0.0) -> Part:
 
 
 def with_memory(context: tuple, q_BLHK, memory, softcap=0.0):
-    """o_BLHV of `context`, a part with its keys and values and its constants, and of the slots where there are some."""
+    """o_BLHV of `context` (a part, its keys and values, its constants), merged with attention to the slots, if any."""
     if memory is None:
-        found, queries = [context], (q_BLHK,)
+        calls = [context]
+        queries = (q_BLHK,)
     else:
-        found, queries = [context, memory_part(q_BLHK, memory, softcap)], (q_BLHK, memory.met_by(q_BLHK))
-    parts, keys_values, constants = zip(*found, strict=True)
+        calls = [context, memory_part(q_BLHK, memory, softcap)]
+        queries = (q_BLHK, memory.queries(q_BLHK))
+    parts, keys_values, constants = zip(*calls, strict=True)
     return merged(parts, queries, keys_values, constants)
 
 
 def memory_part(q_BLHK, memory, softcap=0.0):
-    """Attention to the slots alone: the part, its keys and values, its constants."""
+    """Attention to the slots: (part, its keys and values, its constants)."""
     return folded(chunked_part(EVERYTHING, softcap)), (memory.key[None], memory.value[None]), (None, 0)
 
 
-def ring_parts(q_BLHK, sight: Sight, steps: int):
-    """Attention to the keys of t devices before, for each step t: the parts, and their constants without segments."""
-    return (chunked_part(sight),) * steps, tuple(t * q_BLHK.shape[1] for t in range(steps))
+def ring_parts(q_BLHK, mask: Mask, steps: int):
+    """Attention to the keys of the device t places before, for each step t: parts, and constants without segments."""
+    return (chunked_part(mask),) * steps, tuple(t * q_BLHK.shape[1] for t in range(steps))
 
 
 def _chunks(k_BSGK, v_BSGV, constants) -> tuple:
-    """Chunks of keys, values, positions (-1 for padding) and segments, along a new first axis."""
+    """Keys, values, positions (-1 for padding) and segments, split into chunks along a new first axis."""
     B, S = k_BSGK.shape[:2]
     size = min(CHUNK, S)
-    length, (segments, _) = padded(S, size), constants
+    length = padded(S, size)
+    segments, _ = constants
 
     def split(x, fill=0):
         return pad(x, length, fill).reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
@@ -112,10 +128,11 @@ def _chunks(k_BSGK, v_BSGV, constants) -> tuple:
     return split(k_BSGK), split(v_BSGV), split(jnp.arange(S)[None], -1)[:, 0], ids
 
 
-def _mask(constants, sight: Sight, L: int, chunk):
-    """Who sees whom: [B or 1, 1, 1, L or 1, S]."""
-    (segments, offset), (_, _, position_S, ids_BS) = constants, chunk
+def _seen(constants, mask: Mask, L: int, chunk):
+    """Which keys of a chunk each query sees, [B or 1, 1, 1, L or 1, S]."""
+    segments, offset = constants
+    _, _, position_S, ids_BS = chunk
     both = None if segments is None else (segments[0], ids_BS)
-    seen = visible(offset + jnp.arange(L)[:, None] - position_S, sight, both)
+    seen = visible(offset + jnp.arange(L)[:, None] - position_S, mask, both)
     inside = (position_S >= 0)[None, None]
     return (inside if seen is None else seen & inside)[:, None, None]

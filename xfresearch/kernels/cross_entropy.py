@@ -1,14 +1,14 @@
-"""Cross-entropy of a head (kernels/head.py), without ever holding the logits of all tokens.
+"""Cross-entropy of the output head (kernels/head.py), without holding the logits of all tokens at once.
 
     logits_t = head(x_t)        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
     lse_t = log sum_v exp(logits_t[v])
 
-Tokens are taken in tiles. Differentiated, the forward pass computes the gradients too, from the logits that it has: three
-matrix products in all, and nothing is computed twice.
+Tokens are processed in tiles. Under differentiation the forward pass also computes the gradients, from the logits it
+already has: three matrix products in all, and nothing is computed twice.
 
-On a mesh every device takes its own tokens and its own part of the vocabulary: what a tile needs of the other parts is its
-largest logit, its sum of exponentials and the logit at its label, and gradients are summed over devices once, after the last
-tile.
+On a mesh each device has its own tokens and its own shard of the vocabulary. A tile needs three values from the other
+shards: the largest logit, the sum of exponentials and the logit at the label. Gradients are summed over devices once,
+after the last tile.
 """
 
 from functools import partial
@@ -18,26 +18,26 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xfresearch.kernels.head import Head
-from xfresearch.models.axes import BATCH
-from xfresearch.models.partition import activation_spec, parameter_spec
+from xfresearch.sharding.letters import BATCH
+from xfresearch.sharding.partition import activation_spec, parameter_spec
 
-TOKEN_AXES = (*BATCH, "context")  # the mesh axes that cut tokens
+TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens
 
 
 def linear_cross_entropy(x_BLD, head: Head, labels_BL, weights_BL, *, z_loss=0.0, rows=1024, mesh=None):
-    """(total, nll_sum): nll + z, and nll alone, not differentiated. Scalars, float32 (float64 for float64 inputs).
+    """(total, nll_sum): nll + z, and nll alone. Scalars, float32 (float64 for float64 inputs).
 
-    Logits of at most `rows` tokens of each device exist at once. The gradient is that of `total`, for x, the head and the
-    weights.
+    rows: each device holds the logits of at most this many tokens at once.
+    `total` has gradients for x, the head and the weights. `nll_sum` has no gradient.
     """
     total, nll = _sums(x_BLD, head, labels_BL, weights_BL.astype(_wide(x_BLD)), float(z_loss), rows, mesh)
     return total, jax.lax.stop_gradient(nll)
 
 
 def token_nll(x_BLD, head: Head, labels_BL, rows=1024, mesh=None):
-    """(nll_BL, correct_BL): of each token, and whether the label is the likeliest one (the first, among equals)."""
+    """(nll_BL, correct_BL). correct: the label is the most likely id (the first one, if several are equal)."""
 
-    def local(part: Vocabulary, x_TD, head, labels_T):
+    def local(part: VocabularyShard, x_TD, head, labels_T):
         def tile(_, inputs):
             x, labels = inputs
             logits = head.logits(x)
@@ -51,7 +51,7 @@ def token_nll(x_BLD, head: Head, labels_BL, rows=1024, mesh=None):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def _sums(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
-    def local(part: Vocabulary, x_TD, head, labels_T, weights_T):
+    def local(part: VocabularyShard, x_TD, head, labels_T, weights_T):
         def tile(sums, inputs):
             x, labels, weights = inputs
             logits = head.logits(x)
@@ -65,7 +65,7 @@ def _sums(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
 
 
 def _sums_forward(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
-    def local(part: Vocabulary, x_TD, head, labels_T, weights_T):
+    def local(part: VocabularyShard, x_TD, head, labels_T, weights_T):
         def tile(carry, inputs):
             sums, dhead = carry
             x, labels, weights = inputs
@@ -91,7 +91,7 @@ def _sums_forward(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
 
 
 def _sums_backward(z_loss, rows, mesh, gradients, cotangents):
-    g = cotangents[0]  # that of nll alone is 0: it left through stop_gradient
+    g = cotangents[0]  # the cotangent of nll is 0, because of stop_gradient
     dx_BLD, dhead, dweights_BL = jax.tree.map(lambda a: (g * a).astype(a.dtype), gradients)
     return dx_BLD, dhead, None, dweights_BL
 
@@ -100,71 +100,72 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _on_devices(local, mesh, outputs: str, x_BLD, head, *rest_BL):
-    """local(part, x_TD, head, *rest_T) on each device's tokens and part of the vocabulary.
+    """local(part, x_TD, head, *rest_T) on each device's tokens and shard of the vocabulary.
 
-    `outputs` has a letter for each output: T is one row for each token, back in the batch's shape; 1 is a sum over tokens; H
-    is one too, of the head's arrays, each cut as it is where it is kept.
+    outputs: one letter for each output. T: one row for each token, returned in the batch's shape. 1: a sum over tokens.
+    H: a sum over tokens for the head's arrays, sharded like the parameters.
     """
 
     def flat(head, x_BLD, *rest_BL):
-        part = Vocabulary(cut=mesh is not None and mesh.shape["tensor"] > 1)
-        found = local(part, x_BLD.reshape(-1, x_BLD.shape[-1]), head, *(a.reshape(-1) for a in rest_BL))
-        finishing = (partial(finish, kind, x_BLD.shape[:-1]) for kind in outputs)
-        return tuple(jax.tree.map(end, a) for end, a in zip(finishing, found, strict=True))
+        part = VocabularyShard(sharded=mesh is not None and mesh.shape["tensor"] > 1)
+        results = local(part, x_BLD.reshape(-1, x_BLD.shape[-1]), head, *(a.reshape(-1) for a in rest_BL))
+        finishers = (partial(finish, kind, x_BLD.shape[:-1]) for kind in outputs)
+        return tuple(jax.tree.map(finisher, a) for finisher, a in zip(finishers, results, strict=True))
 
     def finish(kind: str, rows: tuple, a):
         if kind == "T":
             return a.reshape(*rows, *a.shape[1:])
         if mesh is None:
             return a
-        scattered = kind == "H" and a.ndim == 2  # the table: fsdp cuts its width, of which a bias has none
+        scattered = kind == "H" and a.ndim == 2  # the table, whose width fsdp shards; a bias has no width
         if scattered:
             a = jax.lax.psum_scatter(a, "fsdp", scatter_dimension=1, tiled=True)
         return jax.lax.psum(a, [axis for axis in TOKEN_AXES if (scattered, axis) != (True, "fsdp")])
 
     if mesh is None:
         return flat(head, x_BLD, *rest_BL)
-    tokens, vocabulary = activation_spec(mesh, "BL", x_BLD.shape[:2]), _cut_head(partial(activation_spec, mesh), head)
-    kept = _cut_head(partial(parameter_spec, mesh, name="of the head"), head)
-    places = {"T": tokens, "1": PartitionSpec(), "H": kept}
+    tokens = activation_spec(mesh, "BL", x_BLD.shape[:2])
+    vocabulary = _head_specs(partial(activation_spec, mesh), head)
+    parameters = _head_specs(partial(parameter_spec, mesh, name="of the head"), head)
+    out_specs = {"T": tokens, "1": PartitionSpec(), "H": parameters}
     run = jax.shard_map(
         flat,
         mesh=mesh,
         in_specs=(vocabulary, *(tokens for _ in (x_BLD, *rest_BL))),
-        out_specs=tuple(places[kind] for kind in outputs),
-        check_vma=False,  # sums over `tensor` are the same on all of it, which the check cannot see in a scan
+        out_specs=tuple(out_specs[kind] for kind in outputs),
+        check_vma=False,  # the check cannot infer, in a scan, that sums over `tensor` are equal on all its devices
     )
     return run(head, x_BLD, *rest_BL)
 
 
-def _cut_head(spec, head: Head) -> Head:
-    """How the head's arrays are cut, as `spec` says of letters and shapes."""
+def _head_specs(spec, head: Head) -> Head:
+    """The PartitionSpecs of the head's arrays, from spec(letters, shape)."""
     bias = None if head.bias_V is None else spec("V", head.bias_V.shape)
     return Head(spec("VD", head.table_VD.shape), bias, head.softcap)
 
 
-class Vocabulary:
-    """The part of the vocabulary whose logits [T, V] a device has: all of it, or its share along `tensor`."""
+class VocabularyShard:
+    """The part of the vocabulary whose logits [T, V] a device has: all of it, or its shard along `tensor`."""
 
-    def __init__(self, cut: bool):
-        self.cut = cut
+    def __init__(self, sharded: bool):
+        self.sharded = sharded
 
     def sum(self, x):
-        return jax.lax.psum(x, "tensor") if self.cut else x
+        return jax.lax.psum(x, "tensor") if self.sharded else x
 
     def max(self, x):
-        # By gathering: a largest value over devices has no derivative in JAX, and this one needs none.
-        return jax.lax.all_gather(x, "tensor").max(0) if self.cut else x
+        # all_gather instead of pmax: JAX has no derivative of pmax, and none is needed here.
+        return jax.lax.all_gather(x, "tensor").max(0) if self.sharded else x
 
     def lse(self, logits_TV):
-        """logsumexp over the whole vocabulary, and the softmax of the part that comes with it."""
+        """(logsumexp over the whole vocabulary, softmax of the logits in this shard)."""
         top_T1 = self.max(logits_TV.max(-1, keepdims=True))
         exp_TV = jnp.exp(logits_TV - top_T1)
         sum_T1 = self.sum(exp_TV.sum(-1, keepdims=True))
         return (top_T1 + jnp.log(sum_T1))[:, 0], exp_TV / sum_T1
 
     def ids(self, logits_TV):
-        first = jax.lax.axis_index("tensor") * logits_TV.shape[1] if self.cut else 0
+        first = jax.lax.axis_index("tensor") * logits_TV.shape[1] if self.sharded else 0
         return first + jnp.arange(logits_TV.shape[1])
 
     def is_label(self, logits_TV, labels_T):
@@ -174,10 +175,11 @@ class Vocabulary:
         return self.sum(jnp.where(self.is_label(logits_TV, labels_T), logits_TV, 0).sum(-1))
 
     def argmax(self, logits_TV):
-        """The likeliest id, the first among equals."""
-        if not self.cut:
+        """The most likely id; the first one, if several are equal."""
+        if not self.sharded:
             return logits_TV.argmax(-1)
-        best, own = self.max(logits_TV.max(-1)), logits_TV.max(-1)
+        best = self.max(logits_TV.max(-1))
+        own = logits_TV.max(-1)
         first = self.ids(logits_TV)[logits_TV.argmax(-1)]
         return jax.lax.pmin(jnp.where(own == best, first, jnp.iinfo(jnp.int32).max), "tensor")
 
@@ -191,7 +193,7 @@ def _wide(x):
 
 
 def _tiles(a_T, rows: int):
-    """a_T as [tiles, tokens, ...]: token t is in tile t % tiles; zeros fill the last tokens."""
+    """a_T as [tiles, tokens, ...], padded with zeros. Token t is in tile t % tiles."""
     T = a_T.shape[0]
     tiles = -(-T // rows)
     tokens = -(-T // tiles)

@@ -1,10 +1,12 @@
-"""Rows times the matrix of the group (expert) that they belong to: y_t = x_t w_{e(t)}, rows sorted by group.
+"""Grouped matrix product: each row times the matrix of its group (expert), y_t = x_t w_{e(t)}.
 
-`ragged` is jax.lax.ragged_dot, the plain form. It multiplies every row by every group's matrix, and throws the rest away:
-on CPU, on GPU (always for a weight's gradient), on TPU with some versions of libtpu.
+Rows are sorted by group.
 
-`megablox` (megablox.py) is JAX's Pallas kernel for TPU: tiles of rows, those that two groups share once for each.
-`blocked` (blocked_matmul.py) is for every platform.
+`ragged` is jax.lax.ragged_dot, the plain form. On CPU, on GPU (always for a weight's gradient) and on TPU with some
+versions of libtpu, it multiplies every row by every group's matrix and discards the other results.
+
+`megablox` (megablox.py) is JAX's Pallas kernel for TPU. It works in tiles of rows; a tile shared by two groups is
+computed once for each. `blocked` (blocked_matmul.py) supports every platform.
 """
 
 from functools import partial
@@ -17,11 +19,12 @@ from xfresearch.kernels.blocked_matmul import blocked
 from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.megablox import megablox
 
-BLOCKS = {"cpu": 128, "gpu": 512, "tpu": 512}  # rows of a block: few are computed twice; on a GPU they have to fill it
+# Rows per block. Small blocks compute few rows twice; on a GPU a block must fill the device.
+BLOCKS = {"cpu": 128, "gpu": 512, "tpu": 512}
 
 
 class Call(NamedTuple):
-    """What a choice depends on."""
+    """What the choice of a kernel depends on."""
 
     platform: str  # cpu, gpu or tpu
     dtype: str = "float32"
@@ -29,36 +32,37 @@ class Call(NamedTuple):
 
 def _refuse_megablox(call: Call) -> str:
     if call.platform != "tpu":
-        return f"it is for TPU, this is {call.platform}"
-    return f"it has no {call.dtype}" if call.dtype not in ("float32", "bfloat16") else ""
+        return f"it needs a TPU, and the platform is {call.platform}"
+    return f"it does not support {call.dtype}" if call.dtype not in ("float32", "bfloat16") else ""
 
 
-# name: why it cannot serve a call, '' where it can
+# name: function of a call that returns why the kernel does not support it, or ''
 REFUSALS = {"ragged": lambda call: "", "blocked": lambda call: "", "megablox": _refuse_megablox}
-# platform: what 'auto' tries in turn, and what speaks for it
+# platform: the kernels that 'auto' tries in turn, each with the reason to prefer it
 PREFERENCES = {
-    "cpu": {"blocked": "computes chosen experts alone, in blocks; ragged_dot computes all of them"},
+    "cpu": {"blocked": "computes only chosen experts, in blocks; ragged_dot computes all of them"},
     "gpu": {
-        "blocked": "computes chosen experts alone, in blocks, on any GPU; ragged_dot computes all of them for gradients"
+        "blocked": "computes only chosen experts, in blocks, on any GPU; ragged_dot computes all of them for gradients"
     },
     "tpu": {
-        "megablox": "computes chosen experts alone; ragged_dot computes all of them with some versions of libtpu",
-        "ragged": "nothing else serves",
+        "megablox": "computes only chosen experts; ragged_dot computes all of them with some versions of libtpu",
+        "ragged": "supports every dtype",
     },
 }
 
 
 def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
-    """Which implementation serves `call`, and why. UserError for one asked for by name that cannot serve it."""
+    """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
     preferred = PREFERENCES[call.platform]
-    return choose("feed_forward.moe.kernel", implementation, call, REFUSALS, preferred, "ragged")
+    return choose("training.expert_kernel", implementation, call, REFUSALS, preferred, "ragged")
 
 
 def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):
-    """y_TF in x's dtype. Rows of x are sorted by group, sizes_E of them for each. `platform` is JAX's own unless given,
-    `kind` the device's.
+    """y_TF in x's dtype. Rows of x are sorted by group; sizes_E is the number of rows of each group.
 
-    The sizes sum to T, or, not `whole`, to fewer: the rows of y beyond are zeros, those of x's gradient mean nothing.
+    platform: JAX's default platform, unless given. kind: JAX's device_kind.
+    whole: the sizes sum to T. Otherwise they may sum to less; then the rows of y after the last group are zeros, and
+    those rows of x's gradient are undefined.
     """
     platform = platform or jax.default_backend()
     name = choose_grouped_matmul(Call(platform, str(x_TD.dtype)), implementation).name

@@ -1,4 +1,4 @@
-"""The head, which makes logits of the final hidden states x: softcap(x table^T + bias)."""
+"""The output head: logits = softcap(x table^T + bias), for the final hidden states x."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,21 +12,21 @@ from xfresearch.kernels.softcap import softcap_slope, softcapped
 @partial(jax.tree_util.register_dataclass, data_fields=["table_VD", "bias_V"], meta_fields=["softcap"])
 @dataclass(frozen=True)
 class Head:
-    """Arrays of a head, or what stands in their places: gradients, ways to lie on a mesh."""
+    """The arrays of an output head, or a value for each of them: a gradient, a sharding."""
 
-    table_VD: jax.Array  # in the dtype of the computation
+    table_VD: jax.Array  # in the computation's dtype
     bias_V: jax.Array | None = None
     softcap: float = 0.0  # 0 is none
 
     def logits(self, x):
-        """Logits [..., V] of x [..., D], float32 or wider."""
+        """Logits [..., V] for x [..., D], float32 or wider."""
         wide = jnp.promote_types(x.dtype, jnp.float32)
         logits = jnp.einsum("...D,VD->...V", x, self.table_VD, preferred_element_type=wide)
         logits = logits if self.bias_V is None else logits + self.bias_V.astype(wide)
         return softcapped(logits, self.softcap)
 
     def gradients(self, x_TD, logits_TV, dlogits_TV):
-        """(dx_TD, the head's own) of a loss, float32 or wider, from its gradient by the logits that x has."""
+        """A loss's gradients (dx_TD, Head), float32 or wider, from x, its logits and the logits' gradient."""
         wide = dlogits_TV.dtype
         dlogits_TV = dlogits_TV * softcap_slope(logits_TV, self.softcap)
         dbias_V = None if self.bias_V is None else dlogits_TV.sum(0)

@@ -1,18 +1,18 @@
-"""Rows of a table by id, x_BLD = table_RD[ids_BL], where tokens are cut over devices and so is the table.
+"""Embedding lookup, x_BLD = table_RD[ids_BL], with the tokens and the table sharded over a mesh.
 
-A device has a part of the width along `fsdp`, and of a vocabulary a part along `tensor`. It gathers the width, looks its own
-ids up, and what the parts of the vocabulary found is added up. The gradient goes the same way back: each device adds up the
-rows of its own tokens, then the whole is summed over devices and scattered in one step.
+The table's width is sharded over `fsdp`, and a vocabulary also over `tensor`. Each device gathers the width and looks
+up the ids in its shard of the vocabulary; the results are summed over `tensor`. The gradient takes the same path back:
+each device sums the rows of its own tokens, then a reduce-scatter sums them over devices and scatters them in one step.
 """
 
 import jax
 import jax.numpy as jnp
 
-from xfresearch.models.partition import activation_spec, parameter_spec
+from xfresearch.sharding.partition import activation_spec, parameter_spec
 
 
 def lookup(table_RD, letters: str, ids_BL, mesh=None):
-    """x_BLD in the table's dtype; `letters` are the table's dimensions in models/axes.py, VD or LD."""
+    """x_BLD in the table's dtype. letters: of the table's dimensions (sharding/letters.py), VD or LD."""
     if mesh is None:
         return table_RD[ids_BL]
     table = parameter_spec(mesh, letters, table_RD.shape, "of an embedding")

@@ -1,14 +1,15 @@
-"""Attention over several sets of keys, each by a kernel of its own, as one softmax.
+"""Attention over several sets of keys, each with its own kernel, under one softmax.
 
     lse = log sum_i exp(lse_i)        o = sum_i exp(lse_i - lse) o_i        (Liu et al. 2023, Ring Attention, sec. 3)
 
-Libraries return a part's lse without a gradient: differentiating these two lines gives right outputs and wrong gradients.
-Here the backward pass is written out. With p = exp(logits - lse) and d = sum(do * o), both of the whole,
+Libraries return a part's lse without a gradient, so that automatic differentiation of these two equations gives right
+outputs and wrong gradients. The backward pass here is explicit. With p = exp(logits - lse) and d = sum(do * o), both of
+the whole,
 
     dlogits = p (do v^T - d)      dq = dlogits k      dk = dlogits^T q      dv = p^T do
 
-so each kernel's own backward pass, given the merged o and lse in place of its own, gives its part of dq and all of its keys'
-and values' gradients.
+so each kernel's backward pass, given the merged o and lse in place of the part's, returns its part of dq and the full
+gradients of its keys and values.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 
 
 class Part(NamedTuple):
-    """Attention to one set of keys. `constants` is what is not differentiated: segments, masks."""
+    """Attention to one set of keys. `constants` are inputs without a gradient: segments, masks."""
 
     forward: Callable  # (q_BLHK, k, v, constants) -> o_BLHV, lse_BHL in float32 or wider
     backward: Callable  # (q_BLHK, k, v, constants, o_BLHV, lse_BHL, do_BLHV) -> dq, dk, dv
@@ -28,21 +29,24 @@ class Part(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def merged(parts: tuple[Part, ...], queries: tuple, keys_values: tuple, constants: tuple):
-    """o_BLHV of all parts together: queries[i], keys_values[i] and constants[i] are those of parts[i]. Queries differ where
-    one part's are rotated by their positions and another's are not."""
+    """o_BLHV of all parts together: parts[i] has queries[i], keys_values[i] and constants[i].
+
+    Queries differ if RoPE rotates those of one part and not those of another.
+    """
     return _forward(parts, queries, keys_values, constants)[0]
 
 
 def _forward(parts, queries, keys_values, constants):
-    each = zip(parts, queries, keys_values, constants, strict=True)
-    o, lse = merge([part.forward(q_BLHK, *kv, c) for part, q_BLHK, kv, c in each])
+    calls = zip(parts, queries, keys_values, constants, strict=True)
+    o, lse = merge([part.forward(q_BLHK, *kv, c) for part, q_BLHK, kv, c in calls])
     o = o.astype(queries[0].dtype)
     return o, (queries, keys_values, constants, o, lse)
 
 
 def _backward(parts, residuals, do_BLHV):
     queries, keys_values, constants, o, lse = residuals
-    dqs, gradients = [], []
+    dqs = []
+    gradients = []
     for part, q_BLHK, kv, c in zip(parts, queries, keys_values, constants, strict=True):
         dq, *rest = part.backward(q_BLHK, *kv, c, o, lse, do_BLHV)
         dqs.append(dq.astype(q_BLHK.dtype))
@@ -54,15 +58,18 @@ merged.defvjp(_forward, _backward)
 
 
 def merge(found: list):
-    """(o_BLHV, lse_BHL) of the whole, in float32 or wider, from those of its parts."""
+    """(o_BLHV, lse_BHL) of the whole, in float32 or wider, from the (o, lse) of the parts."""
     lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in found]), 0)
     o_BLHV = sum(jnp.exp(lse - lse_BHL).swapaxes(1, 2)[..., None] * o for o, lse in found)
     return o_BLHV, lse_BHL
 
 
 def folded(part: Part) -> Part:
-    """`part` for keys [1, S, G, K] that every sequence sees: the batch is one long sequence of queries, nothing is copied
-    for each sequence, and the keys' gradient is summed inside the kernel."""
+    """`part` for keys [1, S, G, K] that all sequences share.
+
+    The batch becomes one long sequence of queries: no key is copied for each sequence, and the kernel itself sums the
+    gradients of the keys.
+    """
 
     def rows(x_BLHK):
         return x_BLHK.reshape(1, -1, *x_BLHK.shape[2:])

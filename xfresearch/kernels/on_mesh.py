@@ -1,4 +1,4 @@
-"""What attention's kernels share: arrays cut over a mesh by hand, one number of key-value heads, padding."""
+"""Helpers of the attention kernels: shard_map over a mesh, equal numbers of key-value heads, padding."""
 
 import math
 from functools import partial
@@ -6,21 +6,23 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.sight import Slots
-from xfresearch.models.partition import activation_spec
+from xfresearch.kernels.masks import Slots
+from xfresearch.sharding.partition import activation_spec
 
 
 def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=None, extra_spec=None):
-    """local(extra, q, k, v, memory, segments) on each device's own sequences, heads and queries: o_BLHV.
+    """o_BLHV of local(extra, q, k, v, memory, segments), called with each device's shard of sequences, heads and
+    queries.
 
-    keys: 'S', all of them are on every device, or 'L', they are cut like the queries. Memory slots are cut by head alone.
+    keys: 'S' if every device has all keys, 'L' if they are sharded like the queries. Slots are sharded only by head.
     """
     if mesh is None:
         return local(extra, q_BLHK, k, v, memory, segments)
     spec = partial(activation_spec, mesh)
     slots = None
     if memory is not None:
-        slots = Slots(None if memory.query is None else spec("BLHK", q_BLHK.shape), *[spec("MGK", memory.key.shape)] * 2)
+        query = None if memory.query is None else spec("BLHK", q_BLHK.shape)
+        slots = Slots(query, *[spec("MGK", memory.key.shape)] * 2)
     documents = (spec("BL", q_BLHK.shape[:2]), spec(f"B{keys}", k.shape[:2])) if segments else None
     run = jax.shard_map(
         local,
@@ -30,27 +32,28 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
             *(slots, documents),
         ),
         out_specs=spec("BLHK", q_BLHK.shape),
-        check_vma=False,  # Pallas calls do not say over which axes their outputs vary
+        check_vma=False,  # Pallas calls do not declare over which axes their outputs vary
     )
     return run(extra, q_BLHK, k, v, memory, segments)
 
 
 def share_heads(k_BSGK, v_BSGV, memory):
-    """Keys, values and memory slots with one number of heads, those of fewer heads repeated."""
-    own = () if memory is None else (memory.key, memory.value)
-    G = math.lcm(k_BSGK.shape[2], v_BSGV.shape[2], *(m.shape[1] for m in own))
+    """Keys, values and memory slots with the same number of heads: arrays with fewer heads are repeated."""
+    slots = () if memory is None else (memory.key, memory.value)
+    G = math.lcm(k_BSGK.shape[2], v_BSGV.shape[2], *(m.shape[1] for m in slots))
 
     def repeat(x):
         return x if x.shape[-2] == G else jnp.repeat(x, G // x.shape[-2], -2)
 
-    return repeat(k_BSGK), repeat(v_BSGV), memory and Slots(memory.query, *map(repeat, own))
+    return repeat(k_BSGK), repeat(v_BSGV), memory and Slots(memory.query, *map(repeat, slots))
 
 
 def pad(x, length: int, fill=0):
-    """x, its second dimension filled up to `length`."""
+    """x with its second dimension padded to `length`."""
     rest = ((0, 0),) * (x.ndim - 2)
     return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), *rest), constant_values=fill)
 
 
 def padded(length: int, multiple: int) -> int:
+    """`length` rounded up to a multiple."""
     return -(-length // multiple) * multiple

@@ -1,6 +1,6 @@
-"""Attention as its equation says it: `plain`, and `banded`, which is plain over blocks no longer than a window needs.
+"""Attention written directly from its equation: `plain`, and `banded`, its form in short blocks for a window.
 
-The only implementation that takes biases, shaping, dropout and taps; a softcap it takes as splash does.
+Only these two kernels support biases, shaping, dropout and taps. They also support a softcap, like `splash`.
 """
 
 import math
@@ -8,13 +8,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.sight import Shaping, softmax_dtype, visible
+from xfresearch.kernels.masks import Shaping, softmax_dtype, visible
 from xfresearch.kernels.softcap import softcapped
 
 
-def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap, bias, shaping, dropout, tap):
-    dtype, wide, M = q_BLHK.dtype, softmax_dtype(q_BLHK), 0 if memory is None else memory.key.shape[0]
-    mask_BLS = visible(distance_LS, sight, segments)
+def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, softcap, bias, shaping, dropout, tap):
+    dtype = q_BLHK.dtype
+    wide = softmax_dtype(q_BLHK)
+    M = 0 if memory is None else memory.key.shape[0]
+    mask_BLS = visible(distance_LS, mask, segments)
     mask_BHLS = None if mask_BLS is None else mask_BLS[:, None]
     logits_BHLS = softcapped(scores(q_BLHK, k_BSGK), softcap)
     if bias is not None:
@@ -22,14 +24,14 @@ def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap,
     if mask_BHLS is not None:
         logits_BHLS = jnp.where(mask_BHLS, logits_BHLS, jnp.finfo(wide).min)
     if memory is not None:
-        to_memory = softcapped(scores(memory.met_by(q_BLHK), memory.key), softcap)
+        to_memory = softcapped(scores(memory.queries(q_BLHK), memory.key), softcap)
         logits_BHLS = jnp.concatenate([to_memory, logits_BHLS], -1)
     weights = jax.nn.softmax(logits_BHLS, -1)
     rate, key = dropout
     if rate > 0:
         weights = jnp.where(jax.random.bernoulli(key, 1 - rate, weights.shape), weights / (1 - rate), 0)
     to_memory, to_context = jnp.split(weights, [M], -1)
-    if segments is not None or sight.nearest:  # where a query sees no key, its weights are equal instead of zero
+    if segments is not None or mask.nearest:  # the softmax gives a query without keys equal weights instead of zeros
         to_context = jnp.where(mask_BHLS, to_context, 0)
     if shaping is not None:
         to_context = _shape(shaping, to_context, mask_BHLS, distance_LS)
@@ -41,20 +43,22 @@ def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, sight, softcap,
     return o_BLHV.astype(dtype)
 
 
-# Query heads that share keys are one matrix of rows (r, l): with R and L apart, XLA on CPU takes 1.5 times as long.
+# Query heads that share keys form one matrix with rows (r, l): XLA on CPU takes 1.5 times as long with R and L apart.
 
 
 def scores(q_BLHK, k):
-    """Logits [B, H, L, S] of keys [B, S, G, K], or [M, G, K] for every sequence."""
-    (B, L, H, K), (S, G) = q_BLHK.shape, k.shape[-3:-1]
+    """Logits [B, H, L, S] for keys [B, S, G, K], or for keys [M, G, K] that all sequences share."""
+    B, L, H, K = q_BLHK.shape
+    S, G = k.shape[-3:-1]
     q_BGNK = q_BLHK.transpose(0, 2, 1, 3).reshape(B, G, -1, K)
     product = "BGNK,BSGK->BGNS" if k.ndim == 4 else "BGNK,SGK->BGNS"
     return jnp.einsum(product, q_BGNK, k, preferred_element_type=softmax_dtype(k)).reshape(B, H, L, S) / math.sqrt(K)
 
 
 def mix(w_BHLS, v):
-    """Weighted sums [B, L, H, V] of values [B, S, G, V], or [M, G, V] for every sequence."""
-    (B, H, L, S), (G, V) = w_BHLS.shape, v.shape[-2:]
+    """Weighted sums [B, L, H, V] of values [B, S, G, V], or of values [M, G, V] that all sequences share."""
+    B, H, L, S = w_BHLS.shape
+    G, V = v.shape[-2:]
     product = "BGNS,BSGV->BGNV" if v.ndim == 4 else "BGNS,SGV->BGNV"
     o = jnp.einsum(product, w_BHLS.reshape(B, G, -1, S), v, preferred_element_type=softmax_dtype(v))
     return o.reshape(B, H, L, V).transpose(0, 2, 1, 3)
@@ -67,9 +71,10 @@ def _shape(shaping: Shaping, w_BHLS, mask_BHLS, distance_LS):
     return identity * (distance_LS == 0) + weights * w_BHLS - uniform * uniform_BHLS
 
 
-def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest):
-    """Blocks of queries as long as the band, each against its own keys and those of the block before."""
-    B, L, b = *q_BLHK.shape[:2], sight.band
+def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest):
+    """`plain` in blocks as long as the mask's band: queries use the keys of their own block and of the one before."""
+    B, L = q_BLHK.shape[:2]
+    b = mask.band
     count = -(-L // b)
 
     def queries(x, fill=0):
@@ -84,7 +89,7 @@ def banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, sight, **rest):
     if memory is not None and memory.query is not None:
         memory = memory._replace(query=queries(memory.query))
     q_segments, k_segments = segments or (jnp.zeros((B, L), jnp.int32),) * 2
-    inside = queries(q_segments, -1), keys(k_segments, -2)  # what is padded is seen by nobody
+    block_segments = queries(q_segments, -1), keys(k_segments, -2)  # different ids: no query sees a padded key
     distance_LS = (b + jnp.arange(b))[:, None] - jnp.arange(2 * b)
-    o = plain(queries(q_BLHK), keys(k_BSGK), keys(v_BSGV), memory, inside, distance_LS, sight, **rest)
+    o = plain(queries(q_BLHK), keys(k_BSGK), keys(v_BSGV), memory, block_segments, distance_LS, mask, **rest)
     return o.reshape(B, count * b, *o.shape[2:])[:, :L]

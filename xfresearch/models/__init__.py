@@ -1,1 +1,1 @@
-"""What a transformer is made of: pure functions of parameters and inputs."""
+"""The parts of a transformer: pure functions of parameters and inputs."""

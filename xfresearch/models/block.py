@@ -1,93 +1,112 @@
-"""A block: the layout formula, in one place.
+"""A block: the one formula that all layouts share.
 
     y = skip * x + gain * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
 
-for each sublayer of the block's layout (layouts.py) in turn. Where a sublayer reads and what it is added to is the
-layout's to say: the stream so far, or the block's own input.
+A block applies it for each sublayer of its layout (layouts.py), in order. The layout decides what a sublayer reads, and
+what its output is added to: the residual stream, or the input of the block.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import BlockConfig, ModelConfig
+from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.layouts import LAYOUTS, Sublayer, first_gain, norm_kind, site_block, skip_scale
-from xfresearch.models.linear import times
+from xfresearch.models.kinds import kind_of
+from xfresearch.models.layouts import LAYOUTS, Sublayer, first_gain, inner_scale, output_scale, skip_scale
 from xfresearch.models.norms import Norm
-from xfresearch.models.variants import ATTENTIONS, FEED_FORWARDS, load
+from xfresearch.models.parameters import parameter, times
+from xfresearch.models.place import Place
 
 
 class Stream(NamedTuple):
-    """What goes from block to block: x, and in a model with a dual layout the sum of all that sublayers have written."""
+    """The residual stream between blocks and, in a model with a dual layout, the sum of all sublayer outputs."""
 
     x_BLD: jax.Array
     sum_BLD: jax.Array | None = None
 
 
-def sublayer_class(name: str, block: BlockConfig):
-    """The module that computes a sublayer: called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, Aux)."""
-    return load(ATTENTIONS[block.attention.kind] if name == "attention" else FEED_FORWARDS[block.feed_forward.kind])
+def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Sublayer, Place]]:
+    """Each sublayer of a block, and its place. `around` is the place that all blocks of the model have in common."""
+    layout = LAYOUTS[block.layout]
+    width = around.width
+    for sublayer, options in zip(layout.sublayers, block.sublayers.values(), strict=True):
+        place = replace(
+            around,
+            norm=block.norm_spec(),
+            options=options,
+            input_width=width,
+            inner_scale=inner_scale(layout, depth),
+            output_scale=output_scale(layout, depth, sublayer),
+            bare=sublayer.bare,
+        )
+        yield sublayer, place
+        width = kind_of(options).module.output_width(place) if sublayer.skip == "none" else around.width
 
 
 class Block(nnx.Module):
-    def __init__(self, model: ModelConfig, block: BlockConfig, rngs):
-        self.layout, self.dropout, self.skip_scale = LAYOUTS[block.layout], block.dropout, skip_scale(model, block)
-        for sublayer in self.layout.sublayers:
-            setattr(self, sublayer.name, sublayer_class(sublayer.name, block)(model, block, rngs))
+    def __init__(self, around: Place, depth: int, block: BlockConfig, rngs):
+        self.layout = LAYOUTS[block.layout]
+        self.dropout = block.dropout
+        self.skip_scale = skip_scale(self.layout, depth)
+        for sublayer, place in places(around, depth, block):
+            setattr(self, sublayer.name, kind_of(place.options).module(place, rngs))
             if sublayer.gain:
-                gain = jnp.full((), first_gain(model, block, sublayer), model.param_dtype)
-                setattr(self, f"{sublayer.name}_gain", nnx.Param(gain))
+                first = first_gain(sublayer, depth, getattr(block, "branch_gain", 0.0))
+                setattr(self, f"{sublayer.name}_gain", parameter(jnp.full((), first, place.param_dtype), ""))
             if sublayer.skip_gain:
-                setattr(self, f"{sublayer.name}_skip_gain", nnx.Param(jnp.ones((), model.param_dtype)))
-            for place in sublayer.norms:
-                kind = norm_kind(block, sublayer.name, place)
-                at = site_block(block, sublayer.name, place)
-                setattr(self, f"{sublayer.name}_norm_{place}", Norm(model, kind, at))
+                setattr(self, f"{sublayer.name}_skip_gain", parameter(jnp.ones((), place.param_dtype), ""))
+            for at in sublayer.norms:
+                norm = Norm(block.norm_at(f"{sublayer.name}_{at}"), "D", (place.width,), place.param_dtype)
+                setattr(self, f"{sublayer.name}_norm_{at}", norm)
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
-        """The stream after the block, the caches of its sublayers by name, and their auxiliary losses and statistics."""
+        """The stream after the block, the caches of its sublayers by name, and auxiliary losses and statistics."""
         x_BLD, sum_BLD = stream
-        sources, caches, aux = {"block": x_BLD}, {}, Aux()
+        sources = {"block": x_BLD}
+        caches = {}
+        aux = Aux()
         for sublayer in self.layout.sublayers:
-            name, place = sublayer.name, ctx.at(sublayer.name)
+            name = sublayer.name
+            inner = ctx.at(name)
             sources["stream"] = x_BLD
-            sources["before"] = place.tap("in", self._norm(name, "in", sources[sublayer.reads]))
-            y_BLD, caches[name], more = getattr(self, name)(sources["before"], place, cache and cache[name])
-            y_BLD = place.dropout(self._norm(name, "out", y_BLD), self.dropout, name)
+            sources["before"] = inner.tap("in", self._norm(name, "in", sources[sublayer.reads]))
+            y_BLD, caches[name], new_aux = getattr(self, name)(sources["before"], inner, cache and cache[name])
+            y_BLD = inner.dropout(self._norm(name, "out", y_BLD), self.dropout, "out")
             if sublayer.gain:
                 y_BLD = times(y_BLD, getattr(self, f"{name}_gain")[...])
-            y_BLD = place.tap("out", y_BLD)
+            y_BLD = inner.tap("out", y_BLD)
             x_BLD = y_BLD if sublayer.skip == "none" else self._skip(sublayer, sources[sublayer.skip]) + y_BLD
-            if sum_BLD is not None and not (self.layout.fused and name == "attention"):
+            if sum_BLD is not None and not sublayer.bare:
                 sum_BLD = sum_BLD + y_BLD
-            x_BLD = place.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
-            aux |= more
+            x_BLD = inner.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
+            aux |= new_aux
         return Stream(x_BLD, sum_BLD), caches, aux
 
     def _skip(self, sublayer: Sublayer, x_BLD):
-        """What the sublayer's output is added to."""
+        """The scaled skip, to which the sublayer's output is added."""
         if sublayer.skip_gain:
             return times(x_BLD, getattr(self, f"{sublayer.name}_skip_gain")[...])
         return self.skip_scale * x_BLD
 
-    def _norm(self, sublayer: str, place: str, x_BLD):
-        norm = getattr(self, f"{sublayer}_norm_{place}", None)
+    def _norm(self, sublayer: str, at: str, x_BLD):
+        norm = getattr(self, f"{sublayer}_norm_{at}", None)
         return x_BLD if norm is None else norm(x_BLD)
 
     def init_cache(self, batch: int, length: int) -> dict:
         return {s.name: getattr(self, s.name).init_cache(batch, length) for s in self.layout.sublayers}
 
     @staticmethod
-    def costs(model: ModelConfig, block: BlockConfig, length: int) -> Costs:
+    def costs(around: Place, depth: int, block: BlockConfig, length: int) -> Costs:
         total = Costs()
-        for sublayer in LAYOUTS[block.layout].sublayers:
-            total += sublayer_class(sublayer.name, block).costs(model, block, length)
+        for sublayer, place in places(around, depth, block):
+            total += kind_of(place.options).module.costs(place, length)
             total += weights(bool(sublayer.gain) + sublayer.skip_gain)
-            for place in sublayer.norms:
-                kind, at = norm_kind(block, sublayer.name, place), site_block(block, sublayer.name, place)
-                total += Norm.costs(model.width, kind, at)
+            for site in sublayer.sites:
+                total += block.norm_at(site).costs(place.width)
         return total

@@ -1,67 +1,91 @@
-"""What a forward pass carries besides activations and parameters: positions, segments, dropout keys, taps, mesh, cache."""
+"""The inputs of a forward pass other than tokens and parameters: positions, segment ids, dropout keys, taps, mesh."""
 
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xfresearch.models.partition import constrain
 from xfresearch.models.taps import Taps
+from xfresearch.sharding.partition import constrain
 
 
 class Aux(NamedTuple):
-    """What a layer says besides its output: each value is a sum over a sequence's tokens, padding left out."""
+    """Additional outputs of a layer. Each value is a sum over the tokens of a sequence, without padding."""
 
     losses: dict = {}  # {name: [B]}, added to the loss
-    statistics: dict = {}  # {name: [B, ...]}, to look at
+    statistics: dict = {}  # {name: [B, ...]}, for metrics only
 
     def __or__(self, other: "Aux") -> "Aux":
         return Aux(self.losses | other.losses, self.statistics | other.statistics)
 
 
 @dataclass(frozen=True)
+class Execution:
+    """How a model is computed. This does not change its function."""
+
+    attention_kernel: str = "auto"
+    expert_kernel: str = "auto"
+    reach: tuple[tuple[str, int], ...] = ()  # (block, number of past tokens that its trained spans need)
+
+    def reach_of(self, block: str) -> int:
+        """The number of past tokens that a block's trained spans need; 0 if they need the whole window."""
+        return dict(self.reach).get(block, 0)
+
+
+AUTO = Execution()  # the fastest kernels that support the model
+
+
+@dataclass(frozen=True)
 class Context:
-    """Read by every layer. `at` and `layer` derive the context of a place inside the model."""
+    """Passed to every layer. `layer` and `at` derive the context of a layer and of a sublayer."""
 
     positions_BL: Any  # position of each token in its own document
-    segments_BL: Any = None  # document of each token, 0 for padding; None: one document, no padding
+    segments_BL: Any = None  # segment ids, 0 for padding; None: one document, no padding
     key: Any = None  # dropout key; None: no dropout
     taps: Taps | None = None
-    place: str = ""
-    cache_index: Any = 0  # where in the cache this call's first token goes
+    place: str = ""  # path of the layer or sublayer in the names of taps
+    block: str = ""  # name of the block's config
+    cache_index: Any = 0  # position in the cache of the first token of this call
     cache_segments_BS: Any = None
-    relative_key_RK: Any = None  # tables of positions that all layers share: a key for each distance,
-    relative_bias_RH: Any = None  # a bias for each bucket of distances
-    mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays lie on; None: no constraints
+    shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
+    mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays are on; None: no constraints
+    execution: Execution = AUTO
 
-    def layer(self, index) -> "Context":
-        """The context of layer `index`: a Python integer when unrolled, traced when scanned (then without taps)."""
+    def layer(self, index, block: str) -> "Context":
+        """The context of layer `index`: an int if layers are unrolled, a traced value if scanned (without taps)."""
         key = None if self.key is None else jax.random.fold_in(self.key, index)
-        return replace(self, key=key, place=f"blocks.{index}" if self.taps else "")
+        return replace(self, key=key, block=block, place=f"blocks.{index}" if self.taps else "")
 
     def at(self, name: str) -> "Context":
-        return replace(self, place=f"{self.place}.{name}") if self.taps else replace(self, place=name)
+        """The context of a sublayer, or of a part of one."""
+        return replace(self, place=f"{self.place}.{name}" if self.place else name)
 
     def tap(self, name: str, value):
-        """Lets a reader record or replace `value`; the identity otherwise."""
+        """`value`, which a tap may record or replace."""
         return self.taps(f"{self.place}.{name}" if self.place else name, value) if self.taps else value
 
     def shard(self, x, letters: str):
-        """x, its dimensions cut over the mesh as models/axes.py says for their letters."""
+        """x, sharded over the mesh by the letters of its dimensions (sharding/letters.py)."""
         return constrain(self.mesh, x, letters)
 
-    def cuts(self, axis: str) -> bool:
-        """Whether the mesh has more than one part along `axis`."""
+    def shards(self, axis: str) -> bool:
+        """Whether the mesh has more than one shard along `axis`."""
         return self.mesh is not None and self.mesh.shape[axis] > 1
 
     def dropout(self, x, rate: float, site: str):
-        """x with entries zeroed at `rate` and the rest scaled by 1/(1-rate); `site` tells the draws of a layer apart."""
+        """x with entries zeroed at `rate`, the rest scaled by 1/(1-rate). `site` names the draw within a sublayer."""
         if not rate or self.key is None:
             return x
         keep = jax.random.bernoulli(self.dropout_key(site), 1.0 - rate, x.shape)
         return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
     def dropout_key(self, site: str):
-        return None if self.key is None else jax.random.fold_in(self.key, zlib.crc32(site.encode()))
+        """A key for this layer, sublayer and site; None without dropout."""
+        if self.key is None:
+            return None
+        # With taps, `place` starts with the layer's number. The key of the layer already depends on it.
+        sublayer = self.place.split(".", 2)[-1] if self.place.startswith("blocks.") else self.place
+        return jax.random.fold_in(self.key, zlib.crc32(f"{sublayer}.{site}".encode()))

@@ -1,8 +1,8 @@
-"""FLOPs of a traced program: what the closed forms in `costs.py` are checked against.
+"""Counts the FLOPs of a traced program. The tests compare the closed forms in `costs.py` with them.
 
-Convention: 2 per multiply-add, of every matrix product and convolution, whether or not a mask throws the result away. A
-convolution's padding counts. A ragged product counts each row once, for the one group that it belongs to. Everything
-else (elementwise work, softmax, norms, sorting, gathering) counts nothing.
+Convention: 2 per multiply-add of every matrix product and convolution, including results that a mask discards and the
+padding of a convolution. A ragged product counts each row once, for the group that it belongs to. Everything else
+(elementwise operations, softmax, norms, sorting, gathering) counts 0.
 """
 
 import math
@@ -17,16 +17,16 @@ CALLED_ONCE = {
 
 
 def count_flops(fn, *abstract_args) -> int:
-    """FLOPs of fn(*abstract_args), traced from arrays or jax.ShapeDtypeStruct; nothing is computed.
+    """FLOPs of fn(*abstract_args), which is traced from arrays or jax.ShapeDtypeStruct and not computed.
 
-    A conditional counts its dearest branch. ValueError for matrix products whose number cannot be read from the program:
-    inside a while loop, a shard_map or a custom kernel (count its plain implementation instead).
+    A conditional counts its most expensive branch. Raises ValueError if the program does not determine the number of
+    matrix products: inside a while loop, a shard_map or a custom kernel (count its plain implementation instead).
     """
     return count_jaxpr(jax.make_jaxpr(fn)(*abstract_args).jaxpr)
 
 
 def count_jaxpr(jaxpr) -> int:
-    """FLOPs of what is traced already, as of `count_flops`."""
+    """FLOPs of a traced program, as in `count_flops`."""
     return sum(_equation(equation) for equation in jaxpr.eqns)
 
 
@@ -40,7 +40,7 @@ def _equation(equation) -> int:
     if name == "cond":
         return max(inner)
     if any(inner) and name not in CALLED_ONCE or name in ("pallas_call", "tpu_custom_call", "ffi_call"):
-        raise ValueError(f"count_flops cannot count '{name}': it does not say how many matrix products it runs")
+        raise ValueError(f"count_flops cannot count '{name}': its number of matrix products is unknown")
     return sum(inner)
 
 
@@ -59,7 +59,8 @@ def _dot(equation) -> int:
 
 
 def _ragged_dot(equation) -> int:
-    """Each element of the left side meets every free column of the right side once, whichever dimension is ragged."""
+    """Each element of the left operand is multiplied with every free column of the right one once, whichever dimension
+    is ragged."""
     _, lhs, rhs = _shapes(equation)
     dims = equation.params["ragged_dot_dimension_numbers"]
     (_, contracted), (_, batch) = dims.dot_dimension_numbers
@@ -68,7 +69,7 @@ def _ragged_dot(equation) -> int:
 
 
 def _convolution(equation) -> int:
-    """2 per output, kernel position and input feature of the output's group."""
+    """2 for each output, kernel position and input feature of the output's group."""
     (size,), _, rhs = _shapes(equation)
     features = rhs[equation.params["dimension_numbers"].rhs_spec[0]]
     return 2 * size * math.prod(rhs) // features

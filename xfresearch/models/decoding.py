@@ -1,12 +1,12 @@
-"""Decoding with a cache: a prompt is read in one pass, then each new token costs one pass over one position.
+"""Decoding with a cache: one pass reads the prompts, then each new token costs one pass over one position.
 
-Prompts of different lengths are padded on the left, so that all of them write their next token to the same place of the
-cache. Padding is segment 0, which no token of a prompt attends to; positions count from the prompt's first token. A jitted
-call writes up to CHUNK tokens with the cache donated to it; the host only sees chunks. Persistent memory lies in the
-cache as attention reads it, so that a step never touches its parameters.
+Prompts of different lengths are padded on the left, so that all rows write their next token to the same position of the
+cache. Padding is segment 0, to which no token of a prompt attends. Positions count from the first token of the prompt.
+A jitted call generates up to CHUNK tokens. The cache is donated to it, and the host only sees chunks. The cache also
+holds the slots in the form that attention reads, so that a step never reads their parameters.
 
-What a prompt yields does not depend on the prompts beside it: its random draws are keyed by (seed, prompt, how many
-equal prompts stand before it, number of the token).
+The output of a prompt does not depend on the other prompts: its random keys are made from the seed, the prompt, the
+number of equal prompts before it, and the number of the token.
 """
 
 import zlib
@@ -21,19 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from xfresearch.config import ModelConfig
 from xfresearch.errors import UserError, require
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
-from xfresearch.models.partition import activation_spec, constrain, platform
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.sharding.devices import platform
+from xfresearch.sharding.partition import activation_spec, constrain
 
-CHUNK = 16  # tokens between two looks of the host: few enough to stream, enough to hide the call
+CHUNK = 16  # tokens per jitted call: few enough to stream, enough to hide the overhead of the call
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: softmax(logits / temperature) over the `top_k` likeliest tokens, cut to the fewest of them
-    whose probabilities reach `top_p`. Temperature 0 takes the likeliest; top_k 0 and top_p 1 cut nothing."""
+    """How a token is sampled: from softmax(logits / temperature) over the `top_k` most likely tokens, limited to the
+    smallest number of them whose probabilities sum to `top_p`. Temperature 0 takes the most likely token. top_k 0 and
+    top_p 1 have no effect."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -59,16 +61,16 @@ def generate(
     vocab_size: int = 0,
     mesh=None,
 ) -> Iterator[list[list[int]]]:
-    """Yields the new tokens of every prompt, at most CHUNK each at a time, until all have ended or are full.
+    """Yields the new tokens of every prompt, at most CHUNK each at a time, until each has ended or has max_new_tokens.
 
-    `prompts` are lists of at least one token. A prompt ends before the first of `stops`, which are never yielded. Ids
-    from `vocab_size` on are never drawn (0: the whole vocabulary). `mesh` is what the parameters lie on; it has to cut the
-    prompts evenly.
+    `prompts` are lists of at least one token. A prompt ends before the first of the tokens `stops`, which are never
+    yielded. Ids of `vocab_size` and above are never sampled (0: the whole vocabulary). `mesh` is the mesh of the
+    parameters. It must divide the prompts evenly.
     """
     tokens_BP, segments_BP = pad_left(prompts)
     keys_B = row_keys(prompts, seed)
     if mesh is not None:
-        tokens_BP, segments_BP, keys_B = lay_rows(mesh, tokens_BP, segments_BP, keys_B)
+        tokens_BP, segments_BP, keys_B = shard_rows(mesh, tokens_BP, segments_BP, keys_B)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
     settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh)
     state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh)
@@ -85,12 +87,13 @@ def generate(
 
 
 def fast_layers(mesh=None) -> str:
-    """How layers run fastest on the mesh's devices: unrolled on CPU; scanned, which compiles in constant time, elsewhere."""
+    """The faster way to run layers on the mesh's devices: "unroll" on CPU, otherwise "scan", which compiles in constant
+    time."""
     return "unroll" if platform(mesh) == "cpu" else "scan"
 
 
 def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments [B, P] of prompts that end together; P is a power of two, so that few sizes are compiled."""
+    """Tokens and segments [B, P] of left-padded prompts. P is a power of two, so that few sizes are compiled."""
     longest = max(map(len, prompts))
     width = max(16, 1 << (longest - 1).bit_length())
     tokens_BP, segments_BP = np.zeros((2, len(prompts), width), np.int32)
@@ -101,28 +104,30 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> jax.Array:
-    """A random key for each prompt [B]: the same for a prompt alone and among others, different for its copies."""
-    seen, numbers = Counter(), []
+    """A random key for each prompt [B]. It does not depend on the other prompts, but copies have different keys."""
+    seen = Counter()
+    numbers = []
     for prompt in map(tuple, prompts):
         numbers.append(zlib.crc32(repr((prompt, seen[prompt])).encode()))
         seen[prompt] += 1
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.array(numbers, jnp.uint32))
 
 
-def lay_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
-    """What each process has whole, cut by row over the `mesh`."""
-    require(mesh.shape["context"] == 1, "mesh.context", mesh.shape["context"], "1 to decode: it cuts sequences")
+def shard_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
+    """Shards the rows of arrays, which each process has in full, over the `mesh`."""
+    require(mesh.shape["context"] == 1, "mesh.context", mesh.shape["context"], "1 to decode: it shards sequences")
 
-    def lay(x):
+    def shard(x):
         sharding = NamedSharding(mesh, activation_spec(mesh, "BN"[: x.ndim], x.shape))
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    return lay(tokens_BP), lay(segments_BP), jax.random.wrap_key_data(lay(np.asarray(jax.random.key_data(keys_B))))
+    keys_B = jax.random.wrap_key_data(shard(np.asarray(jax.random.key_data(keys_B))))
+    return shard(tokens_BP), shard(segments_BP), keys_B
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 7))
 def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None) -> dict:
-    """The state after the prompts, with room for `length` tokens per row."""
+    """The decoding state after the prompts, with caches for `length` tokens per row."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
@@ -143,7 +148,8 @@ def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, seg
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
 def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
-    """Draws up to `count` (at most CHUNK) tokens per row, fewer once every row has ended: tokens [B, CHUNK]."""
+    """The state and the tokens [B, CHUNK] after `count` (at most CHUNK) more tokens per row. It stops early once every
+    row has ended."""
     model, sampling, stops, vocab_size, layers, mesh = settings
     lm = transformer.bind(model, params)
 
@@ -159,11 +165,11 @@ def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax
 
     tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
     _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
-    return state, constrain(mesh, tokens_BC, "NN")  # every process reads all rows
+    return state, constrain(mesh, tokens_BC, "NN")  # replicated, because every process reads all rows
 
 
 def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None) -> dict:
-    """The state after one more token of every row."""
+    """The state after each row has read one more token."""
     segments_B1 = jnp.ones_like(token_B)[:, None]
     ctx = Context(
         state["position"][:, None],
@@ -187,11 +193,12 @@ def draw(logits_BV, keys_B, sampling: Sampling):
     """One token for each row [B], int32."""
     if sampling.temperature == 0:
         return logits_BV.argmax(-1).astype(jnp.int32)
-    return jax.vmap(jax.random.categorical)(keys_B, cut(logits_BV, sampling)).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(keys_B, truncate(logits_BV, sampling)).astype(jnp.int32)
 
 
-def cut(logits_BV, sampling: Sampling):
-    """Logits over the temperature, -inf where top_k or top_p leaves a token out (equals of the last one stay in)."""
+def truncate(logits_BV, sampling: Sampling):
+    """Logits over the temperature, -inf for tokens that top_k or top_p excludes. Ties with the last included token are
+    included."""
     logits_BV = (logits_BV - logits_BV.max(-1, keepdims=True)) / sampling.temperature
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         last_B1 = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]

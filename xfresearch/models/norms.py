@@ -1,24 +1,25 @@
-"""Norms, one function each, computed in float32 or wider. LayerNorm is `scale` after `project` (Brody et al. 2023, eq. 3).
+"""Norms, one function each, computed in float32 or wider.
 
-layer:    (x - mean) / sqrt(var + epsilon)            Ba et al. 2016
+layer:    (x - mean) / sqrt(var + epsilon)            Ba et al. 2016; `scale` after `project` (Brody et al. 2023, eq. 3)
 rms:      x / sqrt(mean(x^2) + epsilon)               Zhang & Sennrich 2019
-scale:    the same function, under the name that it has as the second half of LayerNorm: length sqrt(D), as LayerNorm
-          has (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
+scale:    the same function as rms, named as the second half of LayerNorm. Its output has length sqrt(D), as LayerNorm's
+          (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
 project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not rescaled
 dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
 none:     x
 
-and then, as the block says, times a gain (plus norm_offset) and plus a bias, D numbers each. No matrix products.
+The result is multiplied by a gain (plus an offset), and a bias is added; both have D numbers. No matrix products.
 """
+
+import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import BlockConfig, ModelConfig
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.linear import plus, rounded, times
-from xfresearch.models.variants import NORMS, load
+from xfresearch.models.parameters import parameter, plus, rounded, times
 
 
 def layer(x, epsilon: float):
@@ -33,7 +34,8 @@ def scale(x, epsilon: float):
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
 
 
-rms = scale
+def rms(x, epsilon: float):
+    return scale(x, epsilon)
 
 
 def dyt(x, epsilon: float):
@@ -44,43 +46,61 @@ def none(x, epsilon: float):
     return x
 
 
+NORMS = {"layer": layer, "rms": rms, "scale": scale, "project": project, "dyt": dyt, "none": none}
+WITH_EPSILON = ("layer", "rms", "scale")
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """The function of a norm and its parameters."""
+
+    kind: str = "layer"
+    gain: bool = True
+    bias: bool = False
+    epsilon: float = 1e-5
+    cast: str = "after_gain"  # where float32 is converted to the dtype of the computation; or 'before_gain'
+    offset: float = 0.0  # added to the gain, which starts at 1 - offset
+    alpha: float = 0.5  # initial value of dyt's alpha
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        """Whether the norm has each of its parameters."""
+        exists = self.kind != "none"
+        return {"gain": exists and self.gain, "bias": exists and self.bias, "alpha": self.kind == "dyt"}
+
+    def costs(self, *shape: int) -> Costs:
+        """Costs of the norm over dimensions of these sizes."""
+        parts = self.parts
+        size = math.prod(shape)
+        return weights(size * (parts["gain"] + parts["bias"]) + parts["alpha"])
+
+
 class Norm(nnx.Module):
-    """A norm over the last dimensions, D or those of `shape`, with the gain and bias that the block asks for."""
+    """A norm over the last dimensions of x, whose letters and sizes are `letters` and `shape`."""
 
-    def __init__(self, model: ModelConfig, kind: str, block: BlockConfig, shape: tuple[int, ...] = ()):
-        self.kind, self.epsilon, self.cast, self.offset = kind, block.norm_epsilon, block.norm_cast, block.norm_offset
-        gain, bias, alpha = _trained(kind, block)
-        shape = shape or (model.width,)
-        self.axes = len(shape)
-        self.gain = nnx.Param(jnp.full(shape, 1 - self.offset, model.param_dtype)) if gain else None
-        self.bias = nnx.Param(jnp.zeros(shape, model.param_dtype)) if bias else None
-        self.alpha = nnx.Param(jnp.full((), block.norm_alpha, model.param_dtype)) if alpha else None
+    def __init__(self, spec: NormSpec, letters: str, shape: tuple[int, ...], param_dtype: str):
+        self.spec = spec
+        self.axes = len(shape)  # the number of dimensions of x that it norms over
+        parts = spec.parts
+        gain = jnp.full(shape, 1 - spec.offset, param_dtype)
+        self.gain = parameter(gain, letters) if parts["gain"] else None
+        self.bias = parameter(jnp.zeros(shape, param_dtype), letters) if parts["bias"] else None
+        self.alpha = parameter(jnp.full((), spec.alpha, param_dtype), "") if parts["alpha"] else None
 
-    def __call__(self, x_BLD):
-        wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
-        y_BLD = x_BLD.astype(wide)
+    def __call__(self, x):
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        y = x.astype(wide)
         if self.alpha is not None:
-            y_BLD = y_BLD * self.alpha[...].astype(wide)
-        y_BLD = load(NORMS[self.kind])(y_BLD.reshape(*x_BLD.shape[: -self.axes], -1), self.epsilon)
-        y_BLD = y_BLD.reshape(x_BLD.shape)
-        if self.cast == "before_gain":  # each step rounded to x's dtype, and computed in float32 for the gradients' sums
-            return self._affine(y_BLD.astype(x_BLD.dtype))
-        return self._affine(y_BLD).astype(x_BLD.dtype)
+            y = y * self.alpha[...].astype(wide)
+        y = NORMS[self.spec.kind](y.reshape(*x.shape[: -self.axes], -1), self.spec.epsilon).reshape(x.shape)
+        if self.spec.cast == "before_gain":  # each step is rounded to x's dtype; gradients are summed in float32
+            return self._affine(y.astype(x.dtype))
+        return self._affine(y).astype(x.dtype)
 
-    def _affine(self, y_BLD):
+    def _affine(self, y):
         """y times the gain, plus the bias, both rounded to y's dtype."""
         if self.gain is not None:
-            y_BLD = times(y_BLD, rounded(self.offset + self.gain[...], y_BLD.dtype))
+            y = times(y, rounded(self.spec.offset + self.gain[...], y.dtype))
         if self.bias is not None:
-            y_BLD = plus(y_BLD, rounded(self.bias[...], y_BLD.dtype))
-        return y_BLD
-
-    @staticmethod
-    def costs(width: int, kind: str, block: BlockConfig) -> Costs:
-        gain, bias, alpha = _trained(kind, block)
-        return weights(width * (gain + bias) + alpha)
-
-
-def _trained(kind: str, block: BlockConfig) -> tuple[bool, bool, bool]:
-    """Whether a norm has a gain, a bias, and DyT's alpha."""
-    return kind != "none" and block.norm_gain, kind != "none" and block.norm_bias, kind == "dyt"
+            y = plus(y, rounded(self.bias[...], y.dtype))
+        return y

@@ -1,16 +1,17 @@
-"""Taps: name a value inside the model; record or replace it.
+"""Taps: named values inside the model that can be recorded or replaced.
 
-Layers call `context.tap("hidden", x)`. Names read `blocks.<layer>.<sublayer>.<value>`, plus `embed` and `final`.
+Layers call `context.tap("hidden", x)`. Names are `blocks.<layer>.<sublayer>.<value>`, `embed` and `final`.
 """
 
 from xfresearch.errors import UserError, nearest
 
 
 class Taps:
-    """Collects the values named in `record` and passes those named in `replace` through their functions."""
+    """Collects the values named in `record` and applies the functions in `replace`, {name: function}."""
 
     def __init__(self, record=(), replace=None):
-        self.record, self.replace = frozenset(record), dict(replace or {})
+        self.record = frozenset(record)
+        self.replace = dict(replace or {})
         self.names: list[str] = []
         self.values: dict = {}
 
@@ -28,7 +29,7 @@ class Taps:
         return value
 
     def check(self) -> None:
-        """UserError for a name that no layer has offered, once the model has run."""
+        """Raises UserError for a name that does not exist. Call it after the model has run."""
         for name in sorted(self.record | self.replace.keys()):
             if name not in self.names:
                 raise UserError(

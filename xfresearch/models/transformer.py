@@ -1,9 +1,10 @@
-"""embed -> blocks -> norm -> head.
+"""The language model: embed -> blocks -> norm -> head.
 
-A model is a function of (config, params): `init` draws the parameters, a nested dict with string keys in which the layers
-of one pattern position are stacked; `bind` puts them into a `Transformer`, whose methods are traced under jit.
+A model is a function of (config, params). `init` draws the parameters: a nested dict with string keys, in which the
+layers of a stack share arrays. `bind` puts them into a `Transformer`, whose methods are traced under jit.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -11,81 +12,72 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.config import ModelConfig
 from xfresearch.errors import require
 from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
-from xfresearch.models.block import Block, Stream
+from xfresearch.models import stack
+from xfresearch.models.block import Stream
 from xfresearch.models.context import Context
-from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.linear import Bias, draw, kernel_std, times
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.layers import stacks
+from xfresearch.models.linear import Bias
+from xfresearch.models.model_config import ModelConfig, position_rows
 from xfresearch.models.norms import Norm
-from xfresearch.models.partition import lay_layer
-from xfresearch.models.positions import SharedPositions, sinusoidal
-from xfresearch.models.sizes import position_rows
-
-REMAT = {
-    "none": lambda f: f,
-    "full": jax.checkpoint,
-    "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
-}
+from xfresearch.models.parameters import draw, kernel_std, parameter, times
+from xfresearch.models.positions import sinusoidal
+from xfresearch.sharding.letters import Axes
 
 
 class Output(NamedTuple):
     hidden_BLD: jax.Array  # after the final norm
-    losses: dict  # auxiliary losses {name: [B]}, each summed over a sequence's tokens and over layers
+    losses: dict  # auxiliary losses {name: [B]}, summed over the tokens of a sequence and over layers
     caches: dict | None
-    statistics: dict  # {stack: {name: [R, B, ...]}} of each of the stack's R layers, summed over a sequence's tokens
+    statistics: dict  # {stack: {name: [R, B, ...]}} of the R layers of a stack, summed over the tokens of a sequence
 
 
 class Table(nnx.Module):
-    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: as `model.init` says)."""
+    """One vector of width D for each of `rows` ids, drawn with standard deviation `std` (0: that of `model.init`)."""
 
-    def __init__(self, model: ModelConfig, rows: int, rngs, std: float = 0.0):
-        std = std or kernel_std(model, model.width)
-        self.table = nnx.Param(draw(rngs.params(), (rows, model.width), std, model))
+    def __init__(self, model: ModelConfig, rows: int, letters: str, rngs, std: float = 0.0):
+        std = std or kernel_std(model.around, model.width)
+        self.table = parameter(draw(rngs.params(), (rows, model.width), std, model.param_dtype), letters)
 
 
 class Transformer(nnx.Module):
     def __init__(self, model: ModelConfig, rngs):
-        first = model.blocks[model.pattern[0]]
+        V, D = model.vocab_size, model.width
+        dtype = model.param_dtype
         self.config = model
-        self.embed = Table(model, model.vocab_size, rngs, model.embedding_std)
-        self.position = Table(model, position_rows(model), rngs) if model.position == "learned" else None
-        self.shared = SharedPositions(model, rngs)
-        learned_scale = jnp.full((), model.width**0.5, model.param_dtype)
-        self.embedding_scale = nnx.Param(learned_scale) if model.embedding_scale == "learned" else None
-        self.embedding_norm = Norm(model, model.embedding_norm, first)
-        self.final_norm = Norm(model, model.final_norm, first)
-        self.head = None if model.tie_embeddings else Table(model, model.vocab_size, rngs)
-        self.head_bias = Bias(model, model.vocab_size) if model.head_bias else None
-        repeats = model.depth // len(model.pattern)
-        stacks = {}
-        for stack, name in zip(stack_names(model), model.pattern, strict=True):
-            keys = jax.random.split(rngs.params(), repeats)
-            stacks[stack] = jax.vmap(lambda key, name=name: Block(model, model.blocks[name], nnx.Rngs(params=key)))(
-                keys
-            )
-        self.blocks = nnx.Dict(stacks)
+        self.embed = Table(model, V, "VD", rngs, model.embedding_std)
+        self.position = Table(model, position_rows(model), "LD", rngs) if model.position == "learned" else None
+        self.shared = stack.SharedTables(model, rngs)
+        learned_scale = model.embedding_scale == "learned"
+        self.embedding_scale = parameter(jnp.full((), D**0.5, dtype), "") if learned_scale else None
+        self.embedding_norm = Norm(model.norm_spec(model.embedding_norm), "D", (D,), dtype)
+        self.final_norm = Norm(model.norm_spec(model.final_norm), "D", (D,), dtype)
+        self.head = None if model.tie_embeddings else Table(model, V, "VD", rngs)
+        self.head_bias = Bias("V", (V,), dtype) if model.head_bias else None
+        self.blocks = stack.make_blocks(model, rngs)
 
     def __call__(self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none") -> Output:
-        """The final hidden states. `layers` is 'scan' or 'unroll' (needed by taps); the result is the same."""
+        """The final hidden states. `layers` is 'scan' or 'unroll', with the same result; taps always unroll."""
         x_BLD = ctx.tap("embed", ctx.shard(self._embed(tokens_BL, ctx), "BLD"))
-        run = self._unroll if layers == "unroll" or ctx.taps else self._scan
-        stream = Stream(x_BLD, x_BLD if has_dual(self.config) else None)
-        remat = REMAT["none" if ctx.taps else remat]
-        stream, caches, losses, statistics = run(stream, self.shared.into(ctx), caches, remat)
+        run_blocks = stack.unroll if layers == "unroll" or ctx.taps else stack.scan
+        stream = Stream(x_BLD, x_BLD if stack.has_dual(self.config) else None)
+        remat = stack.REMAT["none" if ctx.taps else remat]
+        block_ctx = replace(ctx, shared=self.shared.values())
+        stream, caches, losses, statistics = run_blocks(self.config, self.blocks, stream, block_ctx, caches, remat)
         return Output(ctx.tap("final", self._end(stream)), losses, caches, statistics)
 
     def _end(self, stream: Stream):
-        """The norm before the head; of a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
+        """The output of the final norm; for a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
         if stream.sum_BLD is None:
             return self.final_norm(stream.x_BLD)
         return stream.x_BLD + self.final_norm(stream.sum_BLD)
 
     def _embed(self, tokens_BL, ctx: Context):
         model = self.config
-        # Looked up before the cast: the gradient of a row adds up all of its tokens, in float32.
+        # The lookup comes before the cast, so that the gradient of a row sums over all of its tokens in float32.
         x_BLD = lookup(self.embed.table[...], "VD", tokens_BL, ctx.mesh).astype(model.dtype)
         if model.embedding_scale == "sqrt_width":
             x_BLD *= jnp.asarray(model.width**0.5, model.dtype)
@@ -98,47 +90,8 @@ class Transformer(nnx.Module):
             x_BLD += sinusoidal(ctx.positions_BL, model.width).astype(model.dtype)
         return ctx.dropout(self.embedding_norm(x_BLD), model.dropout, "embed")
 
-    def _scan(self, stream: Stream, ctx: Context, caches, remat):
-        stacks, period = self._stacks(), len(self.config.pattern)
-
-        def body(stream, xs):
-            blocks, caches, repeat = xs
-            new, losses, statistics = {}, {}, {}
-            for i, name in enumerate(stacks):
-                at = ctx.layer(repeat * period + i)
-                block = lay_layer(ctx.mesh, blocks[name], name)
-                stream, new[name], aux = block(stream, at, caches and caches[name])
-                losses, statistics[name] = _add(losses, aux.losses), aux.statistics
-            return stream, (new if caches else None, losses, statistics)
-
-        repeats = jnp.arange(self.config.depth // period)
-        stream, (caches, losses_R, statistics) = jax.lax.scan(remat(body), stream, (stacks, caches, repeats))
-        return stream, caches, {name: value.sum(0) for name, value in losses_R.items()}, statistics
-
-    def _unroll(self, stream: Stream, ctx: Context, caches, remat):
-        repeats = self.config.depth // len(self.config.pattern)
-        stacks = {name: unstack(stack, repeats) for name, stack in self._stacks().items()}
-        cuts = {name: caches and unstack(caches[name], repeats) for name in stacks}
-        new, statistics, losses, layer = {name: [] for name in stacks}, {name: [] for name in stacks}, {}, 0
-        for repeat in range(repeats):
-            for name in stacks:
-
-                def call(block, stream, cache, layer=layer, name=name):
-                    return lay_layer(ctx.mesh, block, name)(stream, ctx.layer(layer), cache)
-
-                cache = caches and cuts[name][repeat]
-                stream, cache, aux = remat(call)(stacks[name][repeat], stream, cache)
-                new[name].append(cache)
-                statistics[name].append(aux.statistics)
-                losses, layer = _add(losses, aux.losses), layer + 1
-        return stream, _stack(new) if caches else None, losses, _stack(statistics)
-
-    def _stacks(self) -> dict:
-        """The stacks in the pattern's order: a merged nnx.Dict has its keys sorted."""
-        return {name: self.blocks[name] for name in stack_names(self.config)}
-
     def logit_head(self) -> Head:
-        """What makes logits of the final hidden states."""
+        """The output head, which makes logits of the final hidden states."""
         table_VD = (self.head or self.embed).table[...].astype(self.config.dtype)
         return Head(table_VD, self.head_bias and self.head_bias.bias[...], self.config.logit_softcap)
 
@@ -147,56 +100,26 @@ class Transformer(nnx.Module):
         return self.logit_head().logits(hidden_BLD)
 
     def init_caches(self, batch: int, length: int) -> dict:
-        """Empty caches for decoding up to `length` tokens of `batch` sequences, layers stacked like parameters."""
-        require(
-            self.config.causal, "model.causal", False, "True to decode: each token is read before the next is known"
-        )
-        return {
-            name: jax.vmap(lambda block: block.init_cache(batch, length))(stack) for name, stack in self.blocks.items()
-        }
+        """Empty caches to decode up to `length` tokens of `batch` sequences, stacked like the parameters."""
+        allowed = "True to decode: the model reads each token before the next one is known"
+        require(self.config.causal, "model.causal", False, allowed)
+        make = jax.vmap(lambda block: block.init_cache(batch, length))
+        return {name: make(layers) for name, layers in self.blocks.items()}
 
-
-def _add(losses: dict, more: dict) -> dict:
-    return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
-
-
-def _stack(layers: dict) -> dict:
-    """{stack: trees of its layers} as {stack: one tree}."""
-    return {name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) for name, trees in layers.items()}
-
-
-def unstack(tree, count: int) -> list:
-    """`tree` cut along its first axis into `count` trees.
-
-    The backward pass stacks the cotangents once; that of plain slices would add `count` padded copies of the whole.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    cut = [_cut(leaf, count) for leaf in leaves]
-    return [structure.unflatten([pieces[i] for pieces in cut]) for i in range(count)]
-
-
-def _cut(array, count: int):
-    @jax.custom_vjp
-    def cut(array):
-        return tuple(array[i] for i in range(count))
-
-    cut.defvjp(lambda array: (cut(array), None), lambda _, pieces: (jnp.stack(pieces),))
-    return cut(array)
-
-
-def has_dual(model: ModelConfig) -> bool:
-    """Whether a block of the model keeps the second stream of ResiDual."""
-    return any(LAYOUTS[block.layout].dual for block in model.blocks.values())
-
-
-def stack_names(model: ModelConfig) -> list[str]:
-    """Keys of the stacks in `params['blocks']`, one per pattern position: the block's name, numbered where it recurs."""
-    pattern = model.pattern
-    return [name if pattern.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(pattern)]
+    @staticmethod
+    def costs(model: ModelConfig, length: int) -> Costs:
+        """Costs for sequences of `length` tokens."""
+        V, D = model.vocab_size, model.width
+        total = weights(V * D if model.tie_embeddings else 2 * V * D) + weights(V * model.head_bias)
+        total += Costs(flops_per_token=2 * V * D, sequence_length=length)
+        total += weights(position_rows(model) * D) + weights(int(model.embedding_scale == "learned"))
+        for kind in (model.embedding_norm, model.final_norm):
+            total += model.norm_spec(kind).costs(D)
+        return total + stack.costs(model, length)
 
 
 def init(model: ModelConfig, key) -> dict:
-    """Parameters of `model`, drawn from `key`: a nested dict of arrays with string keys."""
+    """Initial parameters of `model`, drawn from `key`: a nested dict of arrays with string keys."""
     return nnx.to_pure_dict(nnx.state(Transformer(model, nnx.Rngs(params=key))))
 
 
@@ -206,19 +129,47 @@ def _split(model: ModelConfig):
 
 
 def abstract(model: ModelConfig) -> dict:
-    """The parameters' shapes and dtypes, without drawing them."""
+    """Shapes and dtypes of the parameters. Nothing is drawn."""
     return jax.tree.map(lambda leaf: leaf, _abstract(model, jax.config.jax_enable_x64))
 
 
 @cache
 def _abstract(model: ModelConfig, x64: bool) -> dict:
-    """Traced once for a model; `x64` is JAX's setting, which float64 parameters depend on."""
+    """Traced once for each model. `x64` is JAX's setting, on which float64 parameters depend."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 
+def axes(model: ModelConfig) -> dict:
+    """The letters of each parameter: a tree like the parameters, with Axes as leaves. Stacked ones start with N."""
+    found: dict = {}
+    for path, variable in nnx.to_flat_state(_split(model)[1]):
+        leaf = variable.axes
+        if path[0] == "blocks":
+            leaf = Axes("N" + leaf.letters, leaf.inputs, leaf.outputs, leaf.bounds)
+        *parents, name = path
+        node = found
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return found
+
+
 def bind(model: ModelConfig, params: dict) -> Transformer:
-    """The model with `params` in it. Cheap under jit, where it only happens while tracing."""
+    """The model with the parameters `params`. Under jit this only happens during tracing, so it is cheap."""
     graph, state = _split(model)
     state = jax.tree.map(lambda leaf: leaf, state)
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(graph, state)
+
+
+def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
+    """`params` after the additional update rules of sublayers, given statistics {stack: {name: [R, ...]}}."""
+    blocks = dict(params["blocks"])
+    modules = {(name, sublayer.name): place.options for name, sublayer, place in model.places()}
+    for place in stacks(model):
+        for (block, sublayer), options in modules.items():
+            if block == place.block and sublayer in blocks[place.name]:
+                old = blocks[place.name][sublayer]
+                new = stack.kind_of(options).module.after_update(old, options, statistics[place.name])
+                blocks[place.name] = blocks[place.name] | {sublayer: new}
+    return params | {"blocks": blocks}

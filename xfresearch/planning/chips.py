@@ -1,6 +1,7 @@
-"""What one accelerator can do: the numbers that a plan reckons with, each with its source.
+"""Specifications of accelerators: the numbers that a plan uses, each with its source.
 
-All of them are per JAX device: a v4, v5e, v5p or v6e chip and a GPU is one device, a tpu7x chip is two that share its links.
+All numbers are per JAX device. A v4, v5e, v5p or v6e chip is one device, and so is a GPU. A tpu7x chip is two devices
+that share its links.
 """
 
 from dataclasses import dataclass
@@ -12,36 +13,37 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """`memory` is what a program may use, in bytes; bandwidths are bytes per second, links one way.
+    """`memory` is the number of bytes that a program may use. Bandwidths are in bytes per second, in one direction.
 
-    A TPU's `links` are those of its torus, `dimensions` of them, each with two directions; a GPU's one link leads to a
-    switch that all GPUs of a host share. `network` leads out of the slice or host.
+    A TPU's `link` is one link of its torus, which has `dimensions` dimensions with two directions each. A GPU's one
+    link leads to a switch that all GPUs of a host share. `network` leads out of the slice or host.
     """
 
-    kind: str  # how JAX's device_kind of it begins
+    kind: str  # the beginning of JAX's device_kind
     memory: float
     memory_bandwidth: float
     link: float
     dimensions: int
     network: float
     devices: int = 1  # JAX devices per chip
-    cores: int = 1  # TensorCores per chip, which v4, v5p and tpu7x accelerator types count
+    cores: int = 1  # TensorCores per chip; accelerator types of v4, v5p and tpu7x count these
     host: int = 4  # chips per host
-    compute_capability: str = ""  # of a GPU: which kernels it has
+    compute_capability: str = ""  # GPUs only: decides which kernels the GPU supports
 
     def peak(self, dtype: str) -> float:
-        """Dense FLOP/s of one device in matrix products of bfloat16 or float32."""
+        """Peak dense FLOP/s of one device for matrix products in bfloat16 or float32."""
         return peak_flops(self.kind, dtype)
 
     @property
     def switched(self) -> bool:
+        """Whether links go through a switch (GPUs) and do not form a torus (TPUs)."""
         return self.dimensions == 0
 
 
-# Memory of a TPU: what libtpu 0.0.52 says is available where a program asks for too much.
-# Memory and network bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, the network's Gb/s over 8.
-# Links: "How To Scale Your Model", part 2, table of interconnects (one way, bytes per second and link), which lies 10 %
-# below Google's "bidirectional bandwidth per chip" over twice the number of links.
+# TPU memory: the available memory that libtpu 0.0.52 reports when a program needs too much. TPU memory bandwidth and
+# network bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; the network's Gb/s are divided by 8. TPU
+# links: "How To Scale Your Model", part 2, table of interconnects (one way, bytes per second and link). These are 10 %
+# below Google's "bidirectional bandwidth per chip" divided by twice the number of links.
 CHIPS = {
     "v4": Chip("TPU v4", 30.75 * GIB, 1.228e12, 4.5e10, 3, 6.25e9, cores=2),
     "v5e": Chip("TPU v5e", 15.75 * GIB, 8.19e11, 4.5e10, 2, 3.125e9),
@@ -49,8 +51,8 @@ CHIPS = {
     "v6e": Chip("TPU v6e", 31.24 * GIB, 1.638e12, 9e10, 2, 1.25e10),
     "tpu7x": Chip("TPU7x", 94.74 * GIB, 3.69e12, 4.5e10, 3, 6.25e9, devices=2, cores=2),
 }
-# GPU: NVIDIA's data sheets; NVLink's "total bandwidth" is of both directions. The network is one 400 Gb/s adapter per GPU
-# (200 Gb/s with the A100), as in DGX systems. 6 % of memory is left to CUDA, NCCL and fragmentation.
+# GPUs: NVIDIA's data sheets. NVLink's "total bandwidth" counts both directions. The network is one 400 Gb/s adapter per
+# GPU (200 Gb/s for the A100), as in DGX systems. 6 % of the memory is reserved for CUDA, NCCL and fragmentation.
 CHIPS |= {
     "a100": Chip("NVIDIA A100", 0.94 * 80e9, 2.039e12, 3e11, 0, 2.5e10, host=8, compute_capability="8.0"),
     "h100": Chip("NVIDIA H100", 0.94 * 80e9, 3.35e12, 4.5e11, 0, 5e10, host=8, compute_capability="9.0"),

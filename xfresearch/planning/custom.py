@@ -1,28 +1,28 @@
-"""FLOPs of kernels that the compiler calls but cannot look into, from their names and the shapes of what they are given."""
+"""FLOPs of custom kernels, which the compiler cannot inspect, from their names and the shapes of their operands."""
 
 import re
 
 from xfresearch.planning.hlo import Array, Instruction
 
 ESTIMATE = re.compile(r'cost_estimate[\\"]*:\s*\{([^}]*)\}')
-BLOCK = re.compile(r"block_q\W+(\d+)")  # masked blocks are skipped, those on the diagonal are not
-# Products of queries, keys and values' size that each kernel of splash attention computes; the backward ones need the
+BLOCK = re.compile(r"block_q\W+(\d+)")
+# Matrix products over queries and keys (or values) in each kernel of splash attention. The backward kernels compute the
 # logits again.
 SPLASH = {"fwd": 2, "dq": 3, "dkv": 4}
-LARGE = (3, 4)  # dimensions of queries and keys: [heads, length, size], perhaps with a batch in front
+RANKS = (3, 4)  # dimensions of queries and keys: [heads, length, size], with or without a batch dimension in front
 
 
 def estimate(instruction: Instruction) -> dict[str, float]:
-    """What a kernel itself says it costs: flops, bytes_accessed, ... ({} where it says nothing)."""
+    """The cost that a kernel states itself: flops, bytes_accessed, ... ({} if it states none)."""
     found = ESTIMATE.search(instruction.text)
     return {name: float(value) for name, value in re.findall(r'(\w+)[\\"]*:[\\"]*(\d+)', found[1])} if found else {}
 
 
 def kernel_flops(instruction: Instruction, operands: list[Array], routed: float) -> float | None:
-    """FLOPs of one run; None of a kernel that is not known.
+    """FLOPs of one run, or None if the kernel is unknown.
 
-    routed: tokens that come to a device's experts where they come to all alike, each as often as it has experts. The
-    kernel of a ragged product states what it would do with its whole buffer, which has room for more.
+    routed: tokens that a device's experts receive if routing is balanced; a token counts once for each of its experts.
+    The kernel of a ragged product states the cost of its whole buffer, which has spare capacity.
     """
     stated = estimate(instruction).get("flops")
     if stated:
@@ -35,7 +35,7 @@ def kernel_flops(instruction: Instruction, operands: list[Array], routed: float)
 
 
 def kernel_bytes(instruction: Instruction, operands: list[Array], routed: float) -> float | None:
-    """Bytes that a kernel itself says it moves, or None; of a ragged product's buffer, the rows that come."""
+    """Bytes that a kernel states it moves, or None. Of a ragged product's buffer, only the rows in use count."""
     stated = estimate(instruction).get("bytes_accessed")
     if not stated:
         return None
@@ -45,15 +45,17 @@ def kernel_bytes(instruction: Instruction, operands: list[Array], routed: float)
 
 
 def filled(instruction: Instruction, operands: list[Array], routed: float) -> float:
-    """The share of a ragged product's buffer that holds tokens; 1 of other kernels."""
-    if not re.search("ragged-dot|gmm", instruction.name):  # gmm, tgmm: those of megablox
+    """The share of a ragged product's buffer that contains tokens; 1 for other kernels."""
+    if not re.search("ragged-dot|gmm", instruction.name):  # gmm and tgmm are the kernels of megablox
         return 1
     return min(1, routed / max((array.shape[0] for array in operands if len(array.shape) == 2), default=routed or 1))
 
 
 def _attention(operands: list[Array], block: int) -> float:
-    """FLOPs of one product of causal attention: all of the memory, and of the tokens the blocks up to the diagonal."""
-    q, k = [array for array in operands if len(array.shape) in LARGE and array.dtype in ("bf16", "f32")][:2]
-    length, keys = q.shape[-2], k.shape[-2]
+    """FLOPs of one product of causal attention: all slots, and the blocks of tokens up to and with the diagonal."""
+    q, k = [array for array in operands if len(array.shape) in RANKS and array.dtype in ("bf16", "f32")][:2]
+    length = q.shape[-2]
+    keys = k.shape[-2]
+    # The kernel skips fully masked blocks, but computes the blocks on the diagonal in full.
     seen = max(keys - length, 0) + min(length, (length + block) / 2)
     return 2 * q.size * seen

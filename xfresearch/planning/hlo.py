@@ -1,8 +1,8 @@
-"""A compiled program's text (optimised HLO) as computations of instructions, each with how often it runs in one step.
+"""Parses a compiled program's text (optimized HLO) into computations and instructions, and counts how often each runs.
 
-The compiler's own counts take the body of a loop once. Here a body counts as often as its loop turns, which stands in the
-loop's `known_trip_count` (CPU and GPU) or follows from its counter: where it starts, how far it steps, and the constant
-that the condition compares it with (TPU).
+The compiler's own cost analysis counts the body of a loop once. Here a body counts once per iteration. The trip count
+is the loop's `known_trip_count` (CPU and GPU), or follows from the loop's counter: its start, its step, and the
+constant that the condition compares it with (TPU).
 """
 
 import math
@@ -20,7 +20,7 @@ TRIPS = re.compile(r'known_trip_count[\\"]*:\s*\{[\\"]*n[\\"]*:[\\"]*(\d+)')
 LOOP = ("condition", "body")
 INTEGER = re.compile(r" constant\((-?\d+)\)")
 ELEMENT = re.compile(r", index=(\d+)")
-ASYNCHRONOUS = {"async-start", "call-start"}  # a TPU's other cores take the second
+ASYNCHRONOUS = {"async-start", "call-start"}  # call-start: for other cores of a TPU
 CALLS = {"call", "conditional"} | ASYNCHRONOUS
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 
@@ -29,7 +29,7 @@ OP_NAME = re.compile(r'op_name="([^"]*)"')
 class Array:
     dtype: str
     shape: tuple[int, ...]
-    fast: bool  # in the memory on the chip that is not HBM
+    fast: bool  # in on-chip memory, not in HBM
 
     @property
     def size(self) -> int:
@@ -47,7 +47,7 @@ class Array:
 class Instruction:
     name: str
     opcode: str
-    outputs: list[Array]  # one, or those of a tuple
+    outputs: list[Array]  # one, or the elements of a tuple
     operands: list[str]
     text: str  # the whole line
     root: bool
@@ -75,7 +75,7 @@ class Computation:
         return next(i for i in self.instructions.values() if i.root)
 
     def parameters(self) -> list[Instruction]:
-        """In the order of the call's operands."""
+        """The parameters in the order of the call's operands."""
         found = [i for i in self.instructions.values() if i.opcode == "parameter"]
         return sorted(found, key=lambda i: int(re.search(r" parameter\((\d+)\)", i.text)[1]))
 
@@ -86,16 +86,16 @@ class Program:
     entry: str
 
     def runs(self) -> dict[str, float]:
-        """How often each computation that is not fused into an instruction runs in one step."""
+        """How often each computation runs in one step; computations of fusions are left out."""
         found = {}
 
         def visit(name: str, times: float) -> None:
             found[name] = found.get(name, 0) + times
             for instruction in self.computations[name].instructions.values():
                 if instruction.opcode == "while":
-                    turns = self.turns(self.computations[name], instruction)
+                    trips = self.trip_count(self.computations[name], instruction)
                     for inner in instruction.called:
-                        visit(inner, times * (1 if turns is None else turns))
+                        visit(inner, times * (1 if trips is None else trips))
                 elif instruction.opcode in CALLS:
                     for inner in instruction.called:
                         visit(inner, times)
@@ -103,10 +103,10 @@ class Program:
         visit(self.entry, 1)
         return found
 
-    def turns(self, computation: Computation, loop: Instruction) -> int | None:
-        """How often the body of a computation's loop runs; None where that cannot be read or depends on the data.
+    def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
+        """How often the body of a computation's loop runs; None if the count is unreadable or depends on the data.
 
-        A product that a TPU takes apart to pass its pieces around a ring does two of them a turn: its counter steps by 2.
+        The step need not be 1: if a TPU splits a product into pieces passed around a ring, each iteration computes two.
         """
         stated = TRIPS.search(loop.text)
         if stated:
@@ -116,48 +116,51 @@ class Program:
         compare = condition.root
         if "direction=LT" not in compare.text or {before.opcode, body.root.opcode} != {"tuple"}:
             return None
-        counter, limit = _element(condition, compare.operands[0]), _constant(condition, compare.operands[1])
+        counter = _element(condition, compare.operands[0])
+        limit = _constant(condition, compare.operands[1])
         if counter is None or limit is None:
             return None
-        start, step = _constant(computation, before.operands[counter]), _step(body, counter)
+        start = _constant(computation, before.operands[counter])
+        step = _step(body, counter)
         return None if start is None or not step else max(0, math.ceil((limit - start) / step))
 
-    def beside(self) -> set[str]:
-        """Computations that run beside what follows their start."""
+    def asynchronous_computations(self) -> set[str]:
+        """Computations that run at the same time as the instructions after their start."""
         executed = [i for name in self.runs() for i in self.computations[name].instructions.values()]
         return {name for i in executed if i.opcode in ASYNCHRONOUS for name in i.called}
 
-    def loops_of_unknown_turns(self) -> list[str]:
-        """What the loops are for whose bodies count once, because how often they turn depends on the data."""
+    def loops_of_unknown_trip_count(self) -> list[str]:
+        """The operations of loops whose bodies count once, because their trip count depends on the data."""
         executed = [(c, i) for c in map(self.computations.get, self.runs()) for i in c.instructions.values()]
-        return sorted({i.op_name or i.name for c, i in executed if i.opcode == "while" and self.turns(c, i) is None})
+        loops = [(c, i) for c, i in executed if i.opcode == "while"]
+        return sorted({loop.op_name or loop.name for c, loop in loops if self.trip_count(c, loop) is None})
 
     def fused(self, instruction: Instruction) -> Computation | None:
-        """What a fusion computes."""
+        """The computation of a fusion, or None for other instructions."""
         return self.computations[instruction.called[0]] if instruction.opcode == "fusion" else None
 
 
 def _origin(computation: Computation, name: str) -> Instruction:
-    """What an instruction copies, or itself."""
+    """The instruction that copies and bitcasts lead back to."""
     one = computation.instructions[name]
     return _origin(computation, one.operands[0]) if one.opcode in ("copy", "bitcast") else one
 
 
 def _constant(computation: Computation, name: str) -> int | None:
-    """The integer that an instruction is a constant of."""
+    """The value of an instruction that is an integer constant, or None."""
     found = INTEGER.search(_origin(computation, name).text)
     return int(found[1]) if found else None
 
 
 def _element(computation: Computation, name: str) -> int | None:
-    """Which element of the computation's one parameter, a tuple, an instruction is."""
+    """The index of the element that an instruction takes from the computation's one parameter, a tuple, or None."""
     one = _origin(computation, name)
     of_parameter = one.opcode == "get-tuple-element" and computation.instructions[one.operands[0]].opcode == "parameter"
     return int(ELEMENT.search(one.text)[1]) if of_parameter else None
 
 
 def _step(body: Computation, counter: int) -> int | None:
-    """What a loop's body adds to the element that counts."""
+    """The constant that a loop's body adds to its counter, or None."""
     add = _origin(body, body.root.operands[counter])
     if add.opcode != "add":
         return None
@@ -168,28 +171,30 @@ def _step(body: Computation, counter: int) -> int | None:
 
 
 def parse(text: str) -> Program:
-    """The program of the text that jax's `compiled.as_text()` gives."""
-    computations, entry, here = {}, "", None
+    """The program of a text from JAX's `compiled.as_text()`."""
+    computations = {}
+    entry = ""
+    current = None
     for line in text.splitlines():
-        if here is None:
+        if current is None:
             header = HEADER.match(line)
             if header and not line.startswith("HloModule"):
-                here = computations[header[2]] = Computation(header[2])
+                current = computations[header[2]] = Computation(header[2])
                 entry = header[2] if header[1] else entry
         elif line == "}" or line.startswith("}, execution_thread"):
-            here = None
+            current = None
         else:
-            _read(line, here)
+            _add_line(line, current)
     return Program(computations, entry)
 
 
-def _read(line: str, here: Computation) -> None:
-    """Adds a line to a computation: an instruction, or more of the last one, whose attributes may go over several lines."""
+def _add_line(line: str, computation: Computation) -> None:
+    """Adds a line to a computation: a new instruction, or attributes of the last one, which may span several lines."""
     instruction = _instruction(line)
     if instruction:
-        here.instructions[instruction.name] = instruction
-    elif here.instructions:
-        here.instructions[next(reversed(here.instructions))].text += line
+        computation.instructions[instruction.name] = instruction
+    elif computation.instructions:
+        computation.instructions[next(reversed(computation.instructions))].text += line
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -202,7 +207,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _shape(text: str) -> tuple[str, str]:
-    """The type before the opcode, which is in parentheses where it is a tuple, and what follows."""
+    """(the type, the text from the opcode on); the type of a tuple is in parentheses."""
     if not text.startswith("("):
         head, _, tail = text.partition(" ")
         return head, tail
@@ -218,7 +223,7 @@ def _operands(rest: str) -> list[str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that is open at `start` ends, the closing one included."""
+    """The index after the parenthesis that closes the one open at `start`."""
     depth = 1
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -231,5 +236,6 @@ def arrays(shape: str) -> list[Array]:
     found = []
     for dtype, sizes, layout in ARRAY.findall(shape):
         sizes = tuple(int(size) for size in sizes.split(",") if size)
+        # Memory spaces S(0) and S(5) are not on-chip memory.
         found.append(Array(dtype, sizes, "S(" in layout and "S(0)" not in layout and "S(5)" not in layout))
     return found

@@ -1,40 +1,41 @@
-"""Bytes per device: what the state takes by its shardings, and what the compiled program takes beside it."""
+"""Memory per device: the bytes of the state, from its shardings, and the bytes that the compiled program adds."""
 
 import re
 
 import jax
 
-from xfresearch.models.axes import path_name, row_parts
 from xfresearch.planning.chips import GIB
 from xfresearch.planning.hlo import Computation, Program
+from xfresearch.sharding.letters import row_parts
+from xfresearch.trees import path_name
 
-RENAMES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # the same numbers again
-SAME_EVERYWHERE = {"parameter", "constant", "broadcast", "bitcast"}
+SAME_VALUES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # outputs hold the same values
+FILLS = {"parameter", "constant", "broadcast", "bitcast"}  # a fusion of only these fills an array with one number
 
 
 def shard_bytes(leaf) -> int:
-    """Bytes of one device's part of an abstract array with a sharding."""
+    """Bytes of one device's shard of an abstract array that has a sharding."""
     shape = leaf.sharding.shard_shape(leaf.shape)
     return jax.ShapeDtypeStruct(shape, leaf.dtype).size * leaf.dtype.itemsize
 
 
 def state_bytes(state) -> dict[str, int]:
-    """Bytes per device of parameters and of what the optimiser keeps (averaged parameters with it)."""
+    """Bytes per device of the parameters and of the optimizer's state, which includes averaged parameters."""
     parts = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in state.items()}
     return {"parameters": parts.pop("params"), "optimiser": sum(parts.values())}
 
 
 def largest_of_state(state, count: int) -> list[tuple[str, str, int]]:
-    """(name, whole shape, bytes per device) of the largest arrays of the training state."""
+    """(name, global shape, bytes per device) of the largest arrays of the training state."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     rows = [(path_name(path), f"{leaf.dtype}{list(leaf.shape)}", shard_bytes(leaf)) for path, leaf in flat]
     return sorted(rows, key=lambda row: -row[2])[:count]
 
 
 def kept_activations(program: Program) -> list[tuple[str, str, float]]:
-    """(what made it, shape, bytes per device) of what loops of the forward pass stack up for the backward one.
+    """(operation, shape, bytes per device) of the activations that forward loops save for the backward pass.
 
-    It is what a loop of the forward pass carries that is nothing but room before the loop.
+    These are the arrays that a forward loop carries and that are empty buffers before the loop.
     """
     found = []
     for name in program.runs():
@@ -43,65 +44,69 @@ def kept_activations(program: Program) -> list[tuple[str, str, float]]:
             if loop.opcode != "while" or "transpose(" in loop.op_name or "jvp" not in loop.op_name:
                 continue
             start = computation.instructions[loop.operands[0]]
-            turns = program.turns(computation, loop)
+            trips = program.trip_count(computation, loop)
             for operand, array in zip(start.operands, loop.outputs, strict=False):
-                if _room(program, computation, operand) and array.shape[:1] == (turns,) and len(array.shape) > 1:
+                stacked = array.shape[:1] == (trips,) and len(array.shape) > 1
+                if stacked and _is_empty_buffer(program, computation, operand):
                     found.append((loop.op_name, f"{array.dtype}{list(array.shape)}", array.bytes))
     return sorted(found, key=lambda row: -row[2])
 
 
-def _room(program: Program, computation: Computation, name: str) -> bool:
-    """Whether an array holds nothing yet: one number everywhere, or whatever was there."""
+def _is_empty_buffer(program: Program, computation: Computation, name: str) -> bool:
+    """Whether an array has no content yet: it is uninitialized, or filled with one number."""
     made = computation.instructions.get(name)
     if made is None:
         return False
     if made.opcode == "fusion":
-        return {inner.opcode for inner in program.fused(made).instructions.values()} <= SAME_EVERYWHERE
+        return {inner.opcode for inner in program.fused(made).instructions.values()} <= FILLS
     if made.opcode in ("copy", "bitcast"):
-        return _room(program, computation, made.operands[0])
+        return _is_empty_buffer(program, computation, made.operands[0])
     return made.opcode == "broadcast" or '"AllocateBuffer"' in made.text
 
 
-# Compiled for a TPU, a program that is too large is refused with one of two texts.
+# The TPU compiler rejects a program that needs too much memory with one of two messages.
 NEEDS = re.compile(r"temporaries \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
 ALLOCATION = re.compile(r"Size: ([\d.]+)([KMGT])(.*?)(?=\n\s*\d+\. Size|\Z)", re.S)
 SCALE = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
-def refused(text: str) -> tuple[float, float, list[tuple[str, str, float]]] | None:
-    """(needed, available, largest allocations) in bytes where the compiler refused a program for its size, or None."""
+def parse_out_of_memory(text: str) -> tuple[float, float, list[tuple[str, str, float]]] | None:
+    """(needed, available, largest allocations) in bytes from a compiler's out-of-memory error, or None."""
     found = NEEDS.search(text) or USED.search(text)
     if "RESOURCE_EXHAUSTED" not in text or not found:
         return None
     needed, available = (float(found[i]) * SCALE[found[i + 1]] for i in (1, 3))
     largest = []
     for size, unit, rest in ALLOCATION.findall(text):
-        source, shape = re.search(r'op_name="([^"]*)"', rest), re.search(r"Shape: (\S+?)\{", rest)
+        source = re.search(r'op_name="([^"]*)"', rest)
+        shape = re.search(r"Shape: (\S+?)\{", rest)
         largest.append((source[1] if source else "", shape[1] if shape else "", float(size) * SCALE[unit]))
     return needed, available, largest
 
 
 def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, str, float]]:
-    """(operation, whole shape, bytes per device) of what the first scan over layers stacks up in a traced step.
+    """(operation, global shape, bytes per device) of the activations that the first scan over layers saves.
 
-    For a step that the compiler refuses, or that there is no compiler for. The shares are those of the batch's axes, and
-    along `tensor` of everything but the residual stream.
+    Used if the step does not compile, or if there is no compiler. The arrays are sharded over the axes of the batch;
+    all but the residual stream also over `tensor`.
     """
     scan = _first_scan(jaxpr, repeats)
     if scan is None:
         return []
-    inner, stacked = scan.params["jaxpr"].jaxpr, _stacked(scan)
+    inner = scan.params["jaxpr"].jaxpr
+    stacked = _stacked(scan)
     outsides = {outside for _, outside in stacked}
     carried = [variable for variable in scan.outvars if variable not in outsides]
     width = max(carried, key=lambda v: v.aval.size).aval.shape[-1]
     made = {out: equation for equation in inner.eqns for out in equation.outvars}
-    found, seen = [], set()
+    found = []
+    seen = set()
     for inside, outside in stacked:
         aval = outside.aval
-        while inside in made and made[inside].primitive.name in RENAMES:
+        while inside in made and made[inside].primitive.name in SAME_VALUES:
             inside = made[inside].invars[0]
-        if inside in seen:  # the compiler keeps it once
+        if inside in seen:  # the compiler stores equal values once
             continue
         seen.add(inside)
         parts = row_parts(mesh) * mesh["context"]
@@ -112,16 +117,16 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
 
 
 def _stacked(scan) -> list[tuple]:
-    """(inside, outside) of what a scan stacks up: outside it has one dimension more.
+    """(inside, outside) variables of a scan's stacked outputs, which have one dimension more outside.
 
-    The equation's own count of what it carries goes by another name from JAX 0.12 on.
+    Compares dimensions because the parameter that counts carried values has another name from JAX 0.12 on.
     """
     pairs = zip(scan.params["jaxpr"].jaxpr.outvars, scan.outvars, strict=True)
     return [(inside, outside) for inside, outside in pairs if outside.aval.ndim == inside.aval.ndim + 1]
 
 
 def _first_scan(jaxpr, length: int):
-    """The first scan that turns so often and stacks anything up: one over microbatches only sums."""
+    """The first scan of this length with stacked outputs; a scan over microbatches has none, because it only sums."""
     from jax.extend import core
 
     for equation in jaxpr.eqns:

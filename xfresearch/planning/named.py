@@ -1,7 +1,8 @@
-"""python -m xfresearch.planning.named --json docs/scale.json
+"""python -m xfresearch.planning.named --json docs/data/scale.json
 
-Compiles the named plans of docs/scale.md, one after the other, each in a process of its own, and writes every result as it
-comes. What the file already has is not compiled again, unless asked for. Needs libtpu (make libtpu), and hours on two cores.
+Compiles the named plans of docs/scale.md, one at a time, each in a separate process, and writes each result as soon as
+it is ready. Plans that are already in the file are skipped (--again compiles them too). Needs libtpu (make libtpu), and
+takes hours on two cores.
 """
 
 import datetime
@@ -12,13 +13,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from xfresearch.command import Parser, run, write_json
+from xfresearch.command import Parser, run
 from xfresearch.errors import UserError
+from xfresearch.files import write_rows
 
 ROOT = Path(__file__).parents[2]
 FULL = "--config.training.remat=full"
-LIMIT = 3 * 3600  # seconds of one plan
-TRIES = 4
+LIMIT = 3 * 3600  # time limit of one plan, in seconds
+TRIES = 4  # meshes to compile at most, until one fits
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Named:
     group: str
     config: str
     topology: str
-    overrides: tuple[str, ...] = ()  # () where the mesh is to be chosen by formula
+    overrides: tuple[str, ...] = ()  # (): the formula chooses the mesh
     published: float = 0  # model-FLOPs utilisation that MaxText reports for this shape and machine
-    wanted: float = 0  # utilisation that the not overlapped estimate is to reach
+    wanted: float = 0  # utilisation that the estimate without overlap must reach (test_named.py)
 
     @property
     def name(self) -> str:
@@ -39,7 +41,7 @@ def overrides(batch: int, mesh: str, *more: str) -> tuple[str, ...]:
     return (f"--mesh={mesh}", f"--config.batch_size={batch}", *more)
 
 
-# MaxText's figures: its docs (tiering, configs of v5p and v6e), causal attention counted in half.
+# MaxText's figures are from its docs (tiering, configs of v5p and v6e). They count half of causal attention.
 LARGE = (
     Named("large", "configs/llama.py:70b", "v5p:8x8x8", overrides(1024, "fsdp=512", FULL), 0.654, 0.5),
     Named("large", "configs/llama.py:70b", "v6e:16x16", overrides(512, "fsdp=256", FULL), 0.503, 0.5),
@@ -68,21 +70,24 @@ def named() -> tuple[Named, ...]:
     return (*LARGE, *DEPTH, *WEAK, *every_config())
 
 
-def chosen(plan: Named) -> list[tuple[str, ...]]:
-    """Overrides with meshes and recomputations to try, at the config's batch or the next larger one: the fastest that fit
-    by formula, and last what takes the least memory, since the formula may be wrong."""
-    from xfresearch.config_io import parse
+def candidates(plan: Named) -> list[tuple[str, ...]]:
+    """Overrides (mesh and remat) to try, at the config's batch size or the next larger one that the mesh allows.
+
+    These are the fastest that fit by the formula, then the one that needs the least memory, since the formula may be
+    wrong.
+    """
+    from xfresearch.config.files import parse
     from xfresearch.planning import program, search, topologies
 
     topologies.set_environment()
     topology = topologies.parse(plan.topology)
-    config = program.ready(parse(["--config", str(ROOT / plan.config)]))
+    config = program.prepare(parse(["--config", str(ROOT / plan.config)]))
     found = search.by_formula(config, topology, 1e12, topologies.tpu_devices(topology), batches=(1,))
     return ranked([plan for _, plan in found])
 
 
 def ranked(found: list[dict]) -> list[tuple[str, ...]]:
-    """Overrides of the TRIES plans by formula that `chosen` speaks of."""
+    """Overrides of the best TRIES plans, in the order that `candidates` describes."""
     from xfresearch.planning import search
 
     fitting = [one for one in found if one["memory"]["total"] <= search.MARGIN * one["memory"]["available"]]
@@ -97,12 +102,12 @@ def _overrides_of(found: dict) -> tuple[str, ...]:
 
 
 def compile_one(plan: Named) -> dict:
-    """The plan as compiled; of meshes to choose from the first that fits."""
+    """The compiled plan. If the formula chooses the mesh, this is the first candidate that fits, or the last one."""
     try:
-        several = [plan.overrides] if plan.overrides else chosen(plan)
+        tries = [plan.overrides] if plan.overrides else candidates(plan)
     except UserError as error:
         return {"config": plan.config, "overrides": [], "error": str(error)}
-    for options in several:
+    for options in tries:
         found = run_plan(plan, options)
         if "error" in found or found["memory"]["fits"]:
             break
@@ -110,7 +115,7 @@ def compile_one(plan: Named) -> dict:
 
 
 def run_plan(plan: Named, options: tuple[str, ...]) -> dict:
-    """The plan by the command line, in a process of its own; {"error": ...} where that ends otherwise."""
+    """The plan from the command line, run in a separate process; {"error": ...} if it writes no plan."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         command = [
@@ -129,9 +134,9 @@ def run_plan(plan: Named, options: tuple[str, ...]) -> dict:
 
 def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m xfresearch.planning.named", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", required=True, help="where results are kept, and looked for first")
-    parser.add_argument("--only", metavar="WORD", default="", help="plans whose group or name has the word")
-    parser.add_argument("--again", action="store_true", help="compile also what the file has")
+    parser.add_argument("--json", metavar="FILE", required=True, help="file of results, read first and then updated")
+    parser.add_argument("--only", metavar="WORD", default="", help="only plans whose group or name contains WORD")
+    parser.add_argument("--again", action="store_true", help="also compile plans that are in the file")
     options = parser.parse_args(arguments)
     from tqdm import tqdm
 
@@ -139,13 +144,13 @@ def main(arguments: list[str]) -> None:
 
     file = Path(options.json)
     rows = json.loads(file.read_text())["rows"] if file.exists() else {}
-    asked = [plan for plan in named() if options.only in f"{plan.group} {plan.name}"]
-    waiting = [plan for plan in asked if options.again or plan.name not in rows]
-    for plan in tqdm(waiting, desc="plans", unit="plan", file=sys.stderr, disable=None):
+    selected = [plan for plan in named() if options.only in f"{plan.group} {plan.name}"]
+    missing = [plan for plan in selected if options.again or plan.name not in rows]
+    for plan in tqdm(missing, desc="plans", unit="plan", file=sys.stderr, disable=None):
         found = compile_one(plan)
         about = {"date": datetime.date.today().isoformat(), "commit": git_commit(), "versions": versions()}
         rows[plan.name] = {"group": plan.group, "published": plan.published, "wanted": plan.wanted, **about, **found}
-        write_json(str(file), {"rows": rows})
+        write_rows(file, rows)
 
 
 if __name__ == "__main__":

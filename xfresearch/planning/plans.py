@@ -1,63 +1,66 @@
-"""A plan: what one training step of a config costs on a machine, as a plain dict (docs/plan.md says what each part is)."""
+"""Makes a plan: the cost of one training step of a config on a machine, as a dict (docs/plan.md explains each part)."""
 
 from dataclasses import replace
 from math import prod
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError, require
-from xfresearch.models.axes import row_parts
+from xfresearch.models import layers
+from xfresearch.models.model_config import mixtures
 from xfresearch.planning import memory, program
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
-from xfresearch.planning.links import places
+from xfresearch.planning.links import locations
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
+from xfresearch.sharding.letters import row_parts
 
-LARGEST = 6  # arrays that are named where a plan does not fit
+LARGEST = 6  # number of arrays listed if a plan does not fit
 
 
 def compiled_plan(config: Config, topology: Topology, tokens: float, devices, text_file: str = "") -> dict:
-    """The plan of a config, its step compiled for the topology's devices. UserError where the two do not go together."""
-    from xfresearch.training.sharding import make_mesh, spread_axis
+    """The plan of a config, compiled for the topology's devices.
 
-    config = program.ready(config)
+    Raises UserError if the config does not fit the topology.
+    """
+    from xfresearch.sharding.mesh import make_mesh, spread_axis
+
+    config = program.prepare(config)
     mesh = make_mesh(config, devices)
     state, traced = program.trace(config, mesh)
     compiled = program.compile_step(traced, text_file)
     sizes = dict(mesh.shape)
     between = spread_axis(sizes, topology.slices, config.mesh.between)
-    plan = head(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
-    if isinstance(compiled, program.Refused):
-        return plan | {"memory": _refused(config, sizes, state, traced, compiled)}
+    plan = header(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
+    if isinstance(compiled, program.OutOfMemory):
+        return plan | {"memory": _memory_of_failed(config, sizes, state, traced, compiled)}
     works = work(compiled.program, routed_tokens(config, sizes))
     found = collectives(compiled.program, sizes, between, topology.slices)
-    timed = time_collectives(found, topology, places(topology, mesh.devices.flat))
+    timed = time_collectives(found, topology, locations(topology, mesh.devices.flat))
     plan["memory"] = _memory(config, topology, sizes, state, compiled)
     plan["flops"] = _flops(config, works, topology)
     plan["unknown_kernels"] = unknown_kernels(compiled.program)
-    plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_turns()
+    plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_trip_count()
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
     plan["collectives"] = _table(timed)
     return plan | estimate(plan, roofline(topology.chip, works, timed, config.model.dtype), topology, tokens)
 
 
 def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
-    """Tokens that come to a device's experts in a microbatch, each as often as it has experts, if they come to all alike."""
-    top_k = max(
-        (b.feed_forward.moe.top_k for b in config.model.blocks.values() if b.feed_forward.kind == "moe"), default=0
-    )
-    cuts = row_parts(mesh) * mesh["context"] * config.training.accumulate
-    return config.batch_size * config.sequence_length * top_k / cuts
+    """Tokens that a device's experts receive in a microbatch if routing is balanced; a token counts once per expert."""
+    top_k = max((moe.top_k for moe in mixtures(config.model)), default=0)
+    shards = row_parts(mesh) * mesh["context"] * config.training.accumulate
+    return config.batch_size * config.sequence_length * top_k / shards
 
 
-def head(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:
-    """What is known of a plan before anything is compiled."""
-    from xfresearch.models.costs import costs
+def header(config: Config, topology: Topology | None, mesh: dict[str, int], method: str) -> dict:
+    """The part of a plan that is known before compilation."""
+    from xfresearch.models.closed_form import costs
 
     counted = costs(config.model, config.sequence_length)
     longer = costs(config.model, 2 * config.sequence_length)
-    attention = longer.flops_per_token - counted.flops_per_token  # what grows with the length
+    attention = longer.flops_per_token - counted.flops_per_token  # only attention grows with the length
     return {
         "method": method,
         "topology": topology and describe(topology, config.model.dtype),
@@ -65,7 +68,7 @@ def head(config: Config, topology: Topology | None, mesh: dict[str, int], method
         "parameters": counted.parameters,
         "active_parameters": counted.active_parameters,
         "model_flops": 3 * counted.flops_per_token * config.batch_size * config.sequence_length,
-        "half_attention": 1 - attention / counted.flops_per_token / 2,  # of the FLOPs, as others count them
+        "half_attention": 1 - attention / counted.flops_per_token / 2,  # share of the FLOPs if attention counts in half
         "batch": {
             "sequences": config.batch_size,
             "sequence_length": config.sequence_length,
@@ -98,59 +101,61 @@ def _memory(config: Config, topology: Topology, mesh: dict, state, compiled: pro
     parts["batch and padding"] = max(compiled.arguments - sum(parts.values()), 0)
     parts |= {"activations": activations, "temporary": compiled.temporary - activations + compiled.outputs}
     parts["program"] = compiled.code
-    total, available = sum(parts.values()), topology.chip.memory
+    total = sum(parts.values())
+    available = topology.chip.memory
+    # A program that does not fit a TPU does not compile.
     found = {"fits": topology.tpu or total <= available, "total": total, "available": available, "parts": parts}
-    if found["fits"]:  # for a TPU it would not have compiled
+    if found["fits"]:
         return found
     largest = {"kept for the backward pass": kept[:LARGEST], "state": memory.largest_of_state(state, LARGEST)}
     return found | {"largest": largest, "advice": advice(config, mesh, parts, available)}
 
 
-def _refused(config: Config, mesh: dict, state, traced, refused: program.Refused) -> dict:
+def _memory_of_failed(config: Config, mesh: dict, state, traced, failed: program.OutOfMemory) -> dict:
     parts = memory.state_bytes(state)
-    repeats = config.model.depth // len(config.model.pattern)
+    repeats = layers.most_repeats(config.model)
     kept = memory.kept_in_trace(traced.jaxpr.jaxpr, repeats, mesh)
     return {
         "fits": False,
-        "total": refused.needed,
-        "available": refused.available,
+        "total": failed.needed,
+        "available": failed.available,
         "parts": parts,
         "largest": {
-            "allocations, the compiler says": refused.largest[:LARGEST],
+            "allocations, the compiler says": failed.largest[:LARGEST],
             "kept for the backward pass": kept[:LARGEST],
             "state": memory.largest_of_state(state, LARGEST),
         },
-        "advice": advice(config, mesh, parts, refused.available),
+        "advice": advice(config, mesh, parts, failed.available),
     }
 
 
 def advice(config: Config, mesh: dict[str, int], parts: dict, available: float) -> list[str]:
-    """What to try where a plan does not fit, the cheapest first."""
+    """Changes to try if a plan does not fit, the cheapest first."""
     state = parts["parameters"] + parts["optimiser"]
     rows = config.batch_size // (row_parts(mesh) * config.training.accumulate)
     found = []
     if state > 0.4 * available and mesh["data"] > 1:
         found.append(
-            f"config.mesh.fsdp={mesh['data'] * mesh['fsdp']} in place of data: the state is cut over more devices"
+            f"config.mesh.fsdp={mesh['data'] * mesh['fsdp']} instead of data: shards the state over more devices"
         )
     elif state > 0.4 * available:
-        found.append("more devices, or config.mesh.tensor: parameters and optimiser alone take much of the memory")
+        found.append("more devices, or config.mesh.tensor: parameters and optimizer state alone take much memory")
     if config.training.remat != "full":
-        found.append("config.training.remat=full: the backward pass computes activations anew")
+        found.append("config.training.remat=full: recomputes activations in the backward pass")
     if rows > 1:
         found.append(
-            f"config.training.accumulate={rows * config.training.accumulate}: {rows} sequences per device become 1"
+            f"config.training.accumulate={rows * config.training.accumulate}: 1 sequence per device at once, not {rows}"
         )
         found.append(f"config.batch_size={config.batch_size // 2}")
     elif mesh["context"] == 1 and config.sequence_length >= 4096:
-        found.append("config.mesh.context=2: a device holds half of each sequence")
+        found.append("config.mesh.context=2: a device stores half of each sequence")
     if config.model.dtype == "float32":
-        found.append("config.model.dtype=bfloat16: activations take half")
+        found.append("config.model.dtype=bfloat16: halves the activations")
     return found or ["more devices"]
 
 
 def _flops(config: Config, works, topology: Topology) -> dict:
-    """FLOPs of one step on all devices: the traced program's, and those of the compiled one."""
+    """FLOPs of one step on all devices, in the traced and in the compiled program."""
     return {
         "traced": program.traced_flops(config),
         "compiled": sum(w.runs * w.flops for w in works) * topology.devices,
@@ -158,7 +163,7 @@ def _flops(config: Config, works, topology: Topology) -> dict:
 
 
 def _table(timed) -> list[dict]:
-    """Collectives of one kind over the same axes together, the ones that take longest first."""
+    """Collectives summed by kind, axes and asynchrony, the slowest first."""
     rows = {}
     for one, inside, between in timed:
         axes = one.axes if one.whole else ("part of", *one.axes)
@@ -178,7 +183,7 @@ def _table(timed) -> list[dict]:
 
 
 def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> dict:
-    """Step time and what follows from it, each as [not overlapped, overlapped]."""
+    """Step time and the figures that follow from it, each as [not overlapped, overlapped]."""
     times = [line.serial, line.overlapped]
     per_step = plan["batch"]["tokens"]
     ideal = plan["model_flops"] / (topology.chip.peak(plan["dtype"]) * topology.devices)
@@ -197,19 +202,18 @@ def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> d
 
 
 def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> dict:
-    """The plan of a config by formula. UserError where config and topology do not go together."""
-    from xfresearch.models.kernel_choices import attention_choices, expert_choices
-    from xfresearch.planning.formula import reckon
-    from xfresearch.training.sharding import make_mesh
+    """The plan of a config by formula. Raises UserError if the config does not fit the topology."""
+    from xfresearch.planning.formula import estimate_step
+    from xfresearch.sharding.mesh import make_mesh
+    from xfresearch.training.kernel_choices import kernel_choices
 
-    config = program.ready(config)
+    config = program.prepare(config)
     mesh = make_mesh(config, devices)
-    for refuse in (attention_choices, expert_choices):  # a kernel that was asked for and cannot serve
-        refuse(config, mesh)
+    kernel_choices(config, mesh)  # raises UserError if the config names a kernel that does not support this machine
     sizes = dict(mesh.shape)
-    found = reckon(config, sizes)
-    timed = time_collectives(found.collectives, topology, places(topology, mesh.devices.flat))
-    plan = head(config, topology, sizes, "formula")
+    found = estimate_step(config, sizes)
+    timed = time_collectives(found.collectives, topology, locations(topology, mesh.devices.flat))
+    plan = header(config, topology, sizes, "formula")
     plan["memory"] = _memory_by_formula(config, sizes, found, topology)
     plan["flops"] = {"traced": found.flops}
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
@@ -218,56 +222,60 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
 
 
 def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) -> dict:
-    total, available = sum(found.memory.values()), topology.chip.memory
-    fits = {"fits": total <= available, "total": total, "available": available, "parts": found.memory}
-    if fits["fits"]:
-        return fits
+    total = sum(found.memory.values())
+    available = topology.chip.memory
+    result = {"fits": total <= available, "total": total, "available": available, "parts": found.memory}
+    if result["fits"]:
+        return result
     largest = {
         "kept for the backward pass": found.kept[:LARGEST],
         "state": memory.largest_of_state(found.state, LARGEST),
     }
-    return fits | {"largest": largest, "advice": advice(config, mesh, found.memory, available)}
+    return result | {"largest": largest, "advice": advice(config, mesh, found.memory, available)}
 
 
 def check(config: Config) -> dict:
-    """Shapes and shardings of a config on an abstract mesh of v5p: the step is lowered with a TPU's kernels, not compiled.
+    """Checks a config's shapes and shardings on an abstract mesh of v5p.
 
-    UserError where the mesh does not go with the model or the batch.
+    Lowers the step with TPU kernels, but does not compile it. Raises UserError if the mesh does not fit model or batch.
     """
     from jax.sharding import AbstractDevice
 
     from xfresearch.planning.formula import abstract_mesh
-    from xfresearch.training.sharding import AXES, check_batch, mesh_sizes
+    from xfresearch.sharding.mesh import AXES, check_batch, mesh_sizes
 
-    config = program.ready(config)
+    config = program.prepare(config)
     mesh = replace(config.mesh, data=1) if config.mesh.data == -1 else config.mesh
     for axis in AXES:
-        require(getattr(mesh, axis) > 0, f"mesh.{axis}", getattr(mesh, axis), "at least 1 where no --topology is named")
+        require(getattr(mesh, axis) > 0, f"mesh.{axis}", getattr(mesh, axis), "at least 1 without --topology")
     sizes = mesh_sizes(mesh, prod(getattr(mesh, axis) for axis in AXES))
     check_batch(sizes, config.batch_size, config.sequence_length, config.training.accumulate)
     device = AbstractDevice(CHIPS["v5p"].kind, num_cores=None, platform="tpu")
     state, traced = program.trace(config, abstract_mesh(sizes, device))
     traced.lower(lowering_platforms=("tpu",))
-    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, config.model.depth // len(config.model.pattern), sizes)
+    kept = memory.kept_in_trace(traced.jaxpr.jaxpr, layers.most_repeats(config.model), sizes)
     parts = memory.state_bytes(state)
-    if kept:  # unrolled layers stack nothing up that could be read
+    if kept:  # empty with unrolled layers, which have no scan to read the activations from
         parts["kept for the backward pass"] = sum(size for _, _, size in kept)
-    return head(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
+    return header(config, None, sizes, "checked") | {"parts": parts, "largest": memory.largest_of_state(state, LARGEST)}
 
 
 def make_plan(config: Config, topology: Topology, tokens: float, text_file: str = "") -> dict:
-    """The plan by the best means there is: compiled for TPUs and for GPUs that are here, otherwise by formula."""
+    """The best plan available: compiled for TPUs and for GPUs of this machine, by formula for other GPUs."""
     if topology.tpu:
         return compiled_plan(config, topology, tokens, tpu_devices(topology), text_file)
     if here := _gpus_here(topology):
         return compiled_plan(config, topology, tokens, here, text_file)
     if text_file:
-        raise UserError(f"--hlo={text_file} needs a program, and {topology.name} is planned by formula: it is not here")
+        raise UserError(
+            f"--hlo={text_file} is not allowed with --topology={topology.name}: this machine does not have these GPUs, "
+            "so the plan is by formula and has no program"
+        )
     return formula_plan(config, topology, tokens, gpus(topology))
 
 
 def _gpus_here(topology: Topology) -> list:
-    """As many of the machine's GPUs as the topology has, if they are of its kind."""
+    """This machine's GPUs, as many as the topology has; [] if there are too few of that type."""
     import jax
 
     try:

@@ -1,30 +1,29 @@
-"""The real training step of a config, compiled for devices that need not be there, and what its program says."""
+"""Traces and compiles the real training step of a config, for devices that may be absent."""
 
 import time
 from dataclasses import dataclass, replace
 
-from xfresearch.command import write_text
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import require
-from xfresearch.models.kernel_choices import with_kernels
+from xfresearch.files import write_text
 from xfresearch.planning import hlo, memory
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step that was compiled: its program and the compiler's sizes in bytes per device."""
+    """A compiled step: its program, and the sizes that the compiler reports, in bytes per device."""
 
     program: hlo.Program
     arguments: float
     temporary: float
     code: float
-    outputs: float  # those that do not lie where an argument lay
-    seconds: float  # to trace and compile
+    outputs: float  # without those that reuse the memory of an argument
+    seconds: float  # to lower and compile
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A step that needs more memory than the device has, in bytes, with the largest allocations that the compiler names."""
+class OutOfMemory:
+    """A step that needs more memory than the device has: bytes, and the largest allocations that the compiler lists."""
 
     needed: float
     available: float
@@ -32,30 +31,30 @@ class Refused:
     seconds: float
 
 
-def ready(config: Config) -> Config:
-    """The config with its vocabulary known, without reading any text. UserError where it is one of float64."""
+def prepare(config: Config) -> Config:
+    """Sets the config's vocabulary size without reading any text. Raises UserError if param_dtype is float64."""
     from xfresearch.data.tokenizers import vocab_size
     from xfresearch.training.abstract import with_vocabulary
 
-    needs = "float32 in a plan: these chips are not made for float64"
-    require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, needs)
+    allowed = "float32 in a plan, because these chips are not designed for float64"
+    require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, allowed)
     return with_vocabulary(config, config.model.vocab_size or vocab_size(config.data))
 
 
 def trace(config: Config, mesh):
-    """(abstract state, the step traced on `mesh`), exactly as a training run makes it."""
+    """(abstract state, the step traced on `mesh`), exactly as in a training run."""
     from xfresearch.training.abstract import abstract_batch, abstract_state, jit_train_step
     from xfresearch.training.optimizer import make_optimizer
 
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state = abstract_state(config, optimizer, mesh)
     return state, jit_train_step(config, optimizer, mesh, state).trace(state, abstract_batch(config, mesh))
 
 
-def compile_step(traced, text_file: str = "") -> Compiled | Refused:
-    """The traced step compiled for its mesh's devices, its text also written to a file where one is named.
+def compile_step(traced, text_file: str = "") -> Compiled | OutOfMemory:
+    """Compiles the traced step for its mesh's devices; writes the program's text to `text_file` if given.
 
-    What the compiler refuses for another reason than its size is raised as it is.
+    Compiler errors other than out of memory are raised unchanged.
     """
     import jax
 
@@ -63,11 +62,12 @@ def compile_step(traced, text_file: str = "") -> Compiled | Refused:
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        refused = memory.refused(str(error))
-        if refused is None:
+        sizes = memory.parse_out_of_memory(str(error))
+        if sizes is None:
             raise
-        return Refused(*refused, time.perf_counter() - began)
-    sizes, text = compiled.memory_analysis(), compiled.as_text()
+        return OutOfMemory(*sizes, time.perf_counter() - began)
+    sizes = compiled.memory_analysis()
+    text = compiled.as_text()
     if text_file:
         write_text(text_file, text)
     return Compiled(
@@ -81,25 +81,25 @@ def compile_step(traced, text_file: str = "") -> Compiled | Refused:
 
 
 def traced_flops(config: Config) -> int:
-    """FLOPs of every matrix product of one step, counted in the traced program, loops as often as they turn.
+    """FLOPs of all matrix products of one step, counted in the traced program; loops count once per iteration.
 
-    Counted with the plain kernels, whose products can be read: causal attention in full, each token's experts once.
+    Uses the plain kernels, whose products are visible: causal attention counts in full, each token's experts once.
     """
     from xfresearch.models.counting import count_flops
 
-    return count_flops(*_alone(with_plain_kernels(config)))
+    return count_flops(*_unsharded_step(with_plain_kernels(config)))
 
 
-def trace_alone(config: Config):
+def trace_unsharded(config: Config):
     """The step of a config, traced without a mesh."""
     import jax
 
-    step, *arguments = _alone(config)
+    step, *arguments = _unsharded_step(config)
     return jax.make_jaxpr(step)(*arguments)
 
 
-def _alone(config: Config) -> tuple:
-    """(step, abstract state, abstract batch) of one device, layers scanned."""
+def _unsharded_step(config: Config) -> tuple:
+    """(step, abstract state, abstract batch) for one device, with scanned layers."""
     import jax
 
     from xfresearch.training.abstract import BATCH
@@ -107,11 +107,11 @@ def _alone(config: Config) -> tuple:
     from xfresearch.training.step import init_state, make_train_step
 
     config = replace(config, training=replace(config.training, layers="scan"))
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config)
     state = jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
     shape = (config.batch_size, config.sequence_length)
     return make_train_step(config, optimizer), state, {k: jax.ShapeDtypeStruct(shape, d) for k, d in BATCH.items()}
 
 
 def with_plain_kernels(config: Config) -> Config:
-    return replace(config, model=with_kernels(config.model, "plain", "ragged"))
+    return replace(config, training=replace(config.training, attention_kernel="plain", expert_kernel="ragged"))

@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Formats a plan as text."""
 
 from xfresearch.planning.chips import GIB
 
@@ -12,12 +12,12 @@ def text(plan: dict) -> str:
 
 
 def search_text(found: dict) -> str:
-    """The plans that were tried, best first, and the best in full."""
-    parts = [f"{len(found['tried'])} plans fit by formula; the best of them:", _ranked(found["tried"][:8])]
+    """The plans of a search, best first, then the best plan in full."""
+    parts = [f"{len(found['tried'])} plans fit by the formula; the best of them:", _ranked(found["tried"][:8])]
     if found["compiled"]:
         parts += ["compiled:", _ranked(found["compiled"])]
     parts.append(
-        f"the best:\n\n{text(found['best'])}" if found["best"] else "NOTHING FITS: more devices, or a smaller batch"
+        f"the best:\n\n{text(found['best'])}" if found["best"] else "NOTHING FITS: use more devices or a smaller batch"
     )
     return "\n\n".join(parts)
 
@@ -34,19 +34,20 @@ def _ranked(rows: list[dict]) -> str:
 
 
 def _head(plan: dict) -> str:
-    topology, batch = plan["topology"], plan["batch"]
+    topology = plan["topology"]
+    batch = plan["batch"]
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan["mesh"].items() if size > 1) or "one device"
     how = {
         "compiled": f"compiled in {plan.get('compile_seconds', 0):.0f} s",
         "formula": "formula, not compiled",
         "checked": "shapes and shardings resolve and the step lowers for TPU; not compiled",
     }[plan["method"]]
-    where = f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, " if topology else ""
+    machine = f"{topology['name']}: {topology['chips']} chips, {topology['devices']} devices, " if topology else ""
     active = plan["active_parameters"]
     used = f", {number(active)} of them active" if active != plan["parameters"] else ""
     return (
         f"{number(plan['parameters'])} parameters{used}, {plan['dtype']}, remat={plan['remat']}\n"
-        f"{where}mesh {mesh} ({how})\n"
+        f"{machine}mesh {mesh} ({how})\n"
         f"batch: {batch['sequences']} sequences of {batch['sequence_length']} tokens = {number(batch['tokens'])} tokens"
         + (f" in {batch['accumulate']} microbatches" if batch["accumulate"] > 1 else "")
     )
@@ -54,7 +55,7 @@ def _head(plan: dict) -> str:
 
 def _checked(plan: dict) -> str:
     rows = [("memory per device", "GiB"), *((name, gib(size)) for name, size in plan["parts"].items())]
-    largest = [("largest arrays of the state", "whole shape", "GiB per device")]
+    largest = [("largest arrays of the state", "global shape", "GiB per device")]
     largest += [(name, shape, gib(size)) for name, shape, size in plan["largest"]]
     return f"{table(rows)}\n\n{table(largest)}"
 
@@ -62,7 +63,7 @@ def _checked(plan: dict) -> str:
 def _memory(memory: dict) -> str:
     rows = [("memory per device", "GiB", "share")]
     rows += [(name, gib(size), percent(size / memory["available"])) for name, size in memory["parts"].items()]
-    rows += [("in all", gib(memory["total"]), percent(memory["total"] / memory["available"]))]
+    rows += [("total", gib(memory["total"]), percent(memory["total"] / memory["available"]))]
     rows += [("available", gib(memory["available"]), "")]
     lines = [table(rows)]
     if not memory["fits"]:
@@ -71,25 +72,26 @@ def _memory(memory: dict) -> str:
         for title, largest in memory["largest"].items():
             if largest:
                 rows = [(name, shape, gib(size)) for name, shape, size in largest]
-                lines.append(table([(f"largest arrays: {title}", "whole shape", "GiB per device"), *rows]))
+                lines.append(table([(f"largest arrays: {title}", "global shape", "GiB per device"), *rows]))
         lines.append("what to try:\n" + "\n".join(f"  {line}" for line in memory["advice"]))
     return "\n\n".join(lines)
 
 
 def _work(plan: dict) -> str:
-    model, flops = plan["model_flops"], plan["flops"]
+    model = plan["model_flops"]
     rows = [
-        ("FLOPs of a step, all devices", "FLOPs", "of the closed form"),
+        ("FLOPs of a step, all devices", "FLOPs", "ratio to closed form"),
         ("closed form, 3 x forward", number(model), ""),
     ]
-    names = {"traced": "traced, recomputation included", "compiled": "compiled, matrix products"}
-    rows += [(names[name], number(value), f"{value / model:.3f}") for name, value in flops.items()]
+    names = {"traced": "traced, with recomputation", "compiled": "compiled, matrix products"}
+    rows += [(names[name], number(value), f"{value / model:.3f}") for name, value in plan["flops"].items()]
     unknown = plan.get("unknown_kernels")
     lines = [table(rows)]
     if unknown:
-        lines.append(f"kernels that do not say what they cost, and count nothing: {', '.join(unknown)}")
+        lines.append(f"kernels of unknown cost, counted as 0: {', '.join(unknown)}")
     if plan.get("loops_of_unknown_turns"):
-        lines.append(f"loops that turn as the data say, and count once: {', '.join(plan['loops_of_unknown_turns'])}")
+        loops = ", ".join(plan["loops_of_unknown_turns"])
+        lines.append(f"loops whose trip count depends on the data, counted once: {loops}")
     return "\n\n".join(lines) + f"\n\nbytes moved to and from HBM, per device: {number(plan['bytes_moved'])}B"
 
 
@@ -99,28 +101,22 @@ def _collectives(found: list[dict]) -> str:
     rows = [("collective", "mesh axes", "count", "GB", "GB sent", "ms", "share")]
     for row in found:
         kind = row["kind"] + (" (async)" if row["asynchronous"] else "")
-        moved = f"{row['bytes'] / 1e9:.3g}", f"{row['sent'] / 1e9:.3g}"
-        rows.append(
-            (
-                kind,
-                " ".join(row["axes"]),
-                f"{row['count']:.0f}",
-                *moved,
-                f"{row['seconds'] * 1e3:.3g}",
-                percent(row["share"]),
-            )
-        )
+        cells = [kind, " ".join(row["axes"]), f"{row['count']:.0f}"]
+        cells += [f"{row['bytes'] / 1e9:.3g}", f"{row['sent'] / 1e9:.3g}"]
+        cells += [f"{row['seconds'] * 1e3:.3g}", percent(row["share"])]
+        rows.append(tuple(cells))
     return table(rows)
 
 
 def _time(plan: dict) -> str:
-    time, (serial, overlapped) = plan["time"], plan["step_seconds"]
+    time = plan["time"]
+    serial, overlapped = plan["step_seconds"]
     rows = [("seconds of a step", "alone", "of the step")]
     for name in ("arithmetic", "memory", "links", "network"):
         rows.append((name, f"{time[name]:.4g}", percent(time[name] / serial)))
     rows.append(("overlapped (the slowest)", f"{overlapped:.4g}", percent(overlapped / serial)))
     rows.append(("not overlapped", f"{serial:.4g}", ""))
-    return table(rows) + f"\n\nthe limit where all overlaps: {time['limit']}"
+    return table(rows) + f"\n\nbottleneck if everything overlaps: {time['limit']}"
 
 
 def _estimate(plan: dict) -> str:
@@ -136,7 +132,7 @@ def _estimate(plan: dict) -> str:
 
 
 def table(rows: list[tuple]) -> str:
-    """Columns as wide as they need to be, the first two of words to the left where they are no numbers."""
+    """An aligned table: the first column and columns of words to the left, columns with numbers to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = [i == 0 or not any(row[i][:1].isdigit() for row in rows[1:]) for i in range(len(widths))]
     lines = [

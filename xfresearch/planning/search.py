@@ -1,25 +1,29 @@
-"""Tries meshes, recomputation and batch sizes: all of them by formula, then the most promising ones compiled."""
+"""Searches meshes, recomputation and batch sizes: plans all of them by formula, then compiles the best ones."""
 
 import sys
 from dataclasses import replace
 from itertools import product
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.models.axes import row_parts
+from xfresearch.models.model_config import mixtures
 from xfresearch.planning import plans, program
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
+from xfresearch.sharding.letters import row_parts
 
-COMPILED = 4  # plans that fit, compiled before the search ends
-BATCHES = (1, 2, 4)  # times the config's batch, or the smallest that every device has a row of
-LARGEST_TENSOR = 16  # a layer's sums over more devices than this have never paid
-LONG = 8192  # tokens from which on cutting the sequence is tried
-MARGIN = 1.1  # what the formula says may be this much over the memory, since it is rough
+COMPILED = 4  # the search ends after it has compiled this many plans that fit
+BATCHES = (1, 2, 4)  # multiples of the config's batch size, or of the smallest one that gives every device a row
+LARGEST_TENSOR = 16  # tensor parallelism over more devices than this has never been faster
+LONG = 8192  # sequence length in tokens from which on context parallelism is tried
+MARGIN = 1.1  # a plan may exceed the memory by this factor according to the formula, which is rough
 
 
 def search(config: Config, topology: Topology, tokens: float) -> dict:
-    """{"tried", "compiled": rows, best first, "best": its plan or None}. UserError where no mesh goes with the config."""
-    config = program.ready(config)
+    """{"tried": rows, "compiled": rows (both best first), "best": the best plan or None}.
+
+    Raises UserError if no mesh fits the config.
+    """
+    config = program.prepare(config)
     devices = tpu_devices(topology) if topology.tpu else gpus(topology)
     tried = by_formula(config, topology, tokens, devices)
     margin = MARGIN if topology.tpu else 1
@@ -38,23 +42,24 @@ def search(config: Config, topology: Topology, tokens: float) -> dict:
 def by_formula(
     config: Config, topology: Topology, tokens: float, devices, batches=BATCHES
 ) -> list[tuple[Config, dict]]:
-    """Every candidate that goes with the model, and its plan by formula; UserError where there is none."""
+    """Every candidate that the model supports, with its plan by formula. Raises UserError if there is none."""
     from tqdm import tqdm
 
-    found, reason = [], ""
+    found = []
+    reason = ""
     options = list(candidates(config, topology, batches))
     for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
         try:
             found.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
-        except UserError as error:  # the mesh does not go with the model
+        except UserError as error:  # the mesh does not fit the model
             reason = error
     if not found:
-        raise UserError(f"--search: no mesh of {topology.devices} devices goes with this config; the last: {reason}")
+        raise UserError(f"--search: no mesh of {topology.devices} devices fits this config; the last error: {reason}")
     return found
 
 
 def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
-    """The best by formula compiled, until COMPILED of them fit or twice as many have been tried."""
+    """Compiles the best plans of the formula, until COMPILED of them fit or twice as many have been tried."""
     from tqdm import tqdm
 
     found = []
@@ -69,26 +74,26 @@ def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[
 
 
 def candidates(config: Config, topology: Topology, batches):
-    """Configs to try: every mesh of all devices, recomputation and batch that may go together."""
+    """Configs to try: every combination of a mesh of all devices, recomputation and batch size."""
     for sizes, remat, times in product(meshes(config, topology.devices), ("none", "dots", "full"), batches):
         rows = row_parts(sizes) * config.training.accumulate
         smallest = -(-config.batch_size // rows) * rows
-        training, mesh = replace(config.training, remat=remat), replace(config.mesh, **sizes)
+        training = replace(config.training, remat=remat)
+        mesh = replace(config.mesh, **sizes)
         yield replace(config, batch_size=smallest * times, training=training, mesh=mesh)
 
 
 def meshes(config: Config, devices: int) -> list[dict[str, int]]:
-    """Sizes of the axes, their product the devices."""
-    blocks = config.model.blocks.values()
-    experts = max((b.feed_forward.moe.experts for b in blocks if b.feed_forward.kind == "moe"), default=1)
-    context = [n for n in _divisors(devices) if n == 1 or config.sequence_length // n >= LONG // 2]
+    """All axis sizes to try; the product of each is the number of devices."""
+    experts = max((moe.experts for moe in mixtures(config.model)), default=1)
+    contexts = [n for n in _divisors(devices) if n == 1 or config.sequence_length // n >= LONG // 2]
     found = []
-    for tensor, expert, cut in product(_divisors(devices, LARGEST_TENSOR), _divisors(experts), context):
-        if devices % (tensor * expert * cut):
+    for tensor, expert, context in product(_divisors(devices, LARGEST_TENSOR), _divisors(experts), contexts):
+        if devices % (tensor * expert * context):
             continue
-        rest = devices // (tensor * expert * cut)
+        rest = devices // (tensor * expert * context)
         for data in _divisors(rest, config.mesh.data if config.mesh.data > 0 else rest):
-            found.append({"data": data, "fsdp": rest // data, "expert": expert, "tensor": tensor, "context": cut})
+            found.append({"data": data, "fsdp": rest // data, "expert": expert, "tensor": tensor, "context": context})
     return found
 
 
@@ -97,7 +102,7 @@ def _divisors(n: int, most: int | None = None) -> list[int]:
 
 
 def row(plan: dict) -> dict:
-    """What a table of plans shows of one."""
+    """One row of a table of plans."""
     return {
         "mesh": {axis: size for axis, size in plan["mesh"].items() if size > 1},
         "remat": plan["remat"],

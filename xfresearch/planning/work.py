@@ -1,9 +1,9 @@
-"""What each instruction of a compiled program does: FLOPs of matrix products, and bytes to and from HBM.
+"""Counts the work of each instruction of a compiled program: FLOPs of matrix products, and bytes to and from HBM.
 
-An instruction reads its operands from HBM and writes its outputs there, except those that the compiler keeps in the chip's
-own memory. Of what it only slices, it reads the slice; of what it only updates in place, it reads and writes the update.
-Elementwise work is not counted as FLOPs: its time is that of its bytes. A kernel of its own (Pallas) says itself what it
-costs.
+An instruction reads its operands from HBM and writes its outputs to HBM, except arrays that the compiler places in
+on-chip memory. If it only slices an operand, it reads the slice; if it only updates an operand in place, it reads and
+writes the update. Elementwise operations count no FLOPs, because their bytes decide their time. A custom kernel
+(Pallas) states its own cost.
 """
 
 import re
@@ -14,7 +14,8 @@ from xfresearch.planning.collectives import kind_of
 from xfresearch.planning.custom import kernel_bytes, kernel_flops
 from xfresearch.planning.hlo import Array, Computation, Instruction, Program
 
-# No work of their own: names for what is there, containers, and the ends of what was counted at its start.
+# Instructions without work: names for existing arrays, containers, and the ends of operations that count at their
+# start.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
 FREE |= {
     "partition-id",
@@ -29,7 +30,7 @@ FREE |= {
 }
 SLICES = {"dynamic-slice", "slice", "gather"}
 STARTED_SLICES = {f"{name}-start" for name in SLICES}
-CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')  # of a dot, of a call of cuBLAS
+CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')  # of a dot or a call of cuBLAS
 WINDOW = re.compile(r"window=\{([^}]*)\}")
 LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _KERNEL = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton|mosaic_gpu|__cudnn\$fmha\w*)"')
@@ -45,9 +46,9 @@ class Work:
 
 
 def work(program: Program, routed: float = 0) -> list[Work]:
-    """The work of every instruction that a step runs and that does any, collectives included (for the memory they use).
+    """The work of every instruction of a step that has any, including collectives (for the bytes they move in HBM).
 
-    routed: as of `kernel_flops`.
+    routed: as in `kernel_flops`.
     """
     found = []
     for name, runs in program.runs().items():
@@ -55,10 +56,8 @@ def work(program: Program, routed: float = 0) -> list[Work]:
         for instruction in computation.instructions.values():
             if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
                 continue
-            flops, moved = (
-                _flops(program, computation, instruction, routed),
-                _bytes(program, computation, instruction, routed),
-            )
+            flops = _flops(program, computation, instruction, routed)
+            moved = _bytes(program, computation, instruction, routed)
             if flops or moved:
                 found.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
     return found
@@ -80,7 +79,7 @@ def _flops(program: Program, computation: Computation, instruction: Instruction,
 
 
 def unknown_kernels(program: Program) -> list[str]:
-    """Names of the kernels whose FLOPs nothing says."""
+    """Names of the kernels whose FLOPs are unknown."""
     found = set()
     for name in program.runs():
         computation = program.computations[name]
@@ -108,45 +107,41 @@ def _dot(computation: Computation, instruction: Instruction) -> float:
 
 
 def _convolution(computation: Computation, instruction: Instruction) -> float:
-    """2 per multiply-add, those with padding and with the zeros of a dilated input left out. A TPU's matrix products are
-    convolutions, the dimensions of a batch being windows in which only one place is not zero."""
+    """2 per multiply-add, without those on padding and on the zeros of a dilated input.
+
+    TPU matrix products are convolutions too: a batch dimension is a window in which only one position is not zero.
+    """
     left, right = (_operand(computation, instruction, i) for i in (0, 1))
     a, b, out = LABELS.search(instruction.text).groups()
     found = WINDOW.search(instruction.text)
     window = dict(re.findall(r"(\w+)=([\w\-]+)", found[1])) if found else {}
-    places = 1
+    positions = 1
     for i in range(len(out) - 2):
         label = str(i)
         sizes = left.shape[a.index(label)], right.shape[b.index(label)], instruction.outputs[0].shape[out.index(label)]
-        places *= _valid(*sizes, *(_entry(window, name, i) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")))
-    # the kernel's features of input are those of one group
-    return (
-        2
-        * places
-        * left.shape[a.index("b")]
-        * right.shape[b.index("i")]
-        * right.shape[b.index("o")]
-        / _batches(instruction)
-    )
+        options = (_entry(window, name, i) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate"))
+        positions *= _valid(*sizes, *options)
+    features = right.shape[b.index("i")] * right.shape[b.index("o")]  # input features are those of one group
+    return 2 * positions * left.shape[a.index("b")] * features / _batch_groups(instruction)
 
 
-def _batches(instruction: Instruction) -> int:
+def _batch_groups(instruction: Instruction) -> int:
     found = re.search(r"batch_group_count=(\d+)", instruction.text)
     return int(found[1]) if found else 1
 
 
 def _entry(window: dict, name: str, dimension: int) -> int:
-    """An entry of `window={size=1x8 pad=0_0x7_7 ...}` for one dimension; of a pad, the low end."""
+    """An entry of `window={size=1x8 pad=0_0x7_7 ...}` for one dimension; for pad, the low end."""
     if name not in window:
         return 0 if name == "pad" else 1
     return int(window[name].split("x")[dimension].split("_")[0])
 
 
 def _valid(inputs: int, kernel: int, outputs: int, stride: int, pad: int, base: int, dilation: int) -> int:
-    """Pairs of a place in the output and one in the kernel that meet an input."""
-    reach = (inputs - 1) * base + 1
+    """The number of pairs of an output position and a kernel position that read an element of the input."""
+    extent = (inputs - 1) * base + 1  # of the dilated input
     return sum(
-        0 <= at < reach and at % base == 0
+        0 <= at < extent and at % base == 0
         for o in range(outputs)
         for at in range(o * stride - pad, o * stride - pad + kernel * dilation, dilation)
     )
@@ -157,9 +152,9 @@ def _bytes(program: Program, computation: Computation, instruction: Instruction,
         return _custom(computation, instruction, routed)
     if instruction.opcode == "fusion":
         return _fusion(program, computation, instruction)
-    if instruction.opcode in ("copy-start", "collective-permute-start", "all-gather-start"):  # (from, to, ...)
+    if instruction.opcode in ("copy-start", "collective-permute-start", "all-gather-start"):  # (source, target, ...)
         return sum(_hbm(array) for array in instruction.outputs[:2])
-    if instruction.opcode in STARTED_SLICES:  # (from, slice, ...)
+    if instruction.opcode in STARTED_SLICES:  # (source, slice, ...)
         return instruction.outputs[1].bytes + _hbm(instruction.outputs[1])
     if instruction.opcode in SLICES:
         return 2 * sum(map(_hbm, instruction.outputs))
@@ -199,11 +194,11 @@ def _fusion(program: Program, computation: Computation, instruction: Instruction
 
 
 def _used(name: str, users: dict, whole: float, fused: Computation) -> float:
-    """Bytes of a fusion's operand that it reads: all of them, unless every use takes a slice or only updates it."""
+    """Bytes that a fusion reads of one operand: all, unless every use slices the operand or updates it in place."""
     total = 0.0
     for user in users.get(name, ()):
         if user.opcode == "tuple" or kind_of(user.opcode) or "AsyncCollective" in user.text:
-            continue  # handed through, or what a collective that runs beside the fusion moves
+            continue  # passed through, or moved by a collective that runs at the same time as the fusion
         if user.opcode in ("bitcast", "reshape", "copy") and not user.root:
             total += _used(user.name, users, whole, fused)
         elif user.opcode in SLICES and user.operands[0] == name:

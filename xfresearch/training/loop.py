@@ -1,13 +1,13 @@
-"""The training loop: batches -> step -> metrics, with evaluation, checkpoints and an exact resume around it.
+"""The training loop: batches -> step -> metrics, with evaluation, checkpoints and exact resume.
 
-    state = newest good checkpoint, or a fresh one
+    state = newest intact checkpoint, or a fresh state
     for step, batch in batches from state.step on:
-        state, metrics = train_step(state, batch)          # returns at once; the device works on
+        state, metrics = train_step(state, batch)          # returns at once; the device computes asynchronously
         report the metrics of the step before              # so that the host never waits for the device
-        evaluate and save where they are due
+        evaluate and save if they are due
 
-The batch is a function of (seed, step) alone and every random number of the step too, so that a resumed run goes on
-bit for bit as if it had never stopped.
+The batch and all random numbers of a step are functions of (seed, step) alone. So a resumed run continues bit for bit
+as if it had never stopped.
 """
 
 import os
@@ -21,115 +21,116 @@ import numpy as np
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.config import Config
-from xfresearch.data.cache import keep_programs
+from xfresearch.checkpoints import store
+from xfresearch.checkpoints.newest import newest_intact
+from xfresearch.config.run import Config
+from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.hardware import peak_flops
-from xfresearch.models.costs import costs
-from xfresearch.models.kernel_choices import attention_choices, expert_choices
-from xfresearch.training import checkpoint
+from xfresearch.models.closed_form import costs
+from xfresearch.sharding.mesh import make_mesh
+from xfresearch.sharding.partition import batch_sharding
+from xfresearch.sharding.placing import local_rows, place, round_up
 from xfresearch.training.abstract import abstract_state, jit_train_step
+from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
+from xfresearch.training.monitoring import HostTimes, Profile
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.placing import even, place, rows_of
-from xfresearch.training.sharding import batch_sharding, make_mesh
 from xfresearch.training.step import init_state, layers_mode
-from xfresearch.training.watching import HostTimes, Profile
-from xfresearch.training.workdir import keep, starts, time_gone
+from xfresearch.training.workdir import starts, unproductive_time, write_config
 
 
 class Result(NamedTuple):
     step: int
-    evaluation: dict  # of the last step: loss, accuracy, ... ({} where there was none)
+    evaluation: dict  # loss, accuracy, ... of the last evaluation; {} without one
     clock: Clock
-    params: dict  # what evaluation uses: averaged weights where the run keeps them
-    stopped_by: str  # the signal that ended it early, or ''
+    params: dict  # for evaluation: averaged weights if the run keeps them
+    stopped_by: str  # the signal that stopped the run early, or ''
 
 
 def setup_jax(config: Config) -> None:
-    """Process-wide settings: 64-bit numbers where the config asks for them, and compiled programs kept on disk."""
+    """Process-wide settings of JAX: 64-bit numbers if the config needs them, and the compilation cache on disk."""
     jax.config.update("jax_enable_x64", config.model.param_dtype == "float64")
-    keep_programs(config.data)
+    enable_compilation_cache(config.data)
 
 
 class Run:
-    """Everything that one training process holds. Built in full before the first step, so that mistakes show early."""
+    """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
     def __init__(self, config: Config, workdir, tokenizer, clock: Clock):
-        self.config, self.workdir, self.clock = config, epath.Path(workdir), clock
+        self.config = config
+        self.workdir = epath.Path(workdir)
+        self.clock = clock
         self.mesh = make_mesh(config)
-        self._say_kernels()
-        self.at = batch_sharding(self.mesh)
+        self._print_kernels()
+        self.batch_sharding = batch_sharding(self.mesh)
         with self.clock.measure("input"):
             self.batches = Batches(config)
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
-        distributed.heed_notices(True)  # one that comes while programs are compiled is not lost
+        distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = _bytes_per_token(self.batches)
         self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
         self.utilisation_per_rate = _utilisation_per_rate(config)
-        self.rows = self.rows_of(config.batch_size)
-        self.optimizer = make_optimizer(config.optimizer, config.steps)
+        self.rows = self._local_rows(config.batch_size)
+        self.optimizer = make_optimizer(config)
         with self.clock.measure("compile"):
-            self.state, meta = self._start()
+            self.state, meta = self._restore_or_init()
         self.start = int(self.state["step"])
         self._restore_clock(meta)
-        self.checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
-        self.log, self.progress = Silent(), Silent()
+        self.checkpoints = store.Checkpoints(workdir, config.checkpoint)
+        self.log = Silent()
+        self.progress = Silent()
         if distributed.first():
             self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
             self.progress = Progress(config.steps, self.start, self.bytes_per_token)
         self.profile = Profile(workdir, config.log) if distributed.first() else None
-        self.host_times = HostTimes(self.mesh) if distributed.several() else None
+        self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
         self.evaluate_batch = make_evaluator(
             config.model, layers_mode(config, self.mesh), config.training.loss_rows, self.mesh
         )
         self.last_evaluation = meta.get("evaluation", {})
 
-    def _start(self) -> tuple[dict, dict]:
-        """The newest checkpoint that is whole, named on standard error where one is not, or a fresh state."""
+    def _restore_or_init(self) -> tuple[dict, dict]:
+        """The newest intact checkpoint and its meta, or a fresh state and {}. Moves damaged checkpoints away."""
 
         def make(seed) -> dict:
             return init_state(self.config, self.optimizer, seed)
 
         abstract = abstract_state(self.config, self.optimizer, self.mesh)
-        damaged = []
-        for step in reversed(checkpoint.steps(self.workdir)):
-            try:
-                state, meta = checkpoint.restore(self.workdir, step, abstract)
-                distributed.first_does(lambda: self._set_aside(damaged), "moving damaged checkpoints")
-                return state, meta
-            except checkpoint.Corrupt as error:
-                damaged.append(step)
-                print(f"warning: {error}; trying the one before", file=sys.stderr)
-        if damaged:
+        steps = store.steps(self.workdir)
+        found = newest_intact(steps, lambda step: store.restore(self.workdir, step, abstract))
+        if found is not None:
+            step, state_and_meta = found
+            damaged = [other for other in steps if other > step]
+            distributed.run_on_first(lambda: self._move_damaged(damaged), "moving damaged checkpoints")
+            return state_and_meta
+        if steps:
             raise UserError(
-                f"--workdir={self.workdir}: every checkpoint in it is damaged, or of another model or optimizer: use a new "
-                "one"
+                f"--workdir={self.workdir}: every checkpoint is damaged, or belongs to another model or optimizer: use "
+                "a new directory"
             )
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
 
-    def _say_kernels(self) -> None:
-        """Names what computes each block's attention and experts, and why; UserError where what is asked for cannot."""
-        choices = {"attention": attention_choices, "experts": expert_choices}
-        choices = {what: choose(self.config, self.mesh) for what, choose in choices.items()}
+    def _print_kernels(self) -> None:
+        """Prints the kernel, with the reason, of each sublayer that has several. Raises as `kernel_choices` does."""
+        choices = kernel_choices(self.config, self.mesh)
         if distributed.first():
-            for what, blocks in choices.items():
-                for name, choice in blocks.items():
-                    print(f"{what} of block {name}: {choice.name} ({choice.reason})", file=sys.stderr)
+            for (block, sublayer), choice in choices.items():
+                print(f"{sublayer} of block {block}: {choice.name} ({choice.reason})", file=sys.stderr)
 
-    def _set_aside(self, damaged: list[int]) -> None:
-        for bad in damaged:
-            print(f"warning: moved checkpoint {bad} to {checkpoint.set_aside(self.workdir, bad)}", file=sys.stderr)
+    def _move_damaged(self, damaged: list[int]) -> None:
+        for step in damaged:
+            print(f"warning: moved checkpoint {step} to {store.move_damaged(self.workdir, step)}", file=sys.stderr)
 
     def _restore_clock(self, meta: dict) -> None:
-        """Counts what the processes before have, and what went to nothing since the checkpoint of `meta`."""
+        """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
         past = starts(self.workdir)
-        if past:  # a run of the library's own keeps no record of its starts
+        if past:  # `train` called as a library function records no starts
             self.clock.restore(meta.get("clock", {}))
-            self.clock.restore(time_gone(past, meta.get("saved_at", past[0]["seconds"])))
+            self.clock.restore(unproductive_time(past, meta.get("saved_at", past[0]["seconds"])))
 
     def compile(self):
         """The training step, compiled for the shapes of this run."""
@@ -138,16 +139,17 @@ class Run:
         with self.clock.measure("compile"):
             return step.lower(self.state, self.place(first)).compile()
 
-    def rows_of(self, batch_size: int) -> np.ndarray:
+    def _local_rows(self, batch_size: int) -> np.ndarray:
         """The rows of a batch that this process reads."""
-        return rows_of(self.at, (batch_size, self.config.sequence_length))
+        return local_rows(self.batch_sharding, (batch_size, self.config.sequence_length))
 
     def place(self, batch: dict) -> dict:
-        """A training batch, of which this process has read its rows, as arrays on the mesh."""
-        return place(self.at, (self.config.batch_size, self.config.sequence_length), self.rows, batch)
+        """A training batch as global arrays on the mesh, from the rows that this process has read."""
+        shape = (self.config.batch_size, self.config.sequence_length)
+        return place(self.batch_sharding, shape, self.rows, batch)
 
     def update(self, step_function, step: int, batch: dict, waited: float) -> tuple:
-        """Hands update number `step` to the devices; its metrics, and with them now and then the hosts' times."""
+        """Dispatches update number `step`. Returns its metrics and, now and then, the gathered host times or None."""
         if self.profile:
             self.profile.before(step)
         began = time.perf_counter()
@@ -166,9 +168,10 @@ class Run:
         return self.state.get("ema", self.state["params"])
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
-        """Reads the metrics of an update that the device has finished; Stopped where it was not finite."""
+        """Logs the metrics of an update. Raises Stopped if it is not finite, unless the config says skip."""
         metrics = jax.tree.map(np.asarray, metrics)
-        finite, tokens = bool(metrics.pop("finite")), int(metrics.pop("tokens"))
+        finite = bool(metrics.pop("finite"))
+        tokens = int(metrics.pop("tokens"))
         values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
         self.clock.count(tokens)
         if self.bytes_per_token:
@@ -177,8 +180,8 @@ class Run:
         if self.utilisation_per_rate:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
         if not finite and self.config.training.on_nonfinite == "stop":
-            self.checkpoints.wait()  # one that is on its way is good
-            saved = checkpoint.steps(self.workdir)
+            self.checkpoints.wait()  # a checkpoint that is still being written is good
+            saved = store.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
             raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
         if self.config.training.on_nonfinite == "stop":
@@ -193,13 +196,14 @@ class Run:
             )
 
     def evaluate(self, step: int) -> dict:
-        """Held-out loss with the parameters of now, logged."""
+        """Measures and logs the held-out metrics with the current parameters."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        size = even(self.mesh, limits.batch_size or self.config.batch_size)
-        rows, shape = self.rows_of(size), (size, self.config.sequence_length)
+        size = round_up(self.mesh, limits.batch_size or self.config.batch_size)
+        rows = self._local_rows(size)
+        shape = (size, self.config.sequence_length)
         batches = evaluation_batches(self.heldout, size, limit, rows)
-        placed = (place(self.at, shape, rows, batch) for batch in batches)
+        placed = (place(self.batch_sharding, shape, rows, batch) for batch in batches)
         with self.clock.measure("evaluation"):
             values = evaluate_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
         self.log.write(step, "evaluation", values)
@@ -214,37 +218,39 @@ class Run:
 
 
 def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Result:
-    """Trains from the newest checkpoint in `workdir` (or from scratch) to config.steps and returns the outcome. `tokenizer`
-    is None for a data set with labels; `clock` may have counted what went before.
+    """Trains from the newest checkpoint in `workdir`, or from scratch, to config.steps.
 
-    Saves and returns early on SIGTERM or SIGINT, of many processes whichever it reaches. Raises Stopped where the loss is
-    not finite or a checkpoint cannot be written, UserError where the config does not fit the devices or the data.
+    `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. On SIGTERM or
+    SIGINT, to any of several processes, saves and returns early. Raises Stopped if the loss is not finite or a
+    checkpoint cannot be written, UserError if the config does not fit the devices or the data.
     """
     clock = clock or Clock()
     with clock.measure("start"):
         run = Run(config, workdir, tokenizer, clock)
         step_function = run.compile() if run.start < config.steps else None
-        # Not before: a directory is not to take the config of a mistake, with which nothing was ever trained.
-        distributed.first_does(lambda: keep(run.workdir, config, tokenizer), "writing the config")
+        # Only now: a config with a mistake must not become the config of the directory.
+        distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
     if not step_function:
-        distributed.heed_notices(False)
+        distributed.handle_preemption(False)
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
-    stopping = PreemptionNotice() if distributed.several() else StopSignal()
+    stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
     batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
-    pending, done = None, run.start
+    pending = None
+    done = run.start
     run.clock.begin()
     try:
         for index, batch in batches:
             metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
             if pending:
                 run.report(*pending)
-            pending, done = (index + 1, *metrics), index + 1
+            done = index + 1
+            pending = (done, *metrics)
             evaluating = _due(done, config.evaluation.every, config.steps)
             stopping_now = stopping.reached(done)
             saving = _due(done, config.checkpoint.every, config.steps) or stopping_now
             run.clock.set("input", batches.wait_seconds)
             if evaluating or saving:
-                run.report(*pending)  # nothing that is not finite is ever saved
+                run.report(*pending)  # raises before a state that is not finite is saved
                 pending = None
             loss = run.evaluate(done)["loss"] if evaluating else None
             if saving:
@@ -266,61 +272,63 @@ def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Res
 
 
 class StopSignal:
-    """Notes SIGTERM or SIGINT, so that the loop can save before it ends. A second SIGINT ends the process at once."""
+    """Records SIGTERM or SIGINT, so that the loop can save before it stops. A second SIGINT ends the process."""
 
     def __init__(self):
         self.received = ""
-        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        self.previous = {s: signal.signal(s, self._record) for s in (signal.SIGTERM, signal.SIGINT)}
 
-    def _note(self, number, frame):
+    def _record(self, number, frame):
         if self.received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
 
     def reached(self, step: int) -> bool:
-        """Whether the run is to stop after update `step`, which is done."""
+        """Whether to stop after update `step`, which is done."""
         return bool(self.received)
 
     def restore(self) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.previous.items():
             signal.signal(number, handler)
 
 
 class PreemptionNotice:
-    """The same among many processes: a signal to any of them stops all after one and the same update.
+    """StopSignal for several processes: a signal to any of them stops all of them after the same update.
 
-    JAX takes SIGTERM (distributed.heed_notices) and agrees on the step. SIGINT is passed on as a SIGTERM; a second one
-    ends the process at once.
+    JAX handles SIGTERM (distributed.handle_preemption) and makes all processes agree on the step. SIGINT is turned into
+    SIGTERM; a second SIGINT ends the process at once.
     """
 
     def __init__(self):
-        self.received, self._interrupts, self._asked = "", 0, 0
-        self.before = signal.signal(signal.SIGINT, self._note)
+        self.received = ""
+        self._interrupts = 0
+        self._asked = 0
+        self.previous = signal.signal(signal.SIGINT, self._interrupt)
 
-    def _note(self, number, frame):
+    def _interrupt(self, number, frame):
         self._interrupts += 1
         if self._interrupts > 1:
             raise KeyboardInterrupt
         os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, step: int) -> bool:
-        """Whether the run is to stop after update `step`; every process has to ask about every update."""
+        """Whether to stop after update `step`. Every process must call this after every update."""
         from jax.experimental import multihost_utils
 
-        # Counted from 0, not by step: a notice that comes before the first question has 0 for its answer.
+        # JAX counts calls from 0, not steps: it answers a notice that came before the first call with 0.
         if multihost_utils.reached_preemption_sync_point(self._asked):
             self.received = "SIGTERM"
         self._asked += 1
         return bool(self.received)
 
     def restore(self) -> None:
-        signal.signal(signal.SIGINT, self.before)
-        if not self.received:  # after a notice, each process may still get one of its own
-            distributed.heed_notices(False)
+        signal.signal(signal.SIGINT, self.previous)
+        if not self.received:  # after a notice, this process may still get its own SIGTERM
+            distributed.handle_preemption(False)
 
 
 def _bytes_per_token(batches: Batches) -> float | None:
-    """None where the data are no text."""
+    """None if the data are not text."""
     metas = [corpus.meta for corpus in batches.corpora]
     return sum(meta["n_bytes"] for meta in metas) / sum(meta["n_tokens"] for meta in metas) or None
 
@@ -330,8 +338,8 @@ def _due(step: int, every: int, last: int) -> bool:
 
 
 def _utilisation_per_rate(config: Config) -> float | None:
-    """Share of the devices' peak that one token per second makes up: three times the forward pass's FLOPs. None where no
-    peak is known."""
+    """Model FLOPs utilisation at one token per second: three times the FLOPs of the forward pass over the devices'
+    peak. None if the peak is not known."""
     peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
     per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
     return per_token / (peak * jax.device_count()) if peak else None

@@ -1,4 +1,4 @@
-"""What a run says about itself while it trains: rows of metrics.jsonl, TensorBoard, the progress bar, where time goes."""
+"""Metrics of a training run: rows of metrics.jsonl, TensorBoard events, progress bar, and a clock of the wall time."""
 
 import json
 import math
@@ -9,30 +9,32 @@ from contextlib import contextmanager
 
 from etils import epath
 
-from xfresearch.command import write_text
+from xfresearch.checkpoints.store import in_bucket
 from xfresearch.errors import UserError
-from xfresearch.training.checkpoint import in_bucket
+from xfresearch.files import write_text
 
-# Where time goes: what a process measures, and what restarts took (`workdir.time_gone`).
+# Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
-RATE_WINDOW = 20  # updates that a printed rate looks back on
-SECONDS_BETWEEN_LINES = 10  # of progress, where standard error is not a terminal
+RATE_WINDOW = 20  # updates over which a printed rate is measured
+SECONDS_BETWEEN_LINES = 10  # of progress, if standard error is not a terminal
 SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
 
 class MetricsLog:
     """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
 
-    A file in a bucket cannot be appended to: there the whole is written anew, now and then and by `flush`. Rows after
-    `resume_step` are of work that was lost with an earlier process: they are dropped, so that the curve of a resumed run is
-    that of the unbroken one.
+    A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
+    by `flush`. Rows after `resume_step` belong to work that an earlier process lost. They are dropped, so that the
+    curve of a resumed run equals that of an uninterrupted one.
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool):
         path = epath.Path(directory) / "metrics.jsonl"
         rows = [row for row in read_metrics(path) if row["step"] <= resume_step] if path.exists() else []
         write_text(path, "".join(_line(row) for row in rows))
-        self._path, self._lines, self._written = path, [_line(row) for row in rows], time.monotonic()
+        self._path = path
+        self._lines = [_line(row) for row in rows]
+        self._written = time.monotonic()
         self._file = None if in_bucket(path) else path.open("a")
         self._events = None
         if tensorboard:
@@ -42,7 +44,7 @@ class MetricsLog:
             self._events = SummaryWriter(events, purge_step=resume_step + 1, filename_suffix=f".{resume_step}")
 
     def write(self, step: int, kind: str, values: dict) -> None:
-        """One row. `values`: numbers, or dicts and lists of them; null in the file where a number is not finite."""
+        """Writes one row. `values` are numbers, or dicts and lists of them; one that is not finite becomes null."""
         line = _line({"step": step, "kind": kind, **values})
         if self._file:
             self._file.write(line)
@@ -56,7 +58,7 @@ class MetricsLog:
                 self._events.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """All rows so far are in the file when this returns: to be called before a checkpoint, which they have to reach."""
+        """Writes all rows so far to the file. Call it before a checkpoint, whose steps must all have rows."""
         if not self._file:
             self._path.write_text("".join(self._lines))
             self._written = time.monotonic()
@@ -70,12 +72,11 @@ class MetricsLog:
 
 
 def read_metrics(path) -> list[dict]:
-    """The rows of a metrics.jsonl. A last line that a kill cut short is left out; UserError for any other bad line."""
+    """The rows of a metrics.jsonl, without an incomplete last line. Raises UserError for any other bad line."""
     lines = epath.Path(path).read_text().split("\n")
     rows = []
-    for number, line in enumerate(
-        lines[:-1], start=1
-    ):  # a whole line ends with a newline: what follows the last is torn
+    # A whole line ends with a newline: the part after the last newline is empty or incomplete.
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             row = json.loads(line)
             row["step"], row["kind"]
@@ -86,12 +87,12 @@ def read_metrics(path) -> list[dict]:
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """A loss in nats per token as bits per byte of text."""
+    """Converts a loss in nats per token to bits per byte of text."""
     return loss / math.log(2) / bytes_per_token
 
 
 class Silent:
-    """In place of MetricsLog and Progress in every process but the first: the files and the screen are that one's."""
+    """Replaces MetricsLog and Progress in all processes but the first, which alone writes and prints."""
 
     def write(self, *_):
         pass
@@ -100,23 +101,28 @@ class Silent:
 
 
 class Progress:
-    """The progress of a run on standard error: a bar on a terminal, elsewhere a plain line now and then."""
+    """The progress of a run on standard error: a bar on a terminal, otherwise a line every SECONDS_BETWEEN_LINES."""
 
     def __init__(self, total_steps: int, start_step: int, bytes_per_token: float | None):
-        """`bytes_per_token` is None where tokens are not of a text."""
+        """`bytes_per_token` is None if the data are not text."""
         from tqdm import tqdm
 
-        self.total, self.start, self.bytes_per_token = total_steps, start_step, bytes_per_token
-        self._rate, self._began, self._tokens = Rate(), time.monotonic(), 0
+        self.total = total_steps
+        self.start = start_step
+        self.bytes_per_token = bytes_per_token
+        self._rate = Rate()
+        self._began = time.monotonic()
+        self._tokens = 0
         self._rate(self._began, 0)
-        self._shown, self._unshown = -math.inf, ""
+        self._printed_at = -math.inf
+        self._line = ""  # the latest line, until it is printed
         self._bar = None
         if sys.stderr.isatty():
             layout = "step {n_fmt}/{total_fmt} {bar} {postfix}  {remaining} left"
             self._bar = tqdm(total=total_steps, initial=start_step, bar_format=layout, dynamic_ncols=True)
 
     def update(self, step: int, loss: float, tokens: int) -> None:
-        """Update number `step` is done: it saw `tokens` tokens at `loss` nats each."""
+        """Call this when update number `step` is done. It had `tokens` tokens, with a mean loss of `loss` nats."""
         now = time.monotonic()
         self._tokens += tokens
         bits = f"{bits_per_byte(loss, self.bytes_per_token):.3f} bits/byte  " if self.bytes_per_token else ""
@@ -126,94 +132,99 @@ class Progress:
             self._bar.update(step - self._bar.n)
             return
         left = (self.total - step) * (now - self._began) / max(step - self.start, 1)
-        self._unshown = f"step {step}/{self.total}  {text}  {_minutes(left)} left"
-        if now - self._shown >= SECONDS_BETWEEN_LINES:
-            self._show(now)
+        self._line = f"step {step}/{self.total}  {text}  {_minutes(left)} left"
+        if now - self._printed_at >= SECONDS_BETWEEN_LINES:
+            self._print(now)
 
     def close(self) -> None:
-        """Leaves the last state on the screen."""
+        """Prints the last state."""
         if self._bar is not None:
             self._bar.close()
-        elif self._unshown:
-            self._show(time.monotonic())
+        elif self._line:
+            self._print(time.monotonic())
 
-    def _show(self, now: float) -> None:
-        print(self._unshown, file=sys.stderr, flush=True)
-        self._shown, self._unshown = now, ""
+    def _print(self, now: float) -> None:
+        print(self._line, file=sys.stderr, flush=True)
+        self._printed_at = now
+        self._line = ""
 
 
 class Clock:
-    """Where the wall time of a run goes, over all its restarts. The share of `step` is its goodput.
+    """The wall time of a run by kind, over all its restarts. The share of `step` is the goodput.
 
-    From `begin` to `end`, time that no `measure` claims is the step's. A measure inside another one takes its time away from
-    the outer one, so that every second is counted once.
+    Between `begin` and `end`, time outside any `measure` counts as `step`. Time in a nested `measure` does not count
+    for the outer one, so that every second is counted once.
     """
 
     def __init__(self, now=time.perf_counter):
-        self.seconds, self.tokens = dict.fromkeys(KINDS, 0.0), 0
-        self._now, self._mark, self._open = now, now(), [None]
-        self._elsewhere, self._rate = {}, Rate()
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.tokens = 0
+        self._now = now
+        self._last = now()  # up to here, all time has been counted
+        self._open = [None]  # the stack of kinds being measured
+        self._set = {}  # the totals given to `set`
+        self._rate = Rate()
 
     def begin(self) -> None:
         """Training starts now."""
-        self._charge()
+        self._count_time()
         self._open[0] = "step"
         self._rate(self._training_seconds(), self.tokens)
 
     def end(self) -> None:
-        """Training is over: time that no `measure` claims is nobody's again."""
-        self._charge()
+        """Training is over: time outside any `measure` is no longer counted."""
+        self._count_time()
         self._open[0] = None
 
     @contextmanager
     def measure(self, kind: str):
         """Counts the time of the `with` block as `kind`, one of KINDS."""
         assert kind in KINDS, kind
-        self._charge()
+        self._count_time()
         self._open.append(kind)
         try:
             yield
         finally:
-            self._charge()
+            self._count_time()
             self._open.pop()
 
     def set(self, kind: str, seconds: float) -> None:
-        """`seconds` of this process's steps until now were really of `kind`, as measured by someone else."""
-        self._charge()
-        more = seconds - self._elsewhere.get(kind, 0.0)
-        self._elsewhere[kind] = seconds
-        self.seconds[kind] += more
-        self.seconds["step"] -= more
+        """Moves time from `step` to `kind`, so that this process has counted `seconds` of it, as measured elsewhere."""
+        self._count_time()
+        change = seconds - self._set.get(kind, 0.0)
+        self._set[kind] = seconds
+        self.seconds[kind] += change
+        self.seconds["step"] -= change
 
     def count(self, tokens: int) -> None:
         self.tokens += tokens
 
     def rate(self) -> float:
         """Tokens per second of training (steps and waiting for input) over the last RATE_WINDOW calls."""
-        self._charge()
+        self._count_time()
         return self._rate(self._training_seconds(), self.tokens)
 
     def tokens_per_second(self) -> float:
-        """The same over the whole run."""
-        self._charge()
+        """Tokens per second of training over the whole run."""
+        self._count_time()
         return self.tokens / max(self._training_seconds(), 1e-9)
 
     def shares(self) -> dict[str, float]:
-        """The share of all counted time that each kind took; they sum to 1."""
-        total = self.seconds_in_all()
+        """The share of each kind in all counted time; the shares sum to 1."""
+        total = self.total_seconds()
         return {kind: seconds / total if total else 0.0 for kind, seconds in self.seconds.items()}
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps: seconds of each kind, and tokens."""
-        self._charge()
+        """The state for a checkpoint: seconds of each kind, and tokens."""
+        self._count_time()
         return {**self.seconds, "tokens": self.tokens}
 
-    def seconds_in_all(self) -> float:
-        self._charge()
+    def total_seconds(self) -> float:
+        self._count_time()
         return sum(self.seconds.values())
 
     def restore(self, state: dict[str, float]) -> None:
-        """Adds what earlier processes of the run have counted, or `time_gone` between them; {} for a fresh run."""
+        """Adds the `state` of earlier processes of the run, or the `unproductive_time` between them."""
         self.tokens += int(state.get("tokens", 0))
         for kind in KINDS:
             self.seconds[kind] += state.get(kind, 0.0)
@@ -221,15 +232,16 @@ class Clock:
     def _training_seconds(self) -> float:
         return self.seconds["step"] + self.seconds["input"]
 
-    def _charge(self) -> None:
+    def _count_time(self) -> None:
+        """Counts the time since the last call for the innermost open kind."""
         now = self._now()
         if self._open[-1]:
-            self.seconds[self._open[-1]] += now - self._mark
-        self._mark = now
+            self.seconds[self._open[-1]] += now - self._last
+        self._last = now
 
 
 class Rate:
-    """Growth per second of a running total, over the last RATE_WINDOW calls; 0 at the first."""
+    """Growth per second of a running total over the last RATE_WINDOW calls; 0 at the first call."""
 
     def __init__(self):
         self._seen = deque(maxlen=RATE_WINDOW + 1)
@@ -245,7 +257,7 @@ def _line(row: dict) -> str:
 
 
 def _plain(value):
-    """`value` in JSON's own types, with None where a number is not finite (JSON has no word for it)."""
+    """`value` in JSON's types. A number that is not finite, which JSON cannot write, becomes None."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -257,7 +269,7 @@ def _plain(value):
 
 
 def _scalars(name: str, value):
-    """Every number in nested dicts and lists, with its path as TensorBoard's tag."""
+    """(tag, number) of every number in nested dicts and lists. TensorBoard's tag is the path."""
     if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _scalars(f"{name}/{key}", item)

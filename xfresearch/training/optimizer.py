@@ -1,7 +1,7 @@
-"""Learning-rate schedules and update rules of optax: clip -> scale -> decoupled weight decay -> learning rate.
+"""Learning-rate schedules and update rules in optax: clip -> scale -> decoupled weight decay -> learning rate.
 
-One chain serves every rule, so that they differ in nothing but the scaling of the gradient (and, for Adagrad, in where its
-clip stands: `clip_by`).
+All update rules use this chain. They differ only in how they scale the gradient; Adagrad can also clip after scaling
+(see `clip_by`).
 """
 
 from typing import NamedTuple
@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config import OptimizerConfig
-from xfresearch.models.axes import Axes, tree_axes
+from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.models import transformer
+from xfresearch.sharding.letters import Axes
 
 
 def make_schedule(config: OptimizerConfig, steps: int):
-    """Learning rate as a function of the step: linear warm-up from 0, then the config's shape until `steps`."""
-    peak, last, after = config.learning_rate, config.learning_rate * config.final_fraction, steps - config.warmup
+    """Learning rate as a function of the step: linear warm-up from 0, then the config's schedule until `steps`."""
+    peak = config.learning_rate
+    last = peak * config.final_fraction
+    after = steps - config.warmup  # steps after the warm-up
     decay = max(round(config.decay_fraction * steps), 1)
     shapes = {
         "constant": lambda: optax.constant_schedule(peak),
@@ -29,28 +32,31 @@ def make_schedule(config: OptimizerConfig, steps: int):
 
 
 SCALINGS = {
-    "adamw": lambda c: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
-    "lion": lambda c: optax.scale_by_lion(c.beta1, c.beta2),
-    "adafactor": lambda c: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
-    "adagrad": lambda c: _adagrad(c.epsilon),
-    "muon": lambda c: _muon(c),
-    "sgd": lambda c: optax.trace(c.beta1),
+    "adamw": lambda c, _: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
+    "lion": lambda c, _: optax.scale_by_lion(c.beta1, c.beta2),
+    "adafactor": lambda c, _: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
+    "adagrad": lambda c, _: _adagrad(c.epsilon),
+    "muon": lambda c, axes: _muon(c, axes),
+    "sgd": lambda c, _: optax.trace(c.beta1),
 }
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The update rule. Weight decay acts on matrices (models/axes.py) and never on norms, biases and embeddings."""
-    scaling, by_tensor = SCALINGS[config.kind](config), config.clip_by == "tensor"
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """The update rule of a run."""
+    return update_rule(config.optimizer, config.steps, transformer.axes(config.model))
+
+
+def update_rule(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:
+    """The update rule for parameters with the tree `axes`. Weight decay applies to matrices, not to norms, biases
+    or embeddings."""
+    scaling = SCALINGS[config.kind](config, axes)
+    by_tensor = config.clip_by == "tensor"
     return optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip and not by_tensor else optax.identity(),
-        _with_clipped_steps(scaling, config.clip) if by_tensor else scaling,
-        optax.add_decayed_weights(config.weight_decay, mask=_matrices),
+        _with_clipped_steps(scaling, config.clip, axes) if by_tensor else scaling,
+        optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda each: each.matrix, axes)),
         optax.scale_by_learning_rate(make_schedule(config, steps)),
     )
-
-
-def _matrices(params):
-    return jax.tree.map(lambda axes: axes.matrix, tree_axes(params))
 
 
 class SumOfSquares(NamedTuple):
@@ -60,7 +66,7 @@ class SumOfSquares(NamedTuple):
 
 
 def _adagrad(epsilon: float) -> optax.GradientTransformation:
-    """g / (sqrt(sum of all g^2 so far) + epsilon) (Duchi et al. 2011, fig. 1). Of optax's own, epsilon is in the root."""
+    """g / (sqrt(sum of all g^2 so far) + epsilon) (Duchi et al. 2011, fig. 1). Optax has epsilon inside the root."""
 
     def update(grads, state, params=None):
         sums = jax.tree.map(lambda total, g: total + jnp.square(g), state.sum, grads)
@@ -70,32 +76,35 @@ def _adagrad(epsilon: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: SumOfSquares(jax.tree.map(jnp.zeros_like, params)), update)
 
 
-def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
-    """`scaling`, each tensor's step times min(1, clip / |g|), where g is the tensor's gradient (Sukhbaatar et al. 2019,
-    their code). The state of `scaling` sees g unclipped. Layers that are stacked have a norm each."""
+def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float, axes: dict) -> optax.GradientTransformation:
+    """`scaling`, with each tensor's step multiplied by min(1, clip / |g|), where g is the tensor's gradient (Sukhbaatar
+    et al. 2019, their code). The state of `scaling` gets the unclipped g. Each layer of a stack has its own norm."""
 
-    def shorten(step, g, axes: Axes):
-        within = tuple(range(axes.letters.startswith("N"), g.ndim))
-        norm = jnp.sqrt(jnp.square(g).sum(within, keepdims=True))
+    def clip_step(step, g, axes: Axes):
+        within_layer = tuple(range(axes.letters.startswith("N"), g.ndim))
+        norm = jnp.sqrt(jnp.square(g).sum(within_layer, keepdims=True))
         return step * clip / jnp.maximum(norm, clip)
 
     def update(grads, state, params=None):
         steps, state = scaling.update(grads, state, params)
-        return jax.tree.map(shorten, steps, grads, tree_axes(grads)), state
+        return jax.tree.map(clip_step, steps, grads, axes), state
 
     return optax.GradientTransformation(scaling.init, update)
 
 
-def _muon(config: OptimizerConfig):
-    """Muon (Jordan et al. 2024) on matrices, Adam on the rest, both scaled so that one learning rate suits both:
-    updates have a root mean square of 0.2 (Liu et al. 2025, sec. 2.2). A learning rate of -1 leaves the sign alone."""
+def _muon(config: OptimizerConfig, axes: dict):
+    """Muon (Jordan et al. 2024) on matrices, Adam on all other parameters.
+
+    Muon's updates are scaled to a root mean square of 0.2, so that one learning rate suits both (Liu et al. 2025, sec.
+    2.2). optax.contrib.muon applies its own learning rate with a minus sign; -1 cancels it.
+    """
     return optax.contrib.muon(
         learning_rate=-1.0,
         beta=0.95,
         adam_b1=config.beta1,
         adam_b2=config.beta2,
         eps=config.epsilon,
-        muon_weight_dimension_numbers=lambda params: jax.tree.map(_dimension_numbers, tree_axes(params)),
+        muon_weight_dimension_numbers=lambda _: jax.tree.map(_dimension_numbers, axes),
         consistent_rms=0.2,
     )
 
@@ -103,5 +112,5 @@ def _muon(config: OptimizerConfig):
 def _dimension_numbers(axes: Axes):
     if not axes.matrix:
         return None
-    positions = [tuple(axes.letters.index(letter) for letter in side) for side in (axes.inputs, axes.outputs)]
-    return optax.contrib.MuonDimensionNumbers(*positions)
+    dimensions = [tuple(axes.letters.index(letter) for letter in side) for side in (axes.inputs, axes.outputs)]
+    return optax.contrib.MuonDimensionNumbers(*dimensions)

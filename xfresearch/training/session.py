@@ -1,7 +1,7 @@
-"""A training run from the command line: claim the directory, train, then show what came out.
+"""A training run from the command line: lock the directory, train, then print and write the results.
 
-What it ends with: held-out bits per byte beside three marks (data/marks.py) and a sample, or of a data set with labels the
-held-out accuracy, report.html and the commands to go on. None of this is in the training loop.
+The results are the held-out bits per byte with compression baselines (data/baselines.py) and a sample, or the held-out
+accuracy for a data set with labels; report.html; and commands to run next. None of this is in the training loop.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ import jax
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.config import Config
-from xfresearch.config_io import split
+from xfresearch.config.files import split
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.training.workdir import claimed, record, require_same, starts
+from xfresearch.training.workdir import locked, record, require_same_config, starts
 
-MARK_BYTES = 32 << 20  # the marks are fitted on at most this much of the training split
+BASELINE_BYTES = 32 << 20  # the baselines are fitted on at most this much of the training split
 NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
-SAMPLE_BYTES = 16 << 30  # of parameters: those of many processes are gathered for a sample up to here
+SAMPLE_BYTES = 16 << 30  # with several processes, larger parameters are not gathered for a sample
 
 
 def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
-    """Trains in `workdir` and returns what was printed, as a dict. Raises as `loop.train` and `workdir.record` do.
+    """Trains in `workdir` and returns the printed results as a dict. Raises as `loop.train` and `workdir.record` do.
 
-    `arguments` are those that `config` was parsed from.
+    `arguments` are the command-line arguments from which `config` was parsed.
     """
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
@@ -40,15 +40,16 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
     path = epath.Path(workdir).expanduser()
     with ExitStack() as stack:
         loop.setup_jax(config)
-        require_same(config)
-        distributed.first_does(lambda: stack.enter_context(claimed(workdir)), "claiming the directory")
+        require_same_config(config)
+        distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
-        distributed.first_does(lambda: record(path, config, fork), "recording the start")
+        distributed.run_on_first(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
-            raise UserError(f"--workdir={workdir} is another directory here than in process 0: all have to share it")
+            raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
         clock = Clock()
-        clock.restore({"start": max(time.time() - starts(path)[-1]["seconds"], 0.0)})  # from the record of it on
+        # The time since this start was recorded.
+        clock.restore({"start": max(time.time() - starts(path)[-1]["seconds"], 0.0)})
         result = loop.train(config, path, tokenizer, clock)
         summary = {
             "step": result.step,
@@ -56,13 +57,13 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
             "evaluation": result.evaluation,
             "time": result.clock.shares(),
             "goodput": result.clock.shares()["step"],
-            "wall_seconds": result.clock.seconds_in_all(),
+            "wall_seconds": result.clock.total_seconds(),
             "starts": len(starts(path)),
         }
         if result.stopped_by:
             if distributed.first():
                 print(
-                    f"{result.stopped_by}: saved step {result.step}; the same command goes on from there",
+                    f"{result.stopped_by}: saved step {result.step}; the same command resumes from there",
                     file=sys.stderr,
                 )
             return summary
@@ -71,8 +72,8 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
 
 
 def _gathered(params: dict) -> dict:
-    """`params` whole, for the sample: as they are in a single process, from all processes otherwise; {} if too large."""
-    if not distributed.several():
+    """Unsharded `params` for the sample, gathered from all processes if there are several; {} if they are too large."""
+    if not distributed.is_active():
         return params
     from jax.experimental import multihost_utils
 
@@ -82,10 +83,10 @@ def _gathered(params: dict) -> dict:
 
 
 def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, result) -> dict:
-    """Prints and writes what a finished run has to say."""
+    """Prints the results of a finished run and writes its report."""
     from xfresearch.training.report import write_report
 
-    marks = _marks(config) if tokenizer and len(config.data.corpus) == 1 else {}
+    baselines = _baselines(config) if tokenizer and len(config.data.corpus) == 1 else {}
     prompt, sample = _sample(config, tokenizer, result.params)
     commands = _commands(config, path, arguments, prompt)
     start = starts(path)[-1]
@@ -93,19 +94,19 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
         path,
         config=dataclasses.asdict(config),
         machine={**start["machine"], **start["versions"], "commit": start["commit"]},
-        marks=marks,
+        baselines=baselines,
         result={**result.evaluation, "step": result.step, "time": result.clock.shares()}
         | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))},
         sample=sample,
         prompt=prompt,
         commands=commands,
     )
-    _print(config, path, marks, result, prompt, sample, report, commands)
-    return {"marks": marks, "sample": sample, "report": str(report)}
+    _print(config, path, baselines, result, prompt, sample, report, commands)
+    return {"baselines": baselines, "sample": sample, "report": str(report)}
 
 
 def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: str | None) -> dict[str, str]:
-    """What to type next, as a shell takes it; `prompt` is None where there is no text to generate."""
+    """{label: shell command} to run next. `prompt` is None if the model generates no text."""
     file, overrides = split(arguments)
     again = ["--config", file, *(f"--config.{key}={value}" for key, value in overrides if key != "steps")]
     first_line = ((prompt or "").splitlines() or [""])[0]
@@ -113,26 +114,24 @@ def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: st
     commands = {
         "evaluate": ["evaluate", "--workdir", str(path)],
         **({} if prompt is None else generate),
-        "go on": ["train", *again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"],
+        "train longer": ["train", *again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"],
     }
     return {
         name: shlex.join(["python", "-m", f"xfresearch.{words[0]}", *words[1:]]) for name, words in commands.items()
     }
 
 
-def _print(config, path, marks, result, prompt, sample, report, commands) -> None:
+def _print(config, path, baselines, result, prompt, sample, report, commands) -> None:
     if result.evaluation:
         name = "bits_per_byte" if "bits_per_byte" in result.evaluation else "accuracy"
-        what = f"{config.evaluation.split} split of {', '.join(config.data.corpus)}"
-        print(f"\nheld-out {name.replace('_', ' ')} ({what})")
-        rows = [*marks.items(), ("this model", result.evaluation[name])]
-        for who, value in sorted(rows, key=lambda row: -row[1]):
-            print(f"  {value:6.3f}  {who}")
+        source = f"{config.evaluation.split} split of {', '.join(config.data.corpus)}"
+        print(f"\nheld-out {name.replace('_', ' ')} ({source})")
+        rows = [*baselines.items(), ("this model", result.evaluation[name])]
+        for label, value in sorted(rows, key=lambda row: -row[1]):
+            print(f"  {value:6.3f}  {label}")
     print("" if sample is None else f"\nsample, after {prompt!r}:\n{prompt}{sample}\n")
     shares = ", ".join(f"{name} {share:.1%}" for name, share in result.clock.shares().items())
-    print(
-        f"goodput      {result.clock.shares()['step']:.1%} of {result.clock.seconds_in_all():,.0f} s, {_starts(path)}"
-    )
+    print(f"goodput      {result.clock.shares()['step']:.1%} of {result.clock.total_seconds():,.0f} s, {_starts(path)}")
     print(f"time         {shares}")
     print(f"checkpoint   {path}/checkpoints/{result.step}")
     print(f"report       {report}")
@@ -145,36 +144,38 @@ def _starts(path: epath.Path) -> str:
     return "1 start" if count == 1 else f"{count} starts"
 
 
-def _marks(config: Config) -> dict[str, float]:
-    """The marks for the run's corpus, computed once and kept in the cache."""
-    from xfresearch.command import write_json
+def _baselines(config: Config) -> dict[str, float]:
+    """The compression baselines for the run's corpus, computed once and kept in the cache."""
+    from xfresearch.data.baselines import compression_baselines
     from xfresearch.data.cache import cache_root
     from xfresearch.data.corpora import documents
-    from xfresearch.data.marks import marks
+    from xfresearch.files import write_json
 
-    corpus, split = config.data.corpus[0], config.evaluation.split
+    corpus = config.data.corpus[0]
+    split = config.evaluation.split
     heldout = list(documents(corpus, split, config.data))
-    train, size = [], 0
+    train = []
+    size = 0
     for text in documents(corpus, "train", config.data):
-        if size >= MARK_BYTES:
+        if size >= BASELINE_BYTES:
             break
         train.append(text)
         size += len(text)
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
-    kept = epath.Path(cache_root(config.data)) / "marks" / f"{key}.json"
-    if not kept.exists():
-        write_json(kept, marks(train, heldout))
-    return json.loads(kept.read_text())
+    cached = epath.Path(cache_root(config.data)) / "baselines" / f"{key}.json"
+    if not cached.exists():
+        write_json(cached, compression_baselines(train, heldout))
+    return json.loads(cached.read_text())
 
 
 def _sample(config: Config, tokenizer, params) -> tuple[str | None, str | None]:
-    """The prompt and what the model writes after it; None and None where it predicts labels."""
+    """The prompt and the text that the model generates after it; (None, None) if it predicts labels."""
     if tokenizer is None:
         return None, None
     if not params:
         return "", NO_SAMPLE
-    from xfresearch.api import LanguageModel
     from xfresearch.data.corpora import documents
+    from xfresearch.language_model import LanguageModel
 
     prompt = config.log.sample
     if not prompt:

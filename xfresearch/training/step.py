@@ -1,8 +1,8 @@
-"""One update: loss, gradient, optimiser. A pure function of (state, batch), jitted, its state donated.
+"""One update: loss, gradient, optimizer step. A pure function of (state, batch).
 
-The loss is (sum of weighted token losses) / (weights in the whole batch) + (auxiliary losses summed over tokens) / (tokens
-in the whole batch). Both divisors are known before the first microbatch, so that gradients of microbatches simply add up
-to those of the whole batch, however unequal their token counts.
+The loss is (sum of weighted token losses) / (sum of weights in the whole batch) + (sum over tokens of the auxiliary
+losses) / (tokens in the whole batch). Both divisors are known before the first microbatch. So the gradients of the
+microbatches add up to that of the whole batch, however unequal their token counts are.
 """
 
 from collections.abc import Callable
@@ -11,24 +11,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config import Config
+from xfresearch.config.run import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
-from xfresearch.models.axes import bounds_of, path_name
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
+from xfresearch.training.kernel_choices import execution
 from xfresearch.training.optimizer import make_schedule
-from xfresearch.training.routing import balanced, router_metrics
+from xfresearch.training.routing import router_metrics
+from xfresearch.trees import path_name
 
 
 def layers_mode(config: Config, mesh=None) -> str:
-    """'scan' or 'unroll': by choice, or the faster on the mesh's devices (JAX's own without one)."""
+    """'scan' or 'unroll'. 'auto' is the faster one on the mesh's devices (without a mesh, JAX's default device)."""
     return fast_layers(mesh) if config.training.layers == "auto" else config.training.layers
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformation, seed=None) -> dict:
-    """The state before the first update; every leaf is an array. `seed` is the config's, or a traced number: one compiled
-    program then serves every seed."""
+    """The state before the first update; every leaf is an array. With a traced `seed`, one compiled program works for
+    every seed; None is the config's seed."""
     seed = config.seed if seed is None else seed
     params = transformer.init(config.model, jax.random.fold_in(jax.random.key(seed), 0))
     state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
@@ -36,14 +37,15 @@ def init_state(config: Config, optimizer: optax.GradientTransformation, seed=Non
 
 
 def make_loss(config: Config, mesh=None) -> Callable:
-    """loss(params, batch, key, totals) -> (scalar, metrics), `totals` the weights and tokens of the whole update."""
-    layers, training = layers_mode(config, mesh), config.training
+    """loss(params, batch, key, totals) -> (scalar, metrics). `totals`: weights and tokens of the whole update."""
+    layers = layers_mode(config, mesh)
+    training = config.training
 
     def loss(params, batch, key, totals):
         model = transformer.bind(config.model, params)
-        # A running stream is one document without padding: attention needs no mask of segments.
+        # A stream counts as one document without padding: attention needs no segment mask.
         segments = None if config.data.packing == "stream" else batch["segments"]
-        ctx = Context(batch["positions"], segments, key, mesh=mesh)
+        ctx = Context(batch["positions"], segments, key, mesh=mesh, execution=execution(training))
         out = model(batch["tokens"], ctx, layers=layers, remat=training.remat)
         total, nll = linear_cross_entropy(
             out.hidden_BLD,
@@ -63,14 +65,14 @@ def make_loss(config: Config, mesh=None) -> Callable:
 
 
 def tokens_in(batch: dict):
-    """Tokens that are not padding, at least 1."""
+    """Number of tokens that are not padding, at least 1."""
     return jnp.maximum((batch["segments"] > 0).sum(), 1)
 
 
 def gradients(config: Config, params, batch: dict, key, mesh=None):
     """Gradient of the loss over a whole batch, in `training.accumulate` microbatches, and the metrics.
 
-    Among them `statistics`, as the model gives them, summed over the batch.
+    The metrics include the model's `statistics`, summed over the batch.
     """
     totals = {
         "weights": jnp.maximum(batch["weights"].sum(), 1),
@@ -89,7 +91,7 @@ def gradients(config: Config, params, batch: dict, key, mesh=None):
         (_, metrics), grads = value_and_grad(params, part, at, totals)
         return jax.tree.map(jnp.add, sums, (grads, metrics)), None
 
-    # Rows are dealt out in turn, so that a microbatch lies on every device that the batch lies on.
+    # Microbatch i takes rows i, i + parts, ...: so every device that has rows of the batch has rows of each microbatch.
     micro = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.tree.map(lambda x: x[0], micro)
     shapes = jax.eval_shape(lambda: value_and_grad(params, first, key, totals))
@@ -98,9 +100,9 @@ def gradients(config: Config, params, batch: dict, key, mesh=None):
 
 
 def make_train_step(config: Config, optimizer: optax.GradientTransformation, mesh=None) -> Callable:
-    """train_step(state, batch) -> (state, metrics): all of them of this update; by layer those that are dicts.
+    """train_step(state, batch) -> (state, metrics of this update). Metrics that are dicts have values by layer.
 
-    `mesh` is what the arrays will lie on: activations are laid over it, and its devices decide between implementations.
+    `mesh` is the mesh of the arrays. Activations are sharded over it, and its devices determine the implementations.
     """
     schedule = make_schedule(config.optimizer, config.steps)
 
@@ -110,8 +112,8 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, mes
         norm = optax.tree.norm(grads)
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
         statistics = metrics.pop("statistics")
-        params = within_bounds(optax.apply_updates(state["params"], updates))
-        params = balanced(config.model, params, statistics)
+        params = within_bounds(optax.apply_updates(state["params"], updates), transformer.axes(config.model))
+        params = transformer.after_update(config.model, params, statistics)
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
         if config.training.ema:
             decay = config.training.ema
@@ -131,18 +133,13 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, mes
     return train_step
 
 
-def within_bounds(params):
-    """`params` with those that have bounds (models/axes.py) moved back into them."""
-
-    def move(path, leaf):
-        low, high = bounds_of(path_name(path)) or (None, None)
-        return leaf if low is None else jnp.clip(leaf, low, high)
-
-    return jax.tree_util.tree_map_with_path(move, params)
+def within_bounds(params, axes):
+    """`params` clipped to the bounds in the tree `axes`, for parameters that have bounds."""
+    return jax.tree.map(lambda leaf, each: leaf if each.bounds is None else jnp.clip(leaf, *each.bounds), params, axes)
 
 
 def layer_norms(tree) -> dict:
-    """Euclidean norm of each parameter by its path; of stacked ones, one norm per layer."""
+    """Euclidean norm of each parameter by its path; for a stack, one norm per layer."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = {path_name(path): leaf for path, leaf in flat}
     return {
@@ -152,6 +149,7 @@ def layer_norms(tree) -> dict:
 
 
 def _has_dropout(config: Config) -> bool:
+    """Whether the model draws random numbers in training."""
     blocks = config.model.blocks.values()
-    noise = any(b.feed_forward.kind == "moe" and b.feed_forward.moe.jitter for b in blocks)
-    return bool(config.model.dropout or noise or any(b.dropout or b.attention.dropout for b in blocks))
+    within = any(options.random for block in blocks for options in block.sublayers.values())
+    return bool(config.model.dropout or within or any(block.dropout for block in blocks))

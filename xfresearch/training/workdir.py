@@ -1,8 +1,8 @@
-"""A run's directory: who may write in it, and what is recorded about the run.
+"""The working directory of a run: its lock, and the files that describe the run.
 
 config.json   the resolved config           run.json     versions, commit, machine and command line of every start
-tokenizer/    what turns text into tokens   metrics.jsonl, tensorboard/, checkpoints/, report.html
-errors/       of many processes, what each that ended badly said last
+tokenizer/    the tokenizer's files         metrics.jsonl, tensorboard/, checkpoints/, report.html
+errors/       with several processes, the last lines of each one that failed
 """
 
 import dataclasses
@@ -14,23 +14,20 @@ from contextlib import contextmanager
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.command import write_json
-from xfresearch.config import Config
-from xfresearch.config_io import differences, from_dict, read_json, to_json
+from xfresearch.checkpoints import store
+from xfresearch.checkpoints.store import in_bucket
+from xfresearch.config.comparing import differences
+from xfresearch.config.files import read_json
+from xfresearch.config.reading import from_dict, to_json
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.training import checkpoint
-from xfresearch.training.checkpoint import in_bucket
-
-# Keys of which each process of a run may have a value of its own.
-OWN = ("data.cache_dir", "data.manual_dir", "data.workers", "data.prefetch")
-# Keys that change how a run is computed or watched, and not what it computes: free to differ when it is resumed.
-FREE = ("mesh", "checkpoint", "log", "evaluation", "training.layers", "training.remat", "training.loss_rows", *OWN)
-# So are all that end in .kernel.
+from xfresearch.files import write_json
 
 
 @contextmanager
-def claimed(workdir):
-    """Holds a run's directory for this process; UserError while another one trains in it (local directories only)."""
+def locked(workdir):
+    """Creates the directory and locks it for this process (a bucket is not locked). Raises UserError if it cannot be
+    written or another process trains in it."""
     path = epath.Path(workdir).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -51,45 +48,46 @@ def claimed(workdir):
         yield path
 
 
-def require_same(config: Config) -> None:
-    """UserError, in every process, where one of many was given another config than the first: they would wait for each
-    other for ever, or compute something else."""
-    if distributed.several():
+def require_same_config(config: Config) -> None:
+    """Raises UserError in every process if any of them has another config than process 0. Such processes would wait for
+    each other forever, or compute something else."""
+    if distributed.is_active():
         first = from_dict(Config, distributed.shared(dataclasses.asdict(config)))
-        lines = [line for line in differences(first, config) if _key(line) not in OWN]
-        word = distributed.first_word("; ".join(lines))
-        if word:
-            raise UserError(f"every process needs the config that process 0 has: {word}")
+        lines = differences(first, config, deciding=("function", "initialisation", "training", "execution"))
+        difference = distributed.first_message("; ".join(lines))
+        if difference:
+            raise UserError(f"every process needs the config of process 0: {difference}")
 
 
 def record(path: epath.Path, config: Config, fork: bool) -> None:
-    """Adds this start to run.json, with what `goodput` needs to know of the time before it.
+    """Adds this start to run.json, with the gap before it, which the goodput needs.
 
-    UserError, listing the differences, where the directory holds a run of another config and `fork` is not given; and
-    where it holds a model alone.
+    Raises UserError, with the differences, if the directory holds a run of another config and `fork` is False; also if
+    it holds a model without optimizer state.
     """
-    if checkpoint.of_model_alone(path):
+    if store.has_only_params(path):
         raise UserError(
-            f"--workdir={path} holds a model that was imported or saved, with no optimiser's state to go on from: use a "
-            "new directory"
+            f"--workdir={path} holds an imported or saved model without optimizer state, so training cannot resume "
+            "from it: use a new directory"
         )
     from xfresearch.hardware import describe_machine, git_commit, versions
 
     saved = read_json(path / "config.json") if (path / "config.json").exists() else None
     if saved:
-        changed = [line for line in differences(saved, config) if not _free(line)]
+        changed = differences(saved, config, deciding=("function", "initialisation", "training"))
         if changed and not fork:
             text = "; ".join(changed)
             raise UserError(
-                f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to go on from "
-                "its newest checkpoint with this config"
+                f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to resume "
+                "from its newest checkpoint with this config"
             )
-    before, now = starts(path) if saved else [], time.time()  # none of those that ended with a mistake in the config
+    before = starts(path) if saved else []  # without config.json, earlier starts failed on a mistake in their config
+    now = time.time()
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
-        "gap": max(now - _last_sign_of_life(path), 0.0) if before else 0.0,
-        "finished_before": bool(before) and (checkpoint.steps(path) or [0])[-1] >= saved.steps,
+        "gap": max(now - _last_write(path), 0.0) if before else 0.0,
+        "finished_before": bool(before) and (store.steps(path) or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
@@ -98,45 +96,34 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
     write_json(path / "run.json", {"starts": [*before, start]})
 
 
-def keep(path: epath.Path, config: Config, tokenizer) -> None:
-    """Writes tokenizer/, where there is a tokenizer, and config.json: what is in the directory is of this config from now
-    on."""
+def write_config(path: epath.Path, config: Config, tokenizer) -> None:
+    """Writes config.json and tokenizer/ (which is removed if `tokenizer` is None)."""
     folder = path / "tokenizer"
     if tokenizer is None and folder.exists():
         folder.rmtree()
     if tokenizer is not None:
         tokenizer.save(str(folder))
         for file in folder.iterdir():
-            if file.name not in tokenizer.files:  # of the tokenizer before a fork
+            if file.name not in tokenizer.files:  # left by another tokenizer, before a fork
                 file.unlink()
     write_json(path / "config.json", json.loads(to_json(config)))
 
 
 def starts(path: epath.Path) -> list[dict]:
-    """Every start of the run, as run.json has them."""
+    """All starts of the run, from run.json."""
     file = path / "run.json"
     return json.loads(file.read_text())["starts"] if file.exists() else []
 
 
-def time_gone(all_starts: list[dict], until: float) -> dict[str, float]:
-    """Seconds that went to nothing between `until`, when the checkpoint that a run goes on from was made, and its newest
-    start: `lost` in work that was not saved, `down` while no process ran. Rest after a finished run is neither."""
+def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
+    """Seconds between `until`, the time of the checkpoint that the run resumes from, and its newest start: `lost` in
+    work that was not saved, `down` while no process ran. The time after a run had finished counts as neither."""
     later = [start for start in all_starts if start["seconds"] > until]
     lost = all_starts[-1]["seconds"] - until - sum(start["gap"] for start in later)
     return {"lost": max(lost, 0.0), "down": sum(s["gap"] for s in later if not s["finished_before"])}
 
 
-def _last_sign_of_life(path: epath.Path) -> float:
-    """When the process before last wrote anything."""
-    files = [path / "run.json", path / "metrics.jsonl", checkpoint.directory(path)]
+def _last_write(path: epath.Path) -> float:
+    """The time at which the previous process last wrote a file."""
+    files = [path / "run.json", path / "metrics.jsonl", store.directory(path)]
     return max(file.stat().mtime for file in files if file.exists())
-
-
-def _free(line: str) -> bool:
-    key = _key(line)
-    return key.endswith(".kernel") or any(key == name or key.startswith(name + ".") for name in FREE)
-
-
-def _key(line: str) -> str:
-    """The key that a line of `differences` is about."""
-    return line.split(":")[0].removeprefix("config.")

@@ -1,6 +1,6 @@
-"""Tokenizers behind one interface: bytes, Hugging Face `tokenizers` (loaded, or BPE trained here), SentencePiece, llama2.c.
+"""Tokenizers with one interface: bytes, Hugging Face `tokenizers` (loaded or trained here), SentencePiece, llama2.c.
 
-Text goes in as bytes and every id knows the bytes that it stands for, so nothing is lost between file and model.
+Text is passed as bytes, and every id has its bytes, so nothing is lost between file and model.
 """
 
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer

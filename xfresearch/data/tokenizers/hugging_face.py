@@ -1,4 +1,4 @@
-"""tokenizer.json of Hugging Face `tokenizers`, and GPT-2's two files, which are read as one."""
+"""tokenizer.json of Hugging Face `tokenizers`, and GPT-2's two files, which are converted to one."""
 
 import json
 import re
@@ -6,8 +6,8 @@ import re
 from etils import epath
 
 from xfresearch.data.tokenizers.base import Tokenizer
-from xfresearch.data.tokenizers.beside import NOTHING, Beside
 from xfresearch.data.tokenizers.sentence_piece import piece_bytes
+from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from xfresearch.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -18,29 +18,30 @@ _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json of Hugging Face `tokenizers`: byte-level, or with SentencePiece's spaces and byte fallback."""
 
-    def __init__(self, content: str, beside: Beside = NOTHING):
+    def __init__(self, content: str, special: SpecialTokens = NO_SPECIAL_TOKENS):
         import tokenizers
 
         self._hf = tokenizers.Tokenizer.from_str(content)
         self._hf.no_truncation()
         self._hf.no_padding()
-        self._hf.encode_special_tokens = True  # a document that quotes <|endoftext|> does not end there
+        self._hf.encode_special_tokens = True  # <|endoftext|> in a document is text, not a separator
         values = json.loads(content)
         table, byte_level = _token_bytes(self._hf, values)
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
         lossless = _lossless(values, byte_level) if len(self._byte_ids) == 256 else ""
-        separator = self._separator(beside, table)
+        separator = self._separator(special, table)
         if separator is not None:
             table[separator] = b""
-        files = {"tokenizer.json": content.encode()} | beside.files
+        files = {"tokenizer.json": content.encode()} | special.files
         super().__init__(
-            table, files, separator, self._begin(), beside.stops, lossless, dummy_prefix=self._adds_space(byte_level)
+            table, files, separator, self._begin(), special.stops, lossless, dummy_prefix=self._adds_space(byte_level)
         )
 
     def _encode(self, text: bytes) -> list[int]:
         try:
             return self._encode_text(text.decode("utf-8"))
         except UnicodeDecodeError:
+            # surrogateescape turns each invalid byte into a lone surrogate, which becomes the id of that byte.
             runs = re.split("([\udc80-\udcff])", text.decode("utf-8", "surrogateescape"))
             stray = {chr(0xDC00 + byte): [i] for byte, i in self._byte_ids.items() if byte >= 128}
             return [
@@ -51,7 +52,7 @@ class HuggingFaceTokenizer(Tokenizer):
             ]
 
     def _encode_text(self, text: str) -> list[int]:
-        # encode_batch_fast, unlike encode, lets go of the interpreter's lock, so that threads tokenise in parallel
+        # encode_batch_fast, unlike encode, releases the GIL, so that threads tokenise in parallel.
         return self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
     def _adds_space(self, byte_level: bool) -> bool:
@@ -59,20 +60,21 @@ class HuggingFaceTokenizer(Tokenizer):
         return bool(first) and self._hf.id_to_token(first[0]).startswith("\u2581")
 
     def _begin(self) -> int | None:
-        """What the file's post-processor puts before a text. Like `transformers`, which asks no other file then."""
+        """The token that the post-processor puts before a text, or None. Like `transformers`, reads no other file."""
         encoding = self._hf.encode("a")
         return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
 
-    def _separator(self, beside: Beside, table: list[bytes]) -> int | None:
-        """By the name that the folder gives, by its number, or by the names that are customary."""
-        named = self._hf.token_to_id(beside.end)
-        numbered = [i for i in beside.stops if 0 <= i < len(table) and not table[i]]  # a default may be any word's id
-        guessed = (self._hf.token_to_id(name) for name in _SEPARATORS)
-        return next((i for i in (named, *numbered, *guessed) if i is not None), None)
+    def _separator(self, special: SpecialTokens, table: list[bytes]) -> int | None:
+        """The separator by the name in the settings, else by an id in the settings, else by a customary name."""
+        by_name = self._hf.token_to_id(special.end)
+        # eos_token_id may be a default value that is the id of an ordinary token: only ids without bytes count.
+        by_id = [i for i in special.stops if 0 <= i < len(table) and not table[i]]
+        customary = (self._hf.token_to_id(name) for name in _SEPARATORS)
+        return next((i for i in (by_name, *by_id, *customary) if i is not None), None)
 
 
 def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
-    """The bytes of every id of a Hugging Face tokenizer, and whether it is byte-level; UserError for other kinds."""
+    """The bytes of every id, and whether the tokenizer is byte-level. Raises UserError for an unsupported decoder."""
     kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(values.get("decoder") or {})))
     vocab = hf.get_vocab(with_added_tokens=True)
     added = hf.get_added_tokens_decoder()
@@ -90,7 +92,7 @@ def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
     for token, i in vocab.items():
         if i not in added:
             table[i] = to_bytes(token)
-        elif not added[i].special:  # Gemma's runs of spaces are such, written with U+2581
+        elif not added[i].special:  # for example Gemma's runs of spaces, written with U+2581
             table[i] = token.encode() if byte_level else piece_bytes(token)
     unknown = getattr(hf.model, "unk_token", None)
     if unknown in vocab:
@@ -99,21 +101,22 @@ def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
 
 
 def _byte_characters() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte."""
+    """GPT-2's map of each byte to a printable character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
 def _lossless(values: dict, byte_level: bool) -> str:
-    """What a tokenizer.json with all 256 bytes keeps: everything, if each of its parts is known to."""
-    model, steps = values["model"], [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
+    """`Tokenizer.lossless` of a tokenizer.json with all 256 bytes. '' unless every step is known to be lossless."""
+    model = values["model"]
+    steps = [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
     subwords = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    if model["type"] not in ("BPE", "Unigram") or subwords or not all(map(_keeps, steps)):
+    if model["type"] not in ("BPE", "Unigram") or subwords or not all(map(_is_lossless, steps)):
         return ""
     kinds = {step["type"] for step in steps}
     words = [token for token in values.get("added_tokens", []) if not token["special"]]
-    # What stands between two such tokens would each get a space in front.
+    # lstrip and rstrip drop spaces. Prepend would add a space in front of each text between two such tokens.
     if any(token["lstrip"] or token["rstrip"] for token in words) or (words and "Prepend" in kinds):
         return ""
     if byte_level:
@@ -122,50 +125,51 @@ def _lossless(values: dict, byte_level: bool) -> str:
 
 
 def _parts(step: dict | None) -> list[dict]:
-    """A normaliser or pre-tokeniser, or those that it is a sequence of."""
+    """The steps of a normaliser or pre-tokeniser, with sequences flattened."""
     if not step:
         return []
     inner = step.get("normalizers") or step.get("pretokenizers") or []
     return [part for one in inner for part in _parts(one)] if step["type"] == "Sequence" else [step]
 
 
-def _keeps(step: dict) -> bool:
-    """Whether a normaliser or pre-tokeniser is known to lose nothing but the difference of U+2581 and a space."""
+def _is_lossless(step: dict) -> bool:
+    """Whether a normaliser or pre-tokeniser is known to keep all text, except that U+2581 becomes a space."""
     known = {
         "ByteLevel": lambda: not step.get("add_prefix_space"),
         "Digits": lambda: True,
         "Split": lambda: step["behavior"] != "Removed",
         "Prepend": lambda: step["prepend"] == "\u2581",
         "Replace": lambda: step["pattern"] == {"String": " "} and step["content"] == "\u2581",
-        "Metaspace": lambda: step.get("prepend_scheme") == "never",  # otherwise a text's own first space counts for it
+        "Metaspace": lambda: step.get("prepend_scheme") == "never",  # otherwise a leading space of the text is lost
     }
     return step["type"] in known and known[step["type"]]()
 
 
-def gpt2_tokenizer(vocabulary: epath.Path, beside: Beside) -> str:
-    """tokenizer.json of GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe.
+def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
+    """The tokenizer.json for GPT-2's two files, which share a prefix: [gpt2_]encoder.json and [gpt2_]vocab.bpe.
 
-    UserError where others have such files too (Qwen, Phi), which cut words in another way or have more tokens.
+    Raises UserError for other models with such files (Qwen, Phi): they split words differently or have more tokens.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors
 
-    merges, added = _merges_file(vocabulary), vocabulary.with_name("added_tokens.json")
-    ours = beside.kind in ("", "GPT2Tokenizer")
-    if not ours or added.is_file():
-        what = f"GPT-2's with {added.name}" if ours else f"a {beside.kind}"
+    merges = _merges_file(vocabulary)
+    added = vocabulary.with_name("added_tokens.json")
+    is_gpt2 = special.kind in ("", "GPT2Tokenizer")
+    if not is_gpt2 or added.is_file():
+        found = f"GPT-2's with {added.name}" if is_gpt2 else f"a {special.kind}"
         raise UserError(
-            f"the tokenizer is {what}: it takes a tokenizer.json, which transformers' save_pretrained writes"
+            f"the tokenizer is {found}: it needs a tokenizer.json, which transformers' save_pretrained writes"
         )
     hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hf.decoder = decoders.ByteLevel()
-    special = {name: hf.token_to_id(name) for name in (END_OF_TEXT, beside.begin, beside.end)}
-    special = {name: i for name, i in special.items() if i is not None}
-    hf.add_special_tokens(list(special))
-    if beside.adds_begin and beside.begin in special:  # OPT's texts start with </s>
-        pieces = [(beside.begin, special[beside.begin])]
-        hf.post_processor = processors.TemplateProcessing(single=f"{beside.begin} $A", special_tokens=pieces)
+    ids = {name: hf.token_to_id(name) for name in (END_OF_TEXT, special.begin, special.end)}
+    ids = {name: i for name, i in ids.items() if i is not None}
+    hf.add_special_tokens(list(ids))
+    if special.adds_begin and special.begin in ids:  # OPT's texts start with </s>
+        pieces = [(special.begin, ids[special.begin])]
+        hf.post_processor = processors.TemplateProcessing(single=f"{special.begin} $A", special_tokens=pieces)
     return hf.to_str()
 
 
@@ -176,8 +180,8 @@ def _merges_file(vocabulary: epath.Path) -> epath.Path:
         if vocabulary.name.endswith(name)
     ]
     if not names:
-        raise UserError("neither a tokenizer.json nor one of GPT-2's vocabularies, named *vocab.json or *encoder.json")
+        raise UserError("neither a tokenizer.json nor a GPT-2 vocabulary, which is named *vocab.json or *encoder.json")
     merges = vocabulary.with_name(names[0])
     if not merges.is_file():
-        raise UserError(f"its second file {names[0]} is missing")
+        raise UserError(f"the second file, {names[0]}, is missing")
     return merges

@@ -1,12 +1,12 @@
-"""Which tokenizer a file, a directory or a run's config stands for."""
+"""Loads the tokenizer of a file, a directory or a run's config."""
 
 import json
 
 from etils import epath
 
-from xfresearch.config import DataConfig
+from xfresearch.config.run import DataConfig
 from xfresearch.data.cache import build_once, cache_root
-from xfresearch.data.tokenizers import beside
+from xfresearch.data.tokenizers import bpe, special_tokens
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
@@ -17,28 +17,29 @@ _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "enco
 
 
 def vocab_size(data: DataConfig) -> int:
-    """Size of the vocabulary that `tokenizer_for(data)` has, without training it."""
+    """The vocabulary size of `tokenizer_for(data)`, without training the tokenizer."""
     if data.tokenizer == "bytes":
         return 257
     return data.bpe_vocab if data.tokenizer == "bpe" else tokenizer_for(data).vocab_size
 
 
 def tokenizer_for(data: DataConfig) -> Tokenizer:
-    """The tokenizer that `data` names; 'bpe' is trained on the train splits once and then read from the cache."""
+    """The tokenizer that `data` names. 'bpe' is trained once on the train splits and then cached."""
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer != "bpe":
         return load_tokenizer(data.tokenizer)
-    from xfresearch.data import bpe
-
     return load_tokenizer(
         build_once(cache_root(data) / "tokenizers" / bpe.key(data), lambda directory: bpe.train(data, directory))
     )
 
 
 def load_tokenizer(path) -> Tokenizer:
-    """The tokenizer in a file: tokenizer.json, one of GPT-2's two, a SentencePiece .model, llama2.c's .bin. Or in a
-    directory, where the files beside it say which tokens begin and end a text (beside.py); `save` writes such a one."""
+    """The tokenizer in a file: tokenizer.json, one of GPT-2's two files, a SentencePiece .model or a llama2.c .bin.
+
+    In a directory, such as `Tokenizer.save` writes, the settings files next to it define which tokens begin and end a
+    text (special_tokens.py). Raises UserError if there is no tokenizer or it cannot be read.
+    """
     path = epath.Path(path).expanduser()
     file = _tokenizer_file(path) if path.is_dir() else path
     if not file.is_file():
@@ -46,18 +47,18 @@ def load_tokenizer(path) -> Tokenizer:
             f"config.data.tokenizer={str(path)!r} is not allowed: it must be 'bytes', 'bpe', or the path of"
             f" an existing tokenizer file or directory{nearest(str(path), ('bytes', 'bpe'))}"
         )
-    said = beside.read(path) if path.is_dir() else beside.NOTHING
+    special = special_tokens.read(path) if path.is_dir() else special_tokens.NO_SPECIAL_TOKENS
     try:
-        return _load(file, said)
+        return _load(file, special)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    except Exception as error:  # the libraries raise bare Exception, RuntimeError, KeyError... for a broken file
+    except Exception as error:  # the libraries raise Exception, RuntimeError, KeyError... for a damaged file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{file}: not a tokenizer that can be read: {reason}") from None
+        raise UserError(f"{file}: not a valid tokenizer: {reason}") from None
 
 
 def has_tokenizer(directory) -> bool:
-    """Whether a directory holds a file that `load_tokenizer` reads."""
+    """Whether `load_tokenizer` finds a tokenizer file in `directory`."""
     return bool(_tokenizer_files(epath.Path(directory)))
 
 
@@ -69,14 +70,14 @@ def _tokenizer_file(directory: epath.Path) -> epath.Path:
     found = _tokenizer_files(directory)
     if not found:
         raise UserError(
-            f"config.data.tokenizer={str(directory)!r}: the directory holds none of {', '.join(_FILES)} or a .model"
+            f"config.data.tokenizer={str(directory)!r}: the directory contains none of {', '.join(_FILES)} or *.model"
         )
     return found[0]
 
 
-def _load(file: epath.Path, said: beside.Beside) -> Tokenizer:
+def _load(file: epath.Path, special: special_tokens.SpecialTokens) -> Tokenizer:
     if file.suffix == ".model":
-        return SentencePieceTokenizer(file.read_bytes(), said)
+        return SentencePieceTokenizer(file.read_bytes(), special)
     if file.suffix == ".bin":
         return Llama2cTokenizer(file.read_bytes())
     content = file.read_text(encoding="utf-8")
@@ -84,5 +85,5 @@ def _load(file: epath.Path, said: beside.Beside) -> Tokenizer:
     if values == {"kind": "bytes"}:
         return ByteTokenizer()
     if isinstance(values.get("model"), dict):
-        return HuggingFaceTokenizer(content, said)
-    return HuggingFaceTokenizer(gpt2_tokenizer(file, said), said)
+        return HuggingFaceTokenizer(content, special)
+    return HuggingFaceTokenizer(gpt2_tokenizer(file, special), special)

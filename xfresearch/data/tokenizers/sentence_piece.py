@@ -3,18 +3,18 @@
 import re
 
 from xfresearch.data.tokenizers.base import Tokenizer
-from xfresearch.data.tokenizers.beside import NOTHING, Beside
+from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 
-# Fields of sentencepiece_model.proto, which the library does not give away.
+# Field numbers of sentencepiece_model.proto, which the library does not expose.
 _TRAINER, _NORMALIZER = 2, 3
 _SUFFIX, _BYTE_FALLBACK = 24, 35
 _CHARACTER_MAP, _REMOVES_SPACES = 2, 4
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece .model. Bytes that are not UTF-8 are read as U+FFFD; an unknown piece has no bytes."""
+    """A SentencePiece .model. Invalid UTF-8 is read as U+FFFD; the unknown piece has no bytes."""
 
-    def __init__(self, content: bytes, beside: Beside = NOTHING):
+    def __init__(self, content: bytes, special: SpecialTokens = NO_SPECIAL_TOKENS):
         import sentencepiece
 
         self._sp = sentencepiece.SentencePieceProcessor(model_proto=content)
@@ -22,11 +22,11 @@ class SentencePieceTokenizer(Tokenizer):
         table = [self._bytes_of(i) for i in range(self._sp.get_piece_size())]
         super().__init__(
             table,
-            {"tokenizer.model": content} | beside.files,
-            end_of_text=self._control(beside.end, self._sp.eos_id()),
-            # The file has an id for it whether or not a model was trained with it: only its folder knows.
-            begin_of_text=self._control(beside.begin, self._sp.bos_id()) if beside.adds_begin else None,
-            stops=beside.stops,
+            {"tokenizer.model": content} | special.files,
+            end_of_text=self._control(special.end, self._sp.eos_id()),
+            # The .model has such an id whether or not models were trained with it: only the settings files tell.
+            begin_of_text=self._control(special.begin, self._sp.bos_id()) if special.adds_begin else None,
+            stops=special.stops,
             lossless=_lossless(content),
             dummy_prefix=bool(first) and first[0].startswith("\u2581"),
         )
@@ -35,7 +35,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._sp.encode(text.decode("utf-8", "replace"))
 
     def _control(self, name: str, otherwise: int) -> int | None:
-        """The id of a piece by its name, or the file's own, which is -1 where it has none."""
+        """The id of the piece called `name`, else `otherwise`, the id in the .model, which is -1 for none."""
         i = self._sp.piece_to_id(name)
         i = otherwise if self._sp.is_unknown(i) else i
         return i if i >= 0 else None
@@ -47,36 +47,46 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def piece_bytes(piece: str) -> bytes:
-    """Bytes of a SentencePiece piece: <0x0A> is a byte, U+2581 a space."""
+    """The bytes of a SentencePiece piece: <0x0A> is a byte, U+2581 is a space."""
     byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
     return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
 
 
 def _lossless(content: bytes) -> str:
-    """'text' where unknown characters are spelt as bytes, and no character is mapped to another or space removed."""
+    """'text' with byte fallback for unknown characters, no character map and no removal of spaces; otherwise ''."""
     model = _fields(content)
-    trainer, normalizer = _fields(model.get(_TRAINER, b"")), _fields(model.get(_NORMALIZER, b""))
+    trainer = _fields(model.get(_TRAINER, b""))
+    normalizer = _fields(model.get(_NORMALIZER, b""))
     alters = normalizer.get(_CHARACTER_MAP) or normalizer.get(_REMOVES_SPACES, 1) or trainer.get(_SUFFIX)
     return "text" if trainer.get(_BYTE_FALLBACK) and not alters else ""
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """The fields of a protocol buffer by their number, of repeated ones the last."""
-    found, at = {}, 0
+    """The fields of a protocol buffer by number; of a repeated field, the last value."""
+    found = {}
+    at = 0
     while at < len(message):
         key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if kind == 0:
+        number = key >> 3
+        wire_type = key & 7
+        if wire_type == 0:
             found[number], at = _varint(message, at)
             continue
-        size, at = _varint(message, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
-        found[number], at = message[at : at + size], at + size
+        if wire_type == 2:  # a string, with its size in front
+            size, at = _varint(message, at)
+        else:
+            size = {1: 8, 5: 4}[wire_type]
+        found[number] = message[at : at + size]
+        at += size
     return found
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, seven bits in each byte, and where it ends."""
-    number, shift = 0, 0
+    """The varint at offset `at`, with seven bits in each byte, and the offset of its end."""
+    number = 0
+    shift = 0
     while message[at] & 0x80:
-        number, shift, at = number | (message[at] & 0x7F) << shift, shift + 7, at + 1
+        number |= (message[at] & 0x7F) << shift
+        shift += 7
+        at += 1
     return number | message[at] << shift, at + 1

@@ -1,0 +1,247 @@
+"""Every defect of a Hugging Face folder is a one-line error that names the file, tensor or key."""
+
+import json
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import xfresearch as xf
+from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
+from xfresearch.interop.folder import INDEX
+
+
+def error_of(folder: Path) -> str:
+    with pytest.raises(xf.UserError) as caught:
+        xf.load(folder)
+    text = str(caught.value)
+    assert "\n" not in text and str(folder) in text
+    return text
+
+
+def test_a_missing_tensor_is_named(folder):
+    edit_tensors(folder, lambda tensors: tensors.pop(UP))
+    assert f"tensor {UP} is missing" in error_of(folder)
+
+
+def test_a_misnamed_tensor_is_named_with_the_nearest_name(folder):
+    edit_tensors(folder, lambda tensors: tensors.update({UP.replace("up_", "upp_"): tensors.pop(UP)}))
+    assert error_of(folder).endswith(f"tensor {UP} is missing; did you mean '{UP.replace('up_', 'upp_')}'?")
+
+
+def test_an_unexpected_tensor_is_named(folder):
+    edit_tensors(folder, lambda tensors: tensors.update(extra=np.zeros(3, np.float32), more=np.zeros(3, np.float32)))
+    message = error_of(folder)
+    assert "tensor extra is unexpected (and 1 more): the llama model of config.json does not have it" in message
+
+
+def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(folder):
+    edit_tensors(folder, lambda tensors: tensors.update({UP: tensors[UP].T.copy()}))
+    width, hidden = load_file(folder / WEIGHTS)[UP].shape
+    shapes = f"has shape [{width}, {hidden}]: config.json requires [{hidden}, {width}]"
+    assert f"tensor {UP} {shapes}" in error_of(folder)
+
+
+def test_a_tied_head_that_differs_from_the_embedding_is_named(folder):
+    """A copy of the embedding is accepted."""
+    edit_config(folder, tie_word_embeddings=True)
+    message = error_of(folder)
+    assert "tensors lm_head.weight and model.embed_tokens.weight differ: tie_word_embeddings in config.json" in message
+    edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"]}))
+    assert xf.load(folder).config.tie_embeddings
+    edit_tensors(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 7.0))
+    assert "model.embed_tokens.weight differ" in error_of(folder)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("kind, dtype", [("I8", "int8"), ("F8_E4M3", "float8_e4m3fn")])
+def test_a_tensor_of_a_quantized_dtype_is_named(folder, kind, dtype, everywhere):
+    """The header is edited, because the NumPy interface of safetensors does not write 8-bit floats."""
+    header, data = parts(folder / WEIGHTS)
+    for name in header if everywhere else [UP]:
+        if name != "__metadata__":
+            header[name]["dtype"] = kind
+            rows, *others = header[name]["shape"]
+            header[name]["shape"] = [4 * rows, *others]  # the same number of bytes
+    join(folder / WEIGHTS, header, data)
+    text = error_of(folder)
+    assert f"has dtype {kind}: it must be one of F16, BF16, F32, F64" in text
+    assert everywhere or UP in text
+
+
+def parts(file: Path) -> tuple[dict, bytes]:
+    """The header and the data of a safetensors file."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def join(file: Path, header, data: bytes) -> None:
+    """Writes a safetensors file with this header and data."""
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize(
+    "keep, text", [(-1, "truncated: tensor"), (100, "its header is truncated"), (3, "header is truncated")]
+)
+def test_a_truncated_file_is_named(folder, keep, text):
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:keep])
+    message = error_of(folder)
+    assert text in message and str(file) in message
+
+
+def test_a_wrong_header_is_an_error(folder):
+    header, data = parts(folder / WEIGHTS)
+    entries = [
+        [],
+        {"dtype": "F32", "shape": [2, 2]},
+        {"dtype": "F32", "shape": [2, 2], "data_offsets": [0]},
+        {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 15]},
+        {"dtype": "F32", "shape": [2, 2], "data_offsets": [16, 0]},
+        {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": ["2", 2], "data_offsets": [0, 16]},
+        {"dtype": 5, "shape": [2, 2], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 2**82]},
+        {"dtype": "F32", "shape": [2**200], "data_offsets": [0, 2**202]},
+    ]
+    for entry in entries:
+        join(folder / WEIGHTS, header | {UP: entry}, data)
+        assert UP in error_of(folder)
+    for wrong in ([], "text", 5):
+        join(folder / WEIGHTS, wrong, data)
+        assert "safetensors file" in error_of(folder)
+    (folder / WEIGHTS).write_bytes((4).to_bytes(8, "little") + b"\xff{}\x00")
+    assert "its header is not JSON" in error_of(folder)
+
+
+def test_a_missing_file_of_an_index_is_named(sharded, tmp_path):
+    folder = shutil.copytree(sharded, tmp_path / "m")
+    gone = sorted(folder.glob("*.safetensors"))[1]
+    gone.unlink()
+    assert error_of(folder).endswith(f"{INDEX}: it lists {gone.name}, which is not in the folder")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": ["a"]}']
+)
+def test_a_broken_index_is_named(sharded, tmp_path, content):
+    folder = shutil.copytree(sharded, tmp_path / "m")
+    (folder / INDEX).write_text(content)
+    assert f"{folder / INDEX}: not an index of safetensors files" in error_of(folder)
+
+
+def test_a_tensor_in_two_files_is_named(sharded, tmp_path):
+    folder = shutil.copytree(sharded, tmp_path / "m")
+    index = json.loads((folder / INDEX).read_text())
+    shutil.copy(folder / index["weight_map"][UP], folder / "again.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": index["weight_map"] | {"again": "again.safetensors"}}))
+    assert re.search(r"tensor model\.layers\.\S+ is also in again.safetensors", error_of(folder))
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname"])
+def test_an_index_cannot_list_files_outside_its_folder(folder, name):
+    shutil.copy(folder / WEIGHTS, folder.parent / "elsewhere.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {UP: name}}))
+    assert "which is not in the folder" in error_of(folder)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"model_type": "lama"}, "model_type='lama' is not allowed: it must be one of gpt2,.* did you mean 'llama'"),
+        ({"model_type": "bert"}, "model_type='bert' is not allowed: it must be one of"),
+        ({"model_type": None}, "model_type=None is not allowed: it must be one of"),
+        ({"model_type": ["llama"]}, r"model_type=\['llama'\] is not allowed"),
+        ({"hidden_size": None}, "config.json: hidden_size is missing"),
+        ({"hidden_size": "12"}, "config.json: hidden_size='12' has the wrong type str: it must be an integer"),
+        ({"hidden_size": -4}, "config.json: hidden_size=-4 is not allowed: it must be at least 1"),
+        ({"hidden_size": 12.5}, "config.json: hidden_size=12.5 has the wrong type float"),
+        ({"num_attention_heads": 0}, "config.json: num_attention_heads=0 is not allowed"),
+        ({"num_attention_heads": [4]}, r"config.json: num_attention_heads=\[4\] has the wrong type list"),
+        ({"rms_norm_eps": "tiny"}, "config.json: rms_norm_eps='tiny' has the wrong type str: it must be a number"),
+        ({"rope_theta": "a"}, "config.json: rope_theta='a' has the wrong type: it must be a number"),
+        ({"rope_theta": -1}, "config.json: rope_theta=-1.0 is not allowed"),
+        ({"rope_scaling": "linear"}, "config.json: rope_scaling='linear' has the wrong type: it must be an object"),
+        ({"rope_scaling": {"type": "linear"}}, "config.json: rope_scaling has no factor"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 0.5}},
+            "config.json: factor=0.5 is not allowed: it must be at l",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, "config.json: rope_type='longrope' is not allowed: it must be one of"),
+        ({"rope_scaling": {"type": ["yarn"]}}, r"config.json: rope_type=\['yarn'\] is not allowed: it must be one of"),
+        ({"hidden_act": "sillu"}, "config.json: hidden_act='sillu' is not allowed: it must be one of"),
+        ({"hidden_act": ["silu"]}, r"config.json: hidden_act=\['silu'\] is not allowed"),
+        ({"tie_word_embeddings": "yes"}, "config.json: tie_word_embeddings='yes' has the wrong type str"),
+        ({"quantization_config": {"bits": 4}}, "config.json: quantization_config is not allowed"),
+        ({"num_hidden_layers": 3}, r"tensor model.layers.2.* is missing \(and \d more\)"),
+        ({"num_hidden_layers": 1}, r"tensor model.layers.1.* is unexpected \(and \d more\): the llama model of config"),
+        (
+            {"vocab_size": 256},
+            r"tensor model.embed_tokens.weight has shape \[257, 32\]: config.json requires \[256, 32\]",
+        ),
+    ],
+)
+def test_a_wrong_value_in_config_json_is_an_error_that_names_the_key(folder, changes, text):
+    edit_config(folder, **changes)
+    with pytest.raises(xf.UserError, match=f"^{folder}: {text}"):
+        xf.load(folder)
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[1]", "holds a JSON list: it must be an object"),
+        (None, "file not found: a Hugging Face folder must have one"),
+    ],
+)
+def test_a_missing_or_invalid_config_json_is_named(folder, content, text):
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    message = error_of(folder)
+    assert message.startswith(f"{folder / 'config.json'}: ") and text in message
+
+
+class Bomb:
+    """Its pickle creates a file when it is opened."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_a_pickle_is_never_opened(folder, tmp_path, name):
+    (folder / WEIGHTS).unlink()
+    (folder / name).write_bytes(pickle.dumps(Bomb(tmp_path / "opened")))
+    assert f"{folder / name}: pickle files can run arbitrary code and are not supported" in error_of(folder)
+    assert not (tmp_path / "opened").exists()
+    pickle.loads((folder / name).read_bytes())  # shows that opening it would have created the file
+    assert (tmp_path / "opened").exists()
+
+
+def test_a_pickle_next_to_safetensors_is_ignored(folder, tmp_path):
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "opened")))
+    assert xf.load(folder).config.vocab_size == 257 and not (tmp_path / "opened").exists()
+
+
+def test_folders_without_weights_or_without_any_file_are_errors(folder, tmp_path):
+    (folder / WEIGHTS).unlink()
+    assert error_of(folder).endswith(f"{folder}: it has neither {WEIGHTS} nor {INDEX}")
+    (tmp_path / "empty").mkdir()
+    assert "a Hugging Face folder (config.json and safetensors)" in error_of(tmp_path / "empty")
+
+
+def test_a_step_of_a_folder_is_an_error(folder):
+    with pytest.raises(xf.UserError, match="step=3 is not allowed with .*, which holds one model"):
+        xf.load(folder, step=3)

@@ -1,0 +1,106 @@
+"""The structure of the code: imports have one direction, files are short, classes have few options."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import xfresearch
+from xfresearch.config import run
+from xfresearch.models import block_config, kinds
+
+ROOT = Path(__file__).parent.parent
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((ROOT / "xfresearch").rglob("*.py"))
+}
+# A package may import the packages in its own group and in the groups below it.
+ORDER = (
+    {"planning", "interop", "harness"},
+    {"training"},
+    {"checkpoints"},
+    {"models"},
+    {"kernels"},
+    {"sharding"},
+)
+MOST_LINES, MOST_OPTIONS = 400, 15
+
+
+def imports(name: str) -> set[str]:
+    """The modules of xfresearch that a module imports, including imports inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {module if module in FILES else node.module for module in whole}
+    return {module for module in found if module in FILES}
+
+
+def test_there_are_no_import_cycles():
+    try:
+        list(TopologicalSorter({name: imports(name) for name in FILES}).static_order())
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+def test_an_import_cycle_is_detected():
+    with pytest.raises(CycleError):
+        list(TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
+
+
+@pytest.mark.parametrize("number", range(1, len(ORDER)))
+def test_packages_do_not_import_from_groups_above(number):
+    above = set().union(*ORDER[:number])
+    for package in ORDER[number]:
+        own = [name for name in FILES if name.startswith(f"xfresearch.{package}.")]
+        assert own, package
+        wrong = {name: bad for name in own if (bad := {m for m in imports(name) if m.split(".")[1] in above})}
+        assert not wrong
+
+
+def test_files_are_short():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES.values()}
+    lengths |= {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in (ROOT / "tests").rglob("*.py")}
+    assert not {name: lines for name, lines in lengths.items() if lines > MOST_LINES}
+
+
+def dataclasses_of_options() -> set[type]:
+    """Every class of options: of runs, blocks and each kind of sublayer, with their base and nested classes."""
+    found = set()
+    waiting = [run.Config, *block_config.BLOCKS.values()]
+    waiting += [kind.options for table, _, _ in kinds.HOLDS.values() for kind in table.values()]
+    while waiting:
+        cls = waiting.pop()
+        if cls in found or not dataclasses.is_dataclass(cls):
+            continue
+        found.add(cls)
+        waiting += [base for base in cls.__bases__ if base is not object]
+        waiting += [type(value) for spec in dataclasses.fields(cls) if (value := default_of(spec)) is not None]
+    return found
+
+
+def default_of(spec: dataclasses.Field):
+    if spec.default is not dataclasses.MISSING:
+        return spec.default
+    return spec.default_factory() if spec.default_factory is not dataclasses.MISSING else None
+
+
+def test_no_class_declares_more_than_a_few_options():
+    """A config may derive from several classes, but each class declares few options."""
+    classes = dataclasses_of_options()
+    assert len(classes) > 20
+    assert not {cls: n for cls in classes if (n := len(inspect.get_annotations(cls))) > MOST_OPTIONS}
+
+
+def test_every_module_can_be_imported_alone():
+    names = [module.name for module in pkgutil.walk_packages(xfresearch.__path__, "xfresearch.")]
+    for name in names:
+        if not name.startswith("xfresearch.harness"):  # needs lm_eval
+            importlib.import_module(name)

@@ -1,0 +1,261 @@
+"""Asynchronous Orbax checkpoints, with a checksum of every array that is verified on reading.
+
+    <workdir>/checkpoints/<step>/params    nested dict of arrays, layers stacked
+                                /ema       averaged parameters, if the run keeps them
+                                /rest      optimizer state and counters, keyed by their paths as text
+                                /meta      JSON: checksums ("fingerprints"), clock, metrics
+
+Orbax writes under a temporary name and then renames; in a bucket it writes commit_success.txt last. So a write that was
+killed or failed never looks like a checkpoint.
+"""
+
+import logging
+import sys
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from xfresearch import distributed
+from xfresearch.config.run import CheckpointConfig
+from xfresearch.errors import Stopped
+
+ITEMS = ("params", "ema", "rest")
+
+
+class Corrupt(Exception):
+    """A damaged checkpoint: what was read differs from what was written, or cannot be read."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(f"checkpoint {step} is damaged: {reason}")
+        self.step = step
+        self.reason = reason
+
+
+@cache
+def _orbax():
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised too, and reported in one line
+    sys.unraisablehook = _without_orbax_noise(sys.unraisablehook)
+    return ocp
+
+
+@cache
+def _manager_class():
+    class Manager(_orbax().CheckpointManager):
+        def reached_preemption(self, step: int) -> bool:
+            """Always False, and never asks JAX.
+
+            JAX stops all processes at the highest number that any of them has asked about. The training loop asks about
+            0, 1, 2, ...; Orbax would ask about `step`, which is higher in a resumed run, and the loop would miss the
+            notice.
+            """
+            return False
+
+    return Manager
+
+
+def _without_orbax_noise(hook):
+    """`hook` for unraisable exceptions, without those of arrays that Orbax abandons after one of them has failed.
+
+    Each of these would print pages when it is garbage-collected or when TensorStore's threads finish, at times after
+    the line that gives the error.
+    """
+
+    def quieter(unraisable):
+        code = getattr(unraisable.object, "cr_code", None)  # set if the object is a coroutine
+        abandoned = code is not None and "orbax" in code.co_filename
+        if not abandoned and str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    return quieter
+
+
+def directory(workdir) -> epath.Path:
+    return epath.Path(workdir).expanduser().absolute() / "checkpoints"
+
+
+def in_bucket(path) -> bool:
+    """Whether `path` is an address (gs://...). Its files cannot be locked, appended to or renamed."""
+    return "://" in str(path)
+
+
+def steps(workdir) -> list[int]:
+    """Steps with a complete checkpoint, ascending."""
+    path = directory(workdir)
+    return sorted(int(p.name) for p in path.iterdir() if _complete(p)) if path.exists() else []
+
+
+def _complete(path: epath.Path) -> bool:
+    return path.name.isdigit() and (not in_bucket(path) or (path / "commit_success.txt").exists())
+
+
+def has_only_params(workdir) -> bool:
+    """Whether the checkpoints in `workdir` hold parameters and no optimizer state (see `save_params`)."""
+    saved = [directory(workdir) / str(step) for step in steps(workdir)]
+    return bool(saved) and not any((path / "rest").exists() for path in saved)
+
+
+def move_damaged(workdir, step: int) -> epath.Path:
+    """Moves a damaged checkpoint to damaged/, so that its step can be written again. Returns the new path."""
+    source = directory(workdir) / str(step)
+    target = source.parent.parent / "damaged" / f"{step}-{len(list(source.parent.parent.glob('damaged/*')))}"
+    target.parent.mkdir(exist_ok=True)
+    source.rename(target)
+    return target
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run in the background. Keeps the newest, every n-th and the best."""
+
+    def __init__(self, workdir, config: CheckpointConfig):
+        ocp = _orbax()
+        from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+
+        policies = [keep.LatestN(config.keep)]
+        if config.keep_every:
+            policies.append(keep.EveryNSteps(config.keep_every))
+        if config.keep_best:
+            best = keep.BestN(
+                get_metric_fn=lambda m: m["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
+            )
+            policies.append(best)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
+        )
+        self.directory = directory(workdir)
+        self.ocp = ocp
+        self.manager = _manager_class()(self.directory, options=options)
+
+    def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
+        """Starts writing `state`, ranked by its validation `loss`. Raises Stopped if an earlier write failed."""
+        save = self.ocp.args
+        items = _items(state)
+        meta = meta | {"step": step, "fingerprints": checksums(items)}
+        arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
+        metrics = None if loss is None else {"loss": loss}
+        self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments), metrics=metrics))
+
+    def wait(self) -> None:
+        """Returns when everything is written. Raises Stopped if a write failed."""
+        self._guard(self.manager.wait_until_finished)
+
+    def close(self) -> None:
+        self._guard(self.manager.close)
+
+    def _guard(self, action) -> None:
+        try:
+            action()
+        except Exception as error:  # full disk, lost mount: the type that Orbax raises depends on the file system
+            if distributed.is_active() and distributed.COLLECTIVE.search(_reason(error)):
+                raise  # a lost process is reported as such, not as a failed write
+            kept = steps(self.directory.parent)
+            last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
+            raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from error
+
+
+def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
+    """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Corrupt if damaged."""
+    wanted = _items(abstract_state)
+    found, meta = _read(workdir, step, wanted)
+    flat, structure = jax.tree_util.tree_flatten_with_path(
+        {k: v for k, v in abstract_state.items() if k not in ITEMS[:2]}
+    )
+    rest = structure.unflatten([found["rest"][jax.tree_util.keystr(path)] for path, _ in flat])
+    return {**rest, **{name: found[name] for name in ITEMS[:2] if name in found}}, meta
+
+
+def restore_params(workdir, step: int, abstract_params: dict) -> dict:
+    """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Corrupt if damaged."""
+    name = "ema" if (directory(workdir) / str(step) / "ema").exists() else "params"
+    return _read(workdir, step, {name: abstract_params})[0][name]
+
+
+def save_params(workdir, step: int, params: dict) -> None:
+    """Writes a checkpoint of parameters alone. It is complete when this returns."""
+    ocp = _orbax()
+    with ocp.CheckpointManager(directory(workdir)) as manager:
+        meta = ocp.args.JsonSave({"step": step, "fingerprints": checksums({"params": params})})
+        manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params), meta=meta))
+
+
+def _items(state: dict) -> dict:
+    """The items of a checkpoint: params, ema and rest. Optax's types in `rest` become one flat dict."""
+    flat, _ = jax.tree_util.tree_flatten_with_path({k: v for k, v in state.items() if k not in ITEMS[:2]})
+    items = {"params": state["params"], "rest": {jax.tree_util.keystr(path): leaf for path, leaf in flat}}
+    return items | ({"ema": state["ema"]} if "ema" in state else {})
+
+
+def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
+    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt."""
+    found = {}
+    meta = {}
+    damage = ""
+    try:
+        found, meta = _read_files(directory(workdir) / str(step), wanted)
+        written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
+    except Exception as error:  # the type depends on where the file is truncated or altered
+        damage = _reason(error)
+    _agree(step, damage)  # before the checksums, which all processes compute together
+    actual = checksums(found)
+    changed = [name for name, value in written.items() if actual.get(name) != value]
+    _agree(step, f"{changed[0]} does not have the checksum that was recorded with it" if changed else "")
+    return found, meta
+
+
+def _reason(error: BaseException) -> str:
+    """The original cause in one line. The errors that Orbax wraps it in describe Orbax only."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
+    """Each process reads on its own, so that one that fails does not leave the others waiting in an Orbax barrier."""
+    ocp = _orbax()
+    index = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
+    meta = ocp.Checkpointer(ocp.JsonCheckpointHandler(), multiprocessing_options=alone).restore(path / "meta")
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
+        return {name: reader.restore(path / name, tree) for name, tree in wanted.items()}, meta
+
+
+def _agree(step: int, damage: str) -> None:
+    """Raises Corrupt in every process if `damage` is not empty in any of them."""
+    damage = distributed.first_message(damage)
+    if damage:
+        raise Corrupt(step, damage)
+
+
+def checksums(items: dict) -> dict[str, int]:
+    """A checksum of each array by its path. It does not depend on the mesh."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(items)
+    values = _checksum_all([leaf for _, leaf in flat])
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): int(v)
+        for (path, _), v in zip(flat, values, strict=True)
+    }
+
+
+@jax.jit
+def _checksum_all(leaves: list) -> list:
+    return [_checksum(leaf) for leaf in leaves]
+
+
+def _checksum(x):
+    """Sum over elements of (bits times an odd number that depends on the element's index), modulo 2^32.
+
+    Odd numbers are invertible modulo 2^32, so any change of one element changes its term.
+    """
+    bits = np.dtype(x.dtype).itemsize * 8
+    words = jax.lax.bitcast_convert_type(x, f"uint{min(bits, 32)}").astype(jnp.uint32)
+    index = jnp.zeros(words.shape, jnp.uint32)  # of each element in row-major order
+    stride = 1
+    for axis in reversed(range(words.ndim)):
+        index += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
+        stride *= words.shape[axis]
+    odd = index * np.uint32(2 * 2654435761 % 2**32) + np.uint32(1)
+    return jnp.sum(words * odd, dtype=jnp.uint32)

@@ -1,0 +1,29 @@
+"""Differences between two configs."""
+
+from collections.abc import Iterable
+
+from xfresearch.config.fields import leaves
+
+
+def differences(old, new, key: str = "config", deciding: Iterable[str] = ()) -> list[str]:
+    """Lines 'config.key: old -> new' for every option in which two configs differ.
+
+    If `deciding` is given, it compares only the options that decide one of these things (fields.py).
+    """
+    wanted = set(deciding)
+    before = _values(old, key, wanted)
+    after = _values(new, key, wanted)
+    return [
+        f"{name}: {before.get(name, '(absent)')!r} -> {after.get(name, '(absent)')!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, ...) != after.get(name, ...)
+    ]
+
+
+def _values(config, key: str, wanted: set[str]) -> dict:
+    return {f"{key}.{leaf.path}": leaf.value for leaf in leaves(config) if not wanted or leaf.decides in wanted}
+
+
+def flat(config) -> dict:
+    """{dotted path: value} of every option."""
+    return {leaf.path: leaf.value for leaf in leaves(config)}

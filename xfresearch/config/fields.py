@@ -1,0 +1,169 @@
+"""Fields of a config. Each has a default, a range, one line of documentation, and one thing that it decides.
+
+A config is a frozen dataclass whose fields are made by `option`, `group` and `choice`. A field decides one of
+
+    function         the function that a model computes from its parameters
+    initialisation   the initial values of the parameters
+    training         how the parameters change
+    execution        how a run is computed: speed, memory, output files; never the result
+    machine          paths and thread counts of a machine: each process may have a different value
+
+Resume, fingerprints and the comparison of two models use this (comparing.py).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from typing import Any, Literal, NamedTuple
+
+from xfresearch.errors import UserError, nearest, require
+
+Decides = Literal["function", "initialisation", "training", "execution", "machine"]
+
+
+class Needs(NamedTuple):
+    """The condition under which an option is used. Setting an option that is not used is an error."""
+
+    words: str  # "position='rope'"
+    holds: Callable[[Any], bool]  # of the dataclass that has the option
+
+
+def where(**values) -> Needs:
+    """The option is used if each named field has the given value, or one of a tuple of values."""
+    allowed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+    words = " and ".join(f"{name}={' or '.join(map(repr, each))}" for name, each in allowed.items())
+    return Needs(words, lambda config: all(getattr(config, name) in each for name, each in allowed.items()))
+
+
+def unless(**values) -> Needs:
+    """The option is used unless a named field has the given value."""
+    words = " and ".join(f"{name} other than {value!r}" for name, value in values.items())
+    return Needs(words, lambda config: all(getattr(config, name) != value for name, value in values.items()))
+
+
+class Choice(NamedTuple):
+    """The classes that a group of options can have, by the value of one of its fields."""
+
+    by: str  # 'kind' or 'layout'
+    classes: Mapping[str, type]
+    default: str
+
+    def make(self, name: str):
+        """The options of the class `name`, at their defaults."""
+        return self.classes[name](**{self.by: name})
+
+
+def option(
+    default,
+    doc: str,
+    low=None,
+    high=None,
+    above=None,
+    decides: Decides | None = None,
+    needs: Needs | None = None,
+):
+    """A field with a single value. `low` and `high` are inclusive bounds, `above` is an exclusive one. By default it
+    decides the same as its group."""
+    metadata = {"doc": doc, "low": low, "high": high, "above": above, "decides": decides, "needs": needs}
+    return field(default=default, metadata=metadata)
+
+
+def group(default, doc: str, decides: Decides | None = None, needs: Needs | None = None):
+    """A field that is a dataclass of options."""
+    return field(default=default, metadata={"doc": doc, "decides": decides, "needs": needs})
+
+
+def choice(classes: Mapping[str, type], default: str, doc: str, by: str = "kind"):
+    """A field that is a group of options. Its class depends on the value of the field `by` inside it."""
+    chosen = Choice(by, classes, default)
+    return field(default_factory=lambda: chosen.make(default), metadata={"doc": doc, "choice": chosen})
+
+
+def choices(classes: Mapping[str, type], defaults: dict[str, str], doc: str, by: str):
+    """A field that is a dictionary of such groups. `defaults` are its initial names and their classes."""
+    chosen = Choice(by, classes, next(iter(defaults.values())))
+    make = lambda: {name: chosen.make(of) for name, of in defaults.items()}  # noqa: E731
+    return field(default_factory=make, metadata={"doc": doc, "choice": chosen})
+
+
+class Leaf(NamedTuple):
+    """One option of a config."""
+
+    path: str  # 'blocks.main.attention.heads'
+    value: Any
+    field: dataclasses.Field
+    owner: Any  # the dataclass that has it
+    unread: str  # the condition under which it would be used; '' if it is used
+    decides: Decides
+
+    @property
+    def default(self):
+        return self.field.default
+
+
+def leaves(config, prefix: str = "", unread: str = "", decides: Decides = "function") -> Iterator[Leaf]:
+    """Every option of a config, including those of nested groups."""
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        path = prefix + spec.name
+        needs = spec.metadata.get("needs")
+        own_decides = spec.metadata.get("decides") or decides
+        unmet = unread or ("" if needs is None or needs.holds(config) else needs.words)
+        if isinstance(value, dict):
+            for name, item in value.items():
+                yield from leaves(item, f"{path}.{name}.", unmet, own_decides)
+        elif dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{path}.", unmet, own_decides)
+        else:
+            yield Leaf(path, value, spec, config, unmet, own_decides)
+
+
+def check_read(config, key: str) -> None:
+    """Raises UserError if an option is set that nothing reads."""
+    for leaf in leaves(config):
+        if leaf.unread:
+            allowed = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
+            require(leaf.value == leaf.default, f"{key}.{leaf.path}" if key else leaf.path, leaf.value, allowed)
+
+
+def change(config, path: str, value, prefix: str = ""):
+    """`config` with the option at a dotted path set to `value`. If this option chooses a class of options (a kind, a
+    layout), options that both classes have keep their values. Raises UserError if the option does not exist, with the
+    path after `prefix`."""
+    name, _, rest = path.partition(".")
+    fields = config.__dataclass_fields__
+    if name not in fields:
+        exist = f"{nearest(name, fields)} (the options are {', '.join(fields)})"
+        raise UserError(f"{prefix}{path}={value!r}: there is no such option{exist}")
+    if not rest:
+        return dataclasses.replace(config, **{name: value})
+    old = getattr(config, name)
+    chosen = fields[name].metadata.get("choice")
+    if chosen and isinstance(old, dict):
+        item, _, last = rest.partition(".")
+        if last == chosen.by:
+            new = _choose(chosen, old[item], value)
+        else:
+            new = change(old[item], last, value, f"{prefix}{name}.{item}.") if last else value
+        return dataclasses.replace(config, **{name: {**old, item: new}})
+    if chosen and rest == chosen.by:
+        return dataclasses.replace(config, **{name: _choose(chosen, old, value)})
+    return dataclasses.replace(config, **{name: change(old, rest, value, f"{prefix}{name}.")})
+
+
+def _choose(chosen: Choice, old, name: str):
+    """Options of the class `name`, with those non-default values of `old` for which it has an option."""
+    return _carried(old, chosen.make(getattr(old, chosen.by)), chosen.make(name), leave=chosen.by)
+
+
+def _carried(old, defaults, new, leave: str = ""):
+    """`new` with those values of `old` that differ from `defaults` and for which `new` has an option."""
+    changes = {}
+    shared = {spec.name for spec in dataclasses.fields(new)} & {spec.name for spec in dataclasses.fields(old)}
+    for name in shared - {leave}:
+        value, default, new_value = (getattr(options, name) for options in (old, defaults, new))
+        if dataclasses.is_dataclass(value) and type(value) is not type(new_value) and type(value) is type(default):
+            changes[name] = _carried(value, default, new_value)
+        elif value != default:
+            changes[name] = value
+    return dataclasses.replace(new, **changes)

@@ -1,0 +1,151 @@
+"""Reads config files of ml-collections, overrides on the command line, and a run's config.json.
+
+`--config FILE[:arg]` loads a file whose `get_config(arg)` returns a ConfigDict. `--config.KEY=VALUE` overrides one of
+its keys. Overrides of a kind or a layout decide which keys exist, so they are applied first, in their order.
+"""
+
+import json
+from pathlib import Path
+
+from absl import flags
+from etils import epath
+from ml_collections import config_flags
+
+from xfresearch.config.groups import Group, to_config_dict
+from xfresearch.config.reading import from_dict
+from xfresearch.config.resolving import resolve
+from xfresearch.config.run import Config
+from xfresearch.errors import UserError, nearest
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+
+
+def default_config():
+    """The ConfigDict that every file in `configs/` starts from: all keys have their defaults."""
+    return to_config_dict(Config())
+
+
+def parse(arguments: list[str]) -> Config:
+    """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config. Raises UserError for any mistake."""
+    return resolve(from_dict(Config, _load(arguments)))
+
+
+def _load(arguments: list[str]):
+    file, overrides = split(arguments)
+    path = Path(file.split(":")[0])
+    if not path.is_file():
+        raise UserError(f"--config={file}: there is no such file; the named configs are {_named_configs()}")
+    if "get_config" not in path.read_text(errors="replace"):
+        raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
+    config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={file}"], file)
+    config.unlock()
+    overrides = [override for override in overrides if not _choose(config, *override)]
+    for override in overrides:
+        _check_override(config, *override)
+    remaining = [f"--config.{name}={value}" for name, value in overrides]
+    return _parse_flags(config_flags.DEFINE_config_dict, [config], remaining, file)
+
+
+def _parse_flags(define, default: list, arguments: list[str], file: str):
+    """The config that `define`, a function of config_flags, makes of a config file or a `default` and the arguments."""
+    values = flags.FlagValues()
+    argv = ["xfresearch", *arguments]
+    try:
+        define("config", *default, flag_values=values, sys_argv=argv)
+        values(argv)
+        config = values.config
+        config.items()
+    except UserError:
+        raise
+    except Exception as error:  # a config file is the user's code, which may raise anything
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = text.split("Flag parsing error: ")[-1].removeprefix("flag ")
+        raise UserError(f"--config={file}: {text[:300]}") from error
+    return config
+
+
+def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The config file and the (dotted key, value) overrides in `arguments`: `--name=value` or `--name value`."""
+    file = ""
+    overrides = []
+    rest = list(arguments)
+    while rest:
+        name, has_value, value = rest.pop(0).partition("=")
+        if name != "--config" and not name.startswith("--config."):
+            raise UserError(
+                f"{name}: there is no such option{nearest(name, ['--config', '--workdir'])} "
+                "(see --help; a key of the config is --config.KEY=VALUE)"
+            )
+        if not has_value:
+            if not rest:
+                raise UserError(f"{name}: a value is missing")
+            value = rest.pop(0)
+        if name == "--config":
+            file = value
+        else:
+            overrides.append((name.removeprefix("--config."), value))
+    if not file:
+        raise UserError(f"--config FILE[:arg] is missing; the named configs are {_named_configs()}")
+    return file, overrides
+
+
+def _choose(config, name: str, value: str) -> bool:
+    """Applies an override if it chooses a kind or a layout. Returns whether it does."""
+    *parts, last = name.split(".")
+    group = config
+    for part in parts:
+        group = group.get(part) if hasattr(group, "keys") else None
+    if not isinstance(group, Group) or last != group.by:
+        return False
+    group[last] = value
+    return True
+
+
+def _check_override(config, name: str, value: str) -> None:
+    """Raises UserError if the key of an override does not exist or its value has the wrong type."""
+    current = config
+    path = "config"
+    for part in name.split("."):
+        keys = list(current.keys()) if hasattr(current, "keys") else []
+        if part not in keys:
+            existing = f"{path} has {', '.join(keys)}" if keys else f"{path} holds a single value"
+            raise UserError(f"config.{name}={value}: there is no key '{part}'{nearest(part, keys)} ({existing})")
+        current = current[part]
+        path = f"{path}.{part}"
+    if hasattr(current, "keys"):
+        allowed, valid = f"a value and not a group of keys ({', '.join(current)})", False
+    elif isinstance(current, bool):
+        allowed, valid = "True or False", value.lower() in ("true", "false", "1", "0")
+    elif isinstance(current, int):
+        allowed, valid = "an integer", _parses_as(int, value)
+    elif isinstance(current, float):
+        allowed, valid = "a number", _parses_as(float, value)
+    else:
+        return
+    if not valid:
+        raise UserError(f"config.{name}={value} has the wrong type: it must be {allowed}")
+
+
+def _parses_as(kind, text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _named_configs() -> str:
+    files = [path.name for path in sorted(CONFIGS.glob("*.py")) if "def get_config" in path.read_text()]
+    return ", ".join(f"configs/{name}" for name in files) or "(none found)"
+
+
+def read_json(path) -> Config:
+    """The Config of a run, read from its config.json. Raises UserError if the file is missing or invalid."""
+    path = epath.Path(path)
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file, so this is not a run's directory")
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from error
+    return resolve(from_dict(Config, data))

@@ -1,0 +1,98 @@
+"""ConfigDicts in which one key decides which other keys exist. Config files and overrides change these."""
+
+import dataclasses
+import typing
+
+from ml_collections import ConfigDict, FieldReference
+from ml_collections.config_dict import placeholder
+
+from xfresearch.config.fields import Choice
+from xfresearch.config.reading import check_choice
+
+
+class Group(ConfigDict):
+    """A ConfigDict in which the key `chosen.by` chooses the other keys. Setting it adds the keys of the new kind or
+    layout with their defaults, and removes the keys of the old one. Keys that both have keep their values."""
+
+    def __init__(self, values: dict, chosen: Choice, key: str, followed: "Group | None" = None):
+        """`key` is the path of the group, for errors. If `followed` is given, keys that are added later refer to the
+        keys of that group."""
+        super().__init__()
+        for name, value in values.items():
+            super().__setitem__(name, value)
+        # ConfigDict treats attributes as keys, so these are set through `object`.
+        attributes = {"_chosen": chosen, "_key": key, "_followed": followed, "_followers": [], "_name": self[chosen.by]}
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+        if followed is not None:
+            followed._followers.append(self)
+
+    @property
+    def by(self) -> str:
+        """The key that chooses the others."""
+        return self._chosen.by
+
+    def __setitem__(self, key, value):
+        if key == self._chosen.by and not isinstance(value, FieldReference):
+            check_choice(self._chosen, value, self._key)
+        super().__setitem__(key, value)
+        self._update_keys()
+
+    def _update_keys(self) -> None:
+        """Replaces the keys if another class has been chosen."""
+        name = self[self._chosen.by]
+        if name == self._name:
+            return
+        old, new = (to_config_dict(self._chosen.make(each), self._key) for each in (self._name, name))
+        object.__setattr__(self, "_name", name)
+        _replace_keys(self, old, new, self._followed)
+        for follower in self._followers:
+            follower._update_keys()
+
+
+def to_config_dict(value, key: str = "config", chosen: Choice | None = None):
+    """A dataclass as a ConfigDict with all of its defaults; other values as they are."""
+    if isinstance(value, dict):
+        return ConfigDict({name: to_config_dict(item, f"{key}.{name}", chosen) for name, item in value.items()})
+    if not dataclasses.is_dataclass(value):
+        return value
+    found = {}
+    for spec in dataclasses.fields(value):
+        item = getattr(value, spec.name)
+        inner = spec.metadata.get("choice")
+        found[spec.name] = _unset(value, spec) if item is None else to_config_dict(item, f"{key}.{spec.name}", inner)
+    return Group(found, chosen, key) if chosen else ConfigDict(found)
+
+
+def _replace_keys(group: ConfigDict, old: ConfigDict, new: ConfigDict, followed: ConfigDict | None) -> None:
+    """Replaces the keys of `group`, which are those of `old`, by those of `new`. A key that both have keeps its value
+    unless it is the default of `old`. Added keys refer to `followed` if it has them."""
+    for key in [key for key in group if key not in new]:
+        del group._fields[key]
+    for key in new:
+        known = followed is not None and key in followed
+        if key not in group:
+            ConfigDict.__setitem__(group, key, following(followed, key) if known else new[key])
+        elif isinstance(new[key], ConfigDict):
+            if not isinstance(new[key], Group):
+                _replace_keys(group[key], old[key], new[key], followed[key] if known else None)
+        elif key in old and group[key] == old[key] and old[key] != new[key] and not known:
+            ConfigDict.__setitem__(group, key, new[key])
+
+
+def _unset(owner, spec: dataclasses.Field):
+    """A placeholder for an option whose default is None: it can be set to a value of its type later."""
+    hint = typing.get_type_hints(type(owner))[spec.name]
+    return placeholder(next(kind for kind in typing.get_args(hint) if kind is not type(None)))
+
+
+def follow(group: ConfigDict, key: str = ""):
+    """A new group whose keys refer to the same keys of `group`: setting a key of `group` sets it in both, setting a key
+    of the new group sets it only there."""
+    values = {name: following(group, name) for name in group}
+    return Group(values, group._chosen, key or group._key, group) if isinstance(group, Group) else ConfigDict(values)
+
+
+def following(group: ConfigDict, name: str):
+    """A reference to one key of `group`."""
+    return follow(group[name]) if isinstance(group[name], ConfigDict) else FieldReference(group.get_ref(name))

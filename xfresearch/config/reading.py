@@ -1,0 +1,122 @@
+"""Converts nested mappings to typed configs, and back.
+
+It checks names, types and ranges against the dataclasses, so a mistake gives one line instead of a stack trace.
+"""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+
+from xfresearch.config.fields import Choice
+from xfresearch.errors import UserError, nearest
+
+
+def from_dict(cls, data, key: str = "config"):
+    """Builds the dataclass `cls` from a mapping. Raises UserError for an unknown key, a wrong type or a value out of
+    range."""
+    data = dict(data.items())
+    fields = {spec.name: spec for spec in dataclasses.fields(cls)}
+    for name, value in data.items():
+        if name not in fields:
+            raise UserError(
+                f"{key}.{name}={_short(value)}: there is no such key{nearest(name, fields)} "
+                f"({_group_name(data, key)} has {', '.join(fields)})"
+            )
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in data.items():
+        spec = fields[name]
+        path = f"{key}.{name}"
+        chosen = spec.metadata.get("choice")
+        values[name] = _choose(chosen, hints[name], value, path) if chosen else _convert(hints[name], value, path)
+        _check_range(spec, values[name], path)
+    return cls(**values)
+
+
+def _group_name(data: dict, key: str) -> str:
+    """The key of a group, with the kind or layout that decides its keys."""
+    by = next((name for name in ("kind", "layout") if name in data), None)
+    return f"{key} of {by}={data[by]!r}" if by else key
+
+
+def _choose(chosen: Choice, hint, value, key: str):
+    """The options of a group whose class depends on one of them, or a dictionary of such groups."""
+    if not hasattr(value, "items"):
+        raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys with {chosen.by}")
+    if typing.get_origin(hint) is dict:
+        return {name: _choose(chosen, None, item, f"{key}.{name}") for name, item in value.items()}
+    name = value.get(chosen.by, chosen.default)
+    check_choice(chosen, name, key)
+    return from_dict(chosen.classes[name], {**value, chosen.by: name}, key)
+
+
+def check_choice(chosen: Choice, name, key: str) -> None:
+    """Raises UserError if a kind or layout does not exist."""
+    if name not in chosen.classes:
+        allowed = ", ".join(map(repr, chosen.classes)) + nearest(str(name), chosen.classes)
+        raise UserError(f"{key}.{chosen.by}={_short(name)} is not allowed: it must be one of {allowed}")
+
+
+def _convert(kind, value, key: str):
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union) and types.NoneType in args:
+        return None if value is None else _convert(next(a for a in args if a is not types.NoneType), value, key)
+    if dataclasses.is_dataclass(kind):
+        if not hasattr(value, "items"):
+            keys = ", ".join(spec.name for spec in dataclasses.fields(kind))
+            raise UserError(f"{key}={_short(value)} has the wrong type: it must be a group of keys: {keys}")
+        return from_dict(kind, value, key)
+    if origin is typing.Literal:
+        if value not in args:
+            allowed = ", ".join(repr(a) for a in args)
+            raise UserError(
+                f"{key}={_short(value)} is not allowed: it must be one of {allowed}{nearest(str(value), args)}"
+            )
+        return value
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return _tuple(args, value, key)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
+        return value
+    raise UserError(f"{key}={_short(value)} has the wrong type {type(value).__name__}: it must be {_type_name(kind)}")
+
+
+def _tuple(kinds: tuple, value, key: str) -> tuple:
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise UserError(f"{key}={_short(value)} has the wrong length {len(value)}: it must have {len(kinds)} items")
+    return tuple(_convert(kind, item, f"{key}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _check_range(spec: dataclasses.Field, value, key: str) -> None:
+    if value is None:
+        return
+    low, high, above = (spec.metadata.get(name) for name in ("low", "high", "above"))
+    inside = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
+    if not inside:
+        words = (("at least", low), ("above", above), ("at most", high))
+        bounds = " and ".join(f"{word} {n}" for word, n in words if n is not None)
+        raise UserError(f"{key}={value!r} is not allowed: it must be {bounds}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}={value!r} is not allowed: it must be a finite number")
+
+
+def _short(value) -> str:
+    text = " ".join(str(value).split()) if hasattr(value, "items") else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _type_name(kind) -> str:
+    names = {int: "an integer", float: "a number", bool: "True or False", str: "a string"}
+    if typing.get_origin(kind) is tuple:
+        return f"a tuple, each item {_type_name(typing.get_args(kind)[0])}"
+    return names.get(kind, "a group of keys")
+
+
+def to_json(config) -> str:
+    """A config as JSON, from which `from_dict` builds an equal one."""
+    return json.dumps(dataclasses.asdict(config), indent=2)

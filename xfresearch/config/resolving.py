@@ -1,0 +1,84 @@
+"""Computes the derived options of a run and checks combinations of options."""
+
+from dataclasses import replace
+
+from xfresearch.config.fields import check_read
+from xfresearch.config.reading import from_dict
+from xfresearch.config.run import Config, DataConfig
+from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
+from xfresearch.errors import require
+from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
+
+
+def resolve(config: Config) -> Config:
+    """`config` with derived sizes filled in and combinations checked. Raises UserError at the first invalid one."""
+    model = config.model
+    if not model.max_length:
+        model = replace(model, max_length=config.sequence_length)
+    config = replace(config, model=resolve_model(model))
+    check_read(config, "")
+    limit = longest_sequence(config.model)
+    allowed = f"at most model.max_length={limit}, the size of the model's table of positions"
+    require(not limit or config.sequence_length <= limit, "sequence_length", config.sequence_length, allowed)
+    _check_data(config.data)
+    _check_training(config)
+    if trains_on_labels(config.data):
+        return _resolve_labels(config)
+    allowed = "True to train on next tokens: a model that sees the tokens it predicts learns nothing"
+    require(config.model.causal, "model.causal", False, allowed)
+    return config
+
+
+def model_from(value) -> ModelConfig:
+    """A resolved ModelConfig from a ModelConfig, a ConfigDict or mapping (`config.model`), or the config of a run."""
+    if isinstance(value, Config):
+        return resolve(value).model
+    if isinstance(value, ModelConfig):
+        return resolve_model(value)
+    if "model" in value:
+        return resolve(from_dict(Config, value)).model
+    return resolve_model(from_dict(ModelConfig, value, "config.model"))
+
+
+def _check_data(data: DataConfig) -> None:
+    require(len(data.corpus) > 0, "data.corpus", data.corpus, "at least one corpus")
+    if data.weights:
+        require(
+            len(data.weights) == len(data.corpus) and min(data.weights) > 0,
+            "data.weights",
+            data.weights,
+            f"one weight above 0 for each of the {len(data.corpus)} corpora",
+        )
+
+
+def _resolve_labels(config: Config) -> Config:
+    """`config` with the vocabulary of its labels. Raises UserError if an option is set that only text has."""
+    data = config.data
+    model = config.model
+    require(len(data.corpus) == 1, "data.corpus", data.corpus, "a single corpus if it is a data set with labels")
+    reason = f"with data.corpus={data.corpus[0]!r}, which has labels and no text"
+    for name in TEXT_OPTIONS:
+        value = getattr(data, name)
+        default = getattr(DataConfig(), name)
+        require(value == default, f"data.{name}", value, f"left at {default!r} {reason}")
+    require(not config.log.sample, "log.sample", config.log.sample, f"left at '' {reason}")
+    classes = open_data_set(data.corpus[0], config.sequence_length).vocab_size
+    allowed = f"0 or at least {classes}, the classes of data.corpus={data.corpus[0]!r}"
+    require(not 0 < model.vocab_size < classes, "model.vocab_size", model.vocab_size, allowed)
+    return replace(config, model=replace(model, vocab_size=model.vocab_size or classes))
+
+
+def _check_training(config: Config) -> None:
+    optimizer = config.optimizer
+    training = config.training
+    by_tensor = optimizer.clip_by == "tensor"
+    allowed = "'global' unless optimizer.kind='adagrad'"
+    require(not by_tensor or optimizer.kind == "adagrad", "optimizer.clip_by", optimizer.clip_by, allowed)
+    require(not by_tensor or optimizer.clip > 0, "optimizer.clip", optimizer.clip, "above 0 with clip_by='tensor'")
+    require(optimizer.warmup <= config.steps, "optimizer.warmup", optimizer.warmup, f"at most steps={config.steps}")
+    require(
+        config.batch_size % training.accumulate == 0,
+        "training.accumulate",
+        training.accumulate,
+        f"a divisor of batch_size={config.batch_size}",
+    )

@@ -1,0 +1,138 @@
+"""The options of a run: a model, its data, and how it is trained."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from xfresearch.config.fields import group, option
+from xfresearch.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    corpus: tuple[str, ...] = option(
+        ("python_stdlib",),
+        "corpora: NAME or NAME:PATH (text_files:notes/*.txt), or a single data set with labels (majority)",
+    )
+    weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")
+    field: str = option("text", "field with the text in .jsonl files and TFDS examples")
+    tokenizer: str = option("bytes", "bytes | bpe (trained on the corpus) | path of a tokenizer file or directory")
+    bpe_vocab: int = option(4096, "vocabulary size with tokenizer = 'bpe'", low=257)
+    packing: Literal["stream", "documents"] = option(
+        "stream", "sequences are parts of one stream of text, or hold whole documents with segment ids"
+    )
+    manual_dir: str = option("", "directory of manually downloaded files (wikitext2, enwik8, text8)", decides="machine")
+    cache_dir: str = option(
+        "",
+        "directory of prepared data; '' for $XFRESEARCH_CACHE if set, otherwise ~/.cache/xfresearch",
+        decides="machine",
+    )
+    workers: int = option(0, "tokenisation threads; 0 for one per core", low=0, decides="machine")
+    prefetch: int = option(4, "batches that are prepared in advance", low=1, decides="machine")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    kind: Literal["adamw", "lion", "adafactor", "adagrad", "muon", "sgd"] = option("adamw", "update rule")
+    learning_rate: float = option(1e-3, "peak learning rate", low=0.0)
+    schedule: Literal["constant", "cosine", "linear", "wsd"] = option(
+        "cosine", "learning rate after warm-up; wsd (warm-up, stable, decay) ends with a linear decay"
+    )
+    warmup: int = option(100, "updates of linear warm-up", low=0)
+    final_fraction: float = option(0.1, "final learning rate as a fraction of the peak", low=0.0, high=1.0)
+    decay_fraction: float = option(0.2, "fraction of the updates in which wsd decays", low=0.0, high=1.0)
+    weight_decay: float = option(0.1, "decoupled decay of kernels; norms, biases and embeddings do not decay", low=0.0)
+    beta1: float = option(0.9, "decay of the first moment (momentum for sgd and muon)", low=0.0, high=0.9999)
+    beta2: float = option(0.95, "decay of the second moment", low=0.0, high=0.999999)
+    epsilon: float = option(1e-8, "added to the square root of the second moment", low=0.0)
+    clip: float = option(1.0, "maximum gradient norm (see clip_by); 0 disables clipping", low=0.0)
+    clip_by: Literal["global", "tensor"] = option(
+        "global",
+        "global: clip the gradient by its norm over all parameters, before scaling; tensor (adagrad only): multiply "
+        "the step of each layer's tensor by min(1, clip / norm of its gradient), with unclipped sums of squares",
+    )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    accumulate: int = option(1, "microbatches per update; their gradients are accumulated", low=1)
+    z_loss: float = option(0.0, "weight of the output head's z-loss, the mean of logsumexp(logits)^2", low=0.0)
+    ema: float = option(0.0, "decay of the parameter average that evaluation uses; 0 for none", low=0.0, high=0.999999)
+    on_nonfinite: Literal["stop", "skip"] = option(
+        "stop", "stop the run, or skip the update, if the loss or a gradient is not finite"
+    )
+    remat: Literal["none", "full", "dots"] = option(
+        "none",
+        "activations that the backward pass recomputes; dots: all but matrix products without batch dimensions",
+        decides="execution",
+    )
+    layers: Literal["auto", "scan", "unroll"] = option(
+        "auto", "how layers are compiled; auto: unroll on CPU, scan elsewhere", decides="execution"
+    )
+    loss_rows: int = option(1024, "tokens whose logits the loss computes at a time", low=1, decides="execution")
+    attention_kernel: Literal["auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "ring"] = option(
+        "auto",
+        "implementation of attention (docs/kernels.md); auto: the fastest one that supports the platform and the model",
+        decides="execution",
+    )
+    expert_kernel: Literal["auto", "ragged", "blocked", "megablox"] = option(
+        "auto", "implementation of expert matrix products; auto: the fastest one on the platform", decides="execution"
+    )
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    data: int = option(-1, "replicas of the model; one axis may be -1 for all remaining devices", low=-1)
+    fsdp: int = option(1, "shards of the parameters, which are gathered when used", low=-1)
+    expert: int = option(1, "shards of the experts", low=-1)
+    tensor: int = option(1, "shards of heads, hidden units and vocabulary", low=-1)
+    context: int = option(1, "shards of the sequence", low=-1)
+    between: Literal["auto", "data", "fsdp", "expert", "tensor", "context"] = option(
+        "auto", "axis that is split across slices if there are several; auto: the first axis that can be split"
+    )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = option(500, "updates between checkpoints; the last update is always saved", low=1)
+    keep: int = option(2, "number of newest checkpoints to keep", low=1)
+    keep_every: int = option(0, "also keep checkpoints whose step is a multiple of this; 0 for none", low=0)
+    keep_best: bool = option(True, "also keep the checkpoint with the best validation loss")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    every: int = option(500, "updates between evaluations; the last update is always evaluated; 0 for never", low=0)
+    sequences: int = option(256, "sequences per evaluation during training; 0 for the whole split", low=0)
+    final_sequences: int = option(0, "sequences of the evaluation after the last update; 0 for the whole split", low=0)
+    split: str = option("validation", "split of the corpus to evaluate on")
+    batch_size: int = option(0, "sequences per evaluation batch; 0 for the training batch size", low=0)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: int = option(1, "updates between rows of metrics.jsonl and TensorBoard", low=1)
+    tensorboard: bool = option(True, "write TensorBoard event files")
+    layer_norms: bool = option(False, "log norms of parameters, gradients and updates of each layer")
+    profile_start: int = option(0, "first update to profile; 0 for no profile", low=0)
+    profile_steps: int = option(5, "number of updates to profile", low=1)
+    sample: str = option("", "prompt of the sample in report.html; '' for the start of the validation split")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of a run."""
+
+    seed: int = option(
+        0, "random seed of initialisation, batches and dropout", low=0, high=2**31 - 1, decides="training"
+    )
+    steps: int = option(1000, "number of updates", low=1, decides="training")
+    batch_size: int = option(16, "sequences per update, over all devices", low=1, decides="training")
+    sequence_length: int = option(256, "tokens per sequence", low=2, decides="training")
+    data: DataConfig = group(DataConfig(), "training data", decides="training")
+    model: ModelConfig = group(ModelConfig(), "the transformer")
+    optimizer: OptimizerConfig = group(OptimizerConfig(), "update rule and learning rate", decides="training")
+    training: TrainingConfig = group(TrainingConfig(), "computation of an update", decides="training")
+    mesh: MeshConfig = group(MeshConfig(), "the mesh of devices", decides="execution")
+    checkpoint: CheckpointConfig = group(CheckpointConfig(), "when to save, and what to keep", decides="execution")
+    evaluation: EvaluationConfig = group(EvaluationConfig(), "evaluation on held-out text", decides="execution")
+    log: LogConfig = group(LogConfig(), "metrics, profiles and the report", decides="execution")

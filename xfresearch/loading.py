@@ -1,0 +1,101 @@
+"""Loads a model from a run's directory, one of its checkpoints, a Hugging Face folder, or a llama2.c file."""
+
+import jax
+from etils import epath
+
+from xfresearch.checkpoints import store
+from xfresearch.checkpoints.newest import newest_intact
+from xfresearch.config.files import read_json
+from xfresearch.config.run import Config
+from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.errors import UserError
+from xfresearch.interop import folder, importing, llama2c
+from xfresearch.interop.source import load as load_source
+from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
+from xfresearch.models.model_config import ModelConfig
+
+
+def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageModel:
+    """Loads the model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), a Hugging Face
+    folder, or a llama2.c file, whose name ends in .bin.
+
+    The parameters are on the first device, or sharded over a `mesh` (jax.sharding.Mesh). The model computes in its own
+    dtype, or in `dtype` if it is given.
+
+    Without `step`, this loads the newest intact checkpoint and prints a warning on standard error for each damaged one.
+    A run in float64 switches JAX to 64 bits. Raises UserError if there is no such run or checkpoint, or if the
+    requested checkpoint is damaged.
+    """
+    path, step = locate(path, step)
+    if _is_llama2c(path):
+        return llama2c.load(path, mesh, dtype)
+    if folder.is_folder(path):
+        return importing.load(path, mesh, dtype)
+    run = read_json(path / "config.json")
+    if "float64" in (run.model.dtype, run.model.param_dtype):
+        jax.config.update("jax_enable_x64", True)
+    tokenizer = load_tokenizer(str(path / "tokenizer")) if (path / "tokenizer").exists() else None
+    model = with_dtype(run.model, dtype)
+    step, params = _restore(path, model, step, mesh)
+    return LanguageModel(model, params, tokenizer, run, step, load_source(path))
+
+
+def _is_llama2c(path: epath.Path) -> bool:
+    return path.suffix == ".bin" and not path.is_dir()
+
+
+def _is_foreign(path: epath.Path) -> bool:
+    """Whether the model at `path` has another library's format, so it is not a run's directory."""
+    return _is_llama2c(path) or folder.is_folder(path)
+
+
+def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
+    """The run's directory and the step that `path` or `step` names. A path in another library's format is returned as
+    it is."""
+    path = epath.Path(path).expanduser()
+    if path.parent.name == "checkpoints" and path.name.isdigit():
+        if step not in (None, int(path.name)):
+            raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
+        return path.parent.parent, int(path.name)
+    if _is_foreign(path):
+        if step is not None:
+            raise UserError(f"step={step} is not allowed with {path}, which holds one model")
+        return path, None
+    if not (path / "config.json").exists():
+        problem = "is not a run's directory" if path.exists() else "does not exist"
+        raise UserError(
+            f"{path} {problem}: it must be a run's directory (with config.json and checkpoints/), one of its "
+            "checkpoints (runs/a/checkpoints/500), a Hugging Face folder (config.json and safetensors) or a llama2.c "
+            ".bin file"
+        )
+    return path, step
+
+
+def run_config(path) -> Config:
+    """The config of the run at `path`; the default config for a model in another library's format."""
+    path, _ = locate(path)
+    return Config() if _is_foreign(path) else read_json(path / "config.json")
+
+
+def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
+    """The requested step, or the newest intact one, and its parameters."""
+    steps = store.steps(workdir)
+    if not steps:
+        raise UserError(f"{workdir} has no checkpoint yet")
+    if step is not None:
+        if step not in steps:
+            raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
+        try:
+            return step, read_params(workdir, model, step, mesh)
+        except store.Corrupt as error:
+            raise UserError(f"{workdir}: {error}") from error
+    found = newest_intact(steps, lambda step: read_params(workdir, model, step, mesh), f"{workdir}: ")
+    if found is None:
+        raise UserError(f"{workdir}: none of its checkpoints can be read (steps {', '.join(map(str, steps))})")
+    return found
+
+
+def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:
+    """The parameters of a run's checkpoint, on the first device or sharded over a `mesh`. Raises store.Corrupt if the
+    checkpoint is damaged."""
+    return store.restore_params(workdir, step, abstract_params(model, mesh))

@@ -1,0 +1,42 @@
+"""The kinds of sublayers. A new kind needs a file and a line here."""
+
+from typing import NamedTuple
+
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.feed_forwards.dense import DenseConfig, FeedForward, GatedConfig
+from xfresearch.models.feed_forwards.moe import MixtureOfExperts, MoeFeedForwardConfig
+from xfresearch.models.mixers.lambda_layer import LambdaConfig, LambdaLayer
+from xfresearch.models.mixers.slots import SlotAttention, SlotsConfig
+from xfresearch.models.mixers.softmax.attention import Attention
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.sublayer import SublayerConfig, SublayerModule
+
+
+class Kind(NamedTuple):
+    options: type[SublayerConfig]
+    module: type[SublayerModule]
+
+
+MIXERS = {
+    "softmax": Kind(SoftmaxConfig, Attention),
+    "slots": Kind(SlotsConfig, SlotAttention),
+    "lambda": Kind(LambdaConfig, LambdaLayer),
+}
+
+FEED_FORWARDS = {
+    **{name: Kind(GatedConfig if f.gated else DenseConfig, FeedForward) for name, f in ACTIVATIONS.items()},
+    "moe": Kind(MoeFeedForwardConfig, MixtureOfExperts),
+}
+
+# For each value of `Sublayer.holds`: the kinds, the default kind, and a line of documentation.
+HOLDS = {
+    "mixer": (MIXERS, "softmax", "sublayer that mixes positions"),
+    "feed_forward": (FEED_FORWARDS, "gelu", "sublayer that acts on each position alone"),
+}
+
+
+def kind_of(options: SublayerConfig) -> Kind:
+    """The kind of a sublayer, given its options."""
+    # Mixers and feed-forward layers may have kinds of the same name, so the class decides too.
+    found = (kinds.get(options.kind) for kinds, _, _ in HOLDS.values())
+    return next(kind for kind in found if kind is not None and type(options) is kind.options)

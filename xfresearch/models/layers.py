@@ -1,0 +1,104 @@
+"""Maps the layers of a model to stacks of parameters.
+
+A model is a list of segments. Each segment repeats a pattern of blocks. The layers of one place in a pattern form a
+stack: each of their parameters is one array with the dimension N in front, under one name in params["blocks"]. This is
+the only file that maps the number of a layer to its stack and its index in the stack.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.errors import UserError
+
+
+class StackPlace(NamedTuple):
+    """A stack of layers: one place in the pattern of a segment."""
+
+    name: str  # in params["blocks"]
+    block: str  # key of its options in model.blocks
+    repeats: int  # number of layers
+
+
+class Layer(NamedTuple):
+    number: int
+    stack: str
+    block: str
+    index: int  # in the stack
+
+
+def segments(model) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """((pattern, repeats), ...) of a model's stack of blocks, in order."""
+    return model.segments or ((model.pattern, model.depth // len(model.pattern)),)
+
+
+def segment_stacks(model) -> list[list[StackPlace]]:
+    """The stacks of each segment. A stack has the name of its block, plus a number if several stacks use the block."""
+    names = [name for pattern, _ in segments(model) for name in pattern]
+    unique = iter([name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)])
+    return [[StackPlace(next(unique), name, repeats) for name in pattern] for pattern, repeats in segments(model)]
+
+
+def stacks(model) -> list[StackPlace]:
+    """All stacks of a model."""
+    return [stack for segment in segment_stacks(model) for stack in segment]
+
+
+def most_repeats(model) -> int:
+    """The number of layers in the largest stack."""
+    return max(repeats for _, repeats in segments(model))
+
+
+def layers(model) -> list[Layer]:
+    """All layers of a model, in the order of computation."""
+    found = []
+    for segment in segment_stacks(model):
+        for index in range(segment[0].repeats):
+            found += [Layer(len(found) + i, stack.name, stack.block, index) for i, stack in enumerate(segment)]
+    return found
+
+
+def layer(model, number: int) -> Layer:
+    """Layer `number`. Raises UserError if it does not exist."""
+    if not 0 <= number < model.depth:
+        raise UserError(f"layer {number}: this model has layers 0 to {model.depth - 1}")
+    return layers(model)[number]
+
+
+def get(model, params: dict, number: int) -> dict:
+    """The parameters of layer `number`, without the dimension N."""
+    at = layer(model, number)
+    return jax.tree.map(lambda leaf: leaf[at.index], params["blocks"][at.stack])
+
+
+def put(model, params: dict, number: int, new: dict) -> dict:
+    """`params` with the parameters of layer `number` replaced by `new`, of the same shapes."""
+    at = layer(model, number)
+    stacked = jax.tree.map(lambda leaf, value: leaf.at[at.index].set(value), params["blocks"][at.stack], new)
+    return params | {"blocks": params["blocks"] | {at.stack: stacked}}
+
+
+def stack(trees: list):
+    """Stacks the trees of several layers into one tree, with the dimension N in front."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def unstack(tree, count: int) -> list:
+    """Splits a tree of `count` layers into a list of trees.
+
+    The backward pass stacks the cotangents once. The backward pass of plain slices would add `count` padded copies of
+    the whole array.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    pieces = [_unstack(leaf, count) for leaf in leaves]
+    return [structure.unflatten([each[i] for each in pieces]) for i in range(count)]
+
+
+def _unstack(array, count: int):
+    @jax.custom_vjp
+    def split(array):
+        return tuple(array[i] for i in range(count))
+
+    split.defvjp(lambda array: (split(array), None), lambda _, cotangents: (jnp.stack(cotangents),))
+    return split(array)

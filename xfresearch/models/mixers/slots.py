@@ -1,0 +1,148 @@
+"""Attention to memory slots only: a layer that acts on each token alone.
+
+    softmax        q_BLHK = x W_Q    o = softmax(scale q Mk^T) Mv    y = o W_O        slots of the heads' sizes
+    elementwise    y = f(x k^T + b) v + c                                             slots of the model's width
+
+The first is the memory of All-attention (Sukhbaatar et al. 2019) without the context. The second is exactly the
+feed-forward layer, with c if bias = ('output',). Both are controls for the question whether the feed-forward layer is a
+memory.
+
+Parameters: D H K + H V D and their biases, and those of the slots (memory.py). FLOPs per token: 2 per weight of the
+matrices, plus those of the slots. Cache: none.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+
+from xfresearch.config.fields import option, where
+from xfresearch.errors import require
+from xfresearch.kernels.plain_attention import mix, scores
+from xfresearch.kernels.softcap import softcapped
+from xfresearch.models.context import Aux, Context
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.linear import Bias, Linear, Shape
+from xfresearch.models.mixers.memory import HeadSlots, WideSlots, wide_slots
+from xfresearch.models.mixers.softmax.config import in_order, with_sizes
+from xfresearch.models.mixers.softmax.options import MemoryActivation
+from xfresearch.models.mixers.softmax.projections import heads_of
+from xfresearch.models.parameters import plus
+from xfresearch.models.place import Place
+from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule
+
+IN_SOFTMAX = where(memory_activation="softmax")
+
+
+@dataclass(frozen=True)
+class SlotsConfig(SublayerConfig):
+    kind: str = option("slots", "kind of mixer (slots do not mix positions)")
+    memory_slots: int = option(64, "number of slots M", low=1)
+    memory_activation: MemoryActivation = option(
+        "softmax", "softmax: slots have the sizes of the heads; others: f(x k^T + b) v with slots of the model's width"
+    )
+    heads: int = option(4, "number of query heads H", low=1, needs=IN_SOFTMAX)
+    kv_heads: int = option(0, "number of key-value heads G, a divisor of H; 0 for H", low=0, needs=IN_SOFTMAX)
+    head_size: int = option(0, "size K of a head; 0 for width / heads", low=0, needs=IN_SOFTMAX)
+    memory_heads: Literal["each", "shared"] = option(
+        "each", "slots for each key-value head, or one set for all", needs=IN_SOFTMAX
+    )
+    query: Literal["learned", "identity", "identity_whole"] = option(
+        "learned",
+        "queries: a matrix, the input split among the heads (identity), or the whole input for every head",
+        needs=IN_SOFTMAX,
+    )
+    output: Literal["learned", "identity"] = option(
+        "learned", "matrix W_O, or the concatenated heads", needs=IN_SOFTMAX
+    )
+    bias: tuple[str, ...] = option((), "projections with a bias: names among 'query', 'output'")
+    scale: float = option(0.0, "factor of the logits; 0 for 1/sqrt(size of a query)", low=0.0, needs=IN_SOFTMAX)
+    softcap: float = option(0.0, "c in c tanh(q k / c); 0 for no softcap", low=0.0, needs=IN_SOFTMAX)
+    dropout: float = option(
+        0.0, "dropout rate of the weights", low=0.0, high=0.99, decides="training", needs=IN_SOFTMAX
+    )
+
+    @property
+    def random(self) -> bool:
+        return self.dropout > 0
+
+    def resolved(self, place: Place, key: str) -> "SlotsConfig":
+        if wide_slots(self):
+            allowed = "'softmax' with a layout whose feed-forward reads the heads"
+            require(not place.bare, f"{key}.memory_activation", self.memory_activation, allowed)
+            return replace(self, bias=in_order(self.bias, ("output",), key))
+        a = with_sizes(self, place.width, key)
+        a = replace(a, output="identity") if place.bare else a
+        whole = a.heads * a.head_size == place.width
+        allowed = f"'identity' only if heads * size = model.width={place.width}, here {a.heads} * {a.head_size}"
+        require(a.query != "identity" or whole, f"{key}.query", a.query, allowed)
+        require(a.output != "identity" or whole or place.bare, f"{key}.output", a.output, allowed)
+        return replace(a, bias=in_order(a.bias, tuple(_matrices(a, place.width)), key))
+
+
+def _query_size(a: SlotsConfig, width: int) -> int:
+    return width if a.query == "identity_whole" else a.head_size
+
+
+def _matrices(a: SlotsConfig, width: int) -> dict[str, Shape]:
+    """The shape of each learned matrix. There is none with slots of the model's width."""
+    if wide_slots(a):
+        return {}
+    found = {} if a.query.startswith("identity") else {"query": Shape("D->HK", width, a.heads, a.head_size)}
+    return found | ({"output": Shape("HK->D", a.heads, a.head_size, width)} if a.output == "learned" else {})
+
+
+class SlotAttention(SublayerModule):
+    def __init__(self, place: Place, rngs):
+        a = place.options
+        D = place.width
+        self.options = a
+        self.key_size = _query_size(a, D)
+        self.scale = a.scale or self.key_size**-0.5 if not wide_slots(a) else 1.0
+        scales = {"query": 1.0, "output": place.output_scale}
+        learned = {
+            name: Linear(place, shape, rngs, bias=name in a.bias, scale=scales[name])
+            for name, shape in _matrices(a, D).items()
+        }
+        bias = Bias("D", (D,), place.param_dtype) if "output" in a.bias and wide_slots(a) else None
+        self.query = learned.get("query")
+        self.output = learned.get("output", bias)
+        self.memory = WideSlots(place, rngs) if wide_slots(a) else HeadSlots(place, self.key_size, a.head_size, rngs)
+
+    def __call__(self, x_BLD, ctx: Context, cache=None):
+        """y_BLD, the unchanged cache, and no losses."""
+        return (self._elementwise if wide_slots(self.options) else self._softmax)(x_BLD, ctx), cache, Aux()
+
+    def _elementwise(self, x_BLD, ctx: Context):
+        y_BLD = self.memory(x_BLD, ctx)
+        return y_BLD if self.output is None else plus(y_BLD, self.output.bias[...])
+
+    def _softmax(self, x_BLD, ctx: Context):
+        a = self.options
+        key_MGK, value_MGV = self.memory(x_BLD.dtype)
+        q_BLHK = ctx.shard(ctx.tap("query", heads_of(self.query, x_BLD, a.heads, self.key_size, ctx)), "BLHK")
+        logits_BHLM = scores(q_BLHK, key_MGK) * (self.scale * self.key_size**0.5)
+        weights_BHLM = jax.nn.softmax(softcapped(logits_BHLM, a.softcap), -1)
+        weights_BHLM = ctx.tap("coefficients", ctx.dropout(weights_BHLM, a.dropout, "weights"))
+        o_BLHV = mix(weights_BHLM.astype(x_BLD.dtype), value_MGV).astype(x_BLD.dtype)
+        o_BLHV = ctx.tap("heads", ctx.shard(o_BLHV, "BLHK"))
+        return o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
+
+    def memories(self, dtype) -> dict[str, Memory]:
+        return {"": self.memory.memory(dtype)}
+
+    @staticmethod
+    def costs(place: Place, length: int) -> Costs:
+        a = place.options
+        D = place.width
+        if wide_slots(a):
+            return WideSlots.costs(a, D) + weights(D * ("output" in a.bias))
+        total = HeadSlots.costs(a, _query_size(a, D), a.head_size)
+        for name, shape in _matrices(a, D).items():
+            total += shape.costs(name in a.bias)
+        return total
+
+    @staticmethod
+    def output_width(place: Place) -> int:
+        a = place.options
+        return place.width if wide_slots(a) or a.output == "learned" else a.heads * a.head_size

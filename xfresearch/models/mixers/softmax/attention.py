@@ -1,0 +1,273 @@
+"""Softmax attention with optional memory slots. Each of its four matrices is learned or omitted.
+
+Multi-head attention (Vaswani et al. 2017, eq. 1), with G key-value heads for H query heads (Ainslie et al. 2023), in
+four steps:
+
+    project    q_BLHK = x W_Q    k_BSGK = x W_K    v_BSGV = x W_V
+    position   Rq, Rk: R is the rotation of RoPE, by each token's position
+    attend     o = softmax([cap(scale q Mk^T), cap(scale Rq Rk^T) + bias]) [Mv; v]        scale = 1/sqrt(K)
+    output     y = o W_O
+
+cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped. Mk and Mv are the keys and values of M
+slots (mixers/memory.py). They have no position, so their logits use the query before its rotation. With an elementwise
+memory_activation the slots are not in the softmax, and f(x k^T + b) v is added to y. Shaped attention replaces the
+weights A by aI + bA - cC. `clip` limits queries, keys and values, after the norms of queries and keys and before RoPE
+(OLMo, OLMoE).
+
+Parameters: D H K + D G K + D G V + H V D + M G (K + V), without omitted matrices, and their biases.
+FLOPs per token: 2 per weight of the matrices + 2 H (K + V) (L + M).      Cache per token: G (K + V) values.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from xfresearch.kernels.attention import Mask, Shaping, alteration, attention, choose_attention, describe
+from xfresearch.models.context import Aux, Context
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.logit_bias import AdaptiveSpan, logit_bias, relative_flops, shared_tables
+from xfresearch.models.mixers.softmax.projections import (
+    head_sizes,
+    heads_of,
+    linears,
+    logit_scale,
+    matrices,
+    qk_norm_shapes,
+    qk_norms,
+)
+from xfresearch.models.mixers.softmax.rope import rotate
+from xfresearch.models.parameters import parameter
+from xfresearch.models.place import Place
+from xfresearch.models.sublayer import Memory, SublayerModule, Traffic
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values."""
+
+    q_BLHK: jax.Array
+    k_BLGK: jax.Array
+    v_BLGV: jax.Array
+    bare_BLHK: jax.Array | None = None  # the queries before RoPE, if position is 'rope'
+
+
+class Attention(SublayerModule):
+    def __init__(self, place: Place, rngs):
+        a = self.options = place.options
+        self.sizes = head_sizes(a, place.width)
+        self.dtype = place.dtype
+        self.mask = mask(place)
+        self.scale = logit_scale(a, place.width)
+        learned = linears(place, matrices(a, place.width), rngs)
+        self.query, self.key, self.value, self.output = map(learned.get, ("query", "key", "value", "output"))
+        norms = qk_norms(place, replace(place.norm, kind=a.qk_norm))
+        self.query_norm = norms.get("query")
+        self.key_norm = norms.get("key")
+        self.memory = self._slots(place, rngs) if a.memory_slots else None
+        self.span = AdaptiveSpan(a, place) if a.span == "adaptive" else None
+        self.shaping = ShapingGains(a, place.param_dtype) if a.shaping != "none" else None
+
+    def _slots(self, place: Place, rngs):
+        if wide_slots(place.options):
+            return WideSlots(place, rngs)
+        return HeadSlots(place, self.sizes.qk, self.sizes.v, rngs)
+
+    def __call__(self, x_BLD, ctx: Context, cache=None):
+        """y_BLD, the cache with the new keys and values (None without a cache), and the loss of an adaptive span."""
+        projected = self._tapped(self.position(self.project(x_BLD, ctx), ctx), ctx)
+        o_BLHV, cache = self.attend(projected, ctx, cache)
+        y_BLD = self.output_step(ctx.tap("heads", ctx.shard(o_BLHV, "BLHK")), x_BLD, ctx)
+        return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
+
+    def project(self, x_BLD, ctx: Context) -> Projected:
+        """Queries, keys and values, without position."""
+        a = self.options
+        sizes = self.sizes
+        q_BLHK = self._normed(heads_of(self.query, x_BLD, a.heads, sizes.qk, ctx), self.query_norm)
+        raw_BLGK = heads_of(self.key, x_BLD, sizes.key_heads, sizes.qk, ctx)
+        k_BLGK = self._normed(raw_BLGK, self.key_norm)
+        tied = a.value == "key"
+        v_BLGV = raw_BLGK if tied else heads_of(self.value, x_BLD, sizes.value_heads, sizes.v, ctx)
+        return Projected(q_BLHK, k_BLGK, self._clipped(v_BLGV))
+
+    def position(self, p: Projected, ctx: Context) -> Projected:
+        """Queries and keys, rotated by their positions if position is 'rope'."""
+        rope = self.options.rope
+        if self.options.position != "rope":
+            return p
+        q_BLHK, k_BLGK = (rotate(x, ctx.positions_BL, rope) for x in (p.q_BLHK, p.k_BLGK))
+        return p._replace(q_BLHK=q_BLHK, k_BLGK=k_BLGK, bare_BLHK=p.q_BLHK)
+
+    def attend(self, p: Projected, ctx: Context, cache):
+        """The outputs of the heads, o_BLHV, and the cache with the new keys and values."""
+        a = self.options
+        memory = self.slots(p.q_BLHK.dtype) if cache is None else cache.get("memory")
+        k_BSGK, v_BSGV = p.k_BLGK, p.v_BLGV
+        k_segments_BS = ctx.segments_BL
+        if cache is not None:
+            cache = extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
+            k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
+            k_segments_BS = ctx.cache_segments_BS
+        mask = self._mask(ctx)
+        o_BLHV = attention(
+            p.q_BLHK,
+            k_BSGK,
+            v_BSGV,
+            memory=memory,
+            memory_q_BLHK=ctx.shard(p.bare_BLHK, "BLHK") if memory and p.bare_BLHK is not None else None,
+            q_segments_BL=ctx.segments_BL,
+            k_segments_BS=k_segments_BS,
+            q_offset=ctx.cache_index,
+            mask=mask,
+            scale=self.scale,
+            softcap=a.softcap,
+            bias=logit_bias(a, ctx, mask, self.span),
+            shaping=self.shaping and self.shaping(),
+            dropout_rate=a.dropout if ctx.key is not None else 0.0,
+            dropout_key=ctx.dropout_key("weights"),
+            tap=ctx.tap if ctx.taps else None,
+            mesh=ctx.mesh,
+            implementation=ctx.execution.attention_kernel if cache is None and not ctx.taps else "plain",
+        )
+        return o_BLHV, cache
+
+    def output_step(self, o_BLHV, x_BLD, ctx: Context):
+        """y_BLD from the outputs of the heads."""
+        y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
+        return y_BLD + self.memory(x_BLD, ctx) if wide_slots(self.options) else y_BLD
+
+    def _normed(self, x_BLHK, norm):
+        return self._clipped(x_BLHK if norm is None else norm(x_BLHK))
+
+    def _clipped(self, x):
+        return jnp.clip(x, -self.options.clip, self.options.clip) if self.options.clip else x
+
+    def _tapped(self, p: Projected, ctx: Context) -> Projected:
+        """Applies taps, and shards queries, keys and values."""
+        q_BLHK, k_BLGK, v_BLGV = (ctx.tap(name, x) for name, x in zip(("query", "key", "value"), p[:3], strict=True))
+        return p._replace(
+            q_BLHK=ctx.shard(q_BLHK, "BLHK"), k_BLGK=ctx.shard(k_BLGK, "BLGK"), v_BLGV=ctx.shard(v_BLGV, "BLGK")
+        )
+
+    def _mask(self, ctx: Context) -> Mask:
+        """The mask. Its window may be smaller if trained spans need less."""
+        reach = ctx.execution.reach_of(ctx.block)
+        return self.mask._replace(window=reach) if reach else self.mask
+
+    def slots(self, dtype):
+        """Keys [M, G, K] and values [M, G, V] of the slots in the softmax; None without such slots."""
+        return self.memory(dtype) if softmax_slots(self.options) else None
+
+    def init_cache(self, batch: int, length: int) -> dict:
+        """An empty cache for `length` tokens of each of `batch` sequences, with the keys and values of slots."""
+        entries = {
+            name: jnp.zeros((batch, length, *shape), self.dtype)
+            for name, shape in cache_shapes(self.options, self.sizes).items()
+        }
+        memory = self.slots(jnp.dtype(self.dtype))
+        return entries | ({"memory": memory} if memory else {})
+
+    def memories(self, dtype) -> dict[str, Memory]:
+        return {"": self.memory.memory(dtype)} if self.memory is not None else {}
+
+    @staticmethod
+    def costs(place: Place, length: int) -> Costs:
+        a = place.options
+        sizes = head_sizes(a, place.width)
+        total = Costs()
+        for name, shape in matrices(a, place.width).items():
+            total += shape.costs(name in a.bias)
+        for _, shape in qk_norm_shapes(a, place.width).values():
+            total += replace(place.norm, kind=a.qk_norm).costs(*shape)
+        if a.memory_slots:
+            total += WideSlots.costs(a, place.width) if wide_slots(a) else HeadSlots.costs(a, sizes.qk, sizes.v)
+        total += weights(2 * (a.value == "identity_plus"))
+        total += weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
+        mixing = 2 * a.heads * (sizes.qk + sizes.v) * length + relative_flops(place, length)
+        entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes).values())
+        cache = entries * jnp.dtype(place.dtype).itemsize
+        return total + Costs(flops_per_token=mixing, cache_bytes_per_token=cache)
+
+    @staticmethod
+    def output_width(place: Place) -> int:
+        a = place.options
+        return place.width if a.output == "learned" else a.heads * head_sizes(a, place.width).v
+
+    @staticmethod
+    def shared_tables(place: Place) -> dict:
+        return shared_tables(place)
+
+    @staticmethod
+    def longest_input(place: Place) -> int:
+        a = place.options
+        return place.max_length if a.position == "relative_key" and not a.window else 0
+
+    @staticmethod
+    def traffic(place: Place) -> Traffic:
+        sizes = head_sizes(place.options, place.width)
+        return Traffic(context=sizes.key_heads * sizes.qk + sizes.value_heads * sizes.v)
+
+    @staticmethod
+    def kernel(place: Place, length: int, segments: bool, execution, mesh):
+        return choose_attention(training_call(place, length, segments, mesh), execution.attention_kernel)
+
+
+class ShapingGains(nnx.Module):
+    """The trained weights per head of shaped attention: initially 1 for each of I, A and C; in V-SkipInit 1 for I, 0
+    for A, and none for C. Parameters: 3 H, or 2 H."""
+
+    def __init__(self, a: SoftmaxConfig, param_dtype: str):
+        shaped = a.shaping == "shaped"
+        self.identity = parameter(jnp.ones(a.heads, param_dtype), "H")
+        self.weights = parameter(jnp.full(a.heads, float(shaped), param_dtype), "H")
+        self.uniform = parameter(jnp.ones(a.heads, param_dtype), "H") if shaped else None
+
+    def __call__(self) -> Shaping:
+        uniform = jnp.zeros_like(self.identity[...]) if self.uniform is None else self.uniform[...]
+        return Shaping(self.identity[...], self.weights[...], uniform)
+
+
+def mask(place: Place) -> Mask:
+    """The attention mask."""
+    a = place.options
+    return Mask(place.causal, int(not a.sees_itself), a.window)
+
+
+def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
+    """Shapes of the cache entries of a token. With value = 'key', keys and values are one entry if they are equal."""
+    once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
+    value = {} if once else {"value": (sizes.value_heads, sizes.v)}
+    return {"key": (sizes.key_heads, sizes.qk)} | value
+
+
+def extended(cache: dict, k_BLGK, v_BLGV, index) -> dict:
+    """`cache` with the keys and values written at positions from `index` on."""
+    new = {name: x for name, x in (("key", k_BLGK), ("value", v_BLGV)) if name in cache}
+    return cache | {
+        name: jax.lax.dynamic_update_slice(cache[name], x.astype(cache[name].dtype), (0, index, 0, 0))
+        for name, x in new.items()
+    }
+
+
+def training_call(place: Place, length: int, segments: bool, mesh=None):
+    """Describes the call of kernels/attention.py in training on sequences of `length` tokens."""
+    a = place.options
+    sizes = head_sizes(a, place.width)
+
+    def shape(*sizes):
+        return jax.ShapeDtypeStruct(sizes, place.dtype)
+
+    q = shape(1, length, a.heads, sizes.qk)
+    k = shape(1, length, sizes.key_heads, sizes.qk)
+    v = shape(1, length, sizes.value_heads, sizes.v)
+    slots = softmax_slots(a), slot_heads(a)
+    memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if softmax_slots(a) else None
+    biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
+    altered = alteration(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
+    ids = shape(1, length)
+    return describe(q, k, v, memory, (ids, ids) if segments else None, 0, mask(place), altered, mesh)

@@ -1,0 +1,27 @@
+"""The settings of the model that a sublayer depends on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from xfresearch.models.norms import NormSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a sublayer in the model. The module of a sublayer, its costs and its sizes depend only on this.
+
+    options: the config of the sublayer, of the class that belongs to its kind.
+    """
+
+    width: int  # D of the residual stream
+    max_length: int  # number of tokens for which positions, spans and capacities are made; 0: not known yet
+    causal: bool
+    dtype: str  # of the computation
+    param_dtype: str
+    init_std: float  # of kernels; 0: 1/sqrt(inputs)
+    norm: NormSpec = NormSpec()  # norm of the block, for norms inside the sublayer
+    options: Any = None
+    input_width: int = 0  # width of the sublayer's input
+    inner_scale: float = 1.0  # scale of the initial kernels before the last one
+    output_scale: float = 1.0  # scale of the initial last kernel
+    bare: bool = False  # it has no output matrix: the next sublayer reads its heads

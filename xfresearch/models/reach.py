@@ -1,0 +1,15 @@
+"""How far back the trained spans of a model reach, which limits the computation of attention."""
+
+from xfresearch.models.layers import stacks
+from xfresearch.models.mixers.softmax.span import reach
+from xfresearch.models.model_config import ModelConfig
+
+
+def trained_reach(model: ModelConfig, params: dict) -> tuple[tuple[str, int], ...]:
+    """Execution.reach for `params`: (block, number of past tokens) for each block whose trained spans need less than
+    its window. The widest head in all layers of a block decides."""
+    found = []
+    for block, sublayer, place in model.places():
+        stacked = (params["blocks"][s.name][sublayer.name] for s in stacks(model) if s.block == block)
+        found.append((block, reach(place.options, model.max_length, stacked)))
+    return tuple((block, tokens) for block, tokens in found if tokens)

@@ -1,0 +1,256 @@
+"""A stack of blocks, from a residual stream of width D to a residual stream of width D.
+
+It is separate from the language model (transformer.py), so that a model can have two of them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from xfresearch.config.fields import choices, option, where
+from xfresearch.errors import nearest, require
+from xfresearch.models import layers
+from xfresearch.models.block import Block, Stream, places
+from xfresearch.models.block_config import BLOCKS, BlockConfig
+from xfresearch.models.context import Context
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.kinds import kind_of
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.parameters import parameter
+from xfresearch.models.place import Place
+from xfresearch.models.sublayer import SharedTable
+from xfresearch.sharding.partition import constrain_parameters
+
+REMAT = {
+    "none": lambda f: f,
+    "full": jax.checkpoint,
+    "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+}
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    width: int = option(256, "width D of the residual stream", low=1)
+    depth: int = option(4, "number of layers N, a multiple of the pattern's length", low=1)
+    max_length: int = option(0, "length that positions, spans and capacities are for; 0 for sequence_length", low=0)
+    pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated up to the depth")
+    segments: tuple[tuple[tuple[str, ...], int], ...] = option(
+        (),
+        "((pattern, repeats), ...) instead of one pattern, if the first or the last layers differ; one segment may "
+        "have 0 repeats, and then fills the depth",
+    )
+    blocks: dict[str, BlockConfig] = choices(BLOCKS, {"main": "pre_norm"}, "blocks by name", "layout")
+    causal: bool = option(
+        True, "a position sees only itself and earlier positions; False is for training on labels (docs/majority.md)"
+    )
+    init: Literal["fan_in", "normal"] = option(
+        "fan_in",
+        "standard deviation of initial kernels, 1/sqrt(inputs), and embeddings, 1/sqrt(width); or init_std for both",
+        decides="initialisation",
+    )
+    init_std: float = option(
+        0.02, "standard deviation with init = 'normal'", above=0.0, decides="initialisation", needs=where(init="normal")
+    )
+    dtype: Literal["float32", "bfloat16", "float64"] = option(
+        "float32", "dtype of the computation", decides="execution"
+    )
+    param_dtype: Literal["float32", "float64"] = option("float32", "dtype of the parameters", decides="execution")
+
+    def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
+        return hash(repr(self))
+
+    @property
+    def around(self) -> Place:
+        """The place that all sublayers of the stack have in common."""
+        init_std = self.init_std if self.init == "normal" else 0.0
+        return Place(self.width, self.max_length, self.causal, self.dtype, self.param_dtype, init_std)
+
+    def places(self):
+        """(name of the block, the layout's Sublayer, its Place) of every sublayer of every block."""
+        for name, block in self.blocks.items():
+            for sublayer, place in places(self.around, self.depth, block):
+                yield name, sublayer, place
+
+
+def resolved(stack: StackConfig) -> StackConfig:
+    """A stack's config with derived sizes filled in. Raises UserError at the first invalid option."""
+    stack = _with_repeats(stack)
+    names = [name for pattern, _ in layers.segments(stack) for name in pattern]
+    for name in stack.blocks:
+        require(name in names, "model.blocks", name, f"a block that model.pattern or model.segments uses: {names}")
+    blocks = {name: _resolved_block(block, stack, f"model.blocks.{name}") for name, block in stack.blocks.items()}
+    stack = replace(stack, blocks=blocks)
+    require(
+        not (stack.dtype == "float64" and stack.param_dtype != "float64"),
+        "model.param_dtype",
+        stack.param_dtype,
+        "float64 if model.dtype is float64",
+    )
+    shared_tables(stack)
+    return stack
+
+
+def _with_repeats(stack: StackConfig) -> StackConfig:
+    """The stack with the repeats of all segments, which must add up to the depth."""
+    blocks = stack.blocks
+    depth = stack.depth
+    if not stack.segments:
+        require(len(stack.pattern) > 0, "model.pattern", stack.pattern, "at least one block name")
+        _check_names(stack.pattern, blocks, "model.pattern", stack.pattern)
+        count = len(stack.pattern)
+        require(depth % count == 0, "model.depth", depth, f"a multiple of the {count} blocks in model.pattern")
+        return stack
+    default = StackConfig.__dataclass_fields__["pattern"].default
+    require(stack.pattern == default, "model.pattern", stack.pattern, f"{default!r}, its default, with model.segments")
+    for pattern, _ in stack.segments:
+        require(len(pattern) > 0, "model.segments", stack.segments, "patterns with at least one block name")
+        _check_names(pattern, blocks, "model.segments", stack.segments)
+    known = sum(len(pattern) * repeats for pattern, repeats in stack.segments)
+    open_lengths = [len(pattern) for pattern, repeats in stack.segments if not repeats]
+    allowed = "segments of which at most one has 0 repeats (it fills the depth)"
+    require(len(open_lengths) <= 1, "model.segments", stack.segments, allowed)
+    left = depth - known
+    fits = left % open_lengths[0] == 0 and left > 0 if open_lengths else left == 0
+    require(fits, "model.depth", depth, f"the number of layers in model.segments={stack.segments}")
+    segments = tuple((pattern, repeats or left // len(pattern)) for pattern, repeats in stack.segments)
+    return replace(stack, segments=segments)
+
+
+def _check_names(pattern: tuple, blocks: dict, key: str, value) -> None:
+    for name in pattern:
+        require(name in blocks, key, value, f"names of blocks: {', '.join(blocks)}" + nearest(name, blocks))
+
+
+def _resolved_block(block: BlockConfig, stack: StackConfig, key: str) -> BlockConfig:
+    """A block with the derived sizes of its sublayers."""
+    # In order: the input width of a sublayer may be the output width of the sublayer before.
+    for number in range(len(block.sublayers)):
+        sublayer, place = [*_places_until(stack, block, number)][-1]
+        options = place.options.resolved(place, f"{key}.{sublayer.name}")
+        block = replace(block, **{sublayer.name: options})
+    return block
+
+
+def _places_until(stack: StackConfig, block: BlockConfig, number: int):
+    """The sublayers of a block up to sublayer `number`. Later ones may not be resolved yet."""
+    for i, found in enumerate(places(stack.around, stack.depth, block)):
+        yield found
+        if i == number:
+            return
+
+
+def shared_tables(stack: StackConfig) -> dict[str, SharedTable]:
+    """The tables that all layers share. Raises UserError if blocks need different shapes of a table."""
+    found: dict[str, SharedTable] = {}
+    for name, sublayer, place in stack.places():
+        for table_name, table in kind_of(place.options).module.shared_tables(place).items():
+            other = found.get(table_name, table)
+            key = f"model.blocks.{name}.{sublayer.name}"
+            same = table.shape == other.shape or table.grows and table.shape[1:] == other.shape[1:]
+            allowed = f"of the same shape in all blocks: all layers share the table; another block has {other.shape}"
+            require(same, key, f"{table_name} {table.shape}", allowed)
+            found[table_name] = max(table, other, key=lambda t: t.shape[0])
+    return found
+
+
+def longest_input(stack: StackConfig) -> int:
+    """The longest sequence that the tables of positions inside the blocks support; 0 without tables."""
+    return max((kind_of(place.options).module.longest_input(place) for _, _, place in stack.places()), default=0)
+
+
+def has_dual(stack: StackConfig) -> bool:
+    """Whether a block has the second stream of ResiDual."""
+    return any(LAYOUTS[block.layout].dual for block in stack.blocks.values())
+
+
+class SharedTables(nnx.Module):
+    """The tables that all layers share, by name."""
+
+    def __init__(self, stack: StackConfig, rngs):
+        for name, table in shared_tables(stack).items():
+            drawn = jax.random.normal(rngs.params(), table.shape, jnp.dtype(stack.param_dtype)) if table.drawn else None
+            value = jnp.zeros(table.shape, stack.param_dtype) if drawn is None else drawn
+            setattr(self, name, parameter(value, table.letters))
+
+    def values(self) -> dict:
+        return {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Param)}
+
+
+def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
+    """The blocks of each stack. The parameters of all layers of a stack are drawn together."""
+    found = {}
+    for place in layers.stacks(stack):
+        keys = jax.random.split(rngs.params(), place.repeats)
+        block = stack.blocks[place.block]
+        make = jax.vmap(lambda key, block=block: Block(stack.around, stack.depth, block, nnx.Rngs(params=key)))
+        found[place.name] = make(keys)
+    return nnx.Dict(found)
+
+
+def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat):
+    """The stream after all blocks, caches, losses and statistics. Each segment is one compiled loop body."""
+    losses, statistics, new_caches = {}, {}, {}
+    first = 0
+    for segment in layers.segment_stacks(stack):
+        stacked = {place.name: blocks[place.name] for place in segment}
+        cached = {place.name: caches[place.name] for place in segment} if caches else None
+
+        def body(stream, xs, segment=segment, first=first):
+            blocks, caches, repeat = xs
+            new_caches, losses, statistics = {}, {}, {}
+            for i, place in enumerate(segment):
+                layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block)
+                block = constrain_parameters(ctx.mesh, blocks[place.name], f"blocks/{place.name}")
+                stream, new_caches[place.name], aux = block(stream, layer_ctx, caches and caches[place.name])
+                losses = add_losses(losses, aux.losses)
+                statistics[place.name] = aux.statistics
+            return stream, (new_caches if caches else None, losses, statistics)
+
+        repeats = segment[0].repeats
+        xs = (stacked, cached, jnp.arange(repeats))
+        stream, (segment_caches, losses_R, segment_statistics) = jax.lax.scan(remat(body), stream, xs)
+        losses = add_losses(losses, {name: value.sum(0) for name, value in losses_R.items()})
+        statistics |= segment_statistics
+        new_caches |= segment_caches or {}
+        first += repeats * len(segment)
+    return stream, new_caches if caches else None, losses, statistics
+
+
+def unroll(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat):
+    """Like `scan`, but each layer is compiled separately. Taps need this."""
+    all_stacks = layers.stacks(stack)
+    single = {place.name: layers.unstack(blocks[place.name], place.repeats) for place in all_stacks}
+    cached = {place.name: caches and layers.unstack(caches[place.name], place.repeats) for place in all_stacks}
+    new_caches = {place.name: [] for place in all_stacks}
+    statistics = {place.name: [] for place in all_stacks}
+    losses = {}
+    for layer in layers.layers(stack):
+
+        def call(block, stream, cache, layer=layer):
+            block = constrain_parameters(ctx.mesh, block, f"blocks/{layer.stack}")
+            return block(stream, ctx.layer(layer.number, layer.block), cache)
+
+        cache = caches and cached[layer.stack][layer.index]
+        stream, cache, aux = remat(call)(single[layer.stack][layer.index], stream, cache)
+        new_caches[layer.stack].append(cache)
+        statistics[layer.stack].append(aux.statistics)
+        losses = add_losses(losses, aux.losses)
+    statistics = {name: layers.stack(trees) for name, trees in statistics.items()}
+    caches = {name: layers.stack(trees) for name, trees in new_caches.items()} if caches else None
+    return stream, caches, losses, statistics
+
+
+def add_losses(losses: dict, more: dict) -> dict:
+    """The sums of losses of the same name."""
+    return losses | {name: losses[name] + value if name in losses else value for name, value in more.items()}
+
+
+def costs(stack: StackConfig, length: int) -> Costs:
+    """Costs of all blocks and of the tables that they share."""
+    total = weights(sum(table.shape[0] * table.shape[1] for table in shared_tables(stack).values()))
+    for place in layers.stacks(stack):
+        total += Block.costs(stack.around, stack.depth, stack.blocks[place.block], length) * place.repeats
+    return total

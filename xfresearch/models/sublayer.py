@@ -1,0 +1,114 @@
+"""The interface of a kind of sublayer: a mixer of positions, or a feed-forward layer.
+
+A kind is a class of options and a module. The options derive from `SublayerConfig`; `resolved` fills in and checks
+them. The module derives from `SublayerModule` and is called as fn(x_BLD, ctx, cache) -> (y_BLD, cache, Aux). The rest
+of the code uses only the methods here; their defaults suit a kind without the feature. kinds.py has the tables of
+kinds.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from xfresearch.models.costs import Costs
+from xfresearch.models.place import Place
+
+
+@dataclass(frozen=True)
+class SublayerConfig:
+    """Options of one kind of sublayer. They include `kind`."""
+
+    def resolved(self, place: Place, key: str) -> "SublayerConfig":
+        """The options with derived sizes filled in. `key` is their path in the config. Raises UserError if options
+        contradict each other or the model's options."""
+        return self
+
+    @property
+    def random(self) -> bool:
+        """Whether the sublayer uses random numbers in training."""
+        return False
+
+    @property
+    def norm_kinds(self) -> tuple[str, ...]:
+        """Kinds of the norms inside the sublayer. Their other options are those of the block's norm."""
+        return ()
+
+
+class SharedTable(NamedTuple):
+    """A trained table that all layers share, initially 0 or `drawn` from N(0, 1). Blocks that share it need the same
+    shape. If it `grows`, only the number of rows may differ, and the table has the largest."""
+
+    letters: str
+    shape: tuple[int, int]
+    drawn: bool
+    grows: bool
+
+
+class Traffic(NamedTuple):
+    """The numbers per token that devices send in one direction."""
+
+    routed: int = 0  # to the experts of the token, over mesh.expert
+    context: int = 0  # keys and values, over mesh.context
+
+
+class Memory(NamedTuple):
+    """Keys and values of a feed-forward layer, of experts or of slots.
+
+    keys, values: [F, D] of a feed-forward layer, [E, F, D] of experts, [M, D] of slots of the model's width, [G, M, K]
+    of slots in the softmax (in the space of a head's queries and values; G is 1 if all heads share the slots).
+
+    multipliers: vectors u_i of gated kinds, whose coefficients are f(x . k_i) (x . u_i); shaped like the keys.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    multipliers: jax.Array | None = None
+
+
+class SublayerModule(nnx.Module):
+    """The module of a kind of sublayer, constructed as cls(place, rngs)."""
+
+    def init_cache(self, batch: int, length: int) -> dict:
+        """An empty cache for `length` tokens of each of `batch` sequences; {} for a sublayer without a cache."""
+        return {}
+
+    def memories(self, dtype) -> dict[str, Memory]:
+        """The memories of a single layer, {part: memory}. The part '' is the sublayer itself."""
+        return {}
+
+    @staticmethod
+    def costs(place: Place, length: int) -> Costs:
+        """Costs for sequences of `length` tokens."""
+        raise NotImplementedError
+
+    @staticmethod
+    def output_width(place: Place) -> int:
+        """The width of the sublayer's output."""
+        return place.width
+
+    @staticmethod
+    def shared_tables(place: Place) -> dict[str, SharedTable]:
+        """Tables that all layers share, by name."""
+        return {}
+
+    @staticmethod
+    def longest_input(place: Place) -> int:
+        """The longest sequence that its tables of positions support; 0 without a table."""
+        return 0
+
+    @staticmethod
+    def traffic(place: Place) -> Traffic:
+        return Traffic()
+
+    @staticmethod
+    def kernel(place: Place, length: int, segments: bool, execution, mesh) -> Any:
+        """The kernels.choice.Choice for training on sequences of `length` tokens; None if there is only one
+        implementation. Raises UserError if the requested one does not support the sublayer."""
+        return None
+
+    @staticmethod
+    def after_update(params: dict, options: SublayerConfig, statistics: dict) -> dict:
+        """The sublayer's stacked parameters after an update. `statistics` are those of its forward pass."""
+        return params

@@ -1,0 +1,26 @@
+"""Platform and kind of the devices of a mesh, which may be abstract (a machine that is not here)."""
+
+import jax
+from jax.sharding import Mesh
+
+
+def platform(mesh=None) -> str:
+    """'cpu', 'gpu' or 'tpu': the platform of the mesh's devices, or of JAX's default device without a mesh."""
+    return _device(mesh).platform
+
+
+def device_kind(mesh=None) -> str:
+    """JAX's name for the mesh's devices, e.g. 'TPU v6 lite', or for the default device without a mesh."""
+    return _device(mesh).device_kind
+
+
+def compute_capability(mesh=None) -> tuple[int, ...]:
+    """The compute capability of NVIDIA GPUs, e.g. (9, 0); () for other devices or if it is not known."""
+    words = str(getattr(_device(mesh), "compute_capability", "")).split(".")
+    return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()  # AMD gives a name, e.g. gfx942
+
+
+def _device(mesh):
+    """One device of a mesh, or the description of its devices in an abstract mesh."""
+    device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else getattr(mesh, "abstract_device", None)
+    return device or jax.devices()[0]

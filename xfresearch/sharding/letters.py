@@ -1,0 +1,49 @@
+"""Dimension letters, and the mesh axes that shard a dimension of each letter.
+
+Every dimension of a parameter or an activation has a letter (docs/glossary.md): D width, H heads, G key-value heads, K
+head size, M memory slots, F hidden units, E experts, V vocabulary, L positions, and so on. The code that creates a
+parameter gives its letters (models/parameters.py). Sharding, weight decay and Muon read them.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The letters of a parameter's dimensions.
+
+    inputs, outputs: the letters that a linear map reads and writes. A parameter that has them is a matrix, or one
+    matrix for each index of its other dimensions. bounds: the smallest and the largest value that training may give it.
+    """
+
+    letters: str
+    inputs: str = ""
+    outputs: str = ""
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def matrix(self) -> bool:
+        return bool(self.inputs)
+
+
+BATCH = ("data", "fsdp", "expert")  # the mesh axes that shard the rows of a batch
+
+# letter: (mesh axes that shard it in a parameter, mesh axes that shard it in an activation)
+SHARDED_BY = {
+    "B": ((), BATCH),
+    "L": ((), ("context",)),
+    "V": (("tensor",), ("tensor",)),
+    "D": (("fsdp",), ()),
+    "H": (("tensor",), ("tensor",)),
+    "G": (("tensor",), ("tensor",)),
+    "F": (("tensor",), ("tensor",)),
+    "E": (("expert",), ()),
+}
+# Never sharded: N layers, K head size, M slots, R distances, U lambda depth, S positions that every device needs.
+SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUS"}
+
+
+def row_parts(sizes) -> int:
+    """The number of shards of the rows of a batch on a mesh of these sizes."""
+    return math.prod(sizes[axis] for axis in BATCH)

@@ -1,0 +1,50 @@
+"""The rows of a batch that this process reads, and the global arrays made from them.
+
+The mesh determines the rows. Processes along `tensor` share rows, and so do processes along `context`, which have
+different positions of them. They read the same rows. A process reads no row that none of its devices holds.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from xfresearch.errors import require
+from xfresearch.sharding.letters import row_parts
+from xfresearch.sharding.partition import batch_sharding
+
+
+def local_rows(sharding: Sharding, shape: tuple[int, int]) -> np.ndarray:
+    """The rows, ascending, of a [B, L] array of which this process's devices hold any part."""
+    held = sharding.addressable_devices_indices_map(shape).values()
+    return np.unique(np.concatenate([np.arange(shape[0])[rows] for rows, _ in held]))
+
+
+def place(sharding: Sharding, shape: tuple[int, int], rows: Sequence[int], batch: dict[str, np.ndarray]) -> dict:
+    """Global arrays of `shape` with this sharding. `batch` holds the `rows` of them that this process has read."""
+
+    def shard_of(values: np.ndarray):
+        def shard(index):
+            first, last, _ = index[0].indices(shape[0])
+            begin = int(np.searchsorted(rows, first))
+            return values[begin : begin + last - first, index[1]]
+
+        return shard
+
+    return {name: jax.make_array_from_callback(shape, sharding, shard_of(values)) for name, values in batch.items()}
+
+
+def batch_placer(mesh: Mesh | None, batch_size: int, length: int) -> tuple[int, Callable]:
+    """The batch size rounded up to one that the mesh divides, and a function that shards whole batches of that size."""
+    if mesh is None:
+        return batch_size, lambda batch: batch
+    require(length % mesh.shape["context"] == 0, "sequence_length", length, "a multiple of mesh.context")
+    batch_size = round_up(mesh, batch_size)
+    return batch_size, lambda batch: place(batch_sharding(mesh), (batch_size, length), range(batch_size), batch)
+
+
+def round_up(mesh: Mesh | None, batch_size: int) -> int:
+    """The smallest batch size from `batch_size` on that the mesh divides."""
+    shards = 1 if mesh is None else row_parts(mesh.shape)
+    return -(-batch_size // shards) * shards
