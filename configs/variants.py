@@ -84,6 +84,13 @@ VARIANTS = {
     "adaptive_span": Variant(
         "each head learns its span", "Sukhbaatar et al. 2019a", {"attention.span": "adaptive"}
     ),
+    # what heads read and write
+    "output_gate": Variant(
+        "heads times sigmoid(x W_g) before W_O", "Qiu et al. 2025", {"attention.output_gate": "elementwise"}
+    ),
+    "head_gate": Variant(
+        "the same with one gate for each head", "Qiu et al. 2025", {"attention.output_gate": "head"}
+    ),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head plus feed-forward layer", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from tests.models.reference_norms import ELEMENTWISE, norm_of, softcap, softmax
+from tests.models.reference_norms import ELEMENTWISE, logistic, norm_of, softcap, softmax
 
 # RoPE. Su et al. 2021, eq. 34 in complex numbers; dimension i is paired with i + K/2.
 
@@ -155,8 +155,16 @@ def attention(p, x_LD, block, positions, segments, shared, longest, causal):
             a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
             w = a * np.eye(L) + b * w - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
         o.append(w @ v)
+    o = gated(p, o, x_LD) if config.output_gate != "none" else o
     y_LD = output(p, o)
     return y_LD + wide_memory(p["memory"], config, x_LD) if config.memory_slots and not slots else y_LD
+
+
+def gated(p, heads, x_LD):
+    """Qiu et al. 2025, eq. 5: Y' = Y * sigmoid(X W), for each number of a head or each head."""
+    W = p["gate"]["kernel"]
+    gates = [logistic(x_LD @ (W[:, h] if W.ndim == 3 else W[:, h : h + 1])) for h in range(len(heads))]
+    return [o * g for o, g in zip(heads, gates, strict=True)]
 
 
 def output(p, heads):

@@ -128,6 +128,7 @@ INITIAL = {
     "block/attention/output/kernel": lambda shape, model, block: (
         output_scale(model, block, "attention") * fan(shape[0] * shape[1], model)
     ),
+    "block/attention/gate/kernel": lambda shape, model, block: fan(shape[0], model),
     "block/attention/lambda_key/kernel": lambda shape, model, block: fan(shape[0], model),
     "block/attention/lambda_value/kernel": lambda shape, model, block: fan(shape[0], model),
     "block/attention/distances": lambda shape, model, block: fan(np.prod(shape), model),

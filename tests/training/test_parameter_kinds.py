@@ -27,6 +27,7 @@ MATRICES = {
     "block/attention/key/kernel": "bioo",
     "block/attention/value/kernel": "bioo",
     "block/attention/output/kernel": "biio",
+    "block/attention/gate/kernel": "bioo bio",
     "block/attention/lambda_key/kernel": "bioo",
     "block/attention/lambda_value/kernel": "bioo",
     "block/attention/memory/key": "bibo boi",  # one matrix of slots per head; one of the width, like W_up transposed

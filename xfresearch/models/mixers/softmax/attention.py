@@ -6,7 +6,7 @@ four steps:
     project    q_BLHK = x W_Q    k_BSGK = x W_K    v_BSGV = x W_V
     position   Rq, Rk: R is the rotation of RoPE, by each token's position
     attend     o = softmax([cap(scale q Mk^T), cap(scale Rq Rk^T) + bias]) [Mv; v]        scale = 1/sqrt(K)
-    output     y = o W_O
+    output     y = (o * sigmoid(x W_g)) W_O, the gate only with `output_gate` (Qiu et al. 2025, eq. 5)
 
 cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped. Mk and Mv are the keys and values of M
 slots (mixers/memory.py). They have no position, so their logits use the query before its rotation. With an elementwise
@@ -14,7 +14,8 @@ memory_activation the slots are not in the softmax, and f(x k^T + b) v is added 
 weights A by aI + bA - cC. `clip` limits queries, keys and values, after the norms of queries and keys and before RoPE
 (OLMo, OLMoE).
 
-Parameters: D H K + D G K + D G V + H V D + M G (K + V), without omitted matrices, and their biases.
+Parameters: D H K + D G K + D G V + H V D + M G (K + V), without omitted matrices, and their biases; D H V or D H for
+the gate.
 FLOPs per token: 2 per weight of the matrices + 2 H (K + V) (L + M).      Cache per token: G (K + V) values.
 """
 
@@ -29,6 +30,7 @@ from flax import nnx
 from xfresearch.kernels.attention import Mask, Shaping, alteration, attention, choose_attention, describe
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
+from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.logit_bias import AdaptiveSpan, logit_bias, relative_flops, shared_tables
@@ -71,6 +73,7 @@ class Attention(SublayerModule):
         self.memory = self._slots(place, rngs) if a.memory_slots else None
         self.span = AdaptiveSpan(a, place) if a.span == "adaptive" else None
         self.shaping = ShapingGains(a, place.param_dtype) if a.shaping != "none" else None
+        self.gate = Linear(place, gate_shape(a, place.width), rngs) if a.output_gate != "none" else None
 
     def _slots(self, place: Place, rngs):
         if wide_slots(place.options):
@@ -138,6 +141,9 @@ class Attention(SublayerModule):
 
     def output_step(self, o_BLHV, x_BLD, ctx: Context):
         """y_BLD from the outputs of the heads."""
+        if self.gate is not None:
+            gate_BLHV = ctx.tap("gate", jax.nn.sigmoid(self.gate(x_BLD, ctx)))
+            o_BLHV = o_BLHV * (gate_BLHV if gate_BLHV.ndim == 4 else gate_BLHV[..., None])
         y_BLD = o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
         return y_BLD + self.memory(x_BLD, ctx) if wide_slots(self.options) else y_BLD
 
@@ -186,6 +192,7 @@ class Attention(SublayerModule):
             total += replace(place.norm, kind=a.qk_norm).costs(*shape)
         if a.memory_slots:
             total += WideSlots.costs(a, place.width) if wide_slots(a) else HeadSlots.costs(a, sizes.qk, sizes.v)
+        total += gate_shape(a, place.width).costs() if a.output_gate != "none" else Costs()
         total += weights(2 * (a.value == "identity_plus"))
         total += weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
         mixing = 2 * a.heads * (sizes.qk + sizes.v) * length + relative_flops(place, length)
@@ -236,6 +243,12 @@ def mask(place: Place) -> Mask:
     """The attention mask."""
     a = place.options
     return Mask(place.causal, int(not a.sees_itself), a.window)
+
+
+def gate_shape(a: SoftmaxConfig, width: int) -> Shape:
+    """The shape of W_g."""
+    size = head_sizes(a, width).v
+    return Shape("D->HK", width, a.heads, size) if a.output_gate == "elementwise" else Shape("D->H", width, a.heads)
 
 
 def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:

@@ -145,3 +145,6 @@ class OutputOptions:
     """Options of the step from the heads to the residual stream."""
 
     output: Literal["learned", "identity"] = option("learned", "matrix W_O, or the concatenated heads")
+    output_gate: Literal["none", "elementwise", "head"] = option(
+        "none", "multiplies heads by sigmoid(x W_g) before W_O: a gate for each number of a head, or one for each head"
+    )
