@@ -91,6 +91,12 @@ VARIANTS = {
     "head_gate": Variant(
         "the same with one gate for each head", "Qiu et al. 2025", {"attention.output_gate": "head"}
     ),
+    "off_by_one": Variant(
+        "softmax with 1 more in its denominator", "Miller 2023", {"attention.sink": "off_by_one"}
+    ),
+    "learned_sink": Variant(
+        "softmax with e^b more in its denominator, b trained for each head", "gpt-oss 2025", {"attention.sink": "learned"}
+    ),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head plus feed-forward layer", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}

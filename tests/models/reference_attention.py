@@ -150,6 +150,9 @@ def attention(p, x_LD, block, positions, segments, shared, longest, causal):
         if slots:
             to_slots, slot_values = slots_of(slots, config, q_slots, g)
             scores, v = np.concatenate([scores, to_slots], -1), np.concatenate([v, slot_values])
+        if config.sink != "none":  # gpt-oss 2025: e^s / (e^b + sum e^s); Miller 2023: b = 0
+            sink = np.full((L, 1), p["sink"][h] if config.sink == "learned" else 0.0)
+            scores, v = np.concatenate([scores, sink], -1), np.concatenate([v, np.zeros((1, v.shape[1]))])
         w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
         if config.shaping != "none":
             a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))

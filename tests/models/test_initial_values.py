@@ -141,6 +141,7 @@ INITIAL = {
     "block/attention/shaping/weights": lambda shape, model, block: float(block.attention.shaping == "shaped"),
     "block/attention/shaping/uniform": ONES,
     "block/attention/span/fraction": ZEROS,
+    "block/attention/sink": ZEROS,
     "block/feed_forward/up/kernel": up,
     "block/feed_forward/gate/kernel": up,
     "block/feed_forward/down/kernel": down,

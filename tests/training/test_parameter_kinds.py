@@ -56,7 +56,7 @@ OTHERS = {
     *("block/attention/value/identity_gain", "block/attention/value/weight_gain"),
     *("block/attention/memory/bias", "block/feed_forward/router_bias"),
     *(f"block/attention/shaping/{name}" for name in ("identity", "weights", "uniform")),
-    "block/attention/span/fraction",
+    *("block/attention/span/fraction", "block/attention/sink"),
 }
 SIZES = {"b": 2, "i": 3, "o": 4}
 

@@ -11,8 +11,9 @@ four steps:
 cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped. Mk and Mv are the keys and values of M
 slots (mixers/memory.py). They have no position, so their logits use the query before its rotation. With an elementwise
 memory_activation the slots are not in the softmax, and f(x k^T + b) v is added to y. Shaped attention replaces the
-weights A by aI + bA - cC. `clip` limits queries, keys and values, after the norms of queries and keys and before RoPE
-(OLMo, OLMoE).
+weights A by aI + bA - cC. A sink adds e^b to the denominator of the softmax, with b = 0 (off-by-one softmax) or trained
+(gpt-oss, 2025). It is computed as a slot whose key and value are zeros, after subtracting b from all other logits. `clip`
+limits queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
 
 Parameters: D H K + D G K + D G V + H V D + M G (K + V), without omitted matrices, and their biases; D H V or D H for
 the gate.
@@ -73,6 +74,7 @@ class Attention(SublayerModule):
         self.memory = self._slots(place, rngs) if a.memory_slots else None
         self.span = AdaptiveSpan(a, place) if a.span == "adaptive" else None
         self.shaping = ShapingGains(a, place.param_dtype) if a.shaping != "none" else None
+        self.sink = parameter(jnp.zeros(a.heads, place.param_dtype), "H") if a.sink == "learned" else None
         self.gate = Linear(place, gate_shape(a, place.width), rngs) if a.output_gate != "none" else None
 
     def _slots(self, place: Place, rngs):
@@ -129,7 +131,7 @@ class Attention(SublayerModule):
             mask=mask,
             scale=self.scale,
             softcap=a.softcap,
-            bias=logit_bias(a, ctx, mask, self.span),
+            bias=logit_bias(a, ctx, mask, self.span, self.sink),
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
@@ -166,8 +168,12 @@ class Attention(SublayerModule):
         return self.mask._replace(window=reach) if reach else self.mask
 
     def slots(self, dtype):
-        """Keys [M, G, K] and values [M, G, V] of the slots in the softmax; None without such slots."""
-        return self.memory(dtype) if softmax_slots(self.options) else None
+        """Keys [M, G, K] and values [M, G, V] of the slots in the softmax, with the sink as the last; None without."""
+        found = [self.memory(dtype)] if softmax_slots(self.options) else []
+        if self.options.sink != "none":
+            heads = slot_heads(self.options) if found else self.sizes.key_heads
+            found.append(tuple(jnp.zeros((1, heads, size), dtype) for size in (self.sizes.qk, self.sizes.v)))
+        return tuple(map(jnp.concatenate, zip(*found, strict=True))) if found else None
 
     def init_cache(self, batch: int, length: int) -> dict:
         """An empty cache for `length` tokens of each of `batch` sequences, with the keys and values of slots."""
@@ -195,7 +201,9 @@ class Attention(SublayerModule):
         total += gate_shape(a, place.width).costs() if a.output_gate != "none" else Costs()
         total += weights(2 * (a.value == "identity_plus"))
         total += weights(a.heads * ((a.span == "adaptive") + {"none": 0, "skip_init": 2, "shaped": 3}[a.shaping]))
-        mixing = 2 * a.heads * (sizes.qk + sizes.v) * length + relative_flops(place, length)
+        total += weights(a.heads * (a.sink == "learned"))
+        keys = length + (a.sink != "none")
+        mixing = 2 * a.heads * (sizes.qk + sizes.v) * keys + relative_flops(place, length)
         entries = sum(math.prod(shape) for shape in cache_shapes(a, sizes).values())
         cache = entries * jnp.dtype(place.dtype).itemsize
         return total + Costs(flops_per_token=mixing, cache_bytes_per_token=cache)
@@ -278,9 +286,10 @@ def training_call(place: Place, length: int, segments: bool, mesh=None):
     q = shape(1, length, a.heads, sizes.qk)
     k = shape(1, length, sizes.key_heads, sizes.qk)
     v = shape(1, length, sizes.value_heads, sizes.v)
-    slots = softmax_slots(a), slot_heads(a)
-    memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if softmax_slots(a) else None
-    biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
+    count = softmax_slots(a) + (a.sink != "none")
+    slots = count, slot_heads(a) if softmax_slots(a) else sizes.key_heads
+    memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if count else None
+    biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive" or a.sink == "learned"
     altered = alteration(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
     ids = shape(1, length)
     return describe(q, k, v, memory, (ids, ids) if segments else None, 0, mask(place), altered, mesh)

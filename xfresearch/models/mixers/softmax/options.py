@@ -18,6 +18,10 @@ SLOTS_IN_SOFTMAX = Needs(
     "memory_slots above 0 and memory_activation='softmax'",
     lambda a: a.memory_slots > 0 and a.memory_activation == "softmax",
 )
+SINK = Needs(
+    "shaping='none', and 'learned' only without memory_slots, whose logits it would not shift",
+    lambda a: a.shaping == "none" and (a.sink != "learned" or not a.memory_slots),
+)
 NormKind = Literal[*NORMS]
 MemoryActivation = Literal["softmax", *[name for name, a in ACTIVATIONS.items() if a.elementwise and not a.gated]]
 
@@ -117,6 +121,11 @@ class AttendOptions:
         low=0.0,
         decides="training",
         needs=where(span="adaptive"),
+    )
+    sink: Literal["none", "off_by_one", "learned"] = option(
+        "none",
+        "a term added to the denominator of the softmax: 1 (off-by-one softmax), or e^b with a trained b for each head",
+        needs=SINK,
     )
     shaping: Literal["none", "skip_init", "shaped"] = option(
         "none", "trained mixture of the weights A and the identity: aI + bA (skip_init), or aI + bA - cC with uniform C"
