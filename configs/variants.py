@@ -97,6 +97,11 @@ VARIANTS = {
     "learned_sink": Variant(
         "softmax with e^b more in its denominator, b trained for each head", "gpt-oss 2025", {"attention.sink": "learned"}
     ),
+    "differential": Variant(
+        "the difference of two softmax maps, 2 heads",
+        "Ye et al. 2024",
+        {"attention.kind": "differential", "attention.heads": 2},
+    ),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head plus feed-forward layer", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}

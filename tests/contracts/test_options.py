@@ -47,6 +47,7 @@ MORE = {
     "blocks.main.attention.rope.attention_factor": [2.0],
     "blocks.main.attention.clip": [0.1],
     "blocks.main.attention[slots].dropout": [0.1],
+    "blocks.main.attention[differential].dropout": [0.1],
     "blocks.main.attention[slots].memory_slots": [8],
     "blocks.main.feed_forward.hidden": [40],
     "blocks.main.feed_forward[moe].moe.experts": [4],
@@ -60,6 +61,7 @@ MORE = {
 }
 SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
 SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
+SIZES |= {"blocks.main.attention[differential].heads"}
 VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
 # (option, value, model) that compute the same, and the reason.
 EQUAL = {

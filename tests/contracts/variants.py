@@ -41,7 +41,7 @@ PLAIN = Execution("plain", "ragged")
 MAIN = BLOCKS["pre_norm"](attention=SoftmaxConfig(heads=4), feed_forward=DenseConfig(hidden=32))
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
 # The kinds whose options are varied, besides the kinds of the base. Kinds of one class share their options.
-KINDS = {"attention": ("slots", "lambda"), "feed_forward": ("swiglu", "moe")}
+KINDS = {"attention": ("slots", "lambda", "differential"), "feed_forward": ("swiglu", "moe")}
 
 # Options that a value needs and that are added to its variant: options of the model, otherwise of its block.
 NEEDS = {
@@ -96,6 +96,9 @@ NUMBERS = {
     "blocks.main.feed_forward[moe].moe.top_k": [1],
     "blocks.main.feed_forward[moe].moe.capacity": [0.125],  # 2 of 64 tokens for each expert: most of LENGTH are dropped
     "blocks.main.feed_forward[moe].moe.shared": [2],
+    "blocks.main.attention[differential].kv_heads": [2],
+    "blocks.main.attention[differential].head_size": [6],
+    "blocks.main.attention[differential].window": [3],
     "blocks.main.attention[slots].kv_heads": [2],
     "blocks.main.attention[slots].head_size": [6],
     "blocks.main.attention[slots].scale": [0.2],
@@ -119,7 +122,7 @@ SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "segments"),
     *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward[moe].moe.experts"),
     *("blocks.main.attention[slots].heads", "blocks.main.attention[slots].memory_slots"),
-    "blocks.main.attention[lambda].heads",
+    *("blocks.main.attention[lambda].heads", "blocks.main.attention[differential].heads"),
 }
 # Options with a closed list of values that do not change the deterministic forward pass of a causal model in one
 # precision. Their tests have the mark `covers`.

@@ -219,7 +219,7 @@ LAYOUTS = {
 }
 
 
-def block(p, x_LD, config, positions, segments, model_config, shared):
+def block(p, x_LD, config, positions, segments, model_config, shared, layer):
     """x_LD after one block, the sum of its sublayers' outputs, and its auxiliary losses."""
     losses = {}
     real = np.asarray(segments) > 0
@@ -230,7 +230,7 @@ def block(p, x_LD, config, positions, segments, model_config, shared):
             mean = np.mean(p["attention"]["span"]["fraction"]) * longest
             losses["span_loss"] = config.attention.span_loss * mean * real.sum()
         attend = ATTENTIONS[config.attention.kind]
-        return attend(p["attention"], x, config, positions, segments, shared, longest, model_config.causal)
+        return attend(p["attention"], x, config, positions, segments, shared, longest, model_config.causal, layer)
 
     def feed(x):
         if config.feed_forward.kind != "moe":
@@ -278,10 +278,11 @@ def model(config, params, tokens, positions=None, segments=None):
         x_LD = x_LD + params["position"]["table"][positions + config.position_offset]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
+    shared = params.get("shared", {})
     total = x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
-    for name, stack, repeat in order:
+    for layer, (name, stack, repeat) in enumerate(order):
         p = pick(params["blocks"][stack], repeat)
-        x_LD, outputs, more = block(p, x_LD, config.blocks[name], positions, segments, config, params.get("shared", {}))
+        x_LD, outputs, more = block(p, x_LD, config.blocks[name], positions, segments, config, shared, layer)
         total = total + outputs
         losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
     final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731

@@ -124,7 +124,7 @@ def norm_heads(p, heads, block):
     return np.split(norm_of(kind, flat, np.concatenate(heads, -1), block), len(heads), -1)
 
 
-def attention(p, x_LD, block, positions, segments, shared, longest, causal):
+def attention(p, x_LD, block, positions, segments, shared, longest, causal, layer):
     config = block.attention
     L = len(x_LD)
     H = config.heads
@@ -188,7 +188,7 @@ def wide_memory(p, config, x_LD):
     return ELEMENTWISE[config.memory_activation](x_LD @ p["key"].T + p["bias"]) @ p["value"]
 
 
-def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal):
+def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal, layer):
     """Attention to slots only."""
     config = block.attention
     o = []
@@ -205,7 +205,7 @@ def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal)
 # the tokens up to n, the embeddings to the given distances. Queries and values are normed token by token.
 
 
-def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal):
+def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal, layer):
     def project(name, i):
         y = x_LD @ p[name]["kernel"][:, i]
         scaling = {"query": "query_scaling", "lambda_value": "value_scaling"}.get(name)
@@ -235,4 +235,35 @@ def mix_by_lambdas(q, k, v, distances, segments):
     return np.array(y)
 
 
-ATTENTIONS = {"softmax": attention, "slots": slot_attention, "lambda": lambda_layer}
+# Differential attention. Ye et al. 2024, eq. 1-3. In their code, all heads share the RMSNorm of a head.
+
+
+def differential(p, x_LD, block, positions, segments, shared, longest, causal, layer):
+    a = block.attention
+    L = len(x_LD)
+    H = a.heads
+    G = a.kv_heads
+    K = a.head_size
+    allowed = np.array([[segments[s] == segments[t] and (not causal or 0 <= t - s < (a.window or 10**9))
+                         for s in range(L)] for t in range(L)])  # fmt: skip
+    first = 0.8 - 0.6 * math.exp(-0.3 * layer)  # layers count from 1 in the paper
+    terms = [math.exp(p[f"lambda_query_{i}"] @ p[f"lambda_key_{i}"]) for i in (1, 2)]
+    weight = terms[0] - terms[1] + first
+    heads = []
+    for h in range(H):
+        g, r = divmod(h, H // G)
+        maps = []
+        for i in (0, 1):
+            # The 2 H queries are ordered by (key-value head, map, head of its group), the 2 G keys by (head, map).
+            q = x_LD @ p["query"]["kernel"][:, (2 * g + i) * (H // G) + r]
+            k = x_LD @ p["key"]["kernel"][:, 2 * g + i]
+            if a.position == "rope":
+                q, k = rope(q, positions, a.rope), rope(k, positions, a.rope)
+            maps.append([softmax(row) for row in np.where(allowed, q @ k.T / math.sqrt(K), -np.inf)])
+        o = (np.array(maps[0]) - weight * np.array(maps[1])) @ (x_LD @ p["value"]["kernel"][:, g])
+        o = o / np.sqrt((o * o).mean(-1, keepdims=True) + block.norm_epsilon) * p["head_norm"]["gain"]
+        heads.append((1 - first) * o)
+    return output(p, heads)
+
+
+ATTENTIONS = {"softmax": attention, "slots": slot_attention, "lambda": lambda_layer, "differential": differential}

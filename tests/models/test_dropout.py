@@ -16,7 +16,12 @@ from xfresearch.training.step import init_state, make_train_step
 
 SITES = ["dropout", "blocks.main.dropout", "blocks.main.attention.dropout"]
 SLOTS = {"blocks.main.attention.kind": "slots", "blocks.main.attention.memory_slots": 32}
-CASES = [({}, site, site) for site in SITES] + [(SLOTS, SITES[-1], "blocks.main.attention[slots].dropout")]
+DIFFERENTIAL = {"blocks.main.attention.kind": "differential"}
+CASES = [
+    *(({}, site, site) for site in SITES),
+    (SLOTS, SITES[-1], "blocks.main.attention[slots].dropout"),
+    (DIFFERENTIAL, SITES[-1], "blocks.main.attention[differential].dropout"),
+]
 KEY = jax.random.key(3)
 
 

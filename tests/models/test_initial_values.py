@@ -163,6 +163,8 @@ INITIAL |= {f"block/feed_forward/{name}/bias": ZEROS for name in ("up", "gate", 
 NORMS = ["embedding_norm", "final_norm"]
 NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
 NORMS += [f"block/attention/{name}" for name in ("query_norm", "key_norm", "query_scaling", "value_scaling")]
+INITIAL |= {f"block/attention/lambda_{name}_{i}": 0.1 for name in ("query", "key") for i in (1, 2)}
+INITIAL |= {"block/attention/head_norm/gain": ONES}
 INITIAL |= {f"{norm}/gain": norm_gain for norm in NORMS} | {f"{norm}/bias": ZEROS for norm in NORMS}
 INITIAL |= {f"{norm}/alpha": attention_alpha if "attention_norm" in norm else alpha for norm in NORMS}
 

@@ -45,7 +45,7 @@ MATRICES = {
 }
 NORMS = ["embedding_norm", "final_norm", "block/feed_forward/hidden_norm"]
 NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
-NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "query_scaling", "value_scaling")]
+NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "head_norm", "query_scaling", "value_scaling")]
 OTHERS = {
     *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha"))),
     *("embed/table", "head/table", "head_bias/bias", "position/table", "embedding_scale"),
@@ -57,6 +57,7 @@ OTHERS = {
     *("block/attention/memory/bias", "block/feed_forward/router_bias"),
     *(f"block/attention/shaping/{name}" for name in ("identity", "weights", "uniform")),
     *("block/attention/span/fraction", "block/attention/sink"),
+    *(f"block/attention/lambda_{part}_{i}" for part in ("query", "key") for i in (1, 2)),
 }
 SIZES = {"b": 2, "i": 3, "o": 4}
 

@@ -48,6 +48,7 @@ class Context:
     taps: Taps | None = None
     place: str = ""  # path of the layer or sublayer in the names of taps
     block: str = ""  # name of the block's config
+    number: Any = 0  # number of the layer; a traced value if layers are scanned
     cache_index: Any = 0  # position in the cache of the first token of this call
     cache_segments_BS: Any = None
     shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
@@ -57,7 +58,7 @@ class Context:
     def layer(self, index, block: str) -> "Context":
         """The context of layer `index`: an int if layers are unrolled, a traced value if scanned (without taps)."""
         key = None if self.key is None else jax.random.fold_in(self.key, index)
-        return replace(self, key=key, block=block, place=f"blocks.{index}" if self.taps else "")
+        return replace(self, key=key, block=block, number=index, place=f"blocks.{index}" if self.taps else "")
 
     def at(self, name: str) -> "Context":
         """The context of a sublayer, or of a part of one."""

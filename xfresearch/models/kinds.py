@@ -5,6 +5,7 @@ from typing import NamedTuple
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig, FeedForward, GatedConfig
 from xfresearch.models.feed_forwards.moe import MixtureOfExperts, MoeFeedForwardConfig
+from xfresearch.models.mixers.differential import DifferentialAttention, DifferentialConfig
 from xfresearch.models.mixers.lambda_layer import LambdaConfig, LambdaLayer
 from xfresearch.models.mixers.slots import SlotAttention, SlotsConfig
 from xfresearch.models.mixers.softmax.attention import Attention
@@ -21,6 +22,7 @@ MIXERS = {
     "softmax": Kind(SoftmaxConfig, Attention),
     "slots": Kind(SlotsConfig, SlotAttention),
     "lambda": Kind(LambdaConfig, LambdaLayer),
+    "differential": Kind(DifferentialConfig, DifferentialAttention),
 }
 
 FEED_FORWARDS = {
