@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.tiny_runs import ANATOMIES, make_run, rough_params, tiny_model
+from tests.tiny_runs import CONFIGS, make_run, rough_params, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.tokenizers import ByteTokenizer, Tokenizer
 from xfresearch.models import decoding, transformer
@@ -22,7 +22,7 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "a")
 
 
-@pytest.fixture(scope="module", params=ANATOMIES)
+@pytest.fixture(scope="module", params=CONFIGS)
 def lm(request):
     return tiny_model(request.param)
 

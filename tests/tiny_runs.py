@@ -12,13 +12,13 @@ from xfresearch.language_model import LanguageModel
 from xfresearch.models import transformer
 
 ROOT = Path(__file__).parent.parent
-ANATOMIES = ("gpt2", "all_attention", "moe")
+CONFIGS = ("gpt2", "all_attention", "moe")
 
 
-def tiny_config(anatomy: str = "gpt2", **overrides):
-    """configs/<anatomy>.py:tiny with overrides (a__b for config.a.b), for the byte tokenizer."""
-    arguments = [f"--config.{name.replace('__', '.')}={value}" for name, value in overrides.items()]
-    config = parse(["--config", f"{ROOT}/configs/{anatomy}.py:tiny", *arguments])
+def tiny_config(name: str = "gpt2", **overrides):
+    """configs/<name>.py:tiny with overrides (a__b for config.a.b), for the byte tokenizer."""
+    arguments = [f"--config.{key.replace('__', '.')}={value}" for key, value in overrides.items()]
+    config = parse(["--config", f"{ROOT}/configs/{name}.py:tiny", *arguments])
     return replace(config, model=replace(config.model, vocab_size=257))
 
 
@@ -33,14 +33,14 @@ def rough_params(model, seed: int = 0) -> dict:
     return structure.unflatten(noisy)
 
 
-def tiny_model(anatomy: str = "gpt2", **overrides) -> LanguageModel:
-    config = tiny_config(anatomy, **overrides)
+def tiny_model(name: str = "gpt2", **overrides) -> LanguageModel:
+    config = tiny_config(name, **overrides)
     return LanguageModel(config.model, rough_params(config.model), ByteTokenizer(), config)
 
 
-def make_run(directory: Path, anatomy: str = "gpt2", steps=(10, 20), **overrides) -> Path:
+def make_run(directory: Path, name: str = "gpt2", steps=(10, 20), **overrides) -> Path:
     """Makes a run's directory with checkpoints of `steps`, each with different parameters."""
-    lm = tiny_model(anatomy, **overrides)
+    lm = tiny_model(name, **overrides)
     for number, step in enumerate(steps):
         lm.step, lm.params = step, rough_params(lm.config, seed=number)
         if number:

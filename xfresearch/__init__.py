@@ -1,4 +1,4 @@
-"""xfresearch: a laboratory for transformer anatomy.
+"""xfresearch: a research codebase for transformer variants.
 
     import xfresearch as xf
     lm = xf.load("runs/a")
