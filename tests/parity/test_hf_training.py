@@ -27,9 +27,10 @@ DTYPES = ["float32", "float64"]
 def gradients(lm, tokens_BL) -> tuple[float, dict]:
     """Our mean training loss and its gradients by path, without the balance and z losses of experts."""
     model = lm.config
-    for name in model.blocks:
-        for field, value in (("balance", "none"), ("z_loss", 0.0)):
-            model = change(model, f"blocks.{name}.feed_forward.moe.{field}", value)
+    for name, block in model.blocks.items():
+        if block.feed_forward.kind == "moe":
+            model = change(model, f"blocks.{name}.feed_forward.moe.balance", "none")
+            model = change(model, f"blocks.{name}.feed_forward.moe.z_loss", 0.0)
     inputs_BL = tokens_BL[:, :-1]
     targets_BL = tokens_BL[:, 1:]
     positions_BL = np.broadcast_to(np.arange(inputs_BL.shape[1]), inputs_BL.shape)

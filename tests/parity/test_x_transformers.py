@@ -27,7 +27,6 @@ pytestmark = pytest.mark.parity
 RMS = {"norm": "rms", "final_norm": "rms", "norm_epsilon": 0.0}
 SCALE = {"norm": "scale", "final_norm": "scale", "norm_epsilon": 0.0}
 DYT = {"norm": "dyt", "final_norm": "dyt", "norm_bias": True}
-NO_FEED_FORWARD = {"layout": "all_attention"}
 NO_EPSILON = 1e-30
 # {case: (changes of our config, arguments of the library's Decoder)}
 CASES = {
@@ -42,7 +41,7 @@ CASES = {
         {"attn_num_mem_kv": 5, "attn_kv_heads": 2},
     ),
     "all-attention": (
-        {"layout": "all_attention", "attention.memory_slots": 24, "final_norm": "none", **NO_FEED_FORWARD},
+        {"layout": "all_attention", "attention.memory_slots": 24, "final_norm": "none"},
         {"only_attn": True, "pre_norm": False, "attn_num_mem_kv": 24},
     ),
     "SoLU": ({"feed_forward.kind": "solu", "norm_epsilon": NO_EPSILON}, {"ff_solu": True}),

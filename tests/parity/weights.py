@@ -25,7 +25,10 @@ MISSING = "{} is not installed: `make parity` installs requirements-parity.txt"
 def config_of(changes: dict, dtype: str):
     """A small model with `changes`. Their dotted paths start at the model or, if it has no such field, at its block."""
     paths = {k if hasattr(BASE, k.partition(".")[0]) else f"blocks.main.{k}": v for k, v in changes.items()}
-    config = model(SIZES | paths)
+    paths = SIZES | paths
+    if changes.get("layout") == "all_attention":  # without a feed-forward layer
+        paths = {path: value for path, value in paths.items() if ".feed_forward." not in path}
+    config = model(paths)
     return in_float64(config) if dtype == "float64" else config
 
 
