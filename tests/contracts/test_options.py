@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL, VARIANTS, change, choices, fields, model
+from xfresearch.config.groups import to_config_dict
+from xfresearch.config.resolving import model_from
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
@@ -113,7 +115,7 @@ def check(path: str, name: str, computed) -> None:
     base = VARIANTS[name]
     for value in VALUES[path]:
         try:
-            changed = resolve_model(change(base, path, value))
+            changed = model_from(to_config_dict(change(base, path, value)))  # read as a user's, so that values are checked
         except UserError:
             continue
         if changed != base and (path, value, name) not in EQUAL:
