@@ -49,6 +49,11 @@ def checked(paths: list[str]):
     assert not missing, f"marked as covered, but never set: {missing}"
 
 
+def plain_path(path: str) -> str:
+    """The path of an option without kinds in brackets."""
+    return re.sub(r"\[\w+\]", "", path)
+
+
 def is_set(model, path: str) -> bool:
     """Whether the option differs from its default. A kind in brackets must be the sublayer's kind."""
     from xfresearch.config.fields import leaves
@@ -57,5 +62,5 @@ def is_set(model, path: str) -> bool:
     found = {leaf.path: leaf for leaf in leaves(model)}
     if kind and getattr(found.get(f"{path[: kind.start()]}.kind"), "value", None) != kind[1]:
         return False
-    leaf = found.get(re.sub(r"\[\w+\]", "", path))
+    leaf = found.get(plain_path(path))
     return leaf is not None and leaf.value != leaf.default

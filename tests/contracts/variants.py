@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.covers import plain_path
 from xfresearch.config import fields as config_fields
 from xfresearch.config.files import parse
 from xfresearch.models import transformer
@@ -127,11 +128,6 @@ SIZES = {
 # Options with a closed list of values that do not change the deterministic forward pass of a causal model in one
 # precision. Their tests have the mark `covers`.
 COVERED = {"init", "dtype", "param_dtype", "causal", "blocks.main.norm_cast", "blocks.main.feed_forward[moe].moe.routing"}
-
-
-def plain_path(path: str) -> str:
-    """The path of an option without kinds in brackets."""
-    return re.sub(r"\[\w+\]", "", path)
 
 
 def change(config, path: str, value):

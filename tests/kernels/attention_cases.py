@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.tolerances import relative_error
-from xfresearch.kernels.attention import CAUSAL, Mask, attention
-from xfresearch.kernels.masks import Slots
+from xfresearch.kernels.attention import attention
+from xfresearch.kernels.masks import CAUSAL, Mask, Slots
 
 
 def draw(B=2, L=200, H=4, G=2, K=16, V=None, M=0, own=False, segments=False, seed=0, dtype="float32"):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import Mask, attention, choose_attention, describe
+from xfresearch.kernels.attention import attention, choose_attention, describe
+from xfresearch.kernels.masks import Mask
 from xfresearch.sharding.devices import compute_capability
 
 IMPLEMENTATIONS = ("plain", "blocked")

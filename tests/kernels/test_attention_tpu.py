@@ -27,7 +27,8 @@ def compiled(chips: str, sizes: dict, given: dict, remat: str) -> dict:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
 
-    from xfresearch.kernels.attention import Mask, attention
+    from xfresearch.kernels.attention import attention
+    from xfresearch.kernels.masks import Mask
     from xfresearch.sharding.partition import activation_spec
 
     mesh = mesh_of(chips, **sizes)

@@ -11,8 +11,8 @@ from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_
 from tests.tolerances import TOLERANCE
 from xfresearch.kernels import attention as attention_module
 from xfresearch.kernels import splash_attention
-from xfresearch.kernels.attention import Mask, attention
-from xfresearch.kernels.masks import Slots
+from xfresearch.kernels.attention import attention
+from xfresearch.kernels.masks import Mask, Slots
 from xfresearch.kernels.splash_attention import LazyMask, splash
 
 

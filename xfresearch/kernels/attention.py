@@ -28,9 +28,6 @@ from xfresearch.kernels.plain_attention import banded, plain
 from xfresearch.sharding.devices import compute_capability, platform
 from xfresearch.sharding.partition import constrain
 
-__all__ = ["CAUSAL", "Call", "Shaping", "Mask", "attention", "choose_attention", "describe"]
-
-
 SOFTCAP = "softcap"
 
 

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 
 from xfresearch.config.fields import group, option, where
 from xfresearch.errors import require
-from xfresearch.kernels.attention import Mask, alteration, attention, choose_attention, describe
+from xfresearch.kernels.attention import alteration, attention, choose_attention, describe
+from xfresearch.kernels.masks import Mask
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.mixers.softmax.attention import extended
+from xfresearch.models.mixers.softmax.config import check_rope, with_sizes
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.norms import Norm, NormSpec
@@ -58,10 +60,9 @@ class DifferentialConfig(SublayerConfig):
             allowed = f"a divisor of model.width / 2 = {place.width / 2:g}, or set head_size"
             require(place.width % (2 * a.heads) == 0, f"{key}.heads", a.heads, allowed)
             a = replace(a, head_size=place.width // (2 * a.heads))
-        a = replace(a, kv_heads=a.kv_heads or a.heads)
-        require(a.heads % a.kv_heads == 0, f"{key}.kv_heads", a.kv_heads, f"a divisor of attention.heads={a.heads}")
-        allowed = "an even number with position='rope'"
-        require(a.position != "rope" or a.head_size % 2 == 0, f"{key}.head_size", a.head_size, allowed)
+        a = with_sizes(a, place.width, key)
+        if a.position == "rope":
+            check_rope(a.rope, a.head_size, f"{key}.rope")
         allowed = "0 with model.causal=False: it counts past tokens"
         require(place.causal or not a.window, f"{key}.window", a.window, allowed)
         return a

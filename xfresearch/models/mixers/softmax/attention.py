@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.kernels.attention import Mask, Shaping, alteration, attention, choose_attention, describe
+from xfresearch.kernels.attention import alteration, attention, choose_attention, describe
+from xfresearch.kernels.masks import Mask, Shaping
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape

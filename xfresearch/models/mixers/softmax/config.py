@@ -87,11 +87,7 @@ def _check_positions(a: SoftmaxConfig, width: int, key: str) -> None:
     allowed = "another value with query='merged', which has no separate queries and keys that RoPE could rotate"
     require(a.query != "merged" or a.position != "rope", f"{key}.position", a.position, allowed)
     if a.position == "rope":
-        size = head_sizes(a, width).qk
-        allowed = f"a share of a query's {size} dimensions that is an even number of them, at least 2"
-        rotary = rotary_size(size, a.rope.fraction)
-        require(rotary >= 2 and rotary % 2 == 0, f"{key}.rope.fraction", a.rope.fraction, allowed)
-        _check_scaling(a.rope, f"{key}.rope")
+        check_rope(a.rope, head_sizes(a, width).qk, f"{key}.rope")
     allowed = f"above t5_buckets / 2 = {a.t5_buckets // 2}, where buckets of more than one distance start"
     require(a.position != "t5" or a.t5_distance > a.t5_buckets // 2, f"{key}.t5_distance", a.t5_distance, allowed)
 
@@ -101,7 +97,11 @@ def rotary_size(size: int, fraction: float) -> int:
     return int(size * fraction + 1e-6)
 
 
-def _check_scaling(rope: RopeConfig, key: str) -> None:
+def check_rope(rope: RopeConfig, size: int, key: str) -> None:
+    """Raises UserError if queries of `size` dimensions cannot be rotated with these options."""
+    rotary = rotary_size(size, rope.fraction)
+    allowed = f"a share of a query's {size} dimensions that is an even number of them, at least 2"
+    require(rotary >= 2 and rotary % 2 == 0, f"{key}.fraction", rope.fraction, allowed)
     low, high = rope.low_frequency, rope.high_frequency
     yarn = rope.scaling == "yarn"
     require(high > low, f"{key}.high_frequency", high, f"above rope.low_frequency={low}")

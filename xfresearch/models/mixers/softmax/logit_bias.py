@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from xfresearch.kernels.attention import Mask
+from xfresearch.kernels.masks import Mask
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig, longest
 from xfresearch.models.mixers.softmax.projections import head_sizes
 from xfresearch.models.parameters import parameter
