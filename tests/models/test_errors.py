@@ -21,6 +21,10 @@ INVALID = [
     ({A + "kv_heads": 3}, ["attention.kv_heads=3", "a divisor of attention.heads=4"]),
     ({A + "kv_heads": 8}, ["attention.kv_heads=8", "a divisor of attention.heads=4"]),
     ({A + "head_size": 5, A + "position": "rope"}, ["attention.rope.fraction=1.0", "5 dimensions", "even"]),
+    (
+        {A + "kind": "differential", A + "position": "rope", A + "rope.fraction": 0.9},
+        ["attention.rope.fraction=0.9", "4 dimensions", "even"],
+    ),
     ({A + "rank": 3}, ["attention.rank=3", "0, its default: it is read only with query='merged'"]),
     ({F + "kind": "moe", F + "moe.top_k": 9}, ["moe.top_k=9", "at most moe.experts=8"]),
     ({F + "kind": "moe", F + "bias": True}, ["blocks.main.feed_forward.bias=True", "there is no such option"]),
