@@ -1,9 +1,6 @@
 """Import of Hugging Face folders: export reproduces the folder exactly, on one device and on several."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +13,8 @@ import xfresearch as xf
 from tests.data import made_tokenizers
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
 from tests.interop.folders import assert_same_tensors
-from tests.tiny_runs import ROOT, rough_params, tiny_model
+from tests.simulated import results_on_devices
+from tests.tiny_runs import rough_params, tiny_model
 from xfresearch import evaluation
 
 TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
@@ -166,12 +164,7 @@ def test_parameters_sharded_over_devices_equal_those_on_one(tmp_path):
     lm.config = replace(lm.config, vocab_size=264)  # divisible by the size of the mesh axis
     lm.params = rough_params(lm.config)
     lm.export_hf(whole)
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    command = [sys.executable, "-m", "tests.interop.mesh_worker", str(whole), str(tmp_path)]
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)
+    results = results_on_devices(8, "-m", "tests.interop.mesh_worker", str(whole), str(tmp_path))
     assert results["fsdp"]["held"] < 0.2 and results["mixed"]["held"] < 0.35
     for name, result in results.items():
         assert result["equal"]

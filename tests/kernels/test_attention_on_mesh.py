@@ -1,14 +1,10 @@
 """Attention sharded over eight simulated devices equals attention on one device. One process runs all cases."""
 
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.contracts.variants import ROOT
 from tests.kernels.mesh_worker import CASES, DTYPES, MODELS
+from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
 
 TEST = "test_attention_on_a_mesh_equals_attention_on_one_device"
@@ -19,12 +15,7 @@ DAILY += ("cudnn, one key-value head",)
 @pytest.fixture(scope="module")
 def results(request) -> dict[str, dict]:
     names = [item.callspec.params["name"] for item in request.session.items if item.originalname == TEST]
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    command = [sys.executable, "-m", "tests.kernels.mesh_worker", *names]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    return results_on_devices(8, "-m", "tests.kernels.mesh_worker", *names)
 
 
 @pytest.mark.parametrize(

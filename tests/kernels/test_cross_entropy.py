@@ -1,8 +1,5 @@
 """Cross-entropy in tiles: values against NumPy in float64, gradients against autodiff, memory, four devices."""
 
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
 from xfresearch.kernels.head import Head
@@ -192,14 +190,10 @@ found = jax.jit(lambda *a: step(*a, mesh=mesh))(x, jax.device_put(head, kept), l
 check(found, step(rows[0], head, *rows[1:]))
 nll = jax.jit(lambda *a: token_nll(*a, rows=16, mesh=mesh))(x, jax.device_put(head, kept), labels)
 check(nll[0], token_nll(rows[0], head, rows[1])[0])
-print("equal")
+print('"equal"')
 """
 
 
 def test_four_devices_equal_one():
     """Sharded tokens have the same values and gradients as on one device, and no all-gather of tokens."""
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(
-        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert result.stdout.strip() == "equal", result.stderr[-2000:]
+    assert results_on_devices(4, "-c", SHARDED, timeout=120) == "equal"

@@ -5,9 +5,7 @@ For whole updates on meshes see tests/training/test_meshes.py.
 
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 
 import jax
@@ -16,8 +14,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from tests.blocks import block
-from tests.contracts.variants import ROOT, in_float64, random_params, tree_error
+from tests.contracts.variants import in_float64, random_params, tree_error
 from tests.contracts.variants import model as resolved
+from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
@@ -114,11 +113,7 @@ def results(request) -> dict:
         for item in request.session.items
         if item.module.__name__ == __name__ and hasattr(item, "callspec")
     ]
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
-    command = [sys.executable, "-m", __name__, *{p["case"] for p in parameters}]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    return results_on_devices(8, "-m", __name__, *{p["case"] for p in parameters})
 
 
 @pytest.mark.parametrize("case", MARKED)

@@ -1,13 +1,10 @@
 """Collectives of small programs compiled for 8 devices: kind, mesh axis, count and bytes are known by construction."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.simulated import results_on_devices
 from xfresearch.planning import hlo
 from xfresearch.planning.collectives import Collective, collectives, mesh_axes, replica_group
 from xfresearch.planning.work import unknown_kernels, work
@@ -18,11 +15,7 @@ MESH = {"fsdp": 4, "tensor": 2}
 
 @pytest.fixture(scope="module")
 def programs() -> dict[str, str]:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    worker = [sys.executable, str(Path(__file__).parent / "collectives_worker.py")]
-    done = subprocess.run(worker, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return results_on_devices(8, str(Path(__file__).parent / "collectives_worker.py"), timeout=120)
 
 
 def found(programs, name: str) -> list[tuple]:

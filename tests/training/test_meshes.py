@@ -5,14 +5,11 @@ By default three configs, which have all axes but `context` (see tests/kernels/t
 every config on every mesh that supports it.
 """
 
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.contracts.variants import NAMED, ROOT
+from tests.contracts.variants import NAMED
+from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
 from tests.training.mesh_worker import DEVICES, MESHES
 
@@ -28,13 +25,7 @@ def cases() -> list:
 @pytest.fixture(scope="module")
 def results(request) -> dict[str, dict]:
     wanted = [item.callspec.params["case"] for item in request.session.items if item.originalname == TEST]
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={DEVICES}"
-    command = [sys.executable, "-m", "tests.training.mesh_worker", *sorted({*wanted, *DAILY})]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    return results_on_devices(DEVICES, "-m", "tests.training.mesh_worker", *sorted({*wanted, *DAILY}))
 
 
 @pytest.mark.parametrize("case", cases())

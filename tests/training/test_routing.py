@@ -1,9 +1,6 @@
 """Routing in training: router metrics of an update, and load balancing by a bias."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from tests.blocks import block
+from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
 from xfresearch.config.run import OptimizerConfig
@@ -108,11 +106,7 @@ def three_steps(mesh=None):
 
 
 def test_bias_and_load_on_a_mesh_equal_those_on_one_device():
-    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
-    command, env = [sys.executable, "-m", "tests.training.test_routing"], os.environ | {"XLA_FLAGS": flags}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout) == three_steps()
+    assert results_on_devices(8, "-m", "tests.training.test_routing", timeout=300) == three_steps()
 
 
 def test_router_metrics_are_means_of_the_models_statistics():
