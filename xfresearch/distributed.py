@@ -93,7 +93,7 @@ def check(options) -> bool:
 
 
 @contextmanager
-def joined(options, workdir: str = "."):
+def joined(options, workdir: str):
     """Joins the other processes for the length of a `with` block; does nothing for a single process.
 
     Inside the block, every line on standard error has the process number in front. If the process crashes, its last

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path)
     distributed.add_flags(parser)
     options = parser.parse_args(arguments)
-    with distributed.joined(options):
+    with distributed.joined(options, str(options.folder)):
         print(f"RESULT {json.dumps(measure(options.folder, options.out))}", file=sys.stderr)
 
 

@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> None:
     distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
     config = parse(["--config", options.config, *overrides])
-    with distributed.joined(options):
+    with distributed.joined(options, config.data.cache_dir):
         result = {"seen": seen(config), "spread": spread(config), "errors": errors(), "mistaken": mistaken(config)}
         result["reach"] = reach(config)
         result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")

@@ -265,8 +265,9 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 from xfresearch import command, distributed
 parser = command.Parser()
 distributed.add_flags(parser)
-with distributed.joined(parser.parse_args(sys.argv[2:])):
-    distributed._job = distributed.Job(0, 1, 6, ".", None)  # a single process that acts as one of several
+workdir = sys.argv[2]
+with distributed.joined(parser.parse_args(sys.argv[3:]), workdir):
+    distributed._job = distributed.Job(0, 1, 6, workdir, None)  # a single process that acts as one of several
     if sys.argv[1] != "never":
         distributed.handle_preemption(True)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -282,8 +283,8 @@ with distributed.joined(parser.parse_args(sys.argv[2:])):
 
 
 @pytest.mark.parametrize("handled", ["never", "for a time"])
-def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled):
-    one = [f"--coordinator=localhost:{free_port()}", "--processes=1", "--process=0"]
+def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled, tmp_path):
+    one = [str(tmp_path), f"--coordinator=localhost:{free_port()}", "--processes=1", "--process=0"]
     done = subprocess.run(
         [sys.executable, "-c", PREEMPTED, handled, *one], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -313,7 +314,7 @@ def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
         distributed.check(parser.parse_args(given.split()))
 
 
-def test_a_port_that_is_taken_is_refused():
+def test_a_port_that_is_taken_is_refused(tmp_path):
     from xfresearch import command, distributed
     from xfresearch.errors import UserError
 
@@ -323,4 +324,4 @@ def test_a_port_that_is_taken_is_refused():
         port = other.getsockname()[1]
         options = parser.parse_args([f"--coordinator=localhost:{port}", "--processes=2", "--process=0"])
         with pytest.raises(UserError, match=f"--coordinator=localhost:{port}: process 0 cannot listen at that port"):
-            distributed.joined(options).__enter__()
+            distributed.joined(options, str(tmp_path)).__enter__()
