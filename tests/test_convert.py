@@ -81,10 +81,10 @@ def test_generate_and_evaluate_read_a_hugging_face_folder(folder, tmp_path, caps
         (["import", "{folder}"], "the following arguments are required: WORKDIR"),
         (
             ["export", "{run}", "{new}", "--shard-size", "5TB"],
-            "5TB is not allowed: it must be a size like 500MB or 5GB",
+            "5TB.* a size like 500MB or 5GB",
         ),
-        (["export", "{run}", "{new}", "--shard-size", "0"], "0 is not allowed"),
-        (["export", "{run}", "{new}", "--family", "lama"], "model_type='lama' is not allowed.*did you mean 'llama'"),
+        (["export", "{run}", "{new}", "--shard-size", "0"], "--shard-size: 0"),
+        (["export", "{run}", "{new}", "--family", "lama"], "model_type='lama'.*did you mean 'llama'"),
         (["export", "{run}", "{new}", "--family", "llama"], "llama cannot express this model: "),
         (["export", "{run}", "{new}", "--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["exprot", "{run}", "{new}"], "exprot"),

@@ -311,11 +311,11 @@ def test_the_curve_skips_a_damaged_step(tmp_path, texts, capsys):
 @pytest.mark.parametrize(
     "options, text",
     [
-        (["--stride", "17"], "stride 17 is not allowed.*at most the sequence length, 16"),
-        (["--stride", "0"], "--stride: 0 is not allowed: it must be an integer of at least 1"),
-        (["--stride", "x"], "--stride: x is not allowed"),
-        (["--batch-size", "-2"], "--batch-size: -2 is not allowed"),
-        (["--limit", "-2"], "--limit: -2 is not allowed: it must be an integer of at least 0"),
+        (["--stride", "17"], "stride 17.*at most the sequence length, 16"),
+        (["--stride", "0"], "--stride: 0.* an integer of at least 1"),
+        (["--stride", "x"], "--stride: x"),
+        (["--batch-size", "-2"], "--batch-size: -2"),
+        (["--limit", "-2"], "--limit: -2.* an integer of at least 0"),
         (["--sequence-length", "--1"], "--sequence-length"),
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--step", "10", "--all-steps"], "--step=10 is not allowed with --all-steps"),
@@ -338,7 +338,7 @@ def test_mistakes_give_one_line_errors(run, options, text, capsys):
 
 def test_windows_longer_than_the_position_table_raise_an_error(tmp_path, texts):
     run = make_run(tmp_path / "a", "gpt2", steps=(1,), **texts)
-    with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64"):
+    with pytest.raises(UserError, match="sequence length 65.* at most 64"):
         evaluate.main(["--workdir", str(run), "--sequence-length", "65"])
 
 

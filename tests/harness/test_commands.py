@@ -199,7 +199,7 @@ def test_solved_examples_are_other_items(lm_eval, data, tmp_path):
         task.build_all_requests(rank=0, world_size=1)
         prompts = {request.doc_id: request.args[0] for request in task.instances}
         assert all(prompts[i].count(f"house {i}") == 1 for i in range(8)) and len(prompts) == 8
-    with pytest.raises(UserError, match=r"--fewshot=8 is not allowed: it must be below 8, the items of .*piqa\.jsonl"):
+    with pytest.raises(UserError, match=r"--fewshot=8.* below 8, the items of .*piqa\.jsonl"):
         tasks.load(["piqa"], str(data), tmp_path, examples=8)
 
 
@@ -332,7 +332,7 @@ def task_values(questions: str, **values) -> dict:
         (["--tasks", "pica", "--workdir", "{run}", "--task-data", "{data}"], "did you mean 'piqa'"),
         (["--tasks", "piqa,,boolq", "--workdir", "{run}", "--task-data", "{data}"], "names separated by commas"),
         (["--tasks", "piqa", "--workdir", "{run}", "--task-data", "{run}"], "no file piqa.jsonl, which piqa reads"),
-        (["--tasks", "piqa", "--workdir", "{run}", "--fewshot", "-1"], "--fewshot: -1 is not allowed"),
+        (["--tasks", "piqa", "--workdir", "{run}", "--fewshot", "-1"], "--fewshot: -1"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(runs, data, options, text):
@@ -371,15 +371,15 @@ ITEM = {"query": "a", "choices": ["b", "c"], "gold": 1}
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"gold": 2}, "gold=2 is not allowed: it must be the index of a choice, 0 to 1"),
-        ({"gold": "1"}, "gold='1' is not allowed: it must be the index of a choice"),
-        ({"gold": None}, "gold=None is not allowed: it must be"),
-        ({"gold": -1}, "gold=-1 is not allowed: it must be"),
-        ({"choices": "bc"}, "choices='bc' is not allowed: it must be a list of non-empty strings"),
-        ({"choices": []}, r"choices=\[\] is not allowed: it must be"),
+        ({"gold": 2}, "gold=2.* the index of a choice, 0 to 1"),
+        ({"gold": "1"}, "gold='1'.* the index of a choice"),
+        ({"gold": None}, "gold=None"),
+        ({"gold": -1}, "gold=-1"),
+        ({"choices": "bc"}, "choices='bc'.* a list of non-empty strings"),
+        ({"choices": []}, r"choices=\[\]"),
         ({"choices": ["b", ""]}, "choices=.* must be"),
         ({"choices": [1, 2]}, "choices=.* must be"),
-        ({"query": 5}, "query=5 is not allowed: it must be a string"),
+        ({"query": 5}, "query=5.* a string"),
     ],
 )
 def test_the_error_names_values_that_would_give_wrong_metrics(tmp_path, changes, reason):
@@ -395,6 +395,6 @@ def test_the_error_names_a_file_without_items(tmp_path):
 
 
 def test_lengths_beyond_the_position_table_raise_an_error(lm_eval, runs, data):
-    with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64"):
+    with pytest.raises(UserError, match="sequence length 65.* at most 64"):
         options = ["--task-data", str(data), "--sequence-length", "65"]
         evaluate.main(["--tasks", "piqa", "--workdir", str(runs[0]), *options])

@@ -168,7 +168,7 @@ def test_texts_are_sampled_if_the_temperature_is_not_zero(lm):
 
 
 def test_an_answer_as_long_as_the_longest_input_raises_an_error():
-    with pytest.raises(UserError, match="max_gen_toks=64 of a task is not allowed: it must be .* below 64"):
+    with pytest.raises(UserError, match="max_gen_toks=64 of a task.* below 64"):
         prompts(max_gen_toks=64)
 
 

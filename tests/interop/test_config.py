@@ -54,7 +54,7 @@ def test_yarn_without_truncation_is_not_supported():
 def test_opt_with_an_embedding_of_another_width_is_not_supported():
     assert read("opt", OPT | {"word_embed_proj_dim": 24}) == read("opt", OPT)
     assert write_config(get_family("opt"), read("opt", OPT))["word_embed_proj_dim"] == 24
-    with pytest.raises(Unsupported, match="word_embed_proj_dim=12 is not allowed: it must be 24 for opt"):
+    with pytest.raises(Unsupported, match="word_embed_proj_dim=12.* 24 for opt"):
         read("opt", OPT | {"word_embed_proj_dim": 12})
 
 

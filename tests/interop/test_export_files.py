@@ -60,7 +60,7 @@ def test_a_value_outside_the_range_of_the_dtype_is_an_error_that_names_the_tenso
         lm.export_hf(tmp_path / "out", dtype="float16")
     assert list(tmp_path.iterdir()) == []
     lm.export_hf(tmp_path / "out", dtype="bfloat16")
-    with pytest.raises(xf.UserError, match="dtype='int8' is not allowed: it must be one of float16, bfloat16"):
+    with pytest.raises(xf.UserError, match="dtype='int8'.* one of float16, bfloat16"):
         lm.export_hf(tmp_path / "other", dtype="int8")
 
 
@@ -78,7 +78,7 @@ def test_an_unsupported_model_is_an_error_that_names_the_nearest_family(tmp_path
         lm.export_hf(tmp_path / "out")
     with pytest.raises(xf.UserError, match="gpt2 cannot express this model: "):
         lm.export_hf(tmp_path / "out", family="gpt2")
-    with pytest.raises(xf.UserError, match="model_type='gtp2' is not allowed.*did you mean 'gpt2'"):
+    with pytest.raises(xf.UserError, match="model_type='gtp2'.*did you mean 'gpt2'"):
         lm.export_hf(tmp_path / "out", family="gtp2")
     assert list(tmp_path.iterdir()) == []
 

@@ -88,12 +88,12 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
     "script, arguments, message",
     [
         ("tpu_vm.sh", f"--nam x {TRAIN}", "--nam: there is no such option; the options are --accelerator"),
-        ("tpu_vm.sh", f"{TPU_VM} --name=A_b {TRAIN}", "--name='A_b' is not allowed: it must be lowercase letters"),
-        ("tpu_vm.sh", f"--zone europe-west4-b {TRAIN}", "--name='' is not allowed"),
-        ("tpu_vm.sh", f"{TPU_VM} --zone europe-west4 {TRAIN}", "--zone='europe-west4' is not allowed"),
-        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6-16 {TRAIN}", "--accelerator='v6-16' is not allowed: it must be v4-N"),
+        ("tpu_vm.sh", f"{TPU_VM} --name=A_b {TRAIN}", "--name='A_b'.* lowercase letters"),
+        ("tpu_vm.sh", f"--zone europe-west4-b {TRAIN}", "--name=''"),
+        ("tpu_vm.sh", f"{TPU_VM} --zone europe-west4 {TRAIN}", "--zone='europe-west4'"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6-16 {TRAIN}", "--accelerator='v6-16'.* v4-N"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator tpu7x-16 {TRAIN}", "tpu7x is available only on GKE"),
-        ("tpu_vm.sh", f"{TPU_VM} --slices 0 {TRAIN}", "--slices='0' is not allowed"),
+        ("tpu_vm.sh", f"{TPU_VM} --slices 0 {TRAIN}", "--slices='0'"),
         ("tpu_vm.sh", f"{TPU_VM} --guaranteed {TRAIN}", "--spot and --guaranteed: give exactly one of the two"),
         ("tpu_vm.sh", f"{TPU_VM} --spot=yes {TRAIN}", "--spot takes no value"),
         ("tpu_vm.sh", f"{TPU_VM} --slices", "--slices: a value is missing"),
@@ -109,28 +109,28 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         (
             "tpu_vm.sh",
             f"{TPU_VM} -- python -m xfresearch.train --config configs/llama.py",
-            "--workdir='' is not allowed",
+            "--workdir=''",
         ),
         ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.evaluate --workdir runs/a", "each host has its own disk"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-8 {TRAIN} --workdir runs/a", "the disk is deleted with the machine"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v5p-8 --keep --slices 2 {TRAIN} --workdir runs/a", "its own disk"),
         ("gke.sh", f"{GKE} {TRAIN} --workdir runs/a", "a container's disk is deleted with it, so it must be gs://"),
-        ("gke.sh", f"{GKE} --create cheap {TRAIN}", "--create='cheap' is not allowed: it must be spot, on-demand"),
-        ("tpu_vm.sh", f"{TPU_VM} --retries 08 {TRAIN}", "--retries='08' is not allowed"),
-        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-08 {TRAIN}", "--accelerator='v6e-08' is not allowed"),
+        ("gke.sh", f"{GKE} --create cheap {TRAIN}", "--create='cheap'.* spot, on-demand"),
+        ("tpu_vm.sh", f"{TPU_VM} --retries 08 {TRAIN}", "--retries='08'"),
+        ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-08 {TRAIN}", "--accelerator='v6e-08'"),
         ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.crash_log", "there is no such command"),
-        ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100' is not allowed"),
-        ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x' is not allowed"),
-        ("gke.sh", f"{GKE} --image= {TRAIN}", "--image='' is not allowed"),
-        ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two' is not allowed"),
-        ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x' is not allowed"),
-        ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08' is not allowed"),
-        ("slurm.sbatch", f"--name a/b {TRAIN}", "--name='a/b' is not allowed: it must be letters"),
-        ("multi_gpu.sh", f"--gpus 0-3 {TRAIN}", "--gpus='0-3' is not allowed: it must be numbers of GPUs"),
+        ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100'"),
+        ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x'"),
+        ("gke.sh", f"{GKE} --image= {TRAIN}", "--image=''"),
+        ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two'"),
+        ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x'"),
+        ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08'"),
+        ("slurm.sbatch", f"--name a/b {TRAIN}", "--name='a/b'.* letters"),
+        ("multi_gpu.sh", f"--gpus 0-3 {TRAIN}", "--gpus='0-3'.* numbers of GPUs"),
         ("local.sh", "", "N is missing"),
-        ("local.sh", "0", "N=0 is not allowed: it must be a number of processes"),
-        ("local.sh", "2 --port x", "--port='x' is not allowed"),
-        ("local.sh", "2 --port 0", "--port='0' is not allowed"),
+        ("local.sh", "0", "N=0.* a number of processes"),
+        ("local.sh", "2 --port x", "--port='x'"),
+        ("local.sh", "2 --port 0", "--port='0'"),
         ("local.sh", "2 -- python -m xfresearch.trane", "xfresearch.trane: there is no such command"),
         *(
             ("local.sh", f"2 -- python -m xfresearch.{name}", f"xfresearch.{name} is not allowed here: it runs as one")
@@ -142,7 +142,7 @@ def test_an_error_is_one_line_and_nothing_is_run(launcher, script, arguments, me
     done = launcher.run(script, *arguments.split())
     assert done.returncode == 2 and launcher.calls == [] and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and message in line, line
+    assert line.startswith("error: ") and re.search(message, line), line
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ def test_costs_of_expert_choice_equal_the_counts():
 
 def test_training_on_next_tokens_and_decoding_are_errors():
     config = model({"causal": False})
-    with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to train on next"):
+    with pytest.raises(UserError, match=r"config\.model\.causal=False.* True to train on next"):
         resolve(Config(model=config))
-    with pytest.raises(UserError, match=r"config\.model\.causal=False is not allowed: it must be True to decode"):
+    with pytest.raises(UserError, match=r"config\.model\.causal=False.* True to decode"):
         transformer.bind(config, random_params(config)).init_caches(1, 8)
 
 

@@ -138,7 +138,7 @@ def test_hidden_units_of_a_softmax_cannot_be_sharded():
     softmax = block(feed_forward={"kind": "moe", "hidden": F, "moe": {"experts": E, "expert": "softmax"}})
     config = resolved({}, ModelConfig(width=D, depth=1, vocab_size=64, max_length=L, blocks={"main": softmax}))
     mesh = AbstractMesh((1, 1, 1, 2, 1), AXES, axis_types=(AxisType.Auto,) * 5)
-    with pytest.raises(UserError, match=r"mesh\.tensor=2 is not allowed: it must be 1 with moe\.expert='softmax'"):
+    with pytest.raises(UserError, match=r"mesh\.tensor=2.* 1 with moe\.expert='softmax'"):
         jax.eval_shape(
             lambda params, tokens: transformer.bind(config, params)(tokens, Context(tokens, mesh=mesh)),
             transformer.abstract(config),

@@ -123,7 +123,7 @@ def test_invalid_options_of_positions_are_errors(changes, message):
 def test_a_sequence_longer_than_the_relative_key_is_an_error():
     keys = ["--config.model.blocks.main.attention.position=relative_key", "--config.model.max_length=16"]
     run = ["--config", "configs/llama.py:tiny", *keys]
-    with pytest.raises(UserError, match="sequence_length=64 is not allowed: it must be at most model.max_length=16"):
+    with pytest.raises(UserError, match="sequence_length=64.* at most model.max_length=16"):
         parse(run)
     parse([*run, "--config.model.blocks.main.attention.window=16"])  # keys further back are masked
 
@@ -139,7 +139,7 @@ def test_an_offset_shifts_the_rows_and_keeps_the_maximum_length():
     assert moved["position"]["table"].shape == (8, config.width)
     found, expected = forward(config, params, tokens_BL)[0], forward(plain, moved, tokens_BL)[0]
     np.testing.assert_array_equal(found, expected)
-    with pytest.raises(UserError, match="model.position_offset=2 is not allowed: it must be 0, its default"):
+    with pytest.raises(UserError, match="model.position_offset=2.* 0, its default"):
         model({"position_offset": 2})
 
 

@@ -129,9 +129,9 @@ def test_every_mesh_of_the_search_uses_all_devices():
             for option in ("--search", "--slices 2", "--tokens 1e9", "--hlo step.txt")
         ),
         (["--topology", "h100:2", "--search", "--hlo", "step.txt"], "--hlo=step.txt is not allowed with --search"),
-        (["--topology", "h100:2", "--slices", "0"], "--slices=0 is not allowed: it must be at least 1"),
+        (["--topology", "h100:2", "--slices", "0"], "--slices=0.* at least 1"),
         *(
-            (["--topology", "h100:2", "--tokens", tokens], f"--tokens={tokens} is not allowed: it must be more than 0")
+            (["--topology", "h100:2", "--tokens", tokens], f"--tokens={tokens}.* more than 0")
             for tokens in ("0", "-5", "nan", "inf")
         ),
         (["--topology", "v5q:4x4"], "did you mean"),
@@ -140,15 +140,15 @@ def test_every_mesh_of_the_search_uses_all_devices():
         (["--mesh", "fsdp=--2"], "'fsdp=--2' must have the form AXIS=N"),
         (["--mesh", "fsdp=2,data=2,fsdp=4"], "fsdp is given twice"),
         (["--mesh", "fdsp=2"], "did you mean 'fsdp'"),
-        (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1 is not allowed: it must be at least 1 without --topology"),
+        (["--mesh", "fsdp=-1"], "config.mesh.fsdp=-1.* at least 1 without --topology"),
         (
             ["--mesh", "fsdp=2", "--config.training.attention_kernel=cudnn"],
             "it needs a GPU, and the platform is tpu",
         ),
-        (["--mesh", "fsdp=3"], "batch_size=8 is not allowed"),
-        (["--mesh", "expert=2"], "config.mesh.expert=2 is not allowed"),
+        (["--mesh", "fsdp=3"], "batch_size=8"),
+        (["--mesh", "expert=2"], "config.mesh.expert=2"),
         (["--topology", "h100:8", "--mesh", "fsdp=5"], "mesh"),
-        (["--topology", "h100:3"], "batch_size=8 is not allowed"),
+        (["--topology", "h100:3"], "batch_size=8"),
         (["--topology", "h100:2x2", "--mesh", "tensor=4,data=1", "--config.mesh.between=data"], "multiple of 2 slices"),
         (["--topology", "h100:2", SPLASH], "config.training.attention_kernel='splash' is not allowed here: it needs a TPU"),
         (["--topology", "h100:2", "--search", SPLASH], "it needs a TPU, and the platform is gpu"),
@@ -157,9 +157,9 @@ def test_every_mesh_of_the_search_uses_all_devices():
     ],
 )
 def test_errors_are_one_line(arguments, message):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=message) as error:
         plan.main([*TINY, *arguments])
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("option", ["--hlo", "--json"])

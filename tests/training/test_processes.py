@@ -297,11 +297,11 @@ def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled, 
     [
         ("--processes=2 --process=0", "--coordinator is missing"),
         ("--coordinator=here:1", "--processes is missing"),
-        ("--coordinator=here --processes=2 --process=0", "--coordinator=here is not allowed: it must be HOST:PORT"),
-        ("--coordinator=here:1 --processes=2 --process=2", "--process=2 is not allowed: it must be from 0 to 1"),
-        ("--coordinator=here:1 --processes=0 --process=0", "--processes=0 is not allowed"),
-        ("--coordinator=here:1 --processes=2 --process=0 --distributed=off", "--distributed=off is not allowed"),
-        ("--heartbeat=1", "--heartbeat=1 is not allowed"),
+        ("--coordinator=here --processes=2 --process=0", "--coordinator=here.* HOST:PORT"),
+        ("--coordinator=here:1 --processes=2 --process=2", "--process=2.* from 0 to 1"),
+        ("--coordinator=here:1 --processes=0 --process=0", "--processes=0"),
+        ("--coordinator=here:1 --processes=2 --process=0 --distributed=off", "--distributed=off"),
+        ("--heartbeat=1", "--heartbeat=1"),
     ],
 )
 def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):

@@ -95,7 +95,7 @@ def test_the_data_axis_gets_the_remaining_devices():
 
 
 @pytest.mark.parametrize(
-    "rows, length, words", [(6, 8, "batch_size=6 is not allowed"), (8, 9, "sequence_length=9 is not allowed")]
+    "rows, length, words", [(6, 8, "batch_size=6"), (8, 9, "sequence_length=9")]
 )
 def test_a_batch_that_the_mesh_does_not_divide_is_refused(rows, length, words):
     sizes = mesh_sizes(MeshConfig(fsdp=2, context=2), 8)

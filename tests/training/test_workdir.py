@@ -103,7 +103,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
 
 
 def test_a_mistake_leaves_the_directory_free_for_the_right_config(tmp_path):
-    with pytest.raises(UserError, match="config.mesh={.* is not allowed"):
+    with pytest.raises(UserError, match="config.mesh={.*"):
         train.main(flags(tmp_path / "run", tmp_path, "--config.mesh.data=99"))
     assert not (tmp_path / "run" / "config.json").exists()
 

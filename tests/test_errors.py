@@ -1,0 +1,48 @@
+"""The wording of errors, once for each form. Other tests assert the key, the value and what is allowed, not the form."""
+
+import re
+
+import pytest
+
+from tests.tiny_runs import tiny_model
+from xfresearch import evaluate, plan
+from xfresearch.config.files import parse
+from xfresearch.errors import UserError, require_new
+from xfresearch.interop.families import get_family
+
+GPT2 = "--config=configs/gpt2.py:tiny"
+
+
+@pytest.mark.parametrize(
+    "mistake, text",
+    [
+        (lambda: parse([GPT2, "--config.steps=-1"]), "config.steps=-1 is not allowed: it must be at least 1"),
+        (
+            lambda: parse([GPT2, "--config.model.final_norm=lyaer"]),
+            "config.model.final_norm='lyaer' is not allowed: it must be one of .*; did you mean 'layer'[?]",
+        ),
+        (lambda: parse([GPT2, "--config.step=1"]), "config.step=1: there is no key 'step'; did you mean 'steps'[?] .*"),
+        (
+            lambda: evaluate.main(["--stride", "x"]),
+            ".*--stride: x is not allowed: it must be an integer of at least 1.*",
+        ),
+        (lambda: evaluate.main(["--workdir", "runs/a", "--fewshot", "1"]), "--fewshot is not allowed without --tasks"),
+        (lambda: evaluate.main(["--strid", "1"]), "unrecognized arguments: --strid 1 [(]see --help[)]"),
+        (
+            lambda: plan.main([GPT2, "--topology=h100:2", "--slices=0"]),
+            "--slices=0 is not allowed: it must be at least 1",
+        ),
+        (lambda: get_family("lama"), "model_type='lama' is not allowed: it must be one of .*; did you mean 'llama'[?]"),
+        (lambda: tiny_model().generate("a", seed=-1), "seed=-1 is not allowed: it must be at least 0 and below 2.32"),
+    ],
+)
+def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(mistake, text):
+    with pytest.raises(UserError) as raised:
+        mistake()
+    assert re.fullmatch(text, str(raised.value)), raised.value
+
+
+def test_a_result_never_replaces_a_directory(tmp_path):
+    (tmp_path / "kept").touch()
+    with pytest.raises(UserError, match=f"^{tmp_path} already exists: export to a new directory$"):
+        require_new(tmp_path, "export")
