@@ -22,7 +22,7 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 long: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -n auto -m long
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m long
 
 mutations: $(VENV)/.ready-test
 	$(BIN)/python -m tests.mutations

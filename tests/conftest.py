@@ -1,6 +1,7 @@
 """Settings and fixtures of all tests: JAX on the CPU by default, our warnings as errors, data that is not in git."""
 
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def pytest_runtest_call(item):
 
     with checked(paths):
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_jax():
+    """Resets the settings that commands and float64 models change for the whole process: the next test would have other
+    initial values."""
+    yield
+    if jax := sys.modules.get("jax"):
+        jax.config.update("jax_enable_x64", False)
+        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
 
 
 @pytest.fixture(scope="session")

@@ -287,13 +287,9 @@ def test_models_without_a_position_table_have_no_longest_text():
 
 
 def test_a_float64_run_is_loaded_in_float64(tmp_path):
-    before = jax.config.jax_enable_x64
-    try:
-        jax.config.update("jax_enable_x64", True)
-        run = make_run(tmp_path / "wide", steps=(1,), model__dtype="float64", model__param_dtype="float64")
-        jax.config.update("jax_enable_x64", False)
-        lm = xf.load(run)
-        assert lm([[1, 2]]).dtype == np.float64
-        assert isinstance(lm.generate("a", max_new_tokens=3, temperature=0), str)
-    finally:
-        jax.config.update("jax_enable_x64", before)
+    jax.config.update("jax_enable_x64", True)
+    run = make_run(tmp_path / "wide", steps=(1,), model__dtype="float64", model__param_dtype="float64")
+    jax.config.update("jax_enable_x64", False)
+    lm = xf.load(run)
+    assert lm([[1, 2]]).dtype == np.float64
+    assert isinstance(lm.generate("a", max_new_tokens=3, temperature=0), str)

@@ -33,10 +33,8 @@ def test_compiled_programs_are_saved_in_the_cache_of_the_run(run, monkeypatch, m
     """The command sets the folder before the first compilation, because JAX reads the setting only once."""
     folders = []
     monkeypatch.setattr(loading, "load", lambda *_: folders.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
-    before = jax.config.jax_compilation_cache_dir
     with pytest.raises(ZeroDivisionError):
         main(["--workdir", str(run), *options])
-    jax.config.update("jax_compilation_cache_dir", before)
     assert folders == [str(cache_root(read_json(run / "config.json").data) / "compiled")]
 
 

@@ -26,12 +26,10 @@ def cache(tmp_path_factory):
 
 def trained(workdir, cache) -> dict:
     """Trains, and returns the JSON results of the command."""
-    import jax
 
     result = workdir.with_suffix(".json")
     flags = [f"--config.data.cache_dir={cache}", "--config.log.tensorboard=False", "--config.checkpoint.keep=9"]
     train.main(["--config", CONFIG, "--workdir", str(workdir), "--json", str(result), *flags])
-    jax.config.update("jax_compilation_cache_dir", None)
     return json.loads(result.read_text())
 
 

@@ -33,15 +33,6 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(autouse=True)
-def reset_jax_settings():
-    """A run sets the directory of JAX's compilation cache for its whole process."""
-    import jax
-
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 def state_of(workdir) -> dict:
     """The checksum of every array of the last checkpoint."""
     meta = json.loads((store.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())

@@ -1,6 +1,5 @@
 """Contract 3: sharded equals unsharded, and scanned equals unrolled. One process computes all selected variants."""
 
-
 import pytest
 
 from tests.contracts.variants import marked
@@ -8,6 +7,8 @@ from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
 
 TEST = "test_sharded_equals_unsharded"
+
+pytestmark = pytest.mark.xdist_group("sharded")  # one program computes all results: run it in one worker
 
 
 @pytest.fixture(scope="module")

@@ -169,12 +169,8 @@ def test_compilation_cache_directory_is_the_cache_or_the_environment_variable(tm
     import jax
 
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        cache.enable_compilation_cache(DataConfig(cache_dir=str(tmp_path)))
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
-        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://b/programs")  # JAX reads this variable at import
-        cache.enable_compilation_cache(DataConfig(cache_dir="elsewhere"))
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    cache.enable_compilation_cache(DataConfig(cache_dir=str(tmp_path)))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://b/programs")  # JAX reads this variable at import
+    cache.enable_compilation_cache(DataConfig(cache_dir="elsewhere"))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")

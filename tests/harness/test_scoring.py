@@ -112,12 +112,12 @@ import jax
 from tests.harness.test_scoring import prompts, requests, scored
 from tests.tiny_runs import tiny_model
 from xfresearch.harness import generating
+from xfresearch.language_model import abstract_params
 from xfresearch.sharding.mesh import make_mesh
-from xfresearch.sharding.partition import param_shardings
 
 lm = tiny_model("gpt2", mesh__fsdp=2)
 mesh = make_mesh(lm.run)
-params = jax.device_put(lm.params, param_shardings(mesh, lm.params))
+params = jax.device_put(lm.params, jax.tree.map(lambda leaf: leaf.sharding, abstract_params(lm.config, mesh)))
 asked = requests(20, 30)
 for (a, greedy), (b, same) in zip(scored(lm, asked, 3), scored(lm, asked, 3, mesh, params), strict=True):
     assert abs(a / b - 1) < 1e-5 and greedy == same

@@ -66,15 +66,7 @@ def test_a_saved_model_is_exported_as_it_was_imported(tmp_path, dtype, bare):
     assert first == second
 
 
-@pytest.fixture
-def bits_restored():
-    """Restores jax_enable_x64, which float64 parameters switch on."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
-def test_a_single_float64_tensor_keeps_its_precision(folder, tmp_path, bits_restored):
+def test_a_single_float64_tensor_keeps_its_precision(folder, tmp_path):
     wide = np.full(32, 1 + 2.0**-40)
     edit_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": wide}))
     lm = xf.load(folder)

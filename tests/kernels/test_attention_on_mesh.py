@@ -1,6 +1,5 @@
 """Attention sharded over eight simulated devices equals attention on one device. One process runs all cases."""
 
-
 import pytest
 
 from tests.kernels.mesh_worker import CASES, DTYPES, MODELS
@@ -10,6 +9,8 @@ from tests.tolerances import TOLERANCE
 TEST = "test_attention_on_a_mesh_equals_attention_on_one_device"
 DAILY = ("splash, memory, documents, window", "ring, memory, documents, window", "llama by ring")
 DAILY += ("cudnn, one key-value head",)
+
+pytestmark = pytest.mark.xdist_group("attention_on_mesh")  # one program computes all results: run it in one worker
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,9 @@ def collectives(text: str, mesh) -> list:
     return found
 
 
+pytestmark = pytest.mark.xdist_group("dispatch")  # one program computes all results: run it in one worker
+
+
 @pytest.fixture(scope="module")
 def results(request) -> dict:
     parameters = [

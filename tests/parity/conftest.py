@@ -26,13 +26,11 @@ def parity(request):
 
 @pytest.fixture(autouse=True)
 def fresh_jax():
-    """Restores jax_enable_x64, which reading a float64 folder switches on, and clears JAX's caches: every model
-    compiles new programs, and a process that kept them all ended in a segmentation fault after 400 tests."""
+    """Clears JAX's caches: every model compiles new programs, and a process that kept them all ended in a segmentation
+    fault after 400 tests."""
     import jax
 
-    before = jax.config.jax_enable_x64
     yield
-    jax.config.update("jax_enable_x64", before)
     jax.clear_caches()
 
 

@@ -5,7 +5,6 @@ By default three configs, which have all axes but `context` (see tests/kernels/t
 every config on every mesh that supports it.
 """
 
-
 import pytest
 
 from tests.contracts.variants import NAMED
@@ -20,6 +19,9 @@ TEST = "test_an_update_equals_that_of_one_device"
 def cases() -> list:
     every = [f"{name}@{mesh}" for name in NAMED for mesh in MESHES]
     return DAILY + [pytest.param(case, marks=pytest.mark.long) for case in every if case not in DAILY]
+
+
+pytestmark = pytest.mark.xdist_group("meshes")  # one program computes all results: run it in one worker
 
 
 @pytest.fixture(scope="module")

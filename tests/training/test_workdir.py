@@ -23,14 +23,6 @@ def workdir(tmp_path):
     return epath.Path(tmp_path)
 
 
-@pytest.fixture(autouse=True)
-def settings_of_jax():
-    """Restores the compilation cache directory, which a run sets for its process."""
-    before = jax.config.jax_compilation_cache_dir
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
