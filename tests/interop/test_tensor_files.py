@@ -1,18 +1,20 @@
 """The safetensors format, compared with the safetensors library, and blocked copies, compared with NumPy."""
 
 import itertools
+import json
+import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from xfresearch.errors import UserError
 from xfresearch.interop.copying import BLOCK, copy
-from xfresearch.interop.tensor_files import PendingTensor, tensors_in, write
+from xfresearch.interop.tensor_files import MAX_HEADER, PendingTensor, tensors_in, write
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -67,6 +69,83 @@ def test_a_tensor_truncated_after_its_header_was_read_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(UserError, match=f"{file}: truncated: tensor a has 392 of its 400 bytes"):
         stored.read()
+
+
+def file_of(path, header: bytes, data: bytes):
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def library_accepts(file) -> bool:
+    try:
+        with safe_open(file, "np"):
+            return True
+    except SafetensorError:
+        return False
+
+
+FOUR = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": FOUR},  # the data are longer than the tensors
+        {"a": FOUR, "b": FOUR},  # two tensors overlap
+        {"a": FOUR, "b": FOUR | {"data_offsets": [2, 6]}},
+        {"b": FOUR | {"data_offsets": [4, 8]}},  # bytes that belong to no tensor
+        {"a": FOUR | {"data_offsets": [0, 8]}},  # more bytes than the shape has
+        {"a": FOUR, "b": FOUR | {"data_offsets": [4, 8], "dtype": "F31"}},
+        {"a": FOUR, "b": FOUR | {"data_offsets": [4, 8]}, "__metadata__": {"a": 1}},
+    ],
+)
+def test_tensors_must_tile_the_file(tmp_path, header):
+    file = file_of(tmp_path / "a.safetensors", json.dumps(header).encode(), bytes(8))
+    assert not library_accepts(file)
+    with pytest.raises(UserError, match=f"^{file}: [^\n]*$"):
+        next(tensors_in(file))
+
+
+def test_two_entries_of_one_name_and_a_huge_header_are_refused(tmp_path):
+    """JSON parsers differ in which of two equal keys they take; the format forbids them."""
+    entry = json.dumps({"a": FOUR})[1:-1]
+    file = file_of(tmp_path / "a.safetensors", f"{{{entry},{entry}}}".encode(), bytes(4))
+    with pytest.raises(UserError, match="its header has two entries 'a'"):
+        next(tensors_in(file))
+    with file.open("wb") as stream:
+        stream.write((MAX_HEADER + 1).to_bytes(8, "little"))
+        stream.truncate(MAX_HEADER + 100)  # a sparse file, never read
+    with pytest.raises(UserError, match="not a complete safetensors file"):
+        next(tensors_in(file))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_we_refuse_what_the_library_refuses(tmp_path_factory, data):
+    """A valid file of which up to two numbers are changed: we accept it exactly if the library does."""
+    header = {}
+    end = 0
+    for name in data.draw(st.permutations("abc")):
+        shape = data.draw(st.lists(st.integers(0, 3), max_size=2))
+        dtype, size = data.draw(st.sampled_from([("F32", 4), ("BF16", 2), ("F64", 8)]))
+        offsets = [end, end + math.prod(shape) * size]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        end = offsets[1]
+    lists = [entry[key] for entry in header.values() for key in ("shape", "data_offsets") if entry[key]]
+    for _ in range(data.draw(st.integers(0, 2))):
+        changed = data.draw(st.sampled_from(lists))
+        changed[data.draw(st.integers(0, len(changed) - 1))] += data.draw(st.sampled_from([-4, -1, 1, 4]))
+    size = max(0, end + data.draw(st.sampled_from([0, 0, 0, -1, 1, 4])))
+    order = data.draw(st.permutations("abc"))
+    text = json.dumps({name: header[name] for name in order}).encode()
+    file = file_of(tmp_path_factory.mktemp("random") / "a.safetensors", text, bytes(size))
+    try:
+        list(tensors_in(file))
+        accepted = True
+    except UserError as error:
+        assert "\n" not in str(error)
+        accepted = False
+    assert accepted == library_accepts(file)
 
 
 @settings(max_examples=300, deadline=None)

@@ -2,7 +2,8 @@
 
 The header is JSON: {name: {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}}, offsets from the header's
 end. Tensors are read and written one by one with plain reads and writes, because the pages of a memory-mapped file
-would count as memory of the process.
+would count as memory of the process. The safetensors library, the reference, checks every header before a tensor is
+read: its tensors must tile the file without gaps or overlaps.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from xfresearch.errors import UserError
 
@@ -21,6 +23,7 @@ DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float6
 METADATA = "__metadata__"
 ALIGNMENT = 8  # bytes; the header is padded with spaces to a multiple of it
 CHUNK = 1 << 20  # bytes compared at a time
+MAX_HEADER = 100_000_000  # bytes; the limit of the reference
 
 
 class StoredTensor(NamedTuple):
@@ -82,18 +85,37 @@ def tensors_in(file: Path) -> Iterator[StoredTensor]:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length)) if 8 + length <= size else None
+            complete = 8 + length <= size and length <= MAX_HEADER
+            header = json.loads(stream.read(length), object_pairs_hook=_unique) if complete else None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}") from None
+    except DuplicateKey as error:
+        raise UserError(f"{file}: not a safetensors file: its header has two entries {error}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{file}: not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
         raise UserError(
             f"{file}: not a complete safetensors file: its header is truncated or not an object ({size:,} bytes)"
         )
-    for name, entry in header.items():
-        if name != METADATA:
-            yield _stored(file, name, entry, 8 + length, size)
+    stored = [_stored(file, name, entry, 8 + length, size) for name, entry in header.items() if name != METADATA]
+    try:
+        with safe_open(file, "np"):
+            pass
+    except SafetensorError as error:
+        raise UserError(f"{file}: not a safetensors file: {error}") from None
+    yield from stored
+
+
+class DuplicateKey(ValueError):
+    """A key that a JSON object has twice. JSON parsers differ in which value they take."""
+
+
+def _unique(pairs: list[tuple]) -> dict:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise DuplicateKey(repr(next(name for name in names if names.count(name) > 1)))
+    return found
 
 
 def _stored(file: Path, name: str, entry, start: int, size: int) -> StoredTensor:
