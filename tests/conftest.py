@@ -1,7 +1,11 @@
-"""Settings and fixtures of all tests: JAX on the CPU by default, our warnings as errors, data that is not in git."""
+"""Settings and fixtures of all tests: JAX on the CPU by default, our warnings as errors, an empty cache, data that is not
+in git."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +17,9 @@ FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 if version("jaxlib").startswith("0.10."):  # later versions lack this flag; it more than halves compilation
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
+    os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
+    atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
 ROOT = Path(__file__).parent.parent
 
 

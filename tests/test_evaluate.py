@@ -29,11 +29,11 @@ WORDS = "the cat sat on the mat. naïve\n"
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Config overrides for a corpus of documents, most of which hash into the train split, and for its cache."""
+    """Config overrides for a corpus of documents, most of which hash into the train split."""
     folder = tmp_path_factory.mktemp("texts")
     for number in range(60):
         (folder / f"{number:02}.txt").write_text(f"{number} " + WORDS * (1 + number % 5))
-    return {"data__corpus": repr((f"text_files:{folder}",)), "data__cache_dir": str(tmp_path_factory.mktemp("cache"))}
+    return {"data__corpus": repr((f"text_files:{folder}",))}
 
 
 @pytest.fixture(scope="module")

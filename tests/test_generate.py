@@ -11,8 +11,7 @@ import pytest
 
 from tests.tiny_runs import ROOT, make_run
 from xfresearch import command, evaluate, generate, loading
-from xfresearch.config.files import read_json
-from xfresearch.data.cache import cache_root
+from xfresearch.config.run import DataConfig
 from xfresearch.errors import UserError
 
 
@@ -29,13 +28,19 @@ def test_text_goes_to_standard_output_and_the_rate_to_standard_error(run, capsys
 
 
 @pytest.mark.parametrize("main, options", [(generate.main, []), (evaluate.main, ["--distributed=off"])])
-def test_compiled_programs_are_saved_in_the_cache_of_the_run(run, monkeypatch, main, options):
-    """The command sets the folder before the first compilation, because JAX reads the setting only once."""
+def test_compiled_programs_are_saved_in_the_users_cache(tmp_path, monkeypatch, main, options):
+    """Not in the cache that the run's config names: a cached program there could do anything.
+
+    The command sets the folder before the first compilation, because JAX reads the setting only once.
+    """
+    run = make_run(tmp_path / "a", "gpt2", data__cache_dir=str(tmp_path / "theirs"), data__manual_dir="theirs")
+    assert loading.run_config(run).data == DataConfig()
+    monkeypatch.setenv("XFRESEARCH_CACHE", str(tmp_path / "ours"))
     folders = []
     monkeypatch.setattr(loading, "load", lambda *_: folders.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["--workdir", str(run), *options])
-    assert folders == [str(cache_root(read_json(run / "config.json").data) / "compiled")]
+    assert folders == [str(tmp_path / "ours" / "compiled")]
 
 
 def test_several_prompts_are_labelled_and_written_as_json(run, tmp_path, capsys):

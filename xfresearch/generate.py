@@ -24,9 +24,10 @@ def main(arguments: list[str]) -> None:
     prompts = [*options.prompt, *map(read_prompt, options.prompt_file)] or [""]
 
     from xfresearch import loading
+    from xfresearch.config.run import DataConfig
     from xfresearch.data.cache import enable_compilation_cache
 
-    enable_compilation_cache(loading.run_config(options.workdir).data)
+    enable_compilation_cache(DataConfig())
     lm = loading.load(options.workdir, options.step)
     printer = Printer(prompts)
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}

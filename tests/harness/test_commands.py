@@ -31,8 +31,10 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    settings = {"data__cache_dir": str(folder / "cache"), "sequence_length": 64}
-    return [make_run(folder / "a", "gpt2", **settings), make_run(folder / "b", "gpt2", steps=(1, 2, 3), **settings)]
+    return [
+        make_run(folder / "a", "gpt2", sequence_length=64),
+        make_run(folder / "b", "gpt2", steps=(1, 2, 3), sequence_length=64),
+    ]
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def requests_of(task, number: int = 3) -> list[tuple[str, str]]:
 
 
 def test_a_killed_evaluation_resumes_where_it_stopped(lm_eval, data, tmp_path, monkeypatch):
-    run = make_run(tmp_path / "run", "gpt2", data__cache_dir=str(tmp_path / "cache"))
+    run = make_run(tmp_path / "run", "gpt2")
     batches, asked = scoring.batches, []
 
     def cut_short(requests, *more):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 def test_two_processes_give_the_answers_of_one(tmp_path):
     data = local_data.write(tmp_path / "data")
-    settings = {"data__cache_dir": str(tmp_path / "cache"), "mesh__fsdp": 2, "mesh__data": 1}
+    settings = {"mesh__fsdp": 2, "mesh__data": 1}
     runs = [make_run(tmp_path / name, "gpt2", steps=(1,), **settings) for name in ("one", "two")]
 
     def evaluated(count: int, run, names: str) -> dict:

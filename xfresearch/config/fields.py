@@ -151,6 +151,14 @@ def change(config, path: str, value, prefix: str = ""):
     return dataclasses.replace(config, **{name: change(old, rest, value, f"{prefix}{name}.")})
 
 
+def with_defaults(config, deciding: Decides):
+    """`config` with the defaults of all options that decide this."""
+    for leaf in leaves(config):
+        if leaf.decides == deciding and leaf.value != leaf.default:
+            config = change(config, leaf.path, leaf.default)
+    return config
+
+
 def _choose(chosen: Choice, old, name: str):
     """Options of the class `name`, with those non-default values of `old` for which it has an option."""
     return _carried(old, chosen.make(getattr(old, chosen.by)), chosen.make(name), leave=chosen.by)

@@ -11,6 +11,7 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
+from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.reading import from_dict
 from xfresearch.config.resolving import resolve
@@ -140,7 +141,11 @@ def _named_configs() -> str:
 
 
 def read_json(path) -> Config:
-    """The Config of a run, read from its config.json. Raises UserError if the file is missing or invalid."""
+    """The Config of a run, read from its config.json. Raises UserError if the file is missing or invalid.
+
+    Options that describe a machine (paths, thread counts) get their defaults: they come from the user's own command and
+    environment, never from a folder that may be somebody else's. Its compilation cache could hold any program.
+    """
     path = epath.Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")
@@ -148,4 +153,4 @@ def read_json(path) -> Config:
         data = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from error
-    return resolve(from_dict(Config, data))
+    return resolve(with_defaults(from_dict(Config, data), deciding="machine"))
