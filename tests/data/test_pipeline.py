@@ -56,6 +56,16 @@ def test_batch_shapes_and_dtypes(two_corpora):
     assert np.array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
 
 
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 9.0), ()])
+def test_bytes_per_token_are_those_of_the_mixed_batches(make_config, text_dir, weights):
+    """The second corpus has a separator after every other byte, and a tenth of the text."""
+    first = text_dir({"a.txt": "a" * 8000}, "first")
+    second = text_dir({f"{i:03}.txt": "b" for i in range(800)}, "second")
+    batches = Batches(make_config(corpus=(first, second), weights=weights, batch_size=8))
+    tokens = np.concatenate([batches.batch(step)["tokens"] for step in range(200)])
+    assert batches.bytes_per_token() == pytest.approx((tokens < 256).mean(), abs=0.01)
+
+
 def test_corpora_are_mixed_by_weight(two_corpora):
     batches = Batches(two_corpora)
     tokens = np.concatenate([batches.batch(step)["tokens"] for step in range(100)])

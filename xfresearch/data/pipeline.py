@@ -52,6 +52,16 @@ class Batches:
         restore = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
         return {name: np.concatenate([part[name] for _, part in parts])[restore] for name in parts[0][1]}
 
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text per token of these batches, on average; None if the data are not text."""
+        metas = [corpus.meta for corpus in self.corpora]
+        shares = self.config.data.weights or [1] * len(metas)  # of the sequences
+        counts = [
+            sum(share * meta[name] / meta["n_sequences"] for share, meta in zip(shares, metas, strict=True))
+            for name in ("n_bytes", "n_tokens")
+        ]
+        return counts[0] / counts[1] or None
+
     def iterate(
         self, start: int, stop: int, rows: Sequence[int] | None = None, place: Callable = lambda batch: batch
     ) -> "Prefetch":

@@ -70,7 +70,7 @@ class Run:
             self.batches = Batches(config)
             self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
-        self.bytes_per_token = _bytes_per_token(self.batches)
+        self.bytes_per_token = self.batches.bytes_per_token()
         self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
         self.utilisation_per_rate = _utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
@@ -325,12 +325,6 @@ class PreemptionNotice:
         signal.signal(signal.SIGINT, self.previous)
         if not self.received:  # after a notice, this process may still get its own SIGTERM
             distributed.handle_preemption(False)
-
-
-def _bytes_per_token(batches: Batches) -> float | None:
-    """None if the data are not text."""
-    metas = [corpus.meta for corpus in batches.corpora]
-    return sum(meta["n_bytes"] for meta in metas) / sum(meta["n_tokens"] for meta in metas) or None
 
 
 def _due(step: int, every: int, last: int) -> bool:
