@@ -61,6 +61,19 @@ def test_a_model_without_optimizer_state_cannot_be_resumed(workdir):
             record(workdir / "saved", tiny_config(), fork)
 
 
+def test_metrics_without_checkpoints_are_not_discarded(workdir):
+    """A run that was killed before its first checkpoint has an empty checkpoints/ and starts again."""
+    write_config(workdir, tiny_config(), ByteTokenizer())
+    row = '{"step": 4, "kind": "train", "loss": 1.0}\n'
+    (workdir / "metrics.jsonl").write_text(row)
+    for fork in (False, True):
+        with pytest.raises(UserError, match=f"--workdir={workdir} has metrics of a run, but its checkpoints/ is missing"):
+            record(workdir, tiny_config(), fork)
+    assert (workdir / "metrics.jsonl").read_text() == row and not (workdir / "run.json").exists()
+    (workdir / "checkpoints").mkdir()
+    record(workdir, tiny_config(), fork=False)
+
+
 def test_a_new_tokenizer_replaces_the_old_one(workdir):
     made.write(workdir / "other", {"tokenizer.json": made.byte_level()})
     other = load_tokenizer(workdir / "other")

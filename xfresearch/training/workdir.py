@@ -63,12 +63,17 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
     """Adds this start to run.json, with the gap before it, which the goodput needs.
 
     Raises UserError, with the differences, if the directory holds a run of another config and `fork` is False; also if
-    it holds a model without optimizer state.
+    it holds a model without optimizer state, or the metrics of a run whose checkpoints are gone.
     """
     if store.has_only_params(path):
         raise UserError(
             f"--workdir={path} holds an imported or saved model without optimizer state, so training cannot resume "
             "from it: use a new directory"
+        )
+    metrics = path / "metrics.jsonl"
+    if not in_bucket(path) and not store.directory(path).exists() and metrics.exists() and metrics.stat().length:
+        raise UserError(
+            f"--workdir={path} has metrics of a run, but its checkpoints/ is missing: put it back, or use a new directory"
         )
     from xfresearch.hardware import describe_machine, git_commit, versions
 
