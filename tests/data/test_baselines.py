@@ -4,6 +4,7 @@ import lzma
 import math
 import shutil
 import subprocess
+import tracemalloc
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.data.baselines import ByteTrigram, compression_baselines, trigram, unigram_entropy, xz
+from xfresearch.data import baselines
+from xfresearch.data.baselines import (
+    ByteTrigram,
+    compression_baselines,
+    trigram,
+    trigram_counts,
+    unigram_entropy,
+    xz,
+)
 from xfresearch.errors import UserError
 
 
@@ -83,8 +92,31 @@ def test_unseen_bytes_have_a_finite_cost():
     assert math.isfinite(trigram([b"aaa"], [bytes(range(256))])) and trigram([], [b"ab"]) == 8.0
 
 
+def test_counts_of_a_long_document_equal_those_of_its_pieces(monkeypatch):
+    """Counting goes by chunks; the context of a chunk's first bytes is the end of the chunk before it."""
+    text = np.random.default_rng(0).integers(0, 4, 1000, np.uint8).tobytes()
+    whole = trigram_counts([text, b"", text[:7]])
+    monkeypatch.setattr(baselines, "CHUNK", 13)
+    np.testing.assert_array_equal(trigram_counts([text, b"", text[:7]]), whole)
+    assert whole.sum() == 1007 and whole[0] == len([i for i in range(1000) if (b"\0\0" + text)[i : i + 3] == bytes(3)])
+
+
+def test_memory_does_not_grow_with_the_text():
+    """Beyond the text itself: the tables, 128 MiB each, and one chunk."""
+
+    def peak(size: int) -> int:
+        text = np.random.default_rng(0).integers(32, 40, size, np.uint8).tobytes()
+        tracemalloc.start()
+        trigram([b"some text"], [text])
+        _, found = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return found
+
+    assert peak(16 << 20) - peak(1 << 20) < 1.1 * (15 << 20)  # the padded copy of the document
+
+
 def test_an_empty_held_out_split_is_an_error():
-    with pytest.raises(UserError, match="2 documents and no bytes"):
+    with pytest.raises(UserError, match="the held-out split has no bytes"):
         compression_baselines([b"text"], [b"", b""])
 
 

@@ -35,3 +35,10 @@ def test_the_command_to_train_longer_keeps_the_overrides():
     assert rest == ["python", "-m", "xfresearch.train"] and words[words.index("--workdir") + 1] == "runs/my run"
     again = parse(["--config", words[words.index("--config") + 1], *told[1:]])
     assert again == parse([*given, "--config.steps=14"]) and len(told) == 4
+
+
+def test_baselines_read_only_the_beginning_of_a_large_split(monkeypatch):
+    monkeypatch.setattr(session, "BASELINE_BYTES", 10)
+    read = []
+    texts = (read.append(text) or text for text in [b"abcd", b"", b"efghijkl", b"mn"])
+    assert session._beginning(texts) == [b"abcd", b"", b"efghij"] and len(read) == 3

@@ -1,13 +1,17 @@
 """Compression baselines: unigram entropy, byte trigram, xz.
 
-Each takes documents as bytes and returns bits per held-out byte. None depends on a tokenizer.
+Each takes documents as bytes and returns bits per held-out byte. None depends on a tokenizer. Memory does not grow with
+the text, except for xz, which compresses it in one piece.
 """
 
 import lzma
+from collections.abc import Iterable
 
 import numpy as np
 
 from xfresearch.errors import UserError
+
+CHUNK = 1 << 20  # bytes of a document that are counted at a time
 
 
 class ByteTrigram:
@@ -20,11 +24,10 @@ class ByteTrigram:
     as context only, precede every document.
     """
 
-    def __init__(self, documents: list[bytes]):
-        first, second, byte = _windows(documents)
-        self.count_3 = np.bincount(first << 16 | second << 8 | byte, minlength=1 << 24).astype(np.int32)
-        self.count_2 = np.bincount(second << 8 | byte, minlength=1 << 16)
-        self.count_1 = np.bincount(byte, minlength=1 << 8)
+    def __init__(self, documents: Iterable[bytes]):
+        self.count_3 = trigram_counts(documents)
+        self.count_2 = self.count_3.reshape(1 << 8, -1).sum(0)
+        self.count_1 = self.count_2.reshape(1 << 8, -1).sum(0)
         self.total_3, self.types_3 = _totals(self.count_3)
         self.total_2, self.types_2 = _totals(self.count_2)
         self.total_1, self.types_1 = _totals(self.count_1)
@@ -39,30 +42,53 @@ class ByteTrigram:
         return _interpolate(self.count_3[pair << 8 | byte], self.total_3[pair], self.types_3[pair], p)
 
 
-def unigram_entropy(train: list[bytes], heldout: list[bytes]) -> float:
+def trigram_counts(documents: Iterable[bytes]) -> np.ndarray:
+    """How often each byte follows each pair of bytes: int64[2^24], at index first * 2^16 + second * 2^8 + byte."""
+    counts = np.zeros(1 << 24, np.int64)
+    for document in documents:
+        padded = b"\0\0" + document
+        for start in range(0, len(document), CHUNK):
+            part = np.frombuffer(padded[start : start + CHUNK + 2], np.uint8).astype(np.int32)
+            np.add.at(counts, part[:-2] << 16 | part[1:-1] << 8 | part[2:], 1)
+    return counts
+
+
+def unigram_entropy(train: Iterable[bytes], heldout: Iterable[bytes]) -> float:
     """Cross-entropy of the held-out bytes under the byte frequencies of `train`, with add-one smoothing."""
-    counts = np.bincount(_bytes(train), minlength=256) + 1
-    heldout_counts = np.bincount(_bytes(heldout), minlength=256)
-    return float(-(heldout_counts @ np.log2(counts / counts.sum())) / _size(heldout))
+    return _unigram_bits(trigram_counts(train), _counted(heldout))
 
 
-def trigram(train: list[bytes], heldout: list[bytes]) -> float:
+def trigram(train: Iterable[bytes], heldout: Iterable[bytes]) -> float:
     """Cross-entropy of the held-out bytes under a ByteTrigram fitted on `train`."""
-    return float(-np.log2(ByteTrigram(train).probability(*_windows(heldout))).sum() / _size(heldout))
+    return _trigram_bits(ByteTrigram(train), _counted(heldout))
 
 
 def xz(heldout: list[bytes]) -> float:
     """Size of the concatenated held-out documents after `xz -9`, in bits per byte."""
-    return 8 * len(lzma.compress(b"".join(heldout), preset=9)) / _size(heldout)
+    return 8 * len(lzma.compress(b"".join(heldout), preset=9)) / sum(map(len, heldout))
 
 
 def compression_baselines(train: list[bytes], heldout: list[bytes]) -> dict[str, float]:
     """Bits per byte of each baseline by its printed name, weakest first. Raises UserError if `heldout` has no bytes."""
+    model = ByteTrigram(train)
+    counts = _counted(heldout)
     return {
-        "unigram entropy": unigram_entropy(train, heldout),
-        "byte trigram": trigram(train, heldout),
+        "unigram entropy": _unigram_bits(model.count_3, counts),
+        "byte trigram": _trigram_bits(model, counts),
         "xz -9": xz(heldout),
     }
+
+
+def _unigram_bits(train_counts, heldout_counts) -> float:
+    train, heldout = (counts.reshape(-1, 256).sum(0) for counts in (train_counts, heldout_counts))
+    train = train + 1
+    return float(-(heldout @ np.log2(train / train.sum())) / heldout.sum())
+
+
+def _trigram_bits(model: ByteTrigram, counts) -> float:
+    seen = np.flatnonzero(counts)
+    p = model.probability(seen >> 16, seen >> 8 & 255, seen & 255)
+    return float(-(counts[seen] @ np.log2(p)) / counts.sum())
 
 
 def _interpolate(count, total, types, shorter):
@@ -76,24 +102,8 @@ def _totals(counts):
     return by_context.sum(1, dtype=np.int64), np.count_nonzero(by_context, axis=1)
 
 
-def _windows(documents: list[bytes]):
-    """Every byte of the documents after its two predecessors: three int32 arrays [bytes]."""
-    padded = np.frombuffer(b"".join(b"\0\0" + document for document in documents), np.uint8).astype(np.int32)
-    lengths = np.array([len(document) + 2 for document in documents], np.int64)
-    starts = np.cumsum(lengths) - lengths
-    predicted = np.ones(len(padded), bool)
-    predicted[starts] = False
-    predicted[starts + 1] = False
-    at = np.flatnonzero(predicted)
-    return padded[at - 2], padded[at - 1], padded[at]
-
-
-def _bytes(documents: list[bytes]):
-    return np.frombuffer(b"".join(documents), np.uint8)
-
-
-def _size(heldout: list[bytes]) -> int:
-    size = sum(map(len, heldout))
-    if not size:
-        raise UserError(f"the held-out split has {len(heldout)} documents and no bytes: it must hold at least one byte")
-    return size
+def _counted(heldout: Iterable[bytes]) -> np.ndarray:
+    counts = trigram_counts(heldout)
+    if not counts.any():
+        raise UserError("the held-out split has no bytes: it must hold at least one byte")
+    return counts

@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import jax
@@ -21,7 +22,7 @@ from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.training.workdir import locked, record, require_same_config, starts
 
-BASELINE_BYTES = 32 << 20  # the baselines are fitted on at most this much of the training split
+BASELINE_BYTES = 32 << 20  # the baselines use at most this much of the training split and of the held-out split
 NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
 SAMPLE_BYTES = 16 << 30  # with several processes, larger parameters are not gathered for a sample
 
@@ -152,20 +153,23 @@ def _baselines(config: Config) -> dict[str, float]:
     from xfresearch.files import write_json
 
     corpus = config.data.corpus[0]
-    split = config.evaluation.split
-    heldout = list(documents(corpus, split, config.data))
-    train = []
-    size = 0
-    for text in documents(corpus, "train", config.data):
-        if size >= BASELINE_BYTES:
-            break
-        train.append(text)
-        size += len(text)
+    splits = (config.evaluation.split, "train")
+    heldout, train = (_beginning(documents(corpus, name, config.data)) for name in splits)
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
     cached = epath.Path(cache_root(config.data)) / "baselines" / f"{key}.json"
     if not cached.exists():
         write_json(cached, compression_baselines(train, heldout))
     return json.loads(cached.read_text())
+
+
+def _beginning(texts: Iterator[bytes]) -> list[bytes]:
+    """The first BASELINE_BYTES of the texts."""
+    found = []
+    left = BASELINE_BYTES
+    while left and (text := next(texts, None)) is not None:
+        found.append(text[:left])
+        left -= len(found[-1])
+    return found
 
 
 def _sample(config: Config, tokenizer, params) -> tuple[str | None, str | None]:
