@@ -1,28 +1,95 @@
 """Atomic writes of files and directories, and JSON that any reader accepts."""
 
+import errno
 import json
 import math
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from xfresearch.errors import UserError, require_new
 
 
-def write_text(path, text: str) -> None:
-    """Writes a text atomically: under a temporary name, which is then renamed."""
+def in_bucket(path) -> bool:
+    """Whether `path` is an address (gs://...). Its files cannot be locked, appended to or renamed."""
+    return "://" in str(path)
+
+
+def write_bytes(path, content: bytes) -> None:
+    """Writes a file atomically: under a temporary name, which is then renamed. It survives a crash of the machine."""
     from etils import epath
 
     target = epath.Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(target)
-    temporary.write_text(text)
-    temporary.replace(target)
+    try:
+        temporary.write_bytes(content)
+        _sync(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(target.parent)
+
+
+def write_text(path, text: str) -> None:
+    """Writes a text atomically, like `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def _sync(path) -> None:
+    """Waits until a local file or directory is on its disk: a rename may reach the disk before the file's content."""
+    if in_bucket(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def move_damaged(path, reason: str = "") -> Path:
+    """Moves a damaged file or directory of a run to the run's damaged/, and prints a warning. Returns its new path.
+
+    `path` is WORKDIR/NAME or WORKDIR/checkpoints/NAME.
+    """
+    from etils import epath
+
+    path = epath.Path(path)
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    folder = run / "damaged"
+    folder.mkdir(exist_ok=True)
+    target = folder / f"{path.name}-{len(list(folder.iterdir()))}"
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # checkpoints/ may be a link to another disk
+            raise
+        shutil.move(path, target)
+    print(f"warning: moved {path} to {target}{reason and f': {reason}'}", file=sys.stderr)
+    return target
 
 
 def write_json(path, value) -> None:
     """Writes `value` as JSON, atomically. Numbers that are not finite become null."""
     write_text(path, json.dumps(finite(value), indent=2, default=float) + "\n")
+
+
+def read_object(path) -> dict:
+    """The JSON object in a file. Raises UserError if the file holds anything else."""
+    from etils import epath
+
+    try:
+        value = json.loads(epath.Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: holds a JSON {type(value).__name__}: it must be an object")
+    return value
 
 
 def write_rows(path, rows: dict) -> None:

@@ -9,6 +9,7 @@ import pytest
 from xfresearch import crash_log
 from xfresearch.checkpoints import store
 from xfresearch.config.run import CheckpointConfig
+from xfresearch.files import move_damaged
 
 
 def make_state() -> dict:
@@ -99,8 +100,8 @@ def test_a_checksum_changes_with_any_bit_and_with_order(dtype):
 
 def test_a_damaged_checkpoint_can_be_moved_away(tmp_path):
     store.save_params(tmp_path, 5, make_state()["params"])
-    target = store.move_damaged(tmp_path, 5)
-    assert store.steps(tmp_path) == [] and target.exists()
+    target = move_damaged(store.directory(tmp_path) / "5")
+    assert store.steps(tmp_path) == [] and target == tmp_path / "damaged" / "5-0" and target.is_dir()
 
 
 def test_in_a_bucket_a_checkpoint_is_complete_once_the_marker_is_written(tmp_path, monkeypatch):

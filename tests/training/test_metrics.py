@@ -1,8 +1,10 @@
 """Rows, event files, progress and clock; a resumed run writes the same as an uninterrupted one."""
 
+import errno
 import io
 import json
 import math
+import os
 import random
 import sys
 
@@ -52,6 +54,42 @@ def test_rows_in_a_bucket_equal_those_on_a_disk(tmp_path, monkeypatch):
     log.flush()
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 5
     assert log_steps(tmp_path, 4, 5, 12) == whole
+
+
+DAMAGE = [b"\0" * 40, b"\xff\xfe{}", b"[" * 100_000, b'{"step": "4", "kind": "train"}', b'{"kind": "train"}', b"4"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: repr(damage[:20]))
+def test_damaged_lines_are_set_aside_and_the_others_kept(tmp_path, damage, capsys):
+    (tmp_path / "whole").mkdir(), (tmp_path / "broken").mkdir()
+    whole = log_steps(tmp_path / "whole", 0, 1, 12)
+    lines = log_steps(tmp_path / "broken", 0, 1, 9).encode().splitlines(keepends=True)
+    damaged = b"".join([*lines[:3], damage + b"\n", *lines[3:]])
+    (tmp_path / "broken/metrics.jsonl").write_bytes(damaged)
+    assert log_steps(tmp_path / "broken", 4, 5, 12) == whole
+    assert (tmp_path / "broken/damaged/metrics.jsonl-0").read_bytes() == damaged
+    assert "warning: moved " in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_stop_the_run_and_loses_no_row(tmp_path, monkeypatch, capsys):
+    """Writes fail, or write only a part, and later succeed."""
+    write = os.write
+    full = [True]
+
+    def limited(file, content):
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content[:5])
+
+    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    monkeypatch.setattr(metrics.os, "write", limited)
+    for step in (1, 2, 3):
+        full[0] = step < 3
+        log.write(step, "train", {"loss": 1.0})
+    log.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    error = f"warning: {tmp_path}/metrics.jsonl cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == error
 
 
 def test_every_torn_last_line_is_left_out(tmp_path):

@@ -11,6 +11,7 @@ from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch import train
 from xfresearch.checkpoints import store
+from xfresearch.config.files import read_json
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import Stopped, UserError
@@ -59,6 +60,30 @@ def test_a_model_without_optimizer_state_cannot_be_resumed(workdir):
     for fork in (False, True):
         with pytest.raises(UserError, match="model without optimizer state, so training cannot resume from it"):
             record(workdir / "saved", tiny_config(), fork)
+
+
+DAMAGE = [b"", b"\0" * 64, b"\xff{", b"[]", b"[" * 100_000]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [*(("config.json", each) for each in DAMAGE), *(("run.json", each) for each in [*DAMAGE, b'{"starts": 3}'])],
+    ids=lambda value: repr(value[:8]),
+)
+def test_a_damaged_side_file_is_set_aside_and_written_again(workdir, name, content):
+    write_config(workdir, tiny_config(), ByteTokenizer())
+    record(workdir, tiny_config(), fork=False)
+    (workdir / name).write_bytes(content)
+    record(workdir, tiny_config(), fork=False)
+    write_config(workdir, tiny_config(), ByteTokenizer())
+    assert (workdir / "damaged" / f"{name}-0").read_bytes() == content
+    assert read_json(workdir / "config.json") == tiny_config() and len(starts(workdir)) == 1
+
+
+def test_a_config_of_another_version_is_refused(workdir):
+    (workdir / "config.json").write_text('{"widht": 3}')
+    with pytest.raises(UserError, match="widht"):
+        record(workdir, tiny_config(), fork=False)
 
 
 def test_metrics_without_checkpoints_are_not_discarded(workdir):

@@ -21,6 +21,7 @@ from etils import epath
 from xfresearch import distributed
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.errors import Stopped
+from xfresearch.files import in_bucket
 
 ITEMS = ("params", "ema", "rest")
 
@@ -78,11 +79,6 @@ def directory(workdir) -> epath.Path:
     return epath.Path(workdir).expanduser().absolute() / "checkpoints"
 
 
-def in_bucket(path) -> bool:
-    """Whether `path` is an address (gs://...). Its files cannot be locked, appended to or renamed."""
-    return "://" in str(path)
-
-
 def steps(workdir) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
     path = directory(workdir)
@@ -97,15 +93,6 @@ def has_only_params(workdir) -> bool:
     """Whether the checkpoints in `workdir` hold parameters and no optimizer state (see `save_params`)."""
     saved = [directory(workdir) / str(step) for step in steps(workdir)]
     return bool(saved) and not any((path / "rest").exists() for path in saved)
-
-
-def move_damaged(workdir, step: int) -> epath.Path:
-    """Moves a damaged checkpoint to damaged/, so that its step can be written again. Returns the new path."""
-    source = directory(workdir) / str(step)
-    target = source.parent.parent / "damaged" / f"{step}-{len(list(source.parent.parent.glob('damaged/*')))}"
-    target.parent.mkdir(exist_ok=True)
-    source.rename(target)
-    return target
 
 
 class Checkpoints:

@@ -4,7 +4,6 @@
 its keys. Overrides of a kind or a layout decide which keys exist, so they are applied first, in their order.
 """
 
-import json
 from pathlib import Path
 
 from absl import flags
@@ -17,6 +16,7 @@ from xfresearch.config.reading import from_dict
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, nearest
+from xfresearch.files import read_object
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
@@ -149,8 +149,4 @@ def read_json(path) -> Config:
     path = epath.Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")
-    try:
-        data = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    return resolve(with_defaults(from_dict(Config, data), deciding="machine"))
+    return resolve(with_defaults(from_dict(Config, read_object(path)), deciding="machine"))

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch import distributed, loading
-from xfresearch.checkpoints.store import checksums, in_bucket
+from xfresearch.checkpoints.store import checksums
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
-from xfresearch.files import write_text
+from xfresearch.files import in_bucket, write_text
 from xfresearch.harness import tasks
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.model_config import longest_sequence

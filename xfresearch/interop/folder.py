@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from xfresearch.errors import UserError
+from xfresearch.files import read_object
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
 
 INDEX = "model.safetensors.index.json"
@@ -35,13 +36,7 @@ def read_config(folder: Path) -> dict:
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file}: file not found: a Hugging Face folder must have one")
-    try:
-        config = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: holds a JSON {type(config).__name__}: it must be an object")
-    return config
+    return read_object(file)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

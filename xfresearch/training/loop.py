@@ -28,6 +28,7 @@ from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import Stopped, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
+from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
 from xfresearch.models.closed_form import costs
 from xfresearch.sharding.mesh import make_mesh
@@ -123,7 +124,7 @@ class Run:
 
     def _move_damaged(self, damaged: list[int]) -> None:
         for step in damaged:
-            print(f"warning: moved checkpoint {step} to {store.move_damaged(self.workdir, step)}", file=sys.stderr)
+            move_damaged(store.directory(self.workdir) / str(step))
 
     def _restore_clock(self, meta: dict) -> None:
         """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""

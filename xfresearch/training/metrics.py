@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -9,9 +10,8 @@ from contextlib import contextmanager
 
 from etils import epath
 
-from xfresearch.checkpoints.store import in_bucket
 from xfresearch.errors import UserError
-from xfresearch.files import write_text
+from xfresearch.files import in_bucket, move_damaged, write_bytes
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
@@ -25,17 +25,21 @@ class MetricsLog:
 
     A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
     by `flush`. Rows after `resume_step` belong to work that an earlier process lost. They are dropped, so that the
-    curve of a resumed run equals that of an uninterrupted one.
+    curve of a resumed run equals that of an uninterrupted one. A file with other damage than an incomplete last line is
+    moved to damaged/ and written again from its intact rows.
+
+    An error of the disk does not stop the run: it prints a warning, and the rows are written again with the next ones.
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool):
         path = epath.Path(directory) / "metrics.jsonl"
-        rows = [row for row in read_metrics(path) if row["step"] <= resume_step] if path.exists() else []
-        write_text(path, "".join(_line(row) for row in rows))
         self._path = path
-        self._lines = [_line(row) for row in rows]
+        kept = self._kept(resume_step) if path.exists() else b""
+        self._pending = kept if in_bucket(path) else b""  # in a bucket: the whole file
         self._written = time.monotonic()
-        self._file = None if in_bucket(path) else path.open("a")
+        self._file = None if in_bucket(path) else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._warned = False
+        self.flush()
         self._events = None
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -45,45 +49,67 @@ class MetricsLog:
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """Writes one row. `values` are numbers, or dicts and lists of them; one that is not finite becomes null."""
-        line = _line({"step": step, "kind": kind, **values})
-        if self._file:
-            self._file.write(line)
-            self._file.flush()
-        else:
-            self._lines.append(line)
-            if time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
-                self.flush()
+        self._pending += _line({"step": step, "kind": kind, **values}).encode()
+        if self._file is not None or time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
+            self.flush()
         if self._events:
             for name, value in _scalars(kind, values):
                 self._events.add_scalar(name, value, step)
 
     def flush(self) -> None:
         """Writes all rows so far to the file. Call it before a checkpoint, whose steps must all have rows."""
-        if not self._file:
-            self._path.write_text("".join(self._lines))
-            self._written = time.monotonic()
+        try:
+            if self._file is None:
+                self._path.write_bytes(self._pending)
+                self._written = time.monotonic()
+            while self._file is not None and self._pending:
+                self._pending = self._pending[os.write(self._file, self._pending) :]
+        except OSError as error:
+            if not self._warned:
+                print(f"warning: {self._path} cannot be written: {error.strerror or error}", file=sys.stderr)
+            self._warned = True
 
     def close(self) -> None:
         self.flush()
-        if self._file:
-            self._file.close()
+        if self._file is not None:
+            os.close(self._file)
         if self._events:
             self._events.close()
 
 
+    def _kept(self, resume_step: int) -> bytes:
+        """Removes the rows after `resume_step` from the file, and returns the others."""
+        lines = self._path.read_bytes().split(b"\n")[:-1]
+        rows = [(_parsed(line), line + b"\n") for line in lines]
+        kept = b"".join(line for row, line in rows if row is not None and row["step"] <= resume_step)
+        if any(row is None for row, _ in rows):
+            move_damaged(self._path, "some of its lines are not rows; the others are kept")
+            write_bytes(self._path, kept)
+        elif not in_bucket(self._path):
+            os.truncate(self._path, len(kept))  # steps never decrease; this needs no space on a full disk
+        return kept
+
+
 def read_metrics(path) -> list[dict]:
     """The rows of a metrics.jsonl, without an incomplete last line. Raises UserError for any other bad line."""
-    lines = epath.Path(path).read_text().split("\n")
+    lines = epath.Path(path).read_bytes().split(b"\n")
     rows = []
     # A whole line ends with a newline: the part after the last newline is empty or incomplete.
     for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = json.loads(line)
-            row["step"], row["kind"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path}:{number}: {line[:80]!r} is not a JSON object with step and kind") from error
+        row = _parsed(line)
+        if row is None:
+            raise UserError(f"{path}:{number}: {line[:80]!r} is not a JSON object with step and kind")
         rows.append(row)
     return rows
+
+
+def _parsed(line: bytes) -> dict | None:
+    """The row in a line; None if the line is damaged."""
+    try:
+        row = json.loads(line)
+        return row if isinstance(row["step"], int) and isinstance(row["kind"], str) else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.checkpoints.store import in_bucket
 from xfresearch.config.run import LogConfig
+from xfresearch.files import in_bucket
 
 POLL_SECONDS = 10  # between two checks for a profile request: a bucket is slow to query
 GATHER_STEPS = 20  # least number of updates between two gathers of the host times

@@ -15,13 +15,12 @@ from etils import epath
 
 from xfresearch import distributed
 from xfresearch.checkpoints import store
-from xfresearch.checkpoints.store import in_bucket
 from xfresearch.config.comparing import differences
 from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.files import write_json
+from xfresearch.files import in_bucket, move_damaged, read_object, write_json
 
 
 @contextmanager
@@ -77,6 +76,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
         )
     from xfresearch.hardware import describe_machine, git_commit, versions
 
+    _set_damaged_aside(path)
     saved = read_json(path / "config.json") if (path / "config.json").exists() else None
     if saved:
         changed = differences(saved, config, deciding=("function", "initialisation", "training"))
@@ -86,13 +86,14 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
                 f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to resume "
                 "from its newest checkpoint with this config"
             )
-    before = starts(path) if saved else []  # without config.json, earlier starts failed on a mistake in their config
+    # Without config.json and checkpoints, earlier starts failed on a mistake in their config.
+    before = starts(path) if saved or store.steps(path) else []
     now = time.time()
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
         "gap": max(now - _last_write(path), 0.0) if before else 0.0,
-        "finished_before": bool(before) and (store.steps(path) or [0])[-1] >= saved.steps,
+        "finished_before": bool(before and saved) and (store.steps(path) or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
@@ -115,9 +116,26 @@ def write_config(path: epath.Path, config: Config, tokenizer) -> None:
 
 
 def starts(path: epath.Path) -> list[dict]:
-    """All starts of the run, from run.json."""
+    """All starts of the run, from run.json. Raises UserError if it is damaged."""
     file = path / "run.json"
-    return json.loads(file.read_text())["starts"] if file.exists() else []
+    if not file.exists():
+        return []
+    try:
+        found = read_object(file)["starts"]
+        return [start for start in found if start["seconds"] >= 0]
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{file}: not a list of the run's starts") from error
+
+
+def _set_damaged_aside(path: epath.Path) -> None:
+    """Moves a config.json or run.json that cannot be read to damaged/. The run writes both again: its checkpoints do
+    not depend on them. A config.json with unknown keys is whole: it belongs to another version."""
+    for name, read in (("config.json", lambda: read_object(path / "config.json")), ("run.json", lambda: starts(path))):
+        if (path / name).exists():
+            try:
+                read()
+            except UserError as error:
+                move_damaged(path / name, str(error))
 
 
 def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
