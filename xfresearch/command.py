@@ -39,6 +39,8 @@ def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code of its outcome."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start_without_tpu()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have fewer characters than a sample
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:

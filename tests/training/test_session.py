@@ -1,6 +1,9 @@
 """The files of a run from the command line, and the commands that it prints at its end."""
 
+import os
 import shlex
+import subprocess
+import sys
 
 import pytest
 from etils import epath
@@ -42,3 +45,27 @@ def test_baselines_read_only_the_beginning_of_a_large_split(monkeypatch):
     read = []
     texts = (read.append(text) or text for text in [b"abcd", b"", b"efghijkl", b"mn"])
     assert session._beginning(texts) == [b"abcd", b"", b"efghij"] and len(read) == 3
+
+
+def test_outputs_that_cannot_be_written_do_not_fail_a_finished_run(tmp_path):
+    """The report, the cache of baselines, a terminal without the sample's characters, and a reader that has gone."""
+    run = tmp_path / "run"
+    (run / "report.html").mkdir(parents=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "baselines").write_text("a file where a directory is needed")
+    (tmp_path / "text").mkdir()
+    for number in range(20):
+        (tmp_path / "text" / f"{number}.txt").write_text("→ € ✓\n" * 60, encoding="utf8")
+    corpus = f"--config.data.corpus=('text_files:{tmp_path}/text',)"
+    command = [sys.executable, "-m", "xfresearch.train", GPT2, "--workdir", run, corpus, "--config.steps=5"]
+    environment = os.environ | {"XFRESEARCH_CACHE": str(tmp_path / "cache"), "PYTHONIOENCODING": "latin-1"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    for output in (subprocess.PIPE, writer):
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, cwd=ROOT, env=environment)
+        assert done.returncode == 0, done.stderr.decode()
+        assert b"warning: report.html could not be written: " in done.stderr and b"Traceback" not in done.stderr
+        assert b"baselines/" in done.stderr
+        assert output == writer or rb"\u2192" in done.stdout
+    os.close(writer)
+    assert b"warning: the results could not be written: Broken pipe" in done.stderr

@@ -6,12 +6,12 @@ accuracy for a data set with labels; report.html; and commands to run next. None
 
 import dataclasses
 import hashlib
-import json
+import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import jax
 from etils import epath
@@ -87,23 +87,41 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
     """Prints the results of a finished run and writes its report."""
     from xfresearch.training.report import write_report
 
-    baselines = _baselines(config) if tokenizer and len(config.data.corpus) == 1 else {}
+    baselines = {}
+    if tokenizer and len(config.data.corpus) == 1:
+        with _optional("the compression baselines"):
+            baselines = _baselines(config)
     prompt, sample = _sample(config, tokenizer, result.params)
     commands = _commands(config, path, arguments, prompt)
     start = starts(path)[-1]
-    report = write_report(
-        path,
-        config=dataclasses.asdict(config),
-        machine={**start["machine"], **start["versions"], "commit": start["commit"]},
-        baselines=baselines,
-        result={**result.evaluation, "step": result.step, "time": result.clock.shares()}
-        | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))},
-        sample=sample,
-        prompt=prompt,
-        commands=commands,
-    )
-    _print(config, path, baselines, result, prompt, sample, report, commands)
+    report = ""
+    with _optional("report.html"):
+        report = write_report(
+            path,
+            config=dataclasses.asdict(config),
+            machine={**start["machine"], **start["versions"], "commit": start["commit"]},
+            baselines=baselines,
+            result={**result.evaluation, "step": result.step, "time": result.clock.shares()}
+            | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))},
+            sample=sample,
+            prompt=prompt,
+            commands=commands,
+        )
+    with _optional("the results"):
+        _print(config, path, baselines, result, prompt, sample, report, commands)
+        sys.stdout.flush()
     return {"baselines": baselines, "sample": sample, "report": str(report)}
+
+
+@contextmanager
+def _optional(what: str):
+    """An error of the disk, or of a closed standard output, does not fail a run that is finished: it is a warning."""
+    try:
+        yield
+    except OSError as error:
+        print(f"warning: {what} could not be written: {error.strerror or error}", file=sys.stderr)
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the text left in the buffer goes there
 
 
 def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: str | None) -> dict[str, str]:
@@ -150,16 +168,19 @@ def _baselines(config: Config) -> dict[str, float]:
     from xfresearch.data.baselines import compression_baselines
     from xfresearch.data.cache import cache_root
     from xfresearch.data.corpora import documents
-    from xfresearch.files import write_json
+    from xfresearch.files import read_object, write_json
 
     corpus = config.data.corpus[0]
     splits = (config.evaluation.split, "train")
     heldout, train = (_beginning(documents(corpus, name, config.data)) for name in splits)
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
     cached = epath.Path(cache_root(config.data)) / "baselines" / f"{key}.json"
-    if not cached.exists():
-        write_json(cached, compression_baselines(train, heldout))
-    return json.loads(cached.read_text())
+    if cached.exists():
+        return read_object(cached)
+    found = compression_baselines(train, heldout)
+    with _optional(str(cached)):
+        write_json(cached, found)
+    return found
 
 
 def _beginning(texts: Iterator[bytes]) -> list[bytes]:
