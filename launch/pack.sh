@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # launch/pack.sh ARCHIVE
 #
-# Packs this checkout with its changes and new files, without the files that git ignores. The archive includes .git, so
-# that a run can record its commit.
+# Packs the files of this checkout that git tracks, with their changes, and the name of the commit, which a run records.
+# Other files may be private and are not packed: `git add` a new file that the job needs.
 set -euo pipefail
 [[ $# -eq 1 && $1 != --help ]] || { sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$0" && exit 0; }
 
 cd "$(dirname "$0")/.."
+new=$(git ls-files --others --exclude-standard | paste -s -d ' ' -)
+[[ -z $new ]] || printf '[launch] not packed, because git does not track them: %s\n' "$new" >&2
+commit=$(mktemp -d)
+trap 'rm -rf "$commit"' EXIT
+git rev-parse HEAD >"$commit/COMMIT"
+[[ -z $(git status --porcelain --untracked-files=no) ]] || sed -i 's/$/-dirty/' "$commit/COMMIT"
 code=0
-git ls-files -z --cached --others --exclude-standard |
-  tar -czf "$1" --exclude-from <(git ls-files --deleted) --null --files-from - --no-null .git || code=$?
+git ls-files -z --cached |
+  tar -czf "$1" --exclude-from <(git ls-files --deleted) --null --files-from - --no-null -C "$commit" COMMIT || code=$?
 ((code <= 1)) || exit "$code" # 1: a file changed while tar read it

@@ -21,7 +21,8 @@
 #   --keep               do not delete the machines at the end; they cost money until you delete them
 #   --dry-run            print the commands of a run without failures, one per line, and do not run them
 #
-# Exit code: 0 finished, 1 given up, 2 a mistake in the arguments or in COMMAND. Ctrl-C deletes the machines.
+# Exit code: 0 finished, 1 given up, 2 a mistake in the arguments or in COMMAND, 3 the loss is not finite. Ctrl-C deletes
+# the machines. If gcloud itself fails, they are not deleted, because the run may be healthy.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -75,7 +76,8 @@ query() {
     output=$("$@") && return
     ((i == attempts)) || sleep "${option[poll]}"
   done
-  give_up "gcloud failed"
+  ((attempts == 1)) || trap - EXIT # the machines may be healthy: they are not deleted
+  give_up "gcloud failed${kept:-}"
 }
 
 # Puts the state of the queued resource into `state`; empty if it does not exist, PREEMPTED if one of its nodes is gone.
@@ -149,7 +151,7 @@ run_job() {
 
 [[ ${option[attach]} == no ]] || assumed=ACTIVE
 read_state
-attempts=5
+attempts=5 kept=" $attempts times; the machines are not deleted: the same command with --attach continues"
 if [[ -n $state && ${option[attach]} == no ]]; then
   fail "--name=${option[name]}: this queued resource already exists ($state): --attach continues with it," \
     "$(quoted "${tpus[@]}" delete "${option[name]}" "${location[@]}" --force) deletes it"
@@ -164,7 +166,7 @@ while :; do
   code=0
   set_up_hosts || code=1
   ((code)) || run_job || code=$?
-  ((code != 2)) || exit 2 # a mistake in the command: a retry does not help
+  ((code != 2 && code != 3)) || exit "$code" # a mistake in the command, or a loss that is not finite: no retry helps
   ((code != 4)) || { trap - EXIT && fail "another command was started on these machines: they are not deleted"; }
   read_state
   ((code)) || [[ $state != ACTIVE ]] || break

@@ -1,7 +1,7 @@
 """Arguments, one-line error messages and exit codes that all commands share.
 
-A user's mistake exits with 2 and one line on standard error. A bug keeps its stack trace and exits with 1; of a run of many
-processes, the trace is in a log, and one line names its path.
+A user's mistake exits with 2 and one line on standard error; errors.py has the other codes. A bug keeps its stack trace and
+exits with 1; of a run of many processes, the trace is in a log, and one line names its path.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import os
 import sys
 
 from xfresearch import distributed
-from xfresearch.errors import Stopped, UserError
+from xfresearch.errors import MISTAKE, TRANSIENT, Stopped, UserError, is_transient
 from xfresearch.files import check_output
 from xfresearch.hardware import start_without_tpu
 
@@ -44,15 +44,17 @@ def run(main, arguments=None) -> None:
     try:
         main(sys.argv[1:] if arguments is None else arguments)
     except UserError as error:
-        _finish(2, f"error: {error}")
+        _finish(MISTAKE, f"error: {error}")
     except Stopped as error:
         _print_error(f"stopped: {error}")
-        _exit_now(1)  # threads that write a checkpoint must not print after this line
+        _exit_now(error.exit_code)  # threads that write a checkpoint must not print after this line
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
+        if isinstance(error, OSError) and is_transient(error) and not distributed.is_active():
+            _finish(TRANSIENT, f"stopped: {error}")
         if not distributed.is_active():
             raise
         log = distributed.log_error(error)

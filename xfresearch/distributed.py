@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 import traceback
 import warnings
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 from xfresearch import crash_log
-from xfresearch.errors import Stopped, UserError
+from xfresearch.errors import MISTAKE, TRANSIENT, Diverged, Stopped, UserError
 
 SHUTDOWN_SECONDS = 3600  # how long a process waits at the end for process 0, which writes the report
 DETECTION_SECONDS = 10  # after the heartbeat timeout: the time the runtime takes to end a process that has lost another
@@ -65,6 +66,9 @@ def add_flags(parser) -> None:
         help="auto (default): join the processes of a Cloud TPU, GKE, Slurm or Open MPI job; off: a single process",
     )
     flags.add_argument(
+        "--join-timeout", type=int, default=300, metavar="SECONDS", help="how long to wait for the others at the start"
+    )
+    flags.add_argument(
         "--heartbeat", type=int, default=60, metavar="SECONDS", help="silence after which a process counts as lost"
     )
 
@@ -75,6 +79,8 @@ def check(options) -> bool:
     missing = [name for name, value in given.items() if value is None]
     if options.heartbeat < 5:
         raise UserError(f"--heartbeat={options.heartbeat} is not allowed: it must be at least 5 seconds")
+    if options.join_timeout < 1:
+        raise UserError(f"--join-timeout={options.join_timeout} is not allowed: it must be at least 1 second")
     if len(missing) == len(given):
         return False
     if missing:
@@ -130,6 +136,11 @@ def _initialize(options, named: bool) -> bool:
         flags = {name: getattr(options, flag) for name, flag in names.items()}
         flags["cluster_detection_method"] = "deactivate"
     timeouts = {"heartbeat_timeout_seconds": options.heartbeat, "shutdown_timeout_seconds": SHUTDOWN_SECONDS}
+    # JAX would abort from C++ and print pages.
+    timeouts["initialization_timeout"] = options.join_timeout + DETECTION_SECONDS
+    watchdog = threading.Timer(options.join_timeout, _stop_waiting, [options])
+    watchdog.daemon = True
+    watchdog.start()
     try:
         with warnings.catch_warnings():
             if "JOB_COMPLETION_INDEX" not in os.environ:  # a pod outside an indexed job needs no Kubernetes package
@@ -145,8 +156,17 @@ def _initialize(options, named: bool) -> bool:
         where = options.coordinator or "the coordinator that the launcher names"
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the other processes were not reached at --coordinator={where}: {reason}") from error
+    finally:
+        watchdog.cancel()
     _restore_sigterm()
     return True
+
+
+def _stop_waiting(options) -> None:
+    where = f" at --coordinator={options.coordinator}" if options.coordinator else ""
+    line = f"stopped: not all processes came{where} within --join-timeout={options.join_timeout} seconds\n"
+    os.write(2, line.encode())
+    os._exit(TRANSIENT)
 
 
 def _require_port(coordinator: str) -> None:
@@ -207,7 +227,7 @@ def run_on_first(action: Callable, what: str):
     if error:
         raise error
     if kind:
-        raise {"UserError": UserError, "Stopped": Stopped}[kind](text)
+        raise {"UserError": UserError, "Stopped": Stopped, "Diverged": Diverged}[kind](text)
     return result
 
 
@@ -281,5 +301,5 @@ def exit_now(code: int):
     """Ends this process at once. A failed process must not wait for the others, which may never arrive."""
     if _job.index == 0:
         time.sleep(ERROR_SECONDS)  # the others end with process 0: let them print their own reason first
-    crash_log.send_end(keep_log=code not in (0, 2))
+    crash_log.send_end(keep_log=code not in (0, MISTAKE))
     os._exit(code)

@@ -1,4 +1,15 @@
-"""Errors that a command reports in one line."""
+"""Errors that a command reports in one line, and its exit codes. Launchers obey the codes (docs/launch.md)."""
+
+import errno
+
+MISTAKE = 2  # of the user: the same command fails again
+DIVERGED = 3  # the loss is not finite: the same command fails again, after hours
+TRANSIENT = 75  # a disk, a lost process, a full cache: the same command may succeed later (EX_TEMPFAIL)
+# A command that was told to stop, and has saved, exits with 128 plus the number of the signal: 143 for SIGTERM.
+
+# Errors of a disk or a network that may be gone at the next try.
+_TRANSIENT_ERRORS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ESTALE", "EAGAIN", "EBUSY", "ENOMEM")}
+_TRANSIENT_ERRORS |= {getattr(errno, name) for name in ("ETIMEDOUT", "ENETDOWN", "ENETUNREACH", "EHOSTUNREACH", "ENOLCK")}
 
 
 class UserError(Exception):
@@ -9,7 +20,20 @@ class UserError(Exception):
 
 
 class Stopped(Exception):
-    """A run that must stop for a reason outside the config (loss not finite, disk full): exit code 1 and one line."""
+    """A run that must stop for a reason outside the config, such as a full disk. It may succeed later."""
+
+    exit_code = TRANSIENT
+
+
+class Diverged(Stopped):
+    """A run whose loss or gradient is not finite. It would stop at the same step again."""
+
+    exit_code = DIVERGED
+
+
+def is_transient(error: OSError) -> bool:
+    """Whether an error of a disk or a network may be gone at the next try."""
+    return error.errno in _TRANSIENT_ERRORS
 
 
 def nearest(word: str, allowed) -> str:

@@ -116,9 +116,13 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(source: Path = SOURCE) -> str:
-    """The commit of the checkout at `source`, with '-dirty' if files are changed or new; '' if it is not a checkout."""
+    """The commit of the checkout at `source`, with '-dirty' if files are changed or new; '' if it is not a checkout.
+
+    launch/pack.sh writes it to a file of a packed checkout.
+    """
     if not (source / ".git").exists():  # an installed package may be inside some other project's checkout
-        return ""
+        packed = source / "COMMIT"
+        return packed.read_text().strip() if packed.is_file() else ""
     commit = _git(source, "rev-parse", "HEAD")
     return f"{commit}-dirty" if commit and _git(source, "status", "--porcelain") else commit
 

@@ -4,6 +4,7 @@ Trains a model, or resumes the run in the directory. At the end it prints the he
 report.
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -15,7 +16,10 @@ examples:
   python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
   python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a --config.steps=100
 
-The same command again resumes from the newest checkpoint, bit for bit as if the run had never stopped."""
+The same command again resumes from the newest checkpoint, bit for bit as if the run had never stopped.
+
+exit codes: 0 finished; 2 a mistake in the command; 3 the loss is not finite; 75 a fault that may pass, such as a full disk:
+the same command resumes; 143 told to stop by SIGTERM, and saved (130: by Ctrl-C); 1 a bug"""
 
 
 def main(arguments: list[str]) -> None:
@@ -46,6 +50,8 @@ def main(arguments: list[str]) -> None:
         results = session.run(config, workdir, given, options.fork)
         if options.json and distributed.first():
             write_json(options.json, results)
+    if results["stopped_by"]:
+        sys.exit(128 + signal.Signals[results["stopped_by"]])
 
 
 if __name__ == "__main__":

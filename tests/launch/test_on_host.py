@@ -1,13 +1,16 @@
-"""Scripts on the hosts: entrypoint.sh distinguishes stopped from finished; detached.sh survives disconnects."""
+"""Scripts on the hosts: entrypoint.sh forwards signals; detached.sh survives disconnects; pack.sh leaves private files."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
 from tests.launch.stand_ins import ROOT
+from xfresearch.hardware import git_commit
 
 ENTRY = ["bash", str(ROOT / "launch" / "entrypoint.sh")]
 DETACHED = ["bash", str(ROOT / "launch" / "detached.sh")]
@@ -23,13 +26,13 @@ def test_the_entry_point_exits_with_the_code_of_the_command(code):
     assert subprocess.run([*ENTRY, sys.executable, "-c", f"raise SystemExit({code})"]).returncode == code
 
 
-@pytest.mark.parametrize("own, seen", [(0, 143), (1, 1)])
-def test_a_stopped_command_does_not_count_as_finished(own, seen):
-    process = start([*ENTRY, sys.executable, "-c", SAVES.format(own) + "print('up', flush=True); time.sleep(60)"])
+@pytest.mark.parametrize("code", [0, 1, 143])
+def test_a_signal_is_forwarded_and_the_command_has_time_to_save(code):
+    process = start([*ENTRY, sys.executable, "-c", SAVES.format(code) + "print('up', flush=True); time.sleep(60)"])
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=20)[0] == "saved\n"
-    assert process.returncode == seen
+    assert process.returncode == code
 
 
 def counted(tmp_path, then: str) -> list[str]:
@@ -56,12 +59,49 @@ def test_a_second_call_reconnects_to_the_same_run(tmp_path):
     assert again.returncode == 0 and starts(tmp_path) == 1
 
 
-@pytest.mark.parametrize("code, times", [(0, 1), (2, 1), (1, 2), (143, 2)])
-def test_only_exit_codes_other_than_0_and_2_start_the_run_again(tmp_path, code, times):
+@pytest.mark.parametrize("code, times", [(0, 1), (3, 1), (1, 2), (2, 2), (75, 2), (143, 2)])
+def test_only_exit_codes_other_than_0_and_3_start_the_run_again(tmp_path, code, times):
     words = counted(tmp_path, f"sys.exit({code})")
     for _ in range(2):
         assert subprocess.run(words, capture_output=True, timeout=20).returncode == code
     assert starts(tmp_path) == times
+
+
+def test_two_calls_at_once_start_one_run(tmp_path):
+    words = counted(tmp_path, "time.sleep(2); print('end')")
+    calls = [start(words) for _ in range(4)]
+    assert [call.communicate(timeout=20)[0] for call in calls] == ["up\nend\n"] * 4
+    assert starts(tmp_path) == 1
+
+
+def test_a_process_id_of_another_program_is_not_taken_for_the_run(tmp_path):
+    """After a reboot, the number in the file may belong to any program."""
+    words = counted(tmp_path, "sys.exit(1)")
+    assert subprocess.run(words, capture_output=True, timeout=20).returncode == 1
+    (tmp_path / "job" / "pid").write_text(str(os.getpid()))
+    assert subprocess.run(words, capture_output=True, timeout=20).returncode == 1
+    assert starts(tmp_path) == 2
+
+
+def test_a_checkout_is_packed_without_private_files(tmp_path):
+    """Only tracked files, with their changes, and the commit; neither .git nor files that git does not track."""
+    checkout = tmp_path / "checkout"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(checkout)], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
+    shutil.copy(ROOT / "launch" / "pack.sh", checkout / "launch" / "pack.sh")  # with changes that are not committed
+    (checkout / "README.md").write_text("changed")
+    (checkout / "LICENSE").unlink()
+    (checkout / "secret.txt").write_text("a key")
+    done = subprocess.run(
+        ["bash", "launch/pack.sh", str(tmp_path / "a.tar.gz")], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[launch] not packed, because git does not track them: secret.txt\n"
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        archive.extractall(tmp_path / "there", filter="data")
+    packed = tmp_path / "there"
+    assert (packed / "README.md").read_text() == "changed" and (packed / "xfresearch" / "train.py").is_file()
+    assert not any((packed / name).exists() for name in (".git", "secret.txt", "LICENSE"))
+    assert git_commit(packed) == f"{commit}-dirty"
 
 
 def test_a_killed_run_starts_again(tmp_path):

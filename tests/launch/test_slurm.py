@@ -34,7 +34,8 @@ def test_one_process_per_gpu_or_per_node(launcher, gpus, tasks, platforms):
 
 
 @pytest.mark.parametrize(
-    "code, restarts, requeued", [(143, "0", True), (143, "10", False), (0, "0", False), (1, "0", False)]
+    "code, restarts, requeued",
+    [(143, "0", True), (75, "0", True), (143, "10", False), (0, "0", False), (1, "0", False), (3, "0", False)],
 )
 def test_a_stopped_job_is_requeued(launcher, code, restarts, requeued):
     launcher.answers("srun", ("", code))

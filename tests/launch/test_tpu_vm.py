@@ -101,6 +101,13 @@ def test_a_gcloud_that_fails_on_the_first_call_is_not_retried(launcher):
     assert done.returncode == 1 and launcher.verbs == ["list"] and "gcloud failed: giving up" in done.stderr
 
 
+def test_machines_are_not_deleted_because_gcloud_fails(launcher):
+    launcher.answers(f"{TPUS} list", "", "ACTIVE", *[("", 1)] * 9)
+    done = launcher.run("tpu_vm.sh", *RUN, *TRAIN)
+    assert done.returncode == 1 and launcher.verbs.count("create") == 1 and "delete" not in launcher.verbs
+    assert "gcloud failed 5 times; the machines are not deleted" in done.stderr
+
+
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
 def test_it_gives_up_after_the_retries(launcher, state):
     launcher.answers(f"{TPUS} list", "", *[state] * 99)
@@ -115,9 +122,10 @@ def test_a_failing_job_is_not_retried_forever(launcher):
     assert done.returncode == 1 and launcher.verbs.count("create") == 1 and launcher.verbs.count("ssh") == 4
 
 
-def test_a_mistake_in_the_job_is_not_retried(launcher):
-    launcher.answers("detached", ("", 2))
-    assert launcher.run("tpu_vm.sh", *RUN, *TRAIN).returncode == 2
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_mistake_or_a_loss_that_is_not_finite_is_not_retried(launcher, code):
+    launcher.answers("detached", ("", code))
+    assert launcher.run("tpu_vm.sh", *RUN, *TRAIN).returncode == code
     assert launcher.verbs == CALLS[:-3] + ["delete"]
 
 

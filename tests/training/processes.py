@@ -77,8 +77,8 @@ class Processes:
         outputs = [process.communicate(timeout=timeout) for process in self.all]
         return [(process.returncode, *texts) for process, texts in zip(self.all, outputs, strict=True)]
 
-    def succeed(self) -> list[tuple[int, str, str]]:
-        """Like `finish`, and requires exit code 0 from all."""
+    def succeed(self, code: int = 0) -> list[tuple[int, str, str]]:
+        """Like `finish`, and requires this exit code from all."""
         ended = self.finish()
-        assert [code for code, _, _ in ended] == [0] * len(ended), [err[-1500:] for _, _, err in ended]
+        assert [each for each, _, _ in ended] == [code] * len(ended), [err[-1500:] for _, _, err in ended]
         return ended

@@ -20,6 +20,7 @@ from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
+from xfresearch.errors import TRANSIENT
 
 LAST = 12
 TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch size that two processes do not divide
@@ -182,7 +183,7 @@ def stopped_by_a_signal(index: int, count: int, workdir, cache, *overrides, when
     with train(count, workdir, cache, *overrides, **kwargs) as processes:
         processes.until(lambda: when() and handles(signal.SIGTERM, processes[index]))
         processes[index].send_signal(number)
-        ended = processes.succeed()
+        ended = processes.succeed(128 + signal.SIGTERM)
     step = store.steps(workdir)[-1]
     assert f"[process 0] SIGTERM: saved step {step}; the same command resumes from there" in ended[0][2]
     assert not (workdir / "errors").exists()
@@ -302,6 +303,7 @@ def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled, 
         ("--coordinator=here:1 --processes=0 --process=0", "--processes=0"),
         ("--coordinator=here:1 --processes=2 --process=0 --distributed=off", "--distributed=off"),
         ("--heartbeat=1", "--heartbeat=1"),
+        ("--join-timeout=0", "--join-timeout=0"),
     ],
 )
 def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
@@ -312,6 +314,15 @@ def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
     distributed.add_flags(parser)
     with pytest.raises(UserError, match=words):
         distributed.check(parser.parse_args(given.split()))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_never_comes_is_one_line(index, tmp_path):
+    one = [f"--coordinator=localhost:{free_port()}", "--processes=2", f"--process={index}", "--join-timeout=3"]
+    command = [sys.executable, "-m", "xfresearch.train", f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={tmp_path}"]
+    done = subprocess.run([*command, *one], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == TRANSIENT
+    assert done.stderr == f"stopped: not all processes came at {one[0]} within --join-timeout=3 seconds\n"
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from xfresearch import errors
 from xfresearch.checkpoints import store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -116,14 +117,14 @@ def test_rows_have_the_routing_of_each_layer(unbroken):
     assert all(abs(sum(load_E) - 1) < 1e-5 for load_E in load_RE)
 
 
-def test_sigterm_saves_reports_it_and_exits_with_0(tmp_path, cache, unbroken):
+def test_sigterm_saves_reports_it_and_exits_with_143(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
     while lines(tmp_path) < 20:
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()
     stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, stderr[-2000:]
+    assert process.returncode == 128 + signal.SIGTERM, stderr[-2000:]
     assert "saved" in stderr and "SIGTERM" in stderr
     assert store.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
     run(tmp_path, cache)
@@ -177,7 +178,7 @@ def test_a_fork_resumes_with_another_config(tmp_path, cache, unbroken):
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(tmp_path, cache):
     explode = ["--config.optimizer.kind=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.clip=0.0"]
     done = run(tmp_path, cache, *explode, "--config.checkpoint.every=1", check=False)
-    assert done.returncode == 1
+    assert done.returncode == errors.DIVERGED
     step, batch, good = re.fullmatch(
         r"stopped: the loss or gradient of step (\d+) \(batch (\d+)\) is not finite; the last good checkpoint is step (\d+)",
         done.stderr.splitlines()[-1],
@@ -197,7 +198,7 @@ def test_a_failed_write_stops_the_run_and_leaves_earlier_checkpoints_intact(tmp_
     good = store.steps(tmp_path / "run")[-1]
     limit = (tmp_path / "run" / "metrics.jsonl").stat().st_size + 20_000  # enough for rows, not for a checkpoint
     done = run(tmp_path / "run", cache, check=False, preexec_fn=lambda: limit_file_size(limit))
-    assert done.returncode == 1, done.stderr[-1500:]
+    assert done.returncode == errors.TRANSIENT, done.stderr[-1500:]
     assert f"the last checkpoint, step {good}, is intact" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr  # of TensorStore's threads, which continue with abandoned arrays
     run(tmp_path / "run", cache)

@@ -26,7 +26,7 @@ from xfresearch.checkpoints.newest import newest_intact
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import Stopped, UserError
+from xfresearch.errors import Diverged, UserError
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
@@ -169,7 +169,7 @@ class Run:
         return self.state.get("ema", self.state["params"])
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
-        """Logs the metrics of an update. Raises Stopped if it is not finite, unless the config says skip."""
+        """Logs the metrics of an update. Raises Diverged if it is not finite, unless the config says skip."""
         metrics = jax.tree.map(np.asarray, metrics)
         finite = bool(metrics.pop("finite"))
         tokens = int(metrics.pop("tokens"))
@@ -184,7 +184,7 @@ class Run:
             self.checkpoints.wait()  # a checkpoint that is still being written is good
             saved = store.steps(self.workdir)
             good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
-            raise Stopped(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
+            raise Diverged(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
         if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
         if host_times is not None:

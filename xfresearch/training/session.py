@@ -60,6 +60,7 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
             "goodput": result.clock.shares()["step"],
             "wall_seconds": result.clock.total_seconds(),
             "starts": len(starts(path)),
+            "stopped_by": result.stopped_by,
         }
         if result.stopped_by:
             if distributed.first():
