@@ -54,12 +54,13 @@ def main(arguments: list[str]) -> None:
 
 def evaluate(options, workdir) -> None:
     """Measures the held-out loss as `options` say, and prints it."""
-    from xfresearch.checkpoints import store
+    from xfresearch.checkpoints import manifest, store
 
-    if options.all_steps and not store.steps(workdir):
+    if options.all_steps and not store.agreed_steps(workdir):
         raise UserError(f"--all-steps is not allowed with {workdir}: it has no checkpoints")
     lm, mesh = open_model(options.workdir, options.step)
     held_out = read_held_out(lm, workdir, options)
+    manifest.require_same_everywhere({"checkpoint": str(lm.step), "held-out data": held_out.digest})
     if distributed.first():
         print(f"{held_out.corpus} {held_out.split}: {held_out.description}", file=sys.stderr)
     results = evaluate_steps(lm, workdir, held_out, options, mesh)
@@ -181,7 +182,7 @@ def evaluate_steps(lm, workdir, held_out, options, mesh=None) -> list[dict]:
     batch_size = min(evaluation.batch_size(lm.run, options.batch_size), len(held_out.rows))
     batch_size, place = placing.batch_placer(mesh, batch_size, held_out.length)
     results = []
-    for step in store.steps(workdir) if options.all_steps else [lm.step]:
+    for step in store.agreed_steps(workdir) if options.all_steps else [lm.step]:
         try:
             params = lm.params if step == lm.step else loading.read_params(workdir, lm.config, step, mesh)
         except store.Corrupt as error:

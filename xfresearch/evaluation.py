@@ -4,6 +4,7 @@ Losses are in nats per token. The standard error is that of a ratio of sums over
 are known, otherwise sequences): sqrt(n / (n - 1) sum_i (nll_i - loss tokens_i)^2) / sum_i tokens_i.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -214,13 +215,16 @@ class Text(NamedTuple):
     def description(self) -> str:
         return f"windows of {self.length} tokens, stride {self.stride}"
 
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.tokens.tobytes()).hexdigest()
+
 
 def check_length(model: ModelConfig, length: int) -> None:
     """Raises UserError if `length` exceeds the model's position table."""
     rows = longest_sequence(model)
     if rows and length > rows:
-        allowed = f"at most {rows}, the rows of the model's position table"
-        raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
+        raise UserError(f"sequence length {length} is not allowed: it must be at most {rows}, as many as positions")
 
 
 def batch_size(run: Config, requested: int) -> int:
@@ -244,18 +248,15 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
         raise UserError(f"corpus {corpus!r} is not allowed: it has labels, and {workdir} predicts next tokens")
     if lm.tokenizer is None:
         raise UserError(f"{workdir} has no tokenizer, so it cannot be evaluated on text")
-    saved = workdir / "tokenizer"  # a run saves its tokenizer; a foreign model's config names its own
-    data = replace(lm.run.data, tokenizer=str(saved)) if saved.exists() else lm.run.data
-    config = replace(lm.run, data=data)
-    corpus = corpus or data.corpus[0]
+    corpus = corpus or lm.run.data.corpus[0]
     split = split or lm.run.evaluation.split
-    meta = prepare(config, split, corpus).meta
-    tokens, documents = stream_tokens(config, split, corpus)
-    top = lm.config.vocab_size - 1
+    meta = prepare(lm.run, split, corpus, lm.tokenizer).meta
+    tokens, documents = stream_tokens(lm.run, split, corpus, lm.tokenizer)
     highest = tokens.max(initial=0)
-    if highest > top:  # the tokenizer may have ids beyond the embedding table, such as a separator added to it
-        raise UserError(f"corpus {corpus!r} has token {highest}, but the model's vocabulary ends at {top}")
-    ends = np.flatnonzero(np.diff(documents)) + 1 if data.packing == "documents" else []
+    last = lm.config.vocab_size - 1
+    if highest > last:  # the tokenizer may have ids beyond the embedding table, such as a separator added to it
+        raise UserError(f"corpus {corpus!r} has token {highest}, but the model's vocabulary ends at {last}")
+    ends = np.flatnonzero(np.diff(documents)) + 1 if lm.run.data.packing == "documents" else []
     spans = zip([0, *ends], [*ends, len(tokens)], strict=True)
     all_windows = (window for start, end in spans for window in windows(start, end, length, stride))
     rows = list(islice(pack_windows(all_windows, length), limit or None))
@@ -278,6 +279,10 @@ class Labels(NamedTuple):
     @property
     def description(self) -> str:
         return f"sequences of {self.length} tokens"
+
+    @property
+    def digest(self) -> str:
+        return self.sequences.digest
 
 
 def read_labels(lm, workdir, corpus="", split="", length=0, limit=0) -> Labels:

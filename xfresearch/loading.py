@@ -79,7 +79,7 @@ def run_config(path) -> Config:
 
 def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
     """The requested step, or the newest intact one, and its parameters."""
-    steps = store.steps(workdir)
+    steps = store.agreed_steps(workdir)
     if not steps:
         raise UserError(f"{workdir} has no checkpoint yet")
     if step is not None:

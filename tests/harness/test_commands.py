@@ -31,10 +31,8 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return [
-        make_run(folder / "a", "gpt2", sequence_length=64),
-        make_run(folder / "b", "gpt2", steps=(1, 2, 3), sequence_length=64),
-    ]
+    length = {"sequence_length": 64}
+    return [make_run(folder / "a", "gpt2", **length), make_run(folder / "b", "gpt2", steps=(1, 2, 3), **length)]
 
 
 @pytest.fixture

@@ -74,9 +74,11 @@ def errors() -> list[str]:
 
 
 def mistaken(config) -> list[str]:
-    """The errors here if the last process has other data directories, which is allowed, and then another mesh too."""
+    """The errors here if the last process has other data directories, which is allowed, and then another mesh too; and
+    if it has the same data, and other data."""
     import jax
 
+    from xfresearch.checkpoints import manifest
     from xfresearch.training.workdir import require_same_config
 
     heard, last = [], jax.process_index() == jax.process_count() - 1
@@ -84,6 +86,11 @@ def mistaken(config) -> list[str]:
     for other in (own, replace(own, mesh=MeshConfig(data=1, tensor=2), steps=99)):
         try:
             heard.append(str(require_same_config(other if last else config)))
+        except UserError as error:
+            heard.append(str(error))
+    for digest in ("same", "other" if last else "same"):
+        try:
+            heard.append(str(manifest.require_same_everywhere({"train split of a": digest})))
         except UserError as error:
             heard.append(str(error))
     return heard

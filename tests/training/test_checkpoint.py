@@ -1,5 +1,8 @@
 """Checkpoints: which are kept, exact restore, and detection of damage in any file."""
 
+import errno
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from xfresearch import crash_log
 from xfresearch.checkpoints import store
 from xfresearch.config.run import CheckpointConfig
+from xfresearch.errors import Stopped
 from xfresearch.files import move_damaged
 
 
@@ -87,6 +91,50 @@ def test_damage_to_any_file_is_detected_or_harmless(saved, how):
             found += 1
         path.write_bytes(whole)
     assert found >= 3, "the files with the arrays and the checksums were damaged too"
+
+
+def orbax_error(code: int) -> ValueError:
+    """An error of the file system as TensorStore passes it on."""
+    return ValueError(f"UNKNOWN: Error reading local file: [OS error {code}: {errno.errorcode[code]} {os.strerror(code)}]")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O"), PermissionError(errno.EACCES, "no"), orbax_error(errno.EIO)])
+@pytest.mark.parametrize("failures", [2, 99])
+def test_a_disk_that_fails_is_not_damage(saved, monkeypatch, failures, error):
+    """It is tried again; if it goes on failing, nothing is moved, and the exit code says that a retry may help."""
+    workdir, state = saved
+    read = store._read_files
+    tries = []
+
+    def failing(*arguments):
+        tries.append(1)
+        if len(tries) <= failures:
+            raise ValueError("Orbax says something") from error
+        return read(*arguments)
+
+    monkeypatch.setattr(store, "_read_files", failing)
+    monkeypatch.setattr(store.time, "sleep", lambda seconds: None)
+    if failures == 2:
+        restored, _ = store.restore(workdir, 7, abstract(state))
+        jax.tree.map(np.testing.assert_array_equal, restored, state)
+        assert len(tries) == 3
+    else:
+        with pytest.raises(Stopped, match=f"checkpoint 7 in {workdir} cannot be read, but may be intact: "):
+            store.restore(workdir, 7, abstract(state))
+        assert store.steps(workdir)[-1] == 7 and len(tries) == 4
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone"), orbax_error(errno.ENOENT), ValueError("cut")])
+def test_a_missing_or_short_file_is_damage_at_once(saved, monkeypatch, error):
+    workdir, state = saved
+    monkeypatch.setattr(store.time, "sleep", lambda seconds: pytest.fail("it was tried again"))
+
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(store, "_read_files", failing)
+    with pytest.raises(store.Corrupt):
+        store.restore(workdir, 7, abstract(state))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])

@@ -121,13 +121,15 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     assert [process["errors"][2] for process in found[1:]] == [failed] * 3
     assert [process["errors"][:2] for process in found[1:]] == [found[0]["errors"][:2]] * 3
     other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
-    heard = ["None", f"every process needs the config of process 0: {other}"]
+    heard = ["None", f"every process needs the config of process 0: {other}", "None"]
+    difference = "train split of a: 'same' -> 'other' (in process 3)"
+    heard.append(f"every process needs the data and versions of process 0: {difference}")
     assert [process["mistaken"] for process in found] == [heard] * 4
     assert [process["reach"] for process in found] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
     heard = found[0]["damaged"]
     assert [process["damaged"] for process in found] == [heard] * 4
     assert heard["whole"] == "read" and all(heard[what].endswith("(in process 1)") for what in ("params", "meta"))
-    assert "params/w does not have the checksum" in heard["meta"]
+    assert "meta does not have the digest" in heard["meta"]
 
 
 def test_the_profile_window_is_written(single):

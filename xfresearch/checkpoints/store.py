@@ -3,14 +3,20 @@
     <workdir>/checkpoints/<step>/params    nested dict of arrays, layers stacked
                                 /ema       averaged parameters, if the run keeps them
                                 /rest      optimizer state and counters, keyed by their paths as text
-                                /meta      JSON: checksums ("fingerprints"), clock, metrics
+                                /meta      JSON: checksums ("fingerprints"), manifest, clock, metrics, and its own digest
 
 Orbax writes under a temporary name and then renames; in a bucket it writes commit_success.txt last. So a write that was
 killed or failed never looks like a checkpoint.
 """
 
+import errno
+import hashlib
+import json
 import logging
+import re
 import sys
+import time
+from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -24,6 +30,9 @@ from xfresearch.errors import Stopped
 from xfresearch.files import in_bucket
 
 ITEMS = ("params", "ema", "rest")
+RETRY_SECONDS = (1, 2, 4)  # between two tries to read
+DAMAGE_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)  # parts of the checkpoint are missing or replaced
+UNREADABLE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED")
 
 
 class Corrupt(Exception):
@@ -85,6 +94,11 @@ def steps(workdir) -> list[int]:
     return sorted(int(p.name) for p in path.iterdir() if _complete(p)) if path.exists() else []
 
 
+def agreed_steps(workdir) -> list[int]:
+    """`steps` as process 0 lists them, in every process: the listing of another process may be older. All call it."""
+    return distributed.shared(steps(workdir))
+
+
 def _complete(path: epath.Path) -> bool:
     return path.name.isdigit() and (not in_bucket(path) or (path / "commit_success.txt").exists())
 
@@ -121,7 +135,7 @@ class Checkpoints:
         """Starts writing `state`, ranked by its validation `loss`. Raises Stopped if an earlier write failed."""
         save = self.ocp.args
         items = _items(state)
-        meta = meta | {"step": step, "fingerprints": checksums(items)}
+        meta = _with_digest(meta | {"step": step, "fingerprints": checksums(items)})
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
         metrics = None if loss is None else {"loss": loss}
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments), metrics=metrics))
@@ -165,7 +179,7 @@ def save_params(workdir, step: int, params: dict) -> None:
     """Writes a checkpoint of parameters alone. It is complete when this returns."""
     ocp = _orbax()
     with ocp.CheckpointManager(directory(workdir)) as manager:
-        meta = ocp.args.JsonSave({"step": step, "fingerprints": checksums({"params": params})})
+        meta = ocp.args.JsonSave(_with_digest({"step": step, "fingerprints": checksums({"params": params})}))
         manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params), meta=meta))
 
 
@@ -177,20 +191,60 @@ def _items(state: dict) -> dict:
 
 
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
-    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt."""
+    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt; if one
+    cannot read the files, which proves no damage, all of them raise Stopped."""
     found = {}
     meta = {}
     damage = ""
+    unread = ""
     try:
-        found, meta = _read_files(directory(workdir) / str(step), wanted)
+        found, meta = _retried(lambda: _read_files(directory(workdir) / str(step), wanted))
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
     except Exception as error:  # the type depends on where the file is truncated or altered
-        damage = _reason(error)
+        unread, damage = (_reason(error), "") if _is_unreadable(error) else ("", _reason(error))
+    unread = distributed.first_message(unread)
+    if unread:
+        raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {unread}")
     _agree(step, damage)  # before the checksums, which all processes compute together
     actual = checksums(found)
     changed = [name for name, value in written.items() if actual.get(name) != value]
     _agree(step, f"{changed[0]} does not have the checksum that was recorded with it" if changed else "")
     return found, meta
+
+
+def _retried(read: Callable):
+    """read(), tried again while the disk or the network fails."""
+    for seconds in RETRY_SECONDS:
+        try:
+            return read()
+        except Exception as error:
+            if not _is_unreadable(error):
+                raise
+        time.sleep(seconds)
+    return read()
+
+
+def _is_unreadable(error: BaseException | None) -> bool:
+    """Whether reading failed for a reason other than the content of the files: an error of the disk, the network or
+    permissions. Orbax wraps these, and TensorStore passes them on as text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno not in (None, *DAMAGE_ERRORS):
+            return True
+        codes = [int(code) for code in re.findall(r"OS error (\d+)", str(error))]
+        if any(code not in DAMAGE_ERRORS for code in codes) or UNREADABLE.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _with_digest(meta: dict) -> dict:
+    """`meta` in JSON's types, with a digest of all of it."""
+    meta = json.loads(json.dumps(meta, default=float))
+    return meta | {"digest": _digest(meta)}
+
+
+def _digest(meta: dict) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 def _reason(error: BaseException) -> str:
@@ -206,6 +260,8 @@ def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
     index = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     meta = ocp.Checkpointer(ocp.JsonCheckpointHandler(), multiprocessing_options=alone).restore(path / "meta")
+    if meta.pop("digest", "") != _digest(meta):
+        raise ValueError("meta does not have the digest that was recorded with it")
     with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
         return {name: reader.restore(path / name, tree) for name, tree in wanted.items()}, meta
 

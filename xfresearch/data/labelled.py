@@ -1,5 +1,7 @@
 """Batches of a labelled data set (labels.py)."""
 
+import hashlib
+
 import numpy as np
 
 from xfresearch.data.labels import open_data_set
@@ -18,6 +20,8 @@ class LabelledSplit:
             )
         self.tokens_NL, self.targets_NL = data_set.examples(split, length)
         size = self.tokens_NL.size
+        content = self.tokens_NL.astype(np.int64).tobytes() + self.targets_NL.astype(np.int64).tobytes()
+        self.digest = hashlib.sha256(content).hexdigest()
         self.meta = {"n_sequences": len(self), "n_tokens": size, "n_bytes": 0, "vocab_size": data_set.vocab_size}
 
     def __len__(self) -> int:

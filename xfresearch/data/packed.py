@@ -1,5 +1,6 @@
 """Tokenises a split once, packs it once and reads it by index. Two cached directories: tokens/ and packed/."""
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from xfresearch.data.corpora import open_split
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 _ROWS = "sequences.array_record"
 
 
@@ -26,6 +27,7 @@ class PackedSplit:
     def __init__(self, directory: Path):
         self.directory = directory
         self.meta = read_json(directory / "meta.json")
+        self.digest = self.meta["digest"]  # of the sequences
 
     def __len__(self) -> int:
         return self.meta["n_sequences"]
@@ -50,13 +52,15 @@ class PackedSplit:
         return ArrayRecordDataSource(str(self.directory / _ROWS))
 
 
-def prepare(config: Config, split: str, corpus: str) -> PackedSplit:
-    """`split` of `corpus`, tokenised, packed and cached. Raises UserError if the corpus is too short.
+def prepare(config: Config, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> PackedSplit:
+    """`split` of `corpus`, tokenised (by default with the tokenizer of `config.data`), packed and cached.
+
+    Raises UserError if the corpus is too short.
 
     `.meta` holds n_sequences, n_tokens (with separators), n_predictions, n_documents, n_bytes and n_characters (of the
-    text only), and fill, the share of tokens that are not padding.
+    text only), fill, the share of tokens that are not padding, and a digest of the sequences.
     """
-    tokenizer = tokenizer_for(config.data)
+    tokenizer = tokenizer or tokenizer_for(config.data)
     inputs = _inputs(config.data, split, corpus, tokenizer)
     key = digest([inputs, config.sequence_length])
 
@@ -69,13 +73,16 @@ def prepare(config: Config, split: str, corpus: str) -> PackedSplit:
     )
 
 
-def stream_tokens(config: Config, split: str, corpus: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+def stream_tokens(
+    config: Config, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """All tokens of a split in order, int32[n], and the document number of each, int32[n].
 
-    A separator belongs to the document before it. The cache, separators and default `corpus` are those of `prepare`.
+    A separator belongs to the document before it. The cache, separators, default `corpus` and default `tokenizer` are
+    those of `prepare`.
     """
     corpus = corpus or config.data.corpus[0]
-    tokenizer = tokenizer_for(config.data)
+    tokenizer = tokenizer or tokenizer_for(config.data)
     inputs = _inputs(config.data, split, corpus, tokenizer)
     directory = _tokens_directory(config.data, split, corpus, tokenizer, inputs)
     tokens, offsets = _read_tokens(directory)
@@ -198,9 +205,12 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
     else:
         rows = packing.stream_rows(tokens, length, pad, keep_last=split != "train")
     writer = ArrayRecordWriter(str(directory / _ROWS), "group_size:1")
+    content = hashlib.sha256()
     n_sequences = filled = segments = 0
     for row in map(np.atleast_2d, rows):
-        writer.write(row.astype(dtype).tobytes())
+        record = row.astype(dtype).tobytes()
+        writer.write(record)
+        content.update(record)
         n_sequences += 1
         filled += int(np.count_nonzero(row[0] != _pad(dtype)))
         segments += int(row[1].max()) if len(row) == 2 else 1
@@ -210,6 +220,7 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
     meta |= {
         "n_sequences": n_sequences,
         "n_predictions": filled - segments,
+        "digest": content.hexdigest(),
         "fill": filled / (n_sequences * (length + 1)),
     }
     write_meta(directory, meta)

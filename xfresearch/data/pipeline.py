@@ -15,27 +15,31 @@ from xfresearch.data import packed
 from xfresearch.data.labelled import LabelledSplit
 from xfresearch.data.labels import has_labels
 from xfresearch.data.packed import PackedSplit, stream_tokens
+from xfresearch.data.tokenizers import Tokenizer
 
 __all__ = ["Batches", "LabelledSplit", "PackedSplit", "Prefetch", "evaluation_batches", "prepare", "stream_tokens"]
 
 
-def prepare(config: Config, split: str, corpus: str | None = None) -> PackedSplit | LabelledSplit:
+def prepare(
+    config: Config, split: str, corpus: str | None = None, tokenizer: Tokenizer | None = None
+) -> PackedSplit | LabelledSplit:
     """The sequences of `split` of `corpus` (default: the first of config.data.corpus), read by index.
 
-    Text is tokenised, packed and cached first. Raises UserError if it is too short or if the corpus has no such split.
+    Text is tokenised (by default with the tokenizer of config.data), packed and cached first. Raises UserError if it is
+    too short or if the corpus has no such split.
     """
     corpus = corpus or config.data.corpus[0]
     if has_labels(corpus):
         return LabelledSplit(corpus, split, config.sequence_length)
-    return packed.prepare(config, split, corpus)
+    return packed.prepare(config, split, corpus, tokenizer)
 
 
 class Batches:
     """The training batches of a config. Each corpus is reshuffled every epoch; config.data.weights mixes corpora."""
 
-    def __init__(self, config: Config, seed: int | None = None):
+    def __init__(self, config: Config, seed: int | None = None, tokenizer: Tokenizer | None = None):
         self.config = config
-        self.corpora = [prepare(config, "train", corpus) for corpus in config.data.corpus]
+        self.corpora = [prepare(config, "train", corpus, tokenizer) for corpus in config.data.corpus]
         self._order = _order(self.corpora, config.data.weights, config.seed if seed is None else seed)
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:

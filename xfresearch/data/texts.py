@@ -95,7 +95,9 @@ class TextFiles:
 
     def identity(self) -> dict:
         stats = [(str(path.absolute()), path.stat()) for path in self.files]
-        return {"field": self.field, "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
+        # An edit may keep the size and set the time of modification back, but not that of the change.
+        files = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats]
+        return {"field": self.field, "files": files}
 
     def documents(self, split: str) -> Iterator[bytes]:
         cut = len(self._split_by_document) <= 2

@@ -21,7 +21,7 @@ import numpy as np
 from etils import epath
 
 from xfresearch import distributed
-from xfresearch.checkpoints import store
+from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.newest import newest_intact
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
@@ -60,7 +60,7 @@ def setup_jax(config: Config) -> None:
 class Run:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer, clock: Clock):
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool):
         self.config = config
         self.workdir = epath.Path(workdir)
         self.clock = clock
@@ -68,8 +68,11 @@ class Run:
         self._print_kernels()
         self.batch_sharding = batch_sharding(self.mesh)
         with self.clock.measure("input"):
-            self.batches = Batches(config)
-            self.heldout = prepare(config, config.evaluation.split) if config.evaluation.every else None
+            self.batches = Batches(config, tokenizer=tokenizer)
+            evaluated = config.evaluation.split if config.evaluation.every else None
+            self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
+        self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
+        manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = self.batches.bytes_per_token()
         self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
@@ -79,6 +82,8 @@ class Run:
         with self.clock.measure("compile"):
             self.state, meta = self._restore_or_init()
         self.start = int(self.state["step"])
+        if meta and not fork:
+            manifest.require_same(workdir, self.start, meta.get("manifest", {}), self.manifest)
         self._restore_clock(meta)
         self.checkpoints = store.Checkpoints(workdir, config.checkpoint)
         self.log = Silent()
@@ -100,7 +105,7 @@ class Run:
             return init_state(self.config, self.optimizer, seed)
 
         abstract = abstract_state(self.config, self.optimizer, self.mesh)
-        steps = store.steps(self.workdir)
+        steps = store.agreed_steps(self.workdir)
         found = newest_intact(steps, lambda step: store.restore(self.workdir, step, abstract))
         if found is not None:
             step, state_and_meta = found
@@ -215,19 +220,21 @@ class Run:
         with self.clock.measure("checkpoint"):
             self.log.flush()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
+            meta["manifest"] = self.manifest
             self.checkpoints.save(step, self.state, meta, loss)
 
 
-def train(config: Config, workdir, tokenizer, clock: Clock | None = None) -> Result:
+def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False) -> Result:
     """Trains from the newest checkpoint in `workdir`, or from scratch, to config.steps.
 
-    `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. On SIGTERM or
+    `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
+    versions may differ from those of the checkpoint (checkpoints/manifest.py). On SIGTERM or
     SIGINT, to any of several processes, saves and returns early. Raises Stopped if the loss is not finite or a
     checkpoint cannot be written, UserError if the config does not fit the devices or the data.
     """
     clock = clock or Clock()
     with clock.measure("start"):
-        run = Run(config, workdir, tokenizer, clock)
+        run = Run(config, workdir, tokenizer, clock, fork)
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")

@@ -17,6 +17,7 @@ import jax
 from etils import epath
 
 from xfresearch import distributed
+from xfresearch.checkpoints import store
 from xfresearch.config.files import split
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
@@ -33,7 +34,6 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
     `arguments` are the command-line arguments from which `config` was parsed.
     """
     from xfresearch.data.labels import trains_on_labels
-    from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
     from xfresearch.training.abstract import with_vocabulary
     from xfresearch.training.metrics import Clock
@@ -43,7 +43,7 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
         loop.setup_jax(config)
         require_same_config(config)
         distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
-        tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
+        tokenizer = None if trains_on_labels(config.data) else _tokenizer(config, path, fork)
         config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
         distributed.run_on_first(lambda: record(path, config, fork), "recording the start")
         if not starts(path):
@@ -51,7 +51,7 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
         clock = Clock()
         # The time since this start was recorded.
         clock.restore({"start": max(time.time() - starts(path)[-1]["seconds"], 0.0)})
-        result = loop.train(config, path, tokenizer, clock)
+        result = loop.train(config, path, tokenizer, clock, fork)
         summary = {
             "step": result.step,
             "workdir": str(workdir),
@@ -71,6 +71,14 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
             return summary
         result = result._replace(params=_gathered(result.params))
         return summary | (_show(config, path, arguments, tokenizer, result) if distributed.first() else {})
+
+
+def _tokenizer(config: Config, path: epath.Path, fork: bool):
+    """The run's own tokenizer if it resumes: the one that the config names may have changed since."""
+    from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer, tokenizer_for
+
+    resumes = not fork and distributed.shared(bool(store.steps(path)) and has_tokenizer(path / "tokenizer"))
+    return load_tokenizer(path / "tokenizer") if resumes else tokenizer_for(config.data)
 
 
 def _gathered(params: dict) -> dict:
