@@ -62,6 +62,8 @@ MISTAKES = [
     ),
     ("--config.model.blocks.main.attention.kind=lamda", ["attention.kind='lamda'", "did you mean 'lambda'"]),
     ("--config.model.dtype=float64", ["model.param_dtype='float32'", "float64"]),
+    (f"--config.model.width={2**63}", ["model.width=9223372036854775808", "below 2^31"]),
+    ("--config.model.depth=1000000", ["model.depth=1000000", "at most 10000"]),
     ("--config.model.dropout=1.0", ["model.dropout=1.0", "at most 0.99"]),
     ("--config.training.accumulate=3", ["training.accumulate=3", "divisor of batch_size=8"]),
     ("--config.training.ema=1.5", ["training.ema=1.5", "at most"]),

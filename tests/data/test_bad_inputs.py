@@ -1,21 +1,24 @@
 """Every error in the data is one line that names the file, the line and the allowed values."""
 
 import gzip
+import io
 import json
 import lzma
 import os
+import re
 import urllib.error
 import urllib.request
 import zipfile
 
 import pytest
 
+from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.data.test_corpora import fake_hutter, tfds_corpus  # noqa: F401  (a fixture)
 from xfresearch.config.run import DataConfig
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
-from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
+from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for
 from xfresearch.errors import UserError
 
 LINES = [json.dumps({"text": "fine"}), json.dumps({"text": "good"})]
@@ -171,17 +174,33 @@ def test_no_network(data, monkeypatch, tmp_path):
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and not path.name.endswith(".lock")]
 
 
+class Response(io.BytesIO):
+    """An HTTP response with `content`, of which the header announces `length` bytes."""
+
+    def __init__(self, content: bytes, length: int):
+        super().__init__(content)
+        self.headers = {"Content-Length": str(length)}
+
+
 def test_download_is_checked_and_kept(data, monkeypatch, tmp_path):
+    """A download that the network cuts, or with another content, is not kept."""
     content = b"words and words " * 100
     fake_hutter(monkeypatch, "text8", content)
-    with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
-        archive.writestr("text8", content)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("text8", content)
+    whole = archive.getvalue()
+    other = whole.replace(b"words", b"sword")
+    answers = [Response(whole[:-9], len(whole)), Response(other, len(whole)), Response(whole, len(whole))]
     requested = []
-    monkeypatch.setattr(
-        urllib.request, "urlopen", lambda url, timeout: requested.append(url) or (tmp_path / "text8.zip").open("rb")
-    )
-    found = b"".join(text for split in ("train", "validation", "test") for text in documents("text8", split, data()))
-    assert found == content and requested == ["https://mattmahoney.net/dc/text8.zip"]
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: requested.append(url) or answers.pop(0))
+
+    def text() -> bytes:
+        return b"".join(text for split in ("train", "validation", "test") for text in documents("text8", split, data()))
+
+    assert f"the connection ended after {len(whole) - 9:,} of {len(whole):,} bytes" in message(text)
+    assert "text8.zip: " in message(text)
+    assert text() == text() == content and requested == ["https://mattmahoney.net/dc/text8.zip"] * 3
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
@@ -237,6 +256,36 @@ def test_missing_tokenizer(tmp_path, data):
 def test_broken_tokenizer(tmp_path, name, content, expected):
     (tmp_path / name).write_text(content)
     assert message(lambda: load_tokenizer(tmp_path / name)).startswith(f"{tmp_path / name}: {expected}")
+
+
+def test_a_tokenizer_with_a_huge_id_is_refused_before_a_table_of_ids_is_made(tmp_path):
+    values = json.loads(made.byte_level())
+    values["model"]["vocab"]["the"] = 2**28
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    error = message(lambda: load_tokenizer(tmp_path))
+    assert re.fullmatch(rf"{tmp_path}/tokenizer.json: tokenizer.json has \d+ tokens, but an id of 268,435,456", error)
+
+
+def test_a_panic_of_a_tokenizer_library_is_one_line(tmp_path, monkeypatch):
+    """A panic in Rust is no Exception in Python."""
+
+    class Panic(BaseException):
+        pass
+
+    def panics(*_):
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(loading, "HuggingFaceTokenizer", panics)
+    (tmp_path / "tokenizer.json").write_text(made.byte_level())
+    error = message(lambda: load_tokenizer(tmp_path))
+    assert error == f"{tmp_path}/tokenizer.json: not a valid tokenizer: called `Option::unwrap()` on a `None` value"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_deeply_nested_json_is_one_line(tmp_path, name):
+    (tmp_path / "tokenizer.json").write_text(made.byte_level())
+    (tmp_path / name).write_text("[" * 100_000)
+    assert message(lambda: load_tokenizer(tmp_path)).startswith(f"{tmp_path / name}: not ")
 
 
 def test_tokenizer_whose_bytes_are_unknown(tmp_path):

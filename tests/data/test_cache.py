@@ -1,7 +1,9 @@
 """The cache with concurrent processes, with kill -9 during a build, damaged, and not writable."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +102,43 @@ def test_damaged_cache_is_built_again(make_config, corpus):
     assert not complete(packed.directory)
     again = prepare(config, "train")
     assert complete(again.directory) and (again[3]["tokens"] == before["tokens"]).all()
+
+
+def test_every_file_of_the_cache_is_checked_by_its_content(make_config, corpus, tmp_path, monkeypatch):
+    """Zeros of the right size, with the right time, and a missing file: in the text, the tokens and the sequences."""
+    config = make_config(corpus=corpus)
+    before = prepare(config, "train")[3]["tokens"]
+    kinds = ("packed", "tokens", "tfds")  # each is made from the next one
+    for number, kind in enumerate(kinds):
+        (entry,) = (path for path in (tmp_path / "cache" / kind).iterdir() if path.name[0] != ".")
+        largest = max((path for path in entry.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+        for content in (bytes(largest.stat().st_size), None):
+            assert complete(entry)
+            times = largest.stat().st_atime_ns, largest.stat().st_mtime_ns
+            largest.unlink()
+            if content:
+                largest.write_bytes(content)
+                os.utime(largest, ns=times)
+            assert not complete(entry), largest
+            for other in kinds[:number]:
+                shutil.rmtree(tmp_path / "cache" / other)
+            assert (prepare(config, "train")[3]["tokens"] == before).all()
+            assert complete(entry), largest
+
+
+def test_the_lock_file_of_another_user_can_be_locked(tmp_path, monkeypatch):
+    """In a shared cache it can be read, but not written."""
+    opened = os.open
+
+    def open_as_another_user(path, flags, *mode):
+        if flags & os.O_CREAT and str(path).endswith(".lock"):
+            opened(path, flags, *mode)
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(cache.os, "open", open_as_another_user)
+    with cache.locked(tmp_path / "entry") as has_lock:
+        assert has_lock
 
 
 def test_every_change_of_an_input_makes_a_new_entry(make_config, corpus):

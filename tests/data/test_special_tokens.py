@@ -146,7 +146,7 @@ def test_save_writes_only_the_settings_of_the_tokenizer(load):
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json"])
 @pytest.mark.parametrize("content, message", [
-    ("{", "invalid JSON"), ("[1]", "contains a JSON list; it must be an object"), (b"\xff", "invalid JSON"),
+    ("{", "not valid JSON"), ("[1]", "holds a JSON list: it must be an object"), (b"\xff", "not valid JSON"),
 ])  # fmt: skip
 def test_error_of_an_invalid_settings_file_names_it(tmp_path, name, content, message):
     made.write(tmp_path, {"tokenizer.json": llama_json(), name: content})

@@ -163,6 +163,8 @@ def test_an_index_cannot_list_files_outside_its_folder(folder, name):
         ({"hidden_size": -4}, "config.json: hidden_size=-4.* at least 1"),
         ({"hidden_size": 12.5}, "config.json: hidden_size=12.5 has the wrong type float"),
         ({"num_attention_heads": 0}, "config.json: num_attention_heads=0"),
+        ({"hidden_size": 2**63}, "config.json: hidden_size=9223372036854775808 .* below 2.31"),
+        ({"num_hidden_layers": 10**6}, "config.json: num_hidden_layers=1000000 is more than the files have tensors, "),
         ({"num_attention_heads": [4]}, r"config.json: num_attention_heads=\[4\] has the wrong type list"),
         ({"rms_norm_eps": "tiny"}, "config.json: rms_norm_eps='tiny' has the wrong type str: it must be a number"),
         ({"rope_theta": "a"}, "config.json: rope_theta='a' has the wrong type: it must be a number"),
@@ -228,6 +230,30 @@ def test_a_pickle_is_never_opened(folder, tmp_path, name):
     assert not (tmp_path / "opened").exists()
     pickle.loads((folder / name).read_bytes())  # shows that opening it would have created the file
     assert (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "tokenizer_config.json", WEIGHTS])
+def test_a_link_that_leaves_the_folder_is_refused(folder, tmp_path, name):
+    secret = tmp_path / "secret"
+    secret.write_text("a key")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    assert f"{folder / name}: a link that leaves the folder is not followed" in error_of(folder)
+
+
+def test_the_links_of_the_hubs_cache_are_followed_and_only_named_files_are_copied(folder, tmp_path):
+    model = tmp_path / "models--a--b"
+    (model / "blobs").mkdir(parents=True)
+    (model / "snapshots" / "c0ffee").mkdir(parents=True)
+    (folder / "notes.txt").write_text("private")
+    for number, file in enumerate(sorted(folder.iterdir())):
+        shutil.copy(file, model / "blobs" / str(number))
+        (model / "snapshots" / "c0ffee" / file.name).symlink_to(f"../../blobs/{number}")
+    lm = xf.load(model / "snapshots" / "c0ffee")
+    lm.save(tmp_path / "run")
+    xf.load(tmp_path / "run").export_hf(tmp_path / "exported")
+    assert not list(tmp_path.glob("run/**/notes.txt")) and not (tmp_path / "exported" / "notes.txt").exists()
+    assert {"config.json", WEIGHTS} <= {file.name for file in (tmp_path / "exported").iterdir()}
 
 
 def test_a_pickle_next_to_safetensors_is_ignored(folder, tmp_path):

@@ -1,5 +1,7 @@
 """Config keys that may differ when a run resumes in its directory, keys that may not, and refused directories."""
 
+import errno
+import fcntl
 import json
 import time
 
@@ -124,6 +126,27 @@ def test_a_second_process_in_the_same_directory_is_refused(tmp_path):
         train.main(flags(tmp_path / "run", tmp_path))
 
 
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path / "run"):
+        pass
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}/run cannot be locked: Function not implemented; start only one run in it\n"
+    )
+
+
+def test_a_full_disk_at_the_start_is_one_line_that_allows_a_retry(tmp_path, monkeypatch):
+    def write_text(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", write_text)
+    with pytest.raises(Stopped, match="cannot be written: No space left on device"), locked(tmp_path / "run"):
+        pass
+
+
 @pytest.mark.parametrize("taken", ["run", "run/.lock"])
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
     """A file at the path of the directory, or a directory at the path of its lock."""
@@ -157,7 +180,7 @@ def test_the_clock_counts_from_the_recorded_start(tmp_path, monkeypatch):
     def begin(path, *_):
         (path / "run.json").write_text(json.dumps({"starts": [{"seconds": time.time() - 50}]}))
 
-    def stop(config, path, tokenizer, clock):
+    def stop(config, path, tokenizer, clock, fork):
         raise Stopped(clock.seconds["start"])
 
     monkeypatch.setattr(session, "record", begin)

@@ -101,6 +101,8 @@ def _check_range(spec: dataclasses.Field, value, key: str) -> None:
         words = (("at least", low), ("above", above), ("at most", high))
         bounds = " and ".join(f"{word} {n}" for word, n in words if n is not None)
         raise UserError(f"{key}={value!r} is not allowed: it must be {bounds}")
+    if isinstance(value, int) and abs(value) >= 2**31:
+        raise UserError(f"{key}={value!r} is not allowed: it must be below 2^31")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key}={value!r} is not allowed: it must be a finite number")
 

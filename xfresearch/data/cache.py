@@ -12,6 +12,7 @@ import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from xfresearch.errors import UserError
@@ -78,7 +79,11 @@ def locked(target: Path):
     Raises UserError if the cache directory is not writable.
     """
     _make_writable(target.parent)
-    lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    file = target.with_name(f".{target.name}.lock")
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user of a shared cache made it
+        lock = os.open(file, os.O_RDONLY)
     try:
         yield _lock(lock)
     finally:
@@ -136,15 +141,27 @@ def read_json(path: Path):
 
 
 def complete(directory: Path) -> bool:
-    """Whether `directory` holds every file with the size recorded in its meta.json, which is written last."""
+    """Whether `directory` holds every file with the content recorded in its meta.json, which is written last."""
     try:
-        sizes = read_json(directory / "meta.json")["files"]
-        return all((directory / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError):
+        files = read_json(directory / "meta.json")["files"]
+        return all(_content(directory / name) == content for name, content in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def write_meta(directory: Path, meta: dict) -> None:
-    """Writes meta.json with the sizes of the other files, for `complete`. Those files must be finished."""
-    sizes = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
-    write_json(directory / "meta.json", {**meta, "files": sizes})
+    """Writes meta.json with a digest of every other file, for `complete`. Those files must be finished."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    write_json(directory / "meta.json", {**meta, "files": {str(p.relative_to(directory)): _content(p) for p in files}})
+
+
+def _content(file: Path) -> str:
+    """The SHA-256 hash of a file, computed once in a process."""
+    stat = file.stat()
+    return _hashed(file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@cache
+def _hashed(file: Path, *version: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

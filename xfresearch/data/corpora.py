@@ -13,7 +13,7 @@ from pathlib import Path
 
 from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
-from xfresearch.data.cache import build_once, cache_root, digest, locked
+from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.errors import UserError, nearest
 
 BUILT_IN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
@@ -103,8 +103,9 @@ class BuiltInCorpus:
             from xfresearch.data import builders
 
             builders.prepare(self.name, self.source, directory)
+            write_meta(directory, {})
 
-        build_once(target, build)
+        build_once(target, build, complete)
         import tensorflow_datasets as tfds
 
         (dataset_info,) = (target / self.name).glob("*/dataset_info.json")

@@ -41,13 +41,20 @@ class Published:
     def _from_network(self, root: Path) -> bytes:
         name = Path(self.url).name
         return self._from_zip(
-            build_once(root / "downloads" / name, lambda directory: self._download(directory / name)) / name
+            build_once(root / "downloads" / name, lambda directory: self._download_checked(directory / name)) / name
         )
+
+    def _download_checked(self, path: Path) -> None:
+        self._download(path)
+        self._from_zip(path)  # before it is published in the cache
 
     def _download(self, path: Path) -> None:
         try:
             with urllib.request.urlopen(self.url, timeout=30) as response, path.open("wb") as file:
                 shutil.copyfileobj(response, file)
+                wanted = response.headers.get("Content-Length")
+            if wanted and path.stat().st_size != int(wanted):
+                raise ConnectionError(f"the connection ended after {path.stat().st_size:,} of {int(wanted):,} bytes")
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error
             raise UserError(

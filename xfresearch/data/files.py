@@ -78,7 +78,7 @@ def _json_text(line: bytes, path: Path, number: int, field: str) -> bytes:
     check_utf8(line, path, number)
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}:{number}: invalid JSON: {getattr(error, 'msg', error)}") from None
     if not isinstance(record, dict):
         raise UserError(

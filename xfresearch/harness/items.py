@@ -33,7 +33,7 @@ def _read(line: bytes) -> tuple | None:
     try:
         key, answer = json.loads(line)
         return key, answer
-    except (ValueError, TypeError):  # TypeError: the line is JSON, but not a pair
+    except (ValueError, TypeError, RecursionError):  # TypeError: the line is JSON, but not a pair
         return None
 
 

@@ -73,7 +73,7 @@ def check_data(name: str, folder: str, examples: int = 0) -> None:
             try:
                 item = json.loads(line)
                 missing = sorted(needed - item.keys())
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: the line is not a JSON object: {error}") from None
             if missing:
                 raise UserError(f"{path}:{number}: no field {missing[0]!r}, which --tasks={name} reads")

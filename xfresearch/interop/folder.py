@@ -31,6 +31,19 @@ def _config_or_nothing(folder: Path) -> dict:
         return {}
 
 
+def check_links(folder: Path) -> None:
+    """Raises UserError if a file in the folder is a link to a file outside it, which import and export would copy.
+
+    In the Hub's cache, the files of models--NAME/snapshots/COMMIT are links to models--NAME/blobs.
+    """
+    folder = Path(folder)
+    whole = folder.resolve()
+    allowed = [whole, whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else [whole]
+    for file in sorted(folder.iterdir()):
+        if file.is_symlink() and not any(file.resolve().is_relative_to(each) for each in allowed):
+            raise UserError(f"{file}: a link that leaves the folder is not followed: replace it by the file, or remove it")
+
+
 def read_config(folder: Path) -> dict:
     """The folder's config.json. Raises UserError if it is missing or not a JSON object."""
     file = folder / "config.json"

@@ -35,11 +35,13 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
 
     Raises UserError if our models cannot express the family, config.json or tensors; nothing is dropped silently.
     """
+    folders.check_links(folder)
     config = folders.read_config(folder)
     try:
         family = get_family(config.get("model_type"))
         stored = folders.stored_tensors(folder)
         file_dtype = folders.common_dtype(stored)
+        check_depth(family, config, len(stored))
         model = with_dtype(read_model(family, config, **dtypes_of(file_dtype, stored)), dtype)
     except Unsupported as error:
         raise UserError(f"{folder}: {error}") from None
@@ -53,6 +55,14 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
     digest = tokenizer.digest if tokenizer else ""
     source = Source(config, file_dtype, other_dtypes, bare, digest, small_files(folder))
     return LanguageModel(model, params, tokenizer, run, source=source)
+
+
+def check_depth(family: Family, config: dict, tensors: int) -> None:
+    """Raises Unsupported if config.json has more layers than the files have tensors, before anything is built."""
+    for key in family.keys:
+        layers = config.get(key.theirs)
+        if key.ours == "depth" and isinstance(layers, int) and layers > tensors:
+            raise Unsupported(f"config.json: {key.theirs}={layers} is more than the files have tensors, {tensors}")
 
 
 def dtypes_of(file_dtype: str, stored: dict) -> dict:

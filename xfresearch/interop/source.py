@@ -7,8 +7,11 @@ from pathlib import Path
 from xfresearch.errors import UserError
 
 FILE = "huggingface.json"  # in the run's directory
-FILES = "huggingface"  # next to FILE: the folder's files except config.json and weights
-SUFFIXES = (".json", ".txt", ".model", ".jinja", ".bpe")  # config.json, tokenizers, chat templates
+FILES = "huggingface"  # next to FILE: the folder's other files (NAMES)
+# The files that belong to a model: tokenizers, chat templates, sampling settings. Others may be anything.
+NAMES = ("bytes.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+NAMES += ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "chat_template.jinja", "chat_template.json")
+NAMES += ("generation_config.json", "preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Source:
     dtypes: dict[str, str]  # of the other tensors, by name
     bare: bool  # whether tensor names lack the family's prefix
     tokenizer: str  # digest of the tokenizer in `files`, '' if there is none
-    files: dict[str, bytes]  # contents of all files except config.json and weights
+    files: dict[str, bytes]  # contents of the files of NAMES, and of SentencePiece models
 
     def save(self, directory: Path) -> None:
         """Writes the record, for `load`."""
@@ -38,17 +41,11 @@ def load(directory: Path) -> Source | None:
         return None
     try:
         return Source(**json.loads(file.read_text()), files=small_files(directory / FILES))
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, RecursionError) as error:
         raise UserError(f"{file}: not a valid record of a Hugging Face folder: {error}") from None
 
 
 def small_files(folder: Path) -> dict[str, bytes]:
-    """{name: content} of a folder's files, without config.json, the weights and their index."""
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.suffix in SUFFIXES
-        and file.is_file()
-        and not file.name.endswith(".index.json")
-        and file.name != "config.json"
-    }
+    """{name: content} of the folder's files that belong to the model, except config.json and the weights."""
+    named = (file for file in sorted(folder.iterdir()) if file.name in NAMES or file.suffix == ".model")
+    return {file.name: file.read_bytes() for file in named if file.is_file()}

@@ -34,7 +34,7 @@ REMAT = {
 @dataclass(frozen=True)
 class StackConfig:
     width: int = option(256, "width D of the residual stream", low=1)
-    depth: int = option(4, "number of layers N, a multiple of the pattern's length", low=1)
+    depth: int = option(4, "number of layers N, a multiple of the pattern's length", low=1, high=10_000)
     max_length: int = option(0, "length that positions, spans and capacities are for; 0 for sequence_length", low=0)
     pattern: tuple[str, ...] = option(("main",), "names of blocks, repeated up to the depth")
     segments: tuple[tuple[tuple[str, ...], int], ...] = option(

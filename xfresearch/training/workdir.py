@@ -19,21 +19,22 @@ from xfresearch.config.comparing import differences
 from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
+from xfresearch.errors import Stopped, UserError, is_transient
 from xfresearch.files import in_bucket, move_damaged, read_object, write_json
 
 
 @contextmanager
 def locked(workdir):
     """Creates the directory and locks it for this process (a bucket is not locked). Raises UserError if it cannot be
-    written or another process trains in it."""
+    written or another process trains in it, Stopped if its disk is full."""
     path = epath.Path(workdir).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not in_bucket(workdir):
             (path / ".lock").write_text("")
     except OSError as error:
-        raise UserError(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
+        kind = Stopped if is_transient(error) else UserError
+        raise kind(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
     if in_bucket(workdir):
         yield path
         return
@@ -42,8 +43,10 @@ def locked(workdir):
     with open(path / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise UserError(f"--workdir={workdir}: another process is training in it") from error
+        except OSError as error:  # no locks on this file system, as on some Lustre mounts
+            print(f"warning: {path} cannot be locked: {error.strerror}; start only one run in it", file=sys.stderr)
         yield path
 
 

@@ -12,6 +12,7 @@ from xfresearch.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]")
+MAX_GAP = 1 << 16  # ids that no token has
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 
 
@@ -88,7 +89,10 @@ def _token_bytes(hf, values: dict) -> tuple[list[bytes], bool]:
         raise UserError(
             f"tokenizer.json has decoder {', '.join(kinds) or 'none'}; it must be ByteLevel, Metaspace or ByteFallback"
         )
-    table = [b""] * (max(vocab.values()) + 1)
+    largest = max(vocab.values())
+    if largest > 2 * len(vocab) + MAX_GAP:  # the table of ids must not be much larger than the file
+        raise UserError(f"tokenizer.json has {len(vocab):,} tokens, but an id of {largest:,}")
+    table = [b""] * (largest + 1)
     for token, i in vocab.items():
         if i not in added:
             table[i] = to_bytes(token)

@@ -52,7 +52,9 @@ def load_tokenizer(path) -> Tokenizer:
         return _load(file, special)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    except Exception as error:  # the libraries raise Exception, RuntimeError, KeyError... for a damaged file
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # for a damaged file, libraries raise any Exception, or a panic, which is none
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{file}: not a valid tokenizer: {reason}") from None
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from etils import epath
 
-from xfresearch.errors import UserError
+from xfresearch.files import read_object
 
 _NAME_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the second overrides the first
 _ID_FILES = ("generation_config.json", "config.json")  # the first that defines eos_token_id counts
@@ -31,23 +31,13 @@ def read(directory: epath.Path) -> SpecialTokens:
     files = {name: (directory / name).read_bytes() for name in _NAME_FILES if (directory / name).is_file()}
     values = {}
     for name in files:
-        values |= {key: value for key, value in _read(directory / name).items() if value is not None}
+        values |= {key: value for key, value in read_object(directory / name).items() if value is not None}
     stops = next(filter(None, (_stops(directory / name) for name in _ID_FILES)), ())
     if stops:  # saves this key only: the other settings do not belong to the tokenizer
         files["generation_config.json"] = json.dumps({"eos_token_id": stops}).encode() + b"\n"
     adds_begin = values.get("add_bos_token") is True
     kind = str(values.get("tokenizer_class", "")).removesuffix("Fast")
     return SpecialTokens(_name(values.get("bos_token")), adds_begin, _name(values.get("eos_token")), stops, kind, files)
-
-
-def _read(path: epath.Path) -> dict:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: invalid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: contains a JSON {type(values).__name__}; it must be an object")
-    return values
 
 
 def _name(token) -> str:
@@ -57,6 +47,6 @@ def _name(token) -> str:
 
 
 def _stops(path: epath.Path) -> tuple[int, ...]:
-    ids = _read(path).get("eos_token_id") if path.is_file() else None
+    ids = read_object(path).get("eos_token_id") if path.is_file() else None
     ids = ids if isinstance(ids, list) else [ids]
     return tuple(i for i in ids if type(i) is int)  # `type`, because isinstance(True, int) is true
