@@ -4,6 +4,7 @@
 # make parity     compares our variants with PyTorch libraries, in a separate environment
 # make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour
 # make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
+# make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 
-.PHONY: train test long mutations parity eval libtpu plans docs clean
+.PHONY: train test long mutations parity eval lock libtpu plans docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -32,6 +33,11 @@ parity: $(PARITY)/.ready
 
 eval: $(VENV)/.ready-eval
 	$(BIN)/python -m pytest tests/harness
+
+lock: $(BIN)/python
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --output-file requirements.lock \
+		requirements-cloud.txt
 
 libtpu: $(VENV)/.ready-plan
 
