@@ -1,0 +1,168 @@
+"""What the fuzzers read. A target has a valid input, and a function that reads a damaged one.
+
+The function returns if the input can be read, and raises UserError, Corrupt or Stopped if it cannot. Anything else is a
+failure: another exception, a message of several lines, a result that the reference library does not give, a hang, memory.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import xfresearch as xf
+from tests.data import made_tokenizers as made
+from tests.interop.edits import WEIGHTS
+from tests.tiny_runs import ROOT, tiny_model
+from xfresearch.checkpoints import store
+from xfresearch.config.files import parse
+from xfresearch.data.files import read_documents
+from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.errors import UserError
+from xfresearch.interop import llama2c
+from xfresearch.interop.tensor_files import tensors_in
+from xfresearch.loading import read_params
+
+
+def safetensors(file: Path) -> None:
+    """Tensors equal those of the reference library, which refuses what we refuse (but reads names twice)."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        expected = load_file(file)
+    except (SafetensorError, KeyError, AttributeError, TypeError, ValueError):  # also for dtypes that NumPy lacks
+        expected = None
+    found = {tensor.name: tensor.read() for tensor in tensors_in(file) if tensor.require_dtype() is None}
+    assert expected is not None, "the reference library refuses this file"
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].tobytes() == value.tobytes()
+
+
+def header(file: Path) -> None:
+    """`file` is the header of a safetensors file with 48 bytes of data."""
+    text = file.read_bytes()
+    whole = file.with_suffix(".safetensors")
+    whole.write_bytes(len(text).to_bytes(8, "little") + text + bytes(48))
+    safetensors(whole)
+
+
+def folder(file: Path) -> None:
+    """`file` is the config.json of a folder with intact weights."""
+    assert xf.load(file.parent)([[1, 2, 3]]).shape[:2] == (1, 3)
+
+
+def tokenizer(file: Path) -> None:
+    loaded = load_tokenizer(file)
+    text = "the cat \u00e9\u4e2d\n"
+    ids = loaded.encode(text.encode())
+    assert all(0 <= i < loaded.vocab_size for i in ids)
+    loaded.decode(ids)
+
+
+def jsonl(file: Path) -> None:
+    for text in read_documents(file, "text"):
+        text.decode("utf8")
+
+
+def llama2c_file(file: Path) -> None:
+    llama2c.read_layout(file)
+
+
+def overrides(file: Path) -> None:
+    parse([f"--config={ROOT}/configs/moe.py:tiny", *file.read_bytes().decode("utf8", "replace").split("\n")])
+
+
+@cache
+def _model() -> xf.LanguageModel:
+    return tiny_model("gpt2")
+
+
+def prompt(file: Path) -> None:
+    text = file.read_bytes().decode("utf8", "surrogateescape")[:12]
+    assert isinstance(_model().generate(text, max_new_tokens=1, temperature=0.0), str)
+
+
+def checkpoint(file: Path) -> None:
+    """`file` is one of a run's checkpoint. What is read equals what was written."""
+    lm = _model()
+    found = read_params(file_of_run(file), lm.config, 1)
+    for one, other in zip(_leaves(found), _leaves(lm.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def file_of_run(file: Path) -> Path:
+    return next(parent.parent for parent in file.parents if parent.name == "checkpoints")
+
+
+def _folder(name: str) -> Callable[[Path], list[Path]]:
+    def make(directory: Path) -> list[Path]:
+        tiny_model(name).export_hf(directory / "model")
+        return [directory / "model" / "config.json"]
+
+    return make
+
+
+def _file(name: str, content: Callable[[], bytes]) -> Callable[[Path], list[Path]]:
+    def make(directory: Path) -> list[Path]:
+        (directory / name).write_bytes(content())
+        return [directory / name]
+
+    return make
+
+
+def _safetensors(directory: Path) -> list[Path]:
+    (config,) = _folder("llama")(directory)
+    whole = directory / "small.safetensors"
+    shutil.copy(config.with_name(WEIGHTS), whole)
+    return [whole]
+
+
+def _checkpoint(directory: Path) -> list[Path]:
+    lm = _model()
+    store.save_params(directory / "run", 1, lm.params)
+    return sorted(path for path in (directory / "run" / "checkpoints").rglob("*") if path.is_file())
+
+
+def _llama2c() -> bytes:
+    sizes = dict(dim=8, hidden=8, layers=1, heads=2, kv_heads=2, vocab=16, length=8)
+    matrices = [16 * 8, 8, *[64] * 4, 8, *[64] * 3, 8, 8 * 2, 8 * 2]
+    return struct.pack("<7i", *sizes.values()) + bytes(4 * sum(matrices))
+
+
+LINES = "\n".join(json.dumps({"text": f"line {number} \u00e9", "id": number}) for number in range(20)) + "\n"
+FLAGS = "--config.model.width=64\n--config.model.blocks.main.feed_forward.moe.experts=4\n--config.data.corpus=('a:b',)"
+FLAGS += "\n--config.optimizer.learning_rate=1e-3\n--config.model.pattern=('main',)\n--config.steps=7"
+
+HEADER = {
+    "__metadata__": {"format": "pt"},
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "F16", "shape": [4], "data_offsets": [24, 32]},
+    "c": {"dtype": "BF16", "shape": [2, 2, 2], "data_offsets": [32, 48]},
+}
+
+# {name: (writes the valid files into a directory, reads one of them)}
+TARGETS = {
+    "safetensors": (_safetensors, safetensors),
+    "header of safetensors": (_file("header.json", lambda: json.dumps(HEADER).encode()), header),
+    "config.json of llama": (_folder("llama"), folder),
+    "config.json of gpt2": (_folder("gpt2"), folder),
+    "tokenizer.json, byte level": (_file("tokenizer.json", lambda: made.byte_level().encode()), tokenizer),
+    "tokenizer.json, byte fallback": (_file("tokenizer.json", lambda: made.byte_fallback().encode()), tokenizer),
+    "jsonl": (_file("a.jsonl", LINES.encode), jsonl),
+    "llama2.c": (_file("a.bin", _llama2c), llama2c_file),
+    "overrides": (_file("flags", FLAGS.encode), overrides),
+    "prompt": (_file("prompt", lambda: "def main(\u00e9\u4e2d):".encode()), prompt),
+    "checkpoint": (_checkpoint, checkpoint),
+}
+REFUSALS = (UserError, store.Corrupt, store.Stopped)

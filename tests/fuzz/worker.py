@@ -1,0 +1,74 @@
+"""Reads damaged inputs of one target, under limits of time and memory; prints JSON.
+
+    python -m tests.fuzz.worker TARGET FIRST COUNT
+
+Input number i is the same in every run.
+"""
+
+import json
+import random
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from tests.fuzz.mutate import mutate
+from tests.fuzz.targets import REFUSALS, TARGETS
+
+SECONDS = 20  # for one input; most take milliseconds
+MEMORY = 2 << 30  # bytes above those in use after the valid input was read
+
+
+class TooSlow(BaseException):
+    pass
+
+
+def main(target: str, first: int, count: int) -> None:
+    make, read = TARGETS[target]
+    found = {"accepted": 0, "refused": 0, "failures": []}
+    with tempfile.TemporaryDirectory() as directory:
+        files = make(Path(directory))
+        for file in files:
+            read(file)  # the valid input
+        _limit_memory()
+        whole = {file: file.read_bytes() for file in files}
+        for number in range(first, first + count):
+            file = random.Random(number).choice(files)
+            file.write_bytes(mutate(whole[file], f"{target} {number}"))
+            outcome, text = _outcome(lambda file=file: read(file))
+            if outcome == "failures":
+                found["failures"].append([number, text])
+            else:
+                found[outcome] += 1
+            file.write_bytes(whole[file])
+    print(json.dumps(found))
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])  # of the address space
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+
+
+def _outcome(read) -> tuple[str, str]:
+    def too_slow(*_):
+        raise TooSlow(f"still running after {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(SECONDS)
+    try:
+        read()
+        return "accepted", ""
+    except REFUSALS as error:
+        return ("failures", f"a message of several lines: {error}") if "\n" in str(error) else ("refused", str(error))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return "failures", traceback.format_exc()[-1500:]
+    finally:
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
