@@ -1,8 +1,8 @@
-"""Reads damaged inputs of one target, under limits of time and memory; prints JSON.
+"""Reads damaged inputs of some targets, under limits of time and memory; prints JSON.
 
-    python -m tests.fuzz.worker TARGET FIRST COUNT
+    python -m tests.fuzz.worker FIRST TARGET=COUNT ...
 
-Input number i is the same in every run.
+Reads COUNT inputs of each target, from number FIRST on. Input number i of a target is the same in every run.
 """
 
 import json
@@ -25,7 +25,11 @@ class TooSlow(BaseException):
     pass
 
 
-def main(target: str, first: int, count: int) -> None:
+def main(first: int, counts: dict[str, int]) -> None:
+    print(json.dumps({target: fuzz(target, range(first, first + count)) for target, count in counts.items()}))
+
+
+def fuzz(target: str, numbers: range) -> dict:
     make, read = TARGETS[target]
     found = {"accepted": 0, "refused": 0, "failures": []}
     with tempfile.TemporaryDirectory() as directory:
@@ -34,7 +38,7 @@ def main(target: str, first: int, count: int) -> None:
             read(file)  # the valid input
         _limit_memory()
         whole = {file: file.read_bytes() for file in files}
-        for number in range(first, first + count):
+        for number in numbers:
             file = random.Random(number).choice(files)
             file.write_bytes(mutate(whole[file], f"{target} {number}"))
             outcome, text = _outcome(lambda file=file: read(file))
@@ -43,12 +47,13 @@ def main(target: str, first: int, count: int) -> None:
             else:
                 found[outcome] += 1
             file.write_bytes(whole[file])
-    print(json.dumps(found))
+    return found
 
 
 def _limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # of the address space
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
 
 
 def _outcome(read) -> tuple[str, str]:
@@ -71,4 +76,4 @@ def _outcome(read) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), {target: int(count) for target, count in (word.split("=") for word in sys.argv[2:])})
