@@ -7,11 +7,12 @@ set -euo pipefail
 [[ $# -eq 1 && $1 != --help ]] || { sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$0" && exit 0; }
 
 cd "$(dirname "$0")/.."
-new=$(git ls-files --others --exclude-standard | paste -s -d ' ' -)
-[[ -z $new ]] || printf '[launch] not packed, because git does not track them: %s\n' "$new" >&2
+mapfile -t new < <(git ls-files --others --exclude-standard)
+((${#new[@]} == 0)) ||
+  printf '[launch] %s files are not packed, because git does not track them: %s\n' "${#new[@]}" "${new[*]:0:10}" >&2
 commit=$(mktemp -d)
 trap 'rm -rf "$commit"' EXIT
-git rev-parse HEAD >"$commit/COMMIT"
+git rev-parse --verify --quiet HEAD >"$commit/COMMIT" || true # a checkout without a commit has an empty name
 [[ -z $(git status --porcelain --untracked-files=no) ]] || sed -i 's/$/-dirty/' "$commit/COMMIT"
 code=0
 git ls-files -z --cached |

@@ -17,14 +17,16 @@ SHOW = "import sys; print(*sys.argv[1:])"
 FLAGS = "--coordinator 127.0.0.1:{port} --processes {n} --process {i}"
 # All processes print "ready" and wait for a signal; `first` runs before the wait.
 WAIT = """
-import signal, sys, time
+import os, signal, sys, time
 mine = sys.argv[sys.argv.index("--process") + 1]
+def say(text):  # in one write: a signal may arrive inside print()
+    os.write(1, text.encode() + b"\\n")
 def end(number, frame):
-    print("got", signal.Signals(number).name, flush=True)
+    say("got " + signal.Signals(number).name)
     sys.exit(0)
 signal.signal(signal.SIGTERM, {handler})
 signal.signal(signal.SIGINT, {handler})
-print("ready", flush=True)
+say("ready")
 {first}
 time.sleep(60)
 """

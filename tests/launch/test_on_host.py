@@ -95,7 +95,7 @@ def test_a_checkout_is_packed_without_private_files(tmp_path):
     done = subprocess.run(
         ["bash", "launch/pack.sh", str(tmp_path / "a.tar.gz")], cwd=checkout, capture_output=True, text=True, check=True
     )
-    assert done.stderr == "[launch] not packed, because git does not track them: secret.txt\n"
+    assert done.stderr == "[launch] 1 files are not packed, because git does not track them: secret.txt\n"
     with tarfile.open(tmp_path / "a.tar.gz") as archive:
         archive.extractall(tmp_path / "there", filter="data")
     packed = tmp_path / "there"
