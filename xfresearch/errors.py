@@ -4,7 +4,7 @@ import errno
 
 MISTAKE = 2  # of the user: the same command fails again
 DIVERGED = 3  # the loss is not finite: the same command fails again, after hours
-TRANSIENT = 75  # a disk, a lost process, a full cache: the same command may succeed later (EX_TEMPFAIL)
+TRANSIENT = 75  # a full disk, a process that never came: the same command may succeed later (EX_TEMPFAIL)
 # A command that was told to stop, and has saved, exits with 128 plus the number of the signal: 143 for SIGTERM.
 
 # Errors of a disk or a network that may be gone at the next try.

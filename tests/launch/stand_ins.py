@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -133,14 +132,13 @@ class Launcher:
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen:
         return subprocess.Popen(
-            ["bash", str(ROOT / "launch" / script), *arguments],
+            # Background processes inherit an ignored SIGINT.
+            [shutil.which("env"), "--default-signal=INT", shutil.which("bash"), str(ROOT / "launch" / script), *arguments],
             env={**self.environment, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # Background processes inherit an ignored SIGINT.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -161,3 +161,10 @@ def test_in_a_bucket_a_checkpoint_is_complete_once_the_marker_is_written(tmp_pat
     assert store.steps(tmp_path) == [4, 8] and crash_log.resume_hint("gs://b/r").endswith("from step 8")
     (store.directory(tmp_path) / "8" / "commit_success.txt").unlink()
     assert store.steps(tmp_path) == [4] and crash_log.resume_hint("gs://b/r").endswith("from step 4")
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_digest_and_is_not_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_with_digest", lambda meta: meta)
+    params = make_state()["params"]
+    store.save_params(tmp_path, 5, params)
+    jax.tree.map(np.testing.assert_array_equal, store.restore_params(tmp_path, 5, abstract(params)), params)

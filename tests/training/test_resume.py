@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -44,9 +43,10 @@ def command(workdir, cache, *overrides, config="configs/moe.py:tiny"):
     return [sys.executable, "-m", "xfresearch.train", f"--config={config}", f"--workdir={workdir}", *flags, *overrides]
 
 
-def run(*arguments, devices=1, check=True, **kwargs):
+def run(*arguments, devices=1, check=True, through=()):
+    """Runs the command, or the program `through` with the command as its arguments."""
     env = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
-    done = subprocess.run(command(*arguments), cwd=ROOT, env=env, capture_output=True, text=True, **kwargs)
+    done = subprocess.run([*through, *command(*arguments)], cwd=ROOT, env=env, capture_output=True, text=True)
     assert not check or done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -82,7 +82,7 @@ def kill_when(process, moment) -> None:
     while process.poll() is None and not moment() and time.time() < deadline:
         time.sleep(0.001)
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def lines(workdir) -> int:
@@ -186,18 +186,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpo
     assert int(step) - 1 == int(batch) == int(good) == store.steps(tmp_path)[-1]
 
 
-def limit_file_size(size: int):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-
 def test_a_failed_write_stops_the_run_and_leaves_earlier_checkpoints_intact(tmp_path, cache, unbroken):
     """A file-size limit acts like a full disk: both make write() fail in the middle of a checkpoint."""
     shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(store.directory(tmp_path / "run") / str(STEPS))
     good = store.steps(tmp_path / "run")[-1]
-    limit = (tmp_path / "run" / "metrics.jsonl").stat().st_size + 20_000  # enough for rows, not for a checkpoint
-    done = run(tmp_path / "run", cache, check=False, preexec_fn=lambda: limit_file_size(limit))
+    blocks = (tmp_path / "run" / "metrics.jsonl").stat().st_size // 1024 + 20  # enough for rows, not for a checkpoint
+    limited = ["bash", "-c", 'ulimit -f "$0"; trap "" XFSZ; exec "$@"', str(blocks)]
+    done = run(tmp_path / "run", cache, check=False, through=limited)
     assert done.returncode == errors.TRANSIENT, done.stderr[-1500:]
     assert f"the last checkpoint, step {good}, is intact" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr  # of TensorStore's threads, which continue with abandoned arrays

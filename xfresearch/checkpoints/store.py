@@ -201,7 +201,10 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
         found, meta = _retried(lambda: _read_files(directory(workdir) / str(step), wanted))
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
     except Exception as error:  # the type depends on where the file is truncated or altered
-        unread, damage = (_reason(error), "") if _is_unreadable(error) else ("", _reason(error))
+        if _is_unreadable(error):
+            unread = _reason(error)
+        else:
+            damage = _reason(error)
     unread = distributed.first_message(unread)
     if unread:
         raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {unread}")
@@ -260,7 +263,8 @@ def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
     index = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     meta = ocp.Checkpointer(ocp.JsonCheckpointHandler(), multiprocessing_options=alone).restore(path / "meta")
-    if meta.pop("digest", "") != _digest(meta):
+    recorded = meta.pop("digest", None)  # None: a checkpoint of an earlier version
+    if recorded not in (None, _digest(meta)):
         raise ValueError("meta does not have the digest that was recorded with it")
     with ocp.StandardCheckpointer(multiprocessing_options=alone) as reader:
         return {name: reader.restore(path / name, tree) for name, tree in wanted.items()}, meta
