@@ -4,7 +4,6 @@ Losses are in nats per token. The standard error is that of a ratio of sums over
 are known, otherwise sequences): sqrt(n / (n - 1) sum_i (nll_i - loss tokens_i)^2) / sum_i tokens_i.
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -208,6 +207,7 @@ class Text(NamedTuple):
     length: int
     stride: int
     unit: str  # of the standard error: documents, or sequences if there is only one document
+    digest: str  # of the packed split
 
     target = "token"
 
@@ -215,16 +215,13 @@ class Text(NamedTuple):
     def description(self) -> str:
         return f"windows of {self.length} tokens, stride {self.stride}"
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.tokens.tobytes()).hexdigest()
-
 
 def check_length(model: ModelConfig, length: int) -> None:
     """Raises UserError if `length` exceeds the model's position table."""
     rows = longest_sequence(model)
     if rows and length > rows:
-        raise UserError(f"sequence length {length} is not allowed: it must be at most {rows}, as many as positions")
+        allowed = f"at most {rows}, the rows of the model's position table"
+        raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
 
 
 def batch_size(run: Config, requested: int) -> int:
@@ -261,7 +258,8 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
     all_windows = (window for start, end in spans for window in windows(start, end, length, stride))
     rows = list(islice(pack_windows(all_windows, length), limit or None))
     unit = "documents" if documents[rows[-1][-1].end - 1] > 0 else "sequences"
-    return Text(corpus, split, tokens, documents, _sizes(lm.tokenizer, tokens, meta), rows, length, stride, unit)
+    sizes = _sizes(lm.tokenizer, tokens, meta)
+    return Text(corpus, split, tokens, documents, sizes, rows, length, stride, unit, meta["digest"])
 
 
 class Labels(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import jax
 import numpy as np
 
 import xfresearch as xf
@@ -90,19 +91,8 @@ def prompt(file: Path) -> None:
 def checkpoint(file: Path) -> None:
     """`file` is one of a run's checkpoint. What is read equals what was written."""
     lm = _model()
-    found = read_params(file_of_run(file), lm.config, 1)
-    for one, other in zip(_leaves(found), _leaves(lm.params), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def _leaves(tree):
-    import jax
-
-    return jax.tree.leaves(tree)
-
-
-def file_of_run(file: Path) -> Path:
-    return next(parent.parent for parent in file.parents if parent.name == "checkpoints")
+    workdir = next(parent.parent for parent in file.parents if parent.name == "checkpoints")
+    jax.tree.map(np.testing.assert_array_equal, read_params(workdir, lm.config, 1), lm.params)
 
 
 def _folder(name: str) -> Callable[[Path], list[Path]]:

@@ -35,7 +35,7 @@ class MetricsLog:
         path = epath.Path(directory) / "metrics.jsonl"
         self._path = path
         kept = self._kept(resume_step) if path.exists() else b""
-        self._pending = kept if in_bucket(path) else b""  # in a bucket: the whole file
+        self._pending = bytearray(kept if in_bucket(path) else b"")  # in a bucket: the whole file
         self._written = time.monotonic()
         self._file = None if in_bucket(path) else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._warned = False
@@ -60,10 +60,10 @@ class MetricsLog:
         """Writes all rows so far to the file. Call it before a checkpoint, whose steps must all have rows."""
         try:
             if self._file is None:
-                self._path.write_bytes(self._pending)
+                self._path.write_bytes(bytes(self._pending))
                 self._written = time.monotonic()
             while self._file is not None and self._pending:
-                self._pending = self._pending[os.write(self._file, self._pending) :]
+                del self._pending[: os.write(self._file, self._pending)]
         except OSError as error:
             if not self._warned:
                 print(f"warning: {self._path} cannot be written: {error.strerror or error}", file=sys.stderr)
