@@ -9,7 +9,7 @@ import os
 import sys
 
 from xfresearch import distributed
-from xfresearch.errors import MISTAKE, TRANSIENT, Stopped, UserError, is_transient
+from xfresearch.errors import BUG, MISTAKE, Stopped, UserError, exit_code
 from xfresearch.files import check_output
 from xfresearch.hardware import start_without_tpu
 
@@ -43,23 +43,28 @@ def run(main, arguments=None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have fewer characters than a sample
     try:
         main(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        _finish(MISTAKE, f"error: {error}")
-    except Stopped as error:
-        _print_error(f"stopped: {error}")
-        _exit_now(error.exit_code)  # threads that write a checkpoint must not print after this line
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        if isinstance(error, OSError) and is_transient(error) and not distributed.is_active():
-            _finish(TRANSIENT, f"stopped: {error}")
-        if not distributed.is_active():
-            raise
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    """Prints one line for `error` and ends the process. Raises the error if it is a bug in a single process."""
+    code = exit_code(error)
+    if code == BUG and not distributed.is_active():
+        raise error
+    if distributed.is_active() and not isinstance(error, UserError | Stopped):
         log = distributed.log_error(error)
         first = (str(error).strip().splitlines() or [""])[0][:200]
-        _finish(1, f"failed: {type(error).__name__}: {first} (details in {log})")
+        _finish(code, f"failed: {type(error).__name__}: {first} (details in {log})")
+    line = f"{'error' if code == MISTAKE else 'stopped'}: {error}"
+    if isinstance(error, UserError):
+        _finish(code, line)
+    _print_error(line)
+    _exit_now(code)  # threads that write a checkpoint must not print after this line
 
 
 def _print_error(line: str) -> None:

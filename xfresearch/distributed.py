@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 from xfresearch import crash_log
-from xfresearch.errors import MISTAKE, TRANSIENT, Diverged, Stopped, UserError
+from xfresearch.errors import DIVERGED, MISTAKE, TRANSIENT, Diverged, Stopped, UserError, exit_code
 
 SHUTDOWN_SECONDS = 3600  # how long a process waits at the end for process 0, which writes the report
 DETECTION_SECONDS = 10  # after the heartbeat timeout: the time the runtime takes to end a process that has lost another
@@ -234,9 +234,10 @@ def run_on_first(action: Callable, what: str):
 def _described(error: Exception | None, what: str) -> tuple[str, str]:
     if error is None:
         return "", ""
+    kind = {MISTAKE: "UserError", DIVERGED: "Diverged"}.get(exit_code(error), "Stopped")
     if isinstance(error, UserError | Stopped):
-        return type(error).__name__, str(error)
-    return "Stopped", f"process 0 failed ({what}): {type(error).__name__}: {error}"
+        return kind, str(error)
+    return kind, f"process 0 failed ({what}): {type(error).__name__}: {error}"
 
 
 def _broadcast(strings: tuple[str, str], size: int = 4096) -> tuple[str, str]:

@@ -1,15 +1,24 @@
 """Errors that a command reports in one line, and its exit codes. Launchers obey the codes (docs/launch.md)."""
 
 import errno
+import os
+from collections.abc import Iterator
 
+BUG = 1
 MISTAKE = 2  # of the user: the same command fails again
 DIVERGED = 3  # the loss is not finite: the same command fails again, after hours
 TRANSIENT = 75  # a full disk, a process that never came: the same command may succeed later (EX_TEMPFAIL)
 # A command that was told to stop, and has saved, exits with 128 plus the number of the signal: 143 for SIGTERM.
 
 # Errors of a disk or a network that may be gone at the next try.
-_TRANSIENT_ERRORS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ESTALE", "EAGAIN", "EBUSY", "ENOMEM")}
-_TRANSIENT_ERRORS |= {getattr(errno, name) for name in ("ETIMEDOUT", "ENETDOWN", "ENETUNREACH", "EHOSTUNREACH", "ENOLCK")}
+_TRANSIENT_ERRORS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ESTALE", "EBUSY", "ENOMEM", "ENOLCK")}
+_TRANSIENT_ERRORS |= {getattr(errno, name) for name in ("ETIMEDOUT", "ENETDOWN", "ENETUNREACH", "EHOSTUNREACH")}
+# Refusals of a file system, which stay.
+_REFUSALS = {getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOSYS", "EOPNOTSUPP")}
+# TensorStore and ArrayRecord give the text of an error only; buckets have codes.
+_TEXTS = {os.strerror(number): number for number in _TRANSIENT_ERRORS | _REFUSALS}
+_TEXTS |= {"UNAVAILABLE": errno.ENETDOWN, "DEADLINE_EXCEEDED": errno.ETIMEDOUT}
+_TEXTS |= {"PERMISSION_DENIED": errno.EACCES, "UNAUTHENTICATED": errno.EACCES}
 
 
 class UserError(Exception):
@@ -31,9 +40,33 @@ class Diverged(Stopped):
     exit_code = DIVERGED
 
 
-def is_transient(error: OSError) -> bool:
-    """Whether an error of a disk or a network may be gone at the next try."""
-    return error.errno in _TRANSIENT_ERRORS
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that ends with `error`. If an error of the disk led to it, that error decides."""
+    if isinstance(error, Diverged):
+        return error.exit_code
+    found = disk_errors(error)
+    if found:
+        return TRANSIENT if found & _TRANSIENT_ERRORS else MISTAKE
+    if isinstance(error, UserError):
+        return MISTAKE
+    return error.exit_code if isinstance(error, Stopped) else BUG
+
+
+def disk_errors(error: BaseException) -> set[int]:
+    """The numbers (errno) of the disk's or network's errors that led to `error`: those that may pass, and refusals."""
+    found = set()
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno in _TEXTS.values():
+            found.add(cause.errno)
+        found |= {number for text, number in _TEXTS.items() if text in str(cause)}
+    return found
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and every exception that was being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def nearest(word: str, allowed) -> str:

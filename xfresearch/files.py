@@ -18,6 +18,20 @@ def in_bucket(path) -> bool:
     return "://" in str(path)
 
 
+def exists(path) -> bool:
+    """Whether there is a file or directory at `path`. Raises OSError if the disk cannot tell; `path.exists()` would say
+    no."""
+    if in_bucket(path):
+        from etils import epath
+
+        return epath.Path(path).exists()
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def write_bytes(path, content: bytes) -> None:
     """Writes a file atomically: under a temporary name, which is then renamed. It survives a crash of the machine."""
     from etils import epath
@@ -27,11 +41,11 @@ def write_bytes(path, content: bytes) -> None:
     temporary = _temporary(target)
     try:
         temporary.write_bytes(content)
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def write_text(path, text: str) -> None:
@@ -39,7 +53,7 @@ def write_text(path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def _sync(path) -> None:
+def sync(path) -> None:
     """Waits until a local file or directory is on its disk: a rename may reach the disk before the file's content."""
     if in_bucket(path):
         return

@@ -16,7 +16,7 @@ from xfresearch.checkpoints import store
 from xfresearch.config.files import read_json
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
-from xfresearch.errors import Stopped, UserError
+from xfresearch.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session
 from xfresearch.training.workdir import locked, record, starts, write_config
 
@@ -143,8 +143,9 @@ def test_a_full_disk_at_the_start_is_one_line_that_allows_a_retry(tmp_path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", write_text)
-    with pytest.raises(Stopped, match="cannot be written: No space left on device"), locked(tmp_path / "run"):
-        pass
+    with pytest.raises(UserError, match="cannot be written: No space left on device") as raised:
+        locked(tmp_path / "run").__enter__()
+    assert exit_code(raised.value) == TRANSIENT
 
 
 @pytest.mark.parametrize("taken", ["run", "run/.lock"])

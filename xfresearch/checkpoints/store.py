@@ -9,15 +9,11 @@ Orbax writes under a temporary name and then renames; in a bucket it writes comm
 killed or failed never looks like a checkpoint.
 """
 
-import errno
 import hashlib
 import json
-import logging
-import re
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +21,14 @@ import numpy as np
 from etils import epath
 
 from xfresearch import distributed
+from xfresearch.checkpoints import writing
+from xfresearch.checkpoints.writing import orbax
 from xfresearch.config.run import CheckpointConfig
-from xfresearch.errors import Stopped
-from xfresearch.files import in_bucket
+from xfresearch.errors import Stopped, disk_errors
+from xfresearch.files import exists, in_bucket
 
 ITEMS = ("params", "ema", "rest")
 RETRY_SECONDS = (1, 2, 4)  # between two tries to read
-DAMAGE_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)  # parts of the checkpoint are missing or replaced
-UNREADABLE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED")
 
 
 class Corrupt(Exception):
@@ -44,46 +40,6 @@ class Corrupt(Exception):
         self.reason = reason
 
 
-@cache
-def _orbax():
-    import orbax.checkpoint as ocp
-
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised too, and reported in one line
-    sys.unraisablehook = _without_orbax_noise(sys.unraisablehook)
-    return ocp
-
-
-@cache
-def _manager_class():
-    class Manager(_orbax().CheckpointManager):
-        def reached_preemption(self, step: int) -> bool:
-            """Always False, and never asks JAX.
-
-            JAX stops all processes at the highest number that any of them has asked about. The training loop asks about
-            0, 1, 2, ...; Orbax would ask about `step`, which is higher in a resumed run, and the loop would miss the
-            notice.
-            """
-            return False
-
-    return Manager
-
-
-def _without_orbax_noise(hook):
-    """`hook` for unraisable exceptions, without those of arrays that Orbax abandons after one of them has failed.
-
-    Each of these would print pages when it is garbage-collected or when TensorStore's threads finish, at times after
-    the line that gives the error.
-    """
-
-    def quieter(unraisable):
-        code = getattr(unraisable.object, "cr_code", None)  # set if the object is a coroutine
-        abandoned = code is not None and "orbax" in code.co_filename
-        if not abandoned and str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
-
-    return quieter
-
-
 def directory(workdir) -> epath.Path:
     return epath.Path(workdir).expanduser().absolute() / "checkpoints"
 
@@ -91,7 +47,7 @@ def directory(workdir) -> epath.Path:
 def steps(workdir) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
     path = directory(workdir)
-    return sorted(int(p.name) for p in path.iterdir() if _complete(p)) if path.exists() else []
+    return sorted(int(p.name) for p in path.iterdir() if _complete(p)) if exists(path) else []
 
 
 def agreed_steps(workdir) -> list[int]:
@@ -100,20 +56,20 @@ def agreed_steps(workdir) -> list[int]:
 
 
 def _complete(path: epath.Path) -> bool:
-    return path.name.isdigit() and (not in_bucket(path) or (path / "commit_success.txt").exists())
+    return path.name.isdigit() and (not in_bucket(path) or exists(path / "commit_success.txt"))
 
 
 def has_only_params(workdir) -> bool:
     """Whether the checkpoints in `workdir` hold parameters and no optimizer state (see `save_params`)."""
     saved = [directory(workdir) / str(step) for step in steps(workdir)]
-    return bool(saved) and not any((path / "rest").exists() for path in saved)
+    return bool(saved) and not any(exists(path / "rest") for path in saved)
 
 
 class Checkpoints:
     """Writes the checkpoints of a run in the background. Keeps the newest, every n-th and the best."""
 
     def __init__(self, workdir, config: CheckpointConfig):
-        ocp = _orbax()
+        ocp = orbax()
         from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
         policies = [keep.LatestN(config.keep)]
@@ -124,20 +80,23 @@ class Checkpoints:
                 get_metric_fn=lambda m: m["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
             )
             policies.append(best)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
-        )
         self.directory = directory(workdir)
         self.ocp = ocp
-        self.manager = _manager_class()(self.directory, options=options)
+        self.writing = None  # the step of the newest checkpoint that was begun
+        policy = keep.AnyPreservationPolicy(policies)
+        options = {"preservation_policy": policy, "cleanup_tmp_directories": True}
+        self.manager = _retried(lambda: writing.manager(self.directory, **options))  # it lists the directory
 
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
-        """Starts writing `state`, ranked by its validation `loss`. Raises Stopped if an earlier write failed."""
+        """Starts writing `state`, ranked by its validation `loss`, when the checkpoint before is written. Raises Stopped
+        if a write failed."""
+        self.wait()
         save = self.ocp.args
         items = _items(state)
         meta = _with_digest(meta | {"step": step, "fingerprints": checksums(items)})
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
         metrics = None if loss is None else {"loss": loss}
+        self.writing = step
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments), metrics=metrics))
 
     def wait(self) -> None:
@@ -154,6 +113,9 @@ class Checkpoints:
             if distributed.is_active() and distributed.COLLECTIVE.search(_reason(error)):
                 raise  # a lost process is reported as such, not as a failed write
             kept = steps(self.directory.parent)
+            if self.writing in kept:  # it was written first
+                print(f"warning: an old checkpoint could not be removed: {_reason(error)}", file=sys.stderr)
+                return
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
             raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from error
 
@@ -171,14 +133,15 @@ def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
 
 def restore_params(workdir, step: int, abstract_params: dict) -> dict:
     """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Corrupt if damaged."""
-    name = "ema" if (directory(workdir) / str(step) / "ema").exists() else "params"
+    path = directory(workdir) / str(step) / "ema"
+    name = "ema" if _retried(lambda: exists(path)) else "params"
     return _read(workdir, step, {name: abstract_params})[0][name]
 
 
 def save_params(workdir, step: int, params: dict) -> None:
     """Writes a checkpoint of parameters alone. It is complete when this returns."""
-    ocp = _orbax()
-    with ocp.CheckpointManager(directory(workdir)) as manager:
+    ocp = orbax()
+    with writing.manager(directory(workdir)) as manager:
         meta = ocp.args.JsonSave(_with_digest({"step": step, "fingerprints": checksums({"params": params})}))
         manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params), meta=meta))
 
@@ -196,18 +159,18 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
     found = {}
     meta = {}
     damage = ""
-    unread = ""
+    unread = None
     try:
         found, meta = _retried(lambda: _read_files(directory(workdir) / str(step), wanted))
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}
     except Exception as error:  # the type depends on where the file is truncated or altered
-        if _is_unreadable(error):
-            unread = _reason(error)
+        if disk_errors(error):
+            unread = error
         else:
             damage = _reason(error)
-    unread = distributed.first_message(unread)
-    if unread:
-        raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {unread}")
+    message = distributed.first_message(_reason(unread) if unread else "")
+    if message:
+        raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {message}") from unread
     _agree(step, damage)  # before the checksums, which all processes compute together
     actual = checksums(found)
     changed = [name for name, value in written.items() if actual.get(name) != value]
@@ -216,28 +179,16 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
 
 
 def _retried(read: Callable):
-    """read(), tried again while the disk or the network fails."""
+    """read(), tried again while the disk or the network fails. Another failure must happen twice: Orbax takes a file for
+    missing if the disk fails when Orbax looks for it."""
     for seconds in RETRY_SECONDS:
         try:
             return read()
         except Exception as error:
-            if not _is_unreadable(error):
-                raise
+            if not disk_errors(error):
+                break
         time.sleep(seconds)
     return read()
-
-
-def _is_unreadable(error: BaseException | None) -> bool:
-    """Whether reading failed for a reason other than the content of the files: an error of the disk, the network or
-    permissions. Orbax wraps these, and TensorStore passes them on as text."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno not in (None, *DAMAGE_ERRORS):
-            return True
-        codes = [int(code) for code in re.findall(r"OS error (\d+)", str(error))]
-        if any(code not in DAMAGE_ERRORS for code in codes) or UNREADABLE.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _with_digest(meta: dict) -> dict:
@@ -259,7 +210,10 @@ def _reason(error: BaseException) -> str:
 
 def _read_files(path: epath.Path, wanted: dict) -> tuple[dict, dict]:
     """Each process reads on its own, so that one that fails does not leave the others waiting in an Orbax barrier."""
-    ocp = _orbax()
+    for name in ("meta", *wanted):
+        if not exists(path / name):  # raises an error of the disk
+            raise FileNotFoundError(f"{path / name} is missing")
+    ocp = orbax()
     index = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     meta = ocp.Checkpointer(ocp.JsonCheckpointHandler(), multiprocessing_options=alone).restore(path / "meta")

@@ -16,7 +16,7 @@ from xfresearch.config.reading import from_dict
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, nearest
-from xfresearch.files import read_object
+from xfresearch.files import exists, read_object
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
@@ -147,6 +147,6 @@ def read_json(path) -> Config:
     environment, never from a folder that may be somebody else's. Its compilation cache could hold any program.
     """
     path = epath.Path(path)
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")
     return resolve(with_defaults(from_dict(Config, read_object(path)), deciding="machine"))

@@ -218,7 +218,7 @@ class Run:
 
     def save(self, step: int, loss: float | None) -> None:
         with self.clock.measure("checkpoint"):
-            self.log.flush()
+            self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             meta["manifest"] = self.manifest
             self.checkpoints.save(step, self.state, meta, loss)

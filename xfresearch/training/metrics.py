@@ -6,12 +6,13 @@ import os
 import sys
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from etils import epath
 
 from xfresearch.errors import UserError
-from xfresearch.files import in_bucket, move_damaged, write_bytes
+from xfresearch.files import exists, in_bucket, move_damaged, write_bytes
+from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
@@ -24,7 +25,7 @@ class MetricsLog:
     """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
 
     A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
-    by `flush`. Rows after `resume_step` belong to work that an earlier process lost. They are dropped, so that the
+    by `sync`. Rows after `resume_step` belong to work that an earlier process lost. They are dropped, so that the
     curve of a resumed run equals that of an uninterrupted one. A file with other damage than an incomplete last line is
     moved to damaged/ and written again from its intact rows.
 
@@ -34,7 +35,7 @@ class MetricsLog:
     def __init__(self, directory, resume_step: int, tensorboard: bool):
         path = epath.Path(directory) / "metrics.jsonl"
         self._path = path
-        kept = self._kept(resume_step) if path.exists() else b""
+        kept = self._kept(resume_step) if exists(path) else b""
         self._pending = bytearray(kept if in_bucket(path) else b"")  # in a bucket: the whole file
         self._written = time.monotonic()
         self._file = None if in_bucket(path) else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -42,22 +43,27 @@ class MetricsLog:
         self.flush()
         self._events = None
         if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            events = str(path.parent / "tensorboard")
-            self._events = SummaryWriter(events, purge_step=resume_step + 1, filename_suffix=f".{resume_step}")
+            with self._events_or_warning():
+                self._events = Events(str(path.parent / "tensorboard"), resume_step)
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """Writes one row. `values` are numbers, or dicts and lists of them; one that is not finite becomes null."""
         self._pending += _line({"step": step, "kind": kind, **values}).encode()
         if self._file is not None or time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
             self.flush()
-        if self._events:
-            for name, value in _scalars(kind, values):
-                self._events.add_scalar(name, value, step)
+        with self._events_or_warning():
+            for tag, value in _scalars(kind, values) if self._events else ():
+                self._events.add(step, tag, value)
+
+    def sync(self) -> None:
+        """Waits until all rows are on the disk. Call it before a checkpoint, whose steps must all have rows."""
+        self.flush()
+        with suppress(OSError):  # `flush` has warned, or the next one will
+            if self._file is not None:
+                os.fsync(self._file)
 
     def flush(self) -> None:
-        """Writes all rows so far to the file. Call it before a checkpoint, whose steps must all have rows."""
+        """Writes all rows so far to the file."""
         try:
             if self._file is None:
                 self._path.write_bytes(bytes(self._pending))
@@ -71,11 +77,21 @@ class MetricsLog:
 
     def close(self) -> None:
         self.flush()
-        if self._file is not None:
-            os.close(self._file)
-        if self._events:
-            self._events.close()
+        with suppress(OSError):  # `flush` has written every row, or warned
+            if self._file is not None:
+                os.close(self._file)
+        with self._events_or_warning():
+            if self._events:
+                self._events.close()
 
+    @contextmanager
+    def _events_or_warning(self):
+        """An error of the disk ends the events, with a warning."""
+        try:
+            yield
+        except OSError as error:
+            print(f"warning: events for TensorBoard cannot be written: {error.strerror or error}", file=sys.stderr)
+            self._events = None
 
     def _kept(self, resume_step: int) -> bytes:
         """Removes the rows after `resume_step` from the file, and returns the others."""
@@ -123,7 +139,7 @@ class Silent:
     def write(self, *_):
         pass
 
-    update = flush = close = write
+    update = sync = close = write
 
 
 class Progress:

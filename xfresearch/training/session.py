@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -20,7 +21,7 @@ from xfresearch import distributed
 from xfresearch.checkpoints import store
 from xfresearch.config.files import split
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
+from xfresearch.errors import BUG, UserError, exit_code
 from xfresearch.training.workdir import locked, record, require_same_config, starts
 
 BASELINE_BYTES = 32 << 20  # the baselines use at most this much of the training split and of the held-out split
@@ -124,11 +125,13 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
 
 @contextmanager
 def _optional(what: str):
-    """An error of the disk, or of a closed standard output, does not fail a run that is finished: it is a warning."""
+    """A failure here does not fail a run that is finished: it is a warning. A bug prints its stack trace too."""
     try:
         yield
-    except OSError as error:
-        print(f"warning: {what} could not be written: {error.strerror or error}", file=sys.stderr)
+    except Exception as error:
+        if exit_code(error) == BUG and not isinstance(error, OSError):
+            traceback.print_exc()
+        print(f"warning: {what} could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the text left in the buffer goes there
 

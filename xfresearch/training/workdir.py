@@ -19,22 +19,21 @@ from xfresearch.config.comparing import differences
 from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
-from xfresearch.errors import Stopped, UserError, is_transient
-from xfresearch.files import in_bucket, move_damaged, read_object, write_json
+from xfresearch.errors import UserError, disk_errors
+from xfresearch.files import exists, in_bucket, move_damaged, read_object, write_json
 
 
 @contextmanager
 def locked(workdir):
     """Creates the directory and locks it for this process (a bucket is not locked). Raises UserError if it cannot be
-    written or another process trains in it, Stopped if its disk is full."""
+    written or another process trains in it."""
     path = epath.Path(workdir).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not in_bucket(workdir):
             (path / ".lock").write_text("")
     except OSError as error:
-        kind = Stopped if is_transient(error) else UserError
-        raise kind(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
+        raise UserError(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
     if in_bucket(workdir):
         yield path
         return
@@ -73,14 +72,14 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
             "from it: use a new directory"
         )
     metrics = path / "metrics.jsonl"
-    if not in_bucket(path) and not store.directory(path).exists() and metrics.exists() and metrics.stat().length:
+    if not in_bucket(path) and not exists(store.directory(path)) and exists(metrics) and metrics.stat().length:
         raise UserError(
             f"--workdir={path} has metrics of a run, but its checkpoints/ is missing: put it back, or use a new directory"
         )
     from xfresearch.hardware import describe_machine, git_commit, versions
 
     _set_damaged_aside(path)
-    saved = read_json(path / "config.json") if (path / "config.json").exists() else None
+    saved = read_json(path / "config.json") if exists(path / "config.json") else None
     if saved:
         changed = differences(saved, config, deciding=("function", "initialisation", "training"))
         if changed and not fork:
@@ -108,7 +107,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
 def write_config(path: epath.Path, config: Config, tokenizer) -> None:
     """Writes config.json and tokenizer/ (which is removed if `tokenizer` is None)."""
     folder = path / "tokenizer"
-    if tokenizer is None and folder.exists():
+    if tokenizer is None and exists(folder):
         folder.rmtree()
     if tokenizer is not None:
         tokenizer.save(str(folder))
@@ -121,7 +120,7 @@ def write_config(path: epath.Path, config: Config, tokenizer) -> None:
 def starts(path: epath.Path) -> list[dict]:
     """All starts of the run, from run.json. Raises UserError if it is damaged."""
     file = path / "run.json"
-    if not file.exists():
+    if not exists(file):
         return []
     try:
         found = read_object(file)["starts"]
@@ -134,10 +133,12 @@ def _set_damaged_aside(path: epath.Path) -> None:
     """Moves a config.json or run.json that cannot be read to damaged/. The run writes both again: its checkpoints do
     not depend on them. A config.json with unknown keys is whole: it belongs to another version."""
     for name, read in (("config.json", lambda: read_object(path / "config.json")), ("run.json", lambda: starts(path))):
-        if (path / name).exists():
+        if exists(path / name):
             try:
                 read()
             except UserError as error:
+                if disk_errors(error):
+                    raise
                 move_damaged(path / name, str(error))
 
 
@@ -152,4 +153,4 @@ def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
 def _last_write(path: epath.Path) -> float:
     """The time at which the previous process last wrote a file."""
     files = [path / "run.json", path / "metrics.jsonl", store.directory(path)]
-    return max(file.stat().mtime for file in files if file.exists())
+    return max(file.stat().mtime for file in files if exists(file))

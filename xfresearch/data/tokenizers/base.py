@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-from etils import epath
 
 from xfresearch.data.cache import digest
+from xfresearch.files import write_bytes
 
 # A safe cut: a single space between two visible ASCII characters. No token extends across it.
 _SAFE_CUT = re.compile(rb"(?<=[\x21-\x7e]) (?=[\x21-\x7e])")
@@ -81,12 +81,8 @@ class Tokenizer:
 
     def save(self, directory) -> None:
         """Writes the files that `load_tokenizer(directory)` reads."""
-        directory = epath.Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            temporary = directory / f".{name}.tmp"
-            temporary.write_bytes(content)
-            temporary.replace(directory / name)
+            write_bytes(f"{directory}/{name}", content)
 
     def _find_safe_cut(self) -> re.Pattern | None:
         """Where `pieces` may cut a text. Probes the tokenizer, because some normalisers allow no cut at all."""

@@ -12,6 +12,7 @@ from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_t
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.errors import UserError, nearest
+from xfresearch.files import exists
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
 
@@ -65,7 +66,7 @@ def has_tokenizer(directory) -> bool:
 
 
 def _tokenizer_files(directory: epath.Path) -> list[epath.Path]:
-    return [directory / name for name in _FILES if (directory / name).is_file()] or sorted(directory.glob("*.model"))
+    return [directory / name for name in _FILES if exists(directory / name)] or sorted(directory.glob("*.model"))
 
 
 def _tokenizer_file(directory: epath.Path) -> epath.Path:

@@ -1,0 +1,83 @@
+"""Orbax's checkpoint manager with three changes: it never asks JAX about preemption, it syncs a checkpoint before it
+renames it, and it prints nothing about arrays that it abandons."""
+
+import asyncio
+import logging
+import sys
+from functools import cache
+from pathlib import Path
+
+from etils import epath
+
+from xfresearch.files import in_bucket, sync
+
+
+@cache
+def orbax():
+    """The module orbax.checkpoint, which is slow to import."""
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised too, and reported in one line
+    sys.unraisablehook = _without_orbax_noise(sys.unraisablehook)
+    return ocp
+
+
+def manager(directory: epath.Path, **options):
+    """A CheckpointManager for `directory`. `options` are those of orbax.checkpoint.CheckpointManagerOptions."""
+    if not in_bucket(directory):  # a bucket has no rename: there Orbax writes a marker last
+        options["temporary_path_class"] = _synced_path_class()
+    return _manager_class()(directory, options=orbax().CheckpointManagerOptions(**options))
+
+
+@cache
+def _manager_class():
+    class Manager(orbax().CheckpointManager):
+        def reached_preemption(self, step: int) -> bool:
+            """Always False, and never asks JAX.
+
+            JAX stops all processes at the highest number that any of them has asked about. The training loop asks about
+            0, 1, 2, ...; Orbax would ask about `step`, which is higher in a resumed run, and the loop would miss the
+            notice.
+            """
+            return False
+
+    return Manager
+
+
+@cache
+def _synced_path_class():
+    class Synced(orbax().path.atomicity.AtomicRenameTemporaryPath):
+        async def finalize(self) -> None:
+            """Renames the directory when its files are on the disk. Otherwise, after a crash of the machine, a checkpoint
+            with empty files could be there, and the one before it removed."""
+            await asyncio.to_thread(_sync_tree, self.get())
+            await super().finalize()  # writes a few files itself
+            await asyncio.to_thread(_sync_finalized, self.get_final())
+
+    return Synced
+
+
+def _sync_tree(directory: epath.Path) -> None:
+    for path in [*Path(directory).rglob("*"), directory]:
+        sync(path)
+
+
+def _sync_finalized(directory: epath.Path) -> None:
+    for path in [*(path for path in directory.iterdir() if path.is_file()), directory, directory.parent]:
+        sync(path)
+
+
+def _without_orbax_noise(hook):
+    """`hook` for unraisable exceptions, without those of arrays that Orbax abandons after one of them has failed.
+
+    Each of these would print pages when it is garbage-collected or when TensorStore's threads finish, at times after
+    the line that gives the error.
+    """
+
+    def quieter(unraisable):
+        code = getattr(unraisable.object, "cr_code", None)  # set if the object is a coroutine
+        abandoned = code is not None and "orbax" in code.co_filename
+        if not abandoned and str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    return quieter
