@@ -1,0 +1,112 @@
+"""A run resumes while its disk fails, and after crashes of the machine: nothing is lost, and the exit code is right.
+
+Every system call below the run's directory and its cache is a place where the disk may fail. `long` fails each in turn,
+with each error; the daily tests take some of them.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from tests.faults.calls import library
+from tests.training.processes import ROOT
+from xfresearch.errors import MISTAKE, TRANSIENT
+
+CODES = {errno.EIO: TRANSIENT, errno.ENOSPC: TRANSIENT, errno.ESTALE: TRANSIENT}
+CODES |= {errno.EACCES: MISTAKE, errno.ENOSYS: MISTAKE}
+FROM_NOW_ON = 10**9  # a count: all later calls fail too
+DAILY_FAULTS = 12
+DAILY_CRASHES = 40  # of so many parts of all crashes, one is tried every day
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """outcomes(cases): the answers of the worker."""
+    shim = library(tmp_path_factory.mktemp("shim"))
+    if shim is None:
+        pytest.skip("no C compiler (cc), which builds tests/faults/interpose.c")
+
+    def run(cases: list[dict]) -> list[dict]:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a sync costs nothing there
+        with tempfile.TemporaryDirectory(dir=memory) as directory:
+            env = os.environ | {"LD_PRELOAD": str(shim), "JAX_COMPILATION_CACHE_DIR": f"{directory}/compiled"}
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.faults.worker", directory],
+                cwd=ROOT,
+                env=env | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+                input="\n".join(map(json.dumps, cases)),
+                capture_output=True,
+                text=True,
+            )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def places(outcomes) -> dict[str, list[int]]:
+    """{place: numbers of its calls} in a resumed run."""
+    (answer,) = outcomes([{"first": 0, "count": 0, "error": 0}])
+    assert answer["code"] == 0 and not answer["problems"]
+    numbers = {}
+    for number, place in enumerate(answer["places"]):
+        numbers.setdefault(place, []).append(number)
+    assert len(numbers) > 200 and {place.split()[0] for place in numbers} >= {"open", "read", "write", "fsync", "rename"}
+    return numbers
+
+
+def faults(places: dict, error: int, count: int) -> list[dict]:
+    """A case for every place. Each error takes another of the place's calls."""
+    share = list(CODES).index(error) / len(CODES)
+    return [{"first": numbers[int(share * len(numbers))], "count": count, "error": error} for numbers in places.values()]
+
+
+def require_promises(answers: list[dict]) -> None:
+    """The run went on, or ended with the code of the error; the same command then lost nothing."""
+    broken = []
+    for answer in answers:
+        code = answer.get("code", 0)
+        allowed = (0, CODES.get(answer["case"].get("error")))
+        wrong = [] if code in allowed else [f"exit code {code}: {answer['output'][-300:]}"]
+        if wrong or answer["problems"]:
+            broken.append(f"{answer.get('failed') or answer.get('after')} {answer['case']}: {wrong + answer['problems']}")
+    assert not broken, f"{len(broken)} of {len(answers)}:\n" + "\n".join(broken[:10])
+
+
+def test_a_resumed_run_survives_errors_of_the_disk(outcomes, places):
+    kinds = list(CODES)
+    every = [case for k, error in enumerate(kinds) for case in faults(places, error, 1)[k :: len(kinds)]]
+    require_promises(outcomes(every[:: len(every) // DAILY_FAULTS]))
+
+
+def test_a_resumed_run_survives_a_crash_that_loses_what_was_not_synced(outcomes):
+    answers = outcomes([{"part": 1, "of": DAILY_CRASHES}])
+    assert len(answers) >= 3
+    require_promises(answers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("error", CODES, ids=errno.errorcode.get)
+def test_every_place_may_fail_once(outcomes, places, error):
+    require_promises(outcomes(faults(places, error, 1)))
+
+
+@pytest.mark.long
+def test_a_disk_may_fail_at_every_place_and_from_there_on(outcomes, places):
+    kinds = list(CODES)
+    cases = [case for k, error in enumerate(kinds) for case in faults(places, error, FROM_NOW_ON)[k :: len(kinds)]]
+    assert len(cases) == len(places)
+    require_promises(outcomes(cases))
+
+
+@pytest.mark.long
+def test_every_crash_that_loses_what_was_not_synced(outcomes):
+    answers = outcomes([{"part": 0, "of": 1}])
+    assert len(answers) > 100
+    require_promises(answers)

@@ -1,0 +1,199 @@
+"""Resumes one run again and again in this process, with injected faults and after crashes; prints a line of JSON for each.
+
+    LD_PRELOAD=interpose.so python -m tests.faults.worker DIRECTORY < cases
+
+A case is {"first": F, "count": C, "error": E}: system calls F to F + C - 1 of the resumed run fail with E; or {"part": P,
+"of": N}: the machine crashes during the resumed run (crash.py), at every N-th moment from moment P on, a line of JSON for
+each. Then the same command runs again without faults.
+"""
+
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.faults import crash
+from tests.faults.calls import Call, watched
+from tests.tiny_runs import ROOT
+from xfresearch import command, train
+from xfresearch.checkpoints import store
+from xfresearch.training import loop, report, session
+
+STEPS = 6
+STEPS_BEFORE = 2  # the run was killed after the checkpoint of this step
+OPTIONS = {"steps": STEPS, "checkpoint.every": 2, "checkpoint.keep": 1, "optimizer.warmup": 0, "evaluation.every": 3}
+OPTIONS |= {"evaluation.sequences": 4, "evaluation.final_sequences": 4, "model.depth": 1, "sequence_length": 32}
+SECONDS = 120  # a run that takes longer hangs
+
+
+def flags(directory: Path, *more: str) -> list[str]:
+    corpus = f"('text_files:{ROOT}/xfresearch/models/*.py',)"
+    given = OPTIONS | {"data.corpus": corpus, "data.cache_dir": directory / "cache"}
+    overrides = [f"--config.{key}={value}" for key, value in given.items()]
+    return [f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={directory}/run", *overrides, *more]
+
+
+def train_in(directory: Path, *more: str) -> tuple[int, str]:
+    """Runs the training command. (exit code, standard error)"""
+    output = io.StringIO()
+    code = 0
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+        try:
+            command.run(train.main, flags(directory, *more))
+        except SystemExit as ended:
+            code = ended.code or 0
+        except Exception as error:
+            code = 1
+            output.write(f"Traceback: {type(error).__name__}: {error}")
+    faulthandler.cancel_dump_traceback_later()
+    return code, output.getvalue()
+
+
+def results(directory: Path) -> dict:
+    """What must equal the uninterrupted run: the curve and the last checkpoint's checksums."""
+    run = directory / "run"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    curve = [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+    meta = json.loads((store.directory(run) / str(STEPS) / "meta" / "metadata").read_text())
+    return {"curve": curve, "checksums": meta["fingerprints"], "newest": store.steps(run)[-1]}
+
+
+def interrupted(directory: Path) -> dict:
+    """Makes directory/killed, a run that was killed after its first checkpoint; the results of the uninterrupted run."""
+    killed = directory / "killed"
+    code, output = train_in(killed, "--config.checkpoint.keep=9")
+    assert code == 0, output
+    expected = results(killed)
+    for step in store.steps(killed / "run")[1:]:
+        shutil.rmtree(store.directory(killed / "run") / str(step))
+    return expected
+
+
+def problems(directory: Path, code: int, output: str, expected: dict) -> list[str]:
+    """Broken promises after a fault: of its own outcome, then of the same command without faults."""
+    found = []
+    if code not in (0, 2, 75):
+        found.append(f"exit code {code}")
+    if "Traceback" in output:
+        found.append("a stack trace")
+    code, again = train_in(directory)
+    if code:
+        return [*found, f"the next start ends with {code}: {again[-300:]}"]
+    now = results(directory)
+    found += [f"{name} differ: {now[name]} instead of {expected[name]}"[:600] for name in now if now[name] != expected[name]]
+    if not restored:
+        found.append("the run began again")
+    if (directory / "run" / "damaged").exists():
+        found.append(f"moved to damaged/: {sorted(path.name for path in (directory / 'run' / 'damaged').iterdir())}")
+    return found
+
+
+def main(directory: Path) -> None:
+    command._exit_now = sys.exit
+    expected = interrupted(directory)
+    for number, line in enumerate(sys.stdin):
+        case = json.loads(line)
+        answers = crashes(directory / "crashed", expected, **case) if "part" in case else [
+            fault(directory / f"case-{number}", expected, **case)
+        ]
+        for answer in answers:
+            print(json.dumps({"case": case} | answer), flush=True)
+
+
+def fault(target: Path, expected: dict, first: int, count: int, error: int) -> dict:
+    """The outcome of a resumed run in which system calls `first` to `first + count - 1` fail with `error`."""
+    shutil.copytree(target.parent / "killed", target)
+    restored.clear()
+    with watched(target, first, count, error) as recording:
+        code, output = train_in(target)
+    failed = [call.place(target) for call in recording.calls if call.result == error] if count else []
+    answer = {"code": code, "output": output[-400:], "problems": problems(target, code, output, expected)}
+    shutil.rmtree(target)
+    return answer | {"failed": failed[:1], "places": [] if count else [call.place(target) for call in recording.calls]}
+
+
+def crashes(target: Path, expected: dict, part: int, of: int) -> Iterator[dict]:
+    """The outcomes of every `of`-th crash of a resumed run."""
+    shutil.copytree(target.parent / "killed", target)
+    with watched(target) as recording:
+        code, output = train_in(target)
+    assert code == 0, output
+    shutil.rmtree(target)
+    shutil.copytree(target.parent / "killed", target)
+    found = list(crash.states(target, recording.calls))
+    for calls, way, state in found[part::of]:
+        shutil.rmtree(target)
+        crash.rebuild(state)
+        restored.clear()
+        broken = problems(target, 0, "", expected)
+        durable = durable_step(target, recording.calls[:calls])
+        if max(restored, default=0) < durable:
+            broken.append(f"resumed from {restored} although step {durable} was on the disk")
+        last = recording.calls[calls - 1].place(target)
+        yield {"after": f"{calls} {last}", "way": way, "problems": broken}
+    shutil.rmtree(target)
+
+
+def durable_step(target: Path, calls: list[Call]) -> int:
+    """The newest checkpoint whose name was on the disk after `calls`."""
+    newest = renamed = STEPS_BEFORE
+    folder = store.directory(target / "run")
+    for call in calls:
+        if call.name.startswith("rename") and Path(call.other).parent == folder and not call.result:
+            renamed = int(Path(call.other).name)
+        if call.name == "fsync":
+            newest = renamed
+    return newest
+
+
+def keep_programs() -> None:
+    """Traces and compiles once: every run has the same config, and so the same programs."""
+    train_step = once(lambda step, *arguments: step.lower(*arguments).compile())
+    jit = loop.jit_train_step
+    loop.jit_train_step = lambda *arguments: Lowered(jit(*arguments), train_step)
+    loop.abstract_state = once(loop.abstract_state)
+    loop.make_evaluator = once(loop.make_evaluator)
+    report._charts = once(report._charts)
+    session._sample = lambda *_: ("", "")
+
+
+class Lowered(NamedTuple):
+    """A jitted function, which `compiled` compiles."""
+
+    function: Callable
+    compiled: Callable
+    arguments: tuple = ()
+
+    def lower(self, *arguments):
+        return self._replace(arguments=arguments)
+
+    def compile(self):
+        return self.compiled(self.function, *self.arguments)
+
+
+def once(function: Callable) -> Callable:
+    """`function`, which is called once: every later call returns the same."""
+    results = []
+
+    def call(*arguments):
+        if not results:
+            results.append(function(*arguments))
+        return results[0]
+
+    return call
+
+
+if __name__ == "__main__":
+    keep_programs()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{sys.argv[1]}/compiled"
+    restored = []
+    restore = store.restore
+    store.restore = lambda workdir, step, abstract: (restore(workdir, step, abstract), restored.append(step))[0]
+    main(Path(sys.argv[1]).resolve())
