@@ -1,14 +1,59 @@
-"""Starts one command as several processes on this machine, as launch scripts do on several machines."""
+"""Starts one command as several processes on this machine, as launch scripts do on several machines, and reads the
+directory of a small run."""
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from xfresearch.checkpoints import store
+
 ROOT = Path(__file__).parent.parent.parent
 HEARTBEAT = 6  # seconds of silence after which a process counts as lost
+
+
+def flags(cache, *overrides: str, steps: int) -> list[str]:
+    """The config of a small run of `steps` updates as flags, with text and compiled programs in `cache`."""
+    keys = {
+        "steps": steps,
+        "batch_size": 8,
+        "checkpoint.every": 4,
+        "checkpoint.keep": 3,
+        "evaluation.every": 6,
+        "evaluation.sequences": 11,
+        "evaluation.final_sequences": 11,
+        "log.tensorboard": False,
+        "model.dropout": 0.1,
+        "model.vocab_size": 258,
+        "model.depth": 1,
+        "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
+        "data.cache_dir": cache,
+    }
+    return ["--config=configs/gpt2.py:tiny", *(f"--config.{key}={value}" for key, value in keys.items()), *overrides]
+
+
+def curve(workdir) -> list[dict]:
+    """The rows of metrics.jsonl without times, which no two runs share."""
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+
+
+def checksums(workdir, step: int) -> dict:
+    """Checksums of every array of a checkpoint. Equal bits have equal checksums."""
+    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+
+
+def copied_back_to(step: int, source, target):
+    """A copy of a run, as if it had been killed after the checkpoint of `step`."""
+    shutil.copytree(source, target)
+    for later in store.steps(target):
+        if later > step:
+            shutil.rmtree(store.directory(target) / str(later))
+    return target
 
 
 def free_port() -> int:

@@ -5,7 +5,6 @@ All tests use the command line on this machine's CPU, where the processes commun
 """
 
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +14,17 @@ import time
 import pytest
 
 from tests.tolerances import TOLERANCE
-from tests.training.processes import HEARTBEAT, ROOT, Processes, free_port, handles
+from tests.training.processes import (
+    HEARTBEAT,
+    ROOT,
+    Processes,
+    checksums,
+    copied_back_to,
+    curve,
+    flags,
+    free_port,
+    handles,
+)
 from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
@@ -31,32 +40,8 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def flags(cache, *overrides: str, steps: int = LAST) -> list[str]:
-    keys = {
-        "steps": steps,
-        "batch_size": 8,
-        "checkpoint.every": 4,
-        "checkpoint.keep": 3,
-        "evaluation.every": 6,
-        "evaluation.sequences": 11,
-        "evaluation.final_sequences": 11,
-        "log.tensorboard": False,
-        "model.dropout": 0.1,
-        "model.vocab_size": 258,
-        "model.depth": 1,
-        "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
-        "data.cache_dir": cache,
-    }
-    return ["--config=configs/gpt2.py:tiny", *(f"--config.{key}={value}" for key, value in keys.items()), *overrides]
-
-
 def train(count: int, workdir, cache, *overrides: str, steps: int = LAST, by: str = "flags") -> Processes:
     return Processes(count, "xfresearch.train", f"--workdir={workdir}", *flags(cache, *overrides, steps=steps), by=by)
-
-
-def curve(workdir) -> list[dict]:
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
 def rows_written(workdir) -> int:
@@ -66,19 +51,6 @@ def rows_written(workdir) -> int:
 
 def losses(workdir, after: int = 0) -> dict:
     return {(row["step"], row["kind"]): row["loss"] for row in curve(workdir) if row["step"] > after}
-
-
-def checksums(workdir, step: int = LAST) -> dict:
-    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
-
-
-def copied_back_to(step: int, source, target):
-    """A copy of a run, as if it had been killed after the checkpoint of `step`."""
-    shutil.copytree(source, target)
-    for later in store.steps(target):
-        if later > step:
-            shutil.rmtree(store.directory(target) / str(later))
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +70,10 @@ def four(tmp_path_factory):
 
 
 def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
-    ended = Processes(4, "tests.training.processes_worker", *flags(cache), devices=2).succeed()
+    ended = Processes(4, "tests.training.processes_worker", *flags(cache, steps=LAST), devices=2).succeed()
     found = [json.loads(err[err.index("RESULT ") :].split(" ", 1)[1].splitlines()[0]) for _, _, err in ended]
-    config = parse(["--config", *flags(cache)[0].split("=")[1:], *flags(cache)[1:]])
+    first, *others = flags(cache, steps=LAST)
+    config = parse(["--config", first.removeprefix("--config="), *others])
     batches = [Batches(config).batch(step) for step in STEPS]
     batches += evaluation_batches(prepare(config, "validation"), config.batch_size, 2 * config.batch_size - 3)
     expected = [digest(batch) for batch in batches]
@@ -221,7 +194,7 @@ def test_two_processes_stopped_then_killed_end_bit_for_bit_like_the_uninterrupte
     assert 4 < stopped_by_a_signal(1, 2, workdir, cache, *TWO, **early) < LAST
     killed(1, 2, workdir, cache, *TWO, rows=2)
     ended = train(2, workdir, cache, *TWO, f"--json={tmp_path}/results.json").succeed()
-    assert checksums(workdir) == checksums(two)
+    assert checksums(workdir, LAST) == checksums(two, LAST)
     assert curve(workdir) == curve(two)
     assert_all_time_is_accounted_for(workdir, json.loads((tmp_path / "results.json").read_text()))
     assert "goodput" in ended[0][1] and "4 starts" in ended[0][1]
