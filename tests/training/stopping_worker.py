@@ -1,0 +1,76 @@
+"""test_stopping.py runs this, in one process or several: training runs that send SIGTERM to themselves at a point.
+
+A point is (line, execution): just before that line of training/loop.py is executed for that many-th time. A single process
+does several runs, one after another. At the end of each run that does not end the process, it prints one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+
+from tests.training.processes import ROOT
+from xfresearch import command, distributed, train
+from xfresearch.checkpoints import store
+
+LOOP = str(ROOT / "xfresearch" / "training" / "loop.py")
+PAUSE = 0.02  # seconds per line after the signal: several processes need more than a second to agree on the step
+
+
+class Tracer:
+    """A trace function (sys.settrace) that records the executed lines of training/loop.py and sends SIGTERM at a point."""
+
+    def __init__(self, point: tuple[int, int]):
+        self.point = point
+        self.executed = []
+        self.before = None  # the number of lines executed before the signal
+        self._counts = Counter()
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code.co_filename != LOOP:
+            return None  # the frame is not traced
+        if event == "line":
+            self._arrive(frame.f_lineno)
+        return self
+
+    def _arrive(self, line: int) -> None:
+        self._counts[line] += 1
+        if (line, self._counts[line]) == self.point:
+            self.before = len(self.executed)
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.executed.append(line)
+        if self.before is not None and distributed.is_active():
+            time.sleep(PAUSE)
+
+
+def run(workdir: str, point: list[int], arguments: list[str]) -> int:
+    """Trains in `workdir`, with a signal at `point`; with [] for no signal. Returns the exit code."""
+    tracer = Tracer(tuple(point))
+    code = 0
+    sys.settrace(tracer if point else None)
+    try:
+        command.run(train.main, [f"--workdir={workdir}", *arguments])
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.settrace(None)
+    result = {"code": code, "saved": store.steps(workdir)[-1], "executed": tracer.executed, "before": tracer.before}
+    print(f"RESULT {json.dumps(result)}", file=sys.stderr, flush=True)
+    return code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--runs", type=json.loads, help="JSON list of [workdir, point, process that gets the signal]")
+    options, arguments = parser.parse_known_args()
+    parser.add_argument("--process", type=int, default=0)
+    own = parser.parse_known_args()[0].process
+    codes = [run(workdir, point if process == own else [], arguments) for workdir, point, process in options.runs]
+    return codes[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

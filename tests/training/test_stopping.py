@@ -1,0 +1,233 @@
+"""SIGTERM at every point of the training loop, in fresh and resumed runs, in one process and in two.
+
+A run that is stopped saves the step that it says, exits with 143, and the same command continues it bit for bit. A signal
+in or after the last update changes nothing: the run finishes with 0. A signal before the run handles signals, or after
+that, ends the process and loses nothing.
+
+One process gets the signal before every line of the functions in EVERY_LINE that is executed while the run handles
+signals; the rest of the loop only computes and prints. Two processes need longer, so they get it at POINTS: nothing that
+matters to a signal happens between two of these.
+"""
+
+import inspect
+import json
+import math
+import re
+import signal
+from collections import Counter
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from tests.training.processes import Processes, checksums, copied_back_to, curve, flags
+from xfresearch.checkpoints import store
+from xfresearch.training import loop
+
+STEPS = {1: 30, 2: 62}  # updates of a run of one process and of two
+MIDDLE, LEFT = 32, 2  # copies of a run of two resume from MIDDLE, and others when LEFT updates are left
+STOPPED = 128 + signal.SIGTERM
+SOURCE = inspect.getsource(loop).splitlines()
+
+
+def at(text: str, execution: int = 1) -> tuple[int, int]:
+    """The point before the line of training/loop.py that contains `text` is executed for that many-th time."""
+    [line] = [number for number, line in enumerate(SOURCE, 1) if text in line]
+    return line, execution
+
+
+def lines(code) -> range:
+    """The lines of a function or class."""
+    source, first = inspect.getsourcelines(code)
+    return range(first, first + len(source))
+
+
+EVERY_LINE = (loop.train, loop.Run.evaluate, loop.Run.save, loop.StopSignal)
+HANDLED = lines(loop.StopSignal.__init__)[-1]  # from the line after it on, one process handles signals
+RESTORED = lines(loop.StopSignal.restore)[-1]  # until this line
+ASKED = lines(loop.StopSignal.reached)[-1], at("reached_preemption_sync_point(self._asked)")[0]
+POINTS = [
+    at("self.bytes_per_token ="),  # the first line after which SIGTERM is a notice to all processes
+    at("self.checkpoints = store.Checkpoints"),
+    at("return step.lower("),
+    at("stopping = PreemptionNotice()"),
+    at("reached_preemption_sync_point(self._asked)", 1),
+    at("metrics = run.update(", 2),
+    at("saving = _due(", 2),
+    at('with self.clock.measure("evaluation")'),
+    at("self.checkpoints.save(step, self.state"),
+]
+# In a run with LEFT updates left: in the last update, after JAX was asked about it, and after the loop.
+ENDS = [at("metrics = run.update(", 2), at("saving = _due(", 2), at("run.save(done, loss)"), at("for index, batch in", 3)]
+ENDS += [at("run.checkpoints.wait()"), at("run.clock.end()"), at("stopping.restore()"), (RESTORED, 1)]
+# Before one process handles signals, and after that.
+OUTSIDE = [at("step_function = run.compile()"), (HANDLED, 1), at("run.checkpoints.close()"), at("return Result(done")]
+
+
+FRESH = 0
+NO_SIGNAL, NEVER = [], [0, 0]  # a run with NEVER records its lines
+
+
+class Ended(NamedTuple):
+    """The end of a process of stopping_worker.py."""
+
+    code: int
+    results: list[SimpleNamespace]  # of its runs
+    said: list[int]  # the steps that its runs said they saved when they were stopped
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def train(count: int, runs: list, cache) -> list[Ended]:
+    """Does `runs`, each [workdir, point, process that gets the signal], one after another in `count` processes."""
+    planned = json.dumps([[str(workdir), point, process] for workdir, point, process in runs])
+    overrides = [f"--config.checkpoint.keep_every={MIDDLE}", *(["--config.mesh.fsdp=2"] if count > 1 else [])]
+    arguments = [f"--runs={planned}", *flags(cache, *overrides, steps=STEPS[count])]
+    with Processes(count, "tests.training.stopping_worker", *arguments) as processes:
+        finished = processes.finish(timeout=900)
+    ends = []
+    for code, _, err in finished:
+        found = [SimpleNamespace(**json.loads(text)) for text in re.findall("RESULT (.*)", err)]
+        said = re.findall(r"SIGTERM: saved step (\d+); the same command resumes from there", err)
+        ends.append(Ended(code, found, [int(step) for step in said], err))
+    return ends
+
+
+def alone(runs: list, cache) -> list[SimpleNamespace]:
+    """The results of `runs` in one process, which must survive them and say each step at which it was stopped."""
+    [ended] = train(1, runs, cache)
+    assert len(ended.results) == len(runs), (ended.code, ended.stderr[-3000:])
+    assert ended.said == [result.saved for result in ended.results if result.code == STOPPED]
+    return ended.results
+
+
+def assert_same_run(workdir, other) -> None:
+    assert store.steps(workdir)[-1] == store.steps(other)[-1]
+    assert checksums(workdir, store.steps(other)[-1]) == checksums(other, store.steps(other)[-1])
+    assert curve(workdir) == curve(other)
+
+
+def update_at_signal(result, start: int) -> int:
+    """The update after which a run from step `start` asks for the first time whether it got a signal."""
+    assert result.before is not None, "the run did not reach the point"
+    return start + 1 + sum(line in ASKED for line in result.executed[: result.before])
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, cache):
+    """An uninterrupted run of one process, and the lines that it executed."""
+    workdir = tmp_path_factory.mktemp("one")
+    [result] = alone([(workdir, NEVER, 0)], cache)
+    assert (result.code, result.saved) == (0, STEPS[1])
+    return workdir, result.executed
+
+
+def every_point(executed: list[int]) -> list[tuple[int, int]]:
+    """A point for each line of EVERY_LINE that is executed between the start of handling signals and the end of the
+    loop: in the second update if every update executes the line, otherwise the first time."""
+    first, end = (len(executed) - executed[::-1].index(line) for line in (HANDLED, at("for index, batch in")[0]))
+    before, during = Counter(executed[:first]), Counter(executed[first : end - 1])
+    chosen = {line for code in EVERY_LINE for line in lines(code)}
+    return [
+        (line, before[line] + (2 if count >= STEPS[1] - 1 else 1)) for line, count in during.items() if line in chosen
+    ]
+
+
+@pytest.mark.parametrize("stride", [10, pytest.param(1, marks=pytest.mark.long)])
+def test_one_process_stops_after_the_update_of_the_signal(one, cache, tmp_path, stride):
+    """Several chains of runs. Each run of a chain resumes from the one before and is stopped; the last one finishes."""
+    whole, executed = one
+    points = every_point(executed)[::stride]
+    count = math.ceil(len(points) / 7)  # a run has enough updates for a chain of seven
+    chains = {tmp_path / str(number): points[number::count] for number in range(count)}
+    runs = [(workdir, point, 0) for workdir, chain in chains.items() for point in [*chain, NO_SIGNAL]]
+    start = Counter()
+    for (workdir, point, _), result in zip(runs, alone(runs, cache), strict=True):
+        stopped = (STOPPED, update_at_signal(result, start[workdir])) if point else (0, STEPS[1])
+        assert (result.code, result.saved) == stopped, point
+        start[workdir] = result.saved
+    for workdir in chains:
+        assert_same_run(workdir, whole)
+
+
+@pytest.mark.long
+def test_one_process_finishes_if_the_signal_comes_in_or_after_the_last_update(one, cache, tmp_path):
+    runs = [(copied_back_to(STEPS[1] - LEFT, one[0], tmp_path / str(number)), point, 0) for number, point in enumerate(ENDS)]
+    for (workdir, point, _), result in zip(runs, alone(runs, cache), strict=True):
+        assert update_at_signal(result, STEPS[1] - LEFT) >= STEPS[1], point
+        assert (result.code, result.saved) == (0, STEPS[1]), point
+        assert_same_run(workdir, one[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", OUTSIDE, ids=lambda point: SOURCE[point[0] - 1].split("=")[0].strip())
+def test_one_process_that_does_not_handle_signals_is_ended_and_loses_nothing(one, cache, tmp_path, point):
+    workdir = copied_back_to(STEPS[1] - LEFT, one[0], tmp_path / "run")
+    [ended] = train(1, [(workdir, point, 0)], cache)
+    assert ended.code == -signal.SIGTERM, ended.stderr[-3000:]
+    [result] = alone([(workdir, NO_SIGNAL, 0)], cache)
+    assert result.code == 0
+    assert_same_run(workdir, one[0])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, cache):
+    """An uninterrupted run of two processes."""
+    workdir = tmp_path_factory.mktemp("two")
+    assert [ended.code for ended in train(2, [(workdir, NO_SIGNAL, 0)], cache)] == [0, 0]
+    return workdir
+
+
+def alternating(points, first: int) -> list:
+    """(point, process that gets the signal) with processes `first`, the other one, `first`, ..."""
+    return [(point, (number + first) % 2) for number, point in enumerate(points)]
+
+
+CHAINS = [(MIDDLE, alternating(points, first)) for points in (POINTS[:5], POINTS[5:]) for first in (0, 1)]
+CHAINS += [(FRESH, alternating([point], number % 2)) for number, point in enumerate(POINTS[::5])]
+DAILY = (MIDDLE, alternating([POINTS[1], POINTS[-1]], 1))
+
+
+@pytest.mark.parametrize("start, stops", [DAILY, *(pytest.param(*chain, marks=pytest.mark.long) for chain in CHAINS)])
+def test_two_processes_stop_after_the_same_update(two, cache, tmp_path, start, stops):
+    """A chain of runs, as above. From MIDDLE on, fewer updates are left than are done: a notice for the step instead of
+    for the number of calls (see PreemptionNotice) would come after the last update."""
+    workdir = copied_back_to(start, two, tmp_path / "run") if start else tmp_path / "run"
+    for point, process in stops:
+        ends = train(2, [(workdir, point, process)], cache)
+        assert [ended.code for ended in ends] == [STOPPED] * 2, (point, [ended.stderr[-1500:] for ended in ends])
+        [result], [other] = (ends[index].results for index in (process, 1 - process))
+        assert update_at_signal(result, start) <= result.saved == other.saved < STEPS[2]
+        start = result.saved
+        assert ends[0].said == [start]
+    assert [ended.code for ended in train(2, [(workdir, NO_SIGNAL, 0)], cache)] == [0, 0]
+    assert_same_run(workdir, two)
+    assert not (workdir / "errors").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point, process", alternating([ENDS[0], at("run.checkpoints.wait()")], 0))
+def test_two_processes_finish_if_the_signal_comes_in_or_after_the_last_update(two, cache, tmp_path, point, process):
+    workdir = copied_back_to(STEPS[2] - LEFT, two, tmp_path / "run")
+    ends = train(2, [(workdir, point, process)], cache)
+    assert [ended.code for ended in ends] == [0, 0], [ended.stderr[-1500:] for ended in ends]
+    assert update_at_signal(ends[process].results[0], STEPS[2] - LEFT) >= STEPS[2]
+    assert_same_run(workdir, two)
+    assert not (workdir / "errors").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "point, process", alternating([at("distributed.handle_preemption(True)"), at("run.checkpoints.close()")], 0)
+)
+def test_two_processes_are_ended_by_a_signal_to_one_that_does_not_handle_it(two, cache, tmp_path, point, process):
+    workdir = copied_back_to(STEPS[2] - LEFT, two, tmp_path / "run")
+    ends = train(2, [(workdir, point, process)], cache)
+    assert ends[process].code == -signal.SIGTERM, ends[process].stderr[-1500:]
+    assert ends[1 - process].code not in (0, STOPPED)
+    assert [ended.code for ended in train(2, [(workdir, NO_SIGNAL, 0)], cache)] == [0, 0]
+    assert_same_run(workdir, two)
