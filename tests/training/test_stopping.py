@@ -25,7 +25,7 @@ from xfresearch.checkpoints import store
 from xfresearch.training import loop
 
 STEPS = {1: 30, 2: 62}  # updates of a run of one process and of two
-MIDDLE, LEFT = 32, 2  # copies of a run of two resume from MIDDLE, and others when LEFT updates are left
+FRESH, MIDDLE, LEFT = 0, 32, 2  # chains of two start at FRESH or MIDDLE, and some runs when LEFT updates are left
 STOPPED = 128 + signal.SIGTERM
 SOURCE = inspect.getsource(loop).splitlines()
 
@@ -45,27 +45,24 @@ def lines(code) -> range:
 EVERY_LINE = (loop.train, loop.Run.evaluate, loop.Run.save, loop.StopSignal)
 HANDLED = lines(loop.StopSignal.__init__)[-1]  # from the line after it on, one process handles signals
 RESTORED = lines(loop.StopSignal.restore)[-1]  # until this line
-ASKED = lines(loop.StopSignal.reached)[-1], at("reached_preemption_sync_point(self._asked)")[0]
+ASKED = lines(loop.StopSignal.reached)[-1], at("if multihost_utils.reached_preemption_sync_point(")[0]
 POINTS = [
     at("self.bytes_per_token ="),  # the first line after which SIGTERM is a notice to all processes
     at("self.checkpoints = store.Checkpoints"),
     at("return step.lower("),
     at("stopping = PreemptionNotice()"),
-    at("reached_preemption_sync_point(self._asked)", 1),
+    at("if multihost_utils.reached_preemption_sync_point("),
     at("metrics = run.update(", 2),
     at("saving = _due(", 2),
     at('with self.clock.measure("evaluation")'),
     at("self.checkpoints.save(step, self.state"),
 ]
-# In a run with LEFT updates left: in the last update, after JAX was asked about it, and after the loop.
+# In a run with LEFT updates left: in the last update before and after the run asks for a signal, and after the loop.
 ENDS = [at("metrics = run.update(", 2), at("saving = _due(", 2), at("run.save(done, loss)"), at("for index, batch in", 3)]
 ENDS += [at("run.checkpoints.wait()"), at("run.clock.end()"), at("stopping.restore()"), (RESTORED, 1)]
-# Before one process handles signals, and after that.
+# Before one process handles signals, and after that. The signal ends the process.
 OUTSIDE = [at("step_function = run.compile()"), (HANDLED, 1), at("run.checkpoints.close()"), at("return Result(done")]
-
-
-FRESH = 0
-NO_SIGNAL, NEVER = [], [0, 0]  # a run with NEVER records its lines
+NO_SIGNAL, NEVER = [], [0, 0]  # with NEVER, the lines of the run are recorded
 
 
 class Ended(NamedTuple):
