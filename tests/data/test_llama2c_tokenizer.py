@@ -91,6 +91,7 @@ BROKEN = {
     "no bytes": (pack([(0.0, b"a")] * 300), "ids 3 to 258 must be the bytes"),
     "too long a piece": (struct.pack("<i", 4) + GOOD[4:], "piece 0 is damaged or truncated"),
     "negative length": (GOOD[:4] + struct.pack("<fi", 0, -5) + GOOD[12:], "piece 0 is damaged or truncated"),
+    "not a number": (pack([*BASE_PIECES, (float("nan"), b" ")]), "piece 259 has the score nan: it must be more than -1e+10"),
     "a model": (struct.pack("<7i", 64, 172, 5, 8, 4, 512, 512) + bytes(4000), "is damaged or truncated"),
 }
 

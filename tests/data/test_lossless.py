@@ -56,6 +56,7 @@ ALTERS = {
     "nfkc": (lambda: SentencePieceTokenizer(made.sentence_piece(normalization_rule_name="nmt_nfkc")), "ﬁ"),
     "spaces": (lambda: SentencePieceTokenizer(made.sentence_piece(remove_extra_whitespaces=True)), "a  a"),
     "unknown": (lambda: SentencePieceTokenizer(made.sentence_piece(byte_fallback=False)), "日"),
+    "words": (lambda: SentencePieceTokenizer(made.sentence_piece(model_type="word")), "an unknown word"),
     "suffix": (lambda: SentencePieceTokenizer(made.sentence_piece(treat_whitespace_as_suffix=True)), "a"),
     "nfc": (lambda: HuggingFaceTokenizer(made.byte_level(normalizer=normalizers.NFC())), "e\u0301"),
     "lower": (lambda: HuggingFaceTokenizer(made.byte_fallback(normalizer=normalizers.Lowercase())), "A"),

@@ -86,6 +86,15 @@ def test_pieces_encode_like_the_whole(tokenizer):
     assert np.array_equal(np.concatenate([tokenizer.encode(piece) for piece in pieces]), tokenizer.encode(text))
 
 
+def test_pieces_encode_like_the_whole_if_tokens_have_spaces_inside(tmp_path):
+    made.write(tmp_path, {"tokenizer.model": made.sentence_piece(split_by_whitespace=False)})
+    tokenizer = load_tokenizer(tmp_path)
+    assert b"d the dog" in tokenizer.token_bytes
+    text = "\n".join(made.LINES).encode()
+    pieces = tokenizer.pieces(text, size=4)
+    assert np.array_equal(np.concatenate([tokenizer.encode(piece) for piece in pieces]), tokenizer.encode(text))
+
+
 def test_stream_emits_only_whole_characters(tokenizer):
     ids = tokenizer.encode(CODE.encode())
     stream = tokenizer.decode_stream()

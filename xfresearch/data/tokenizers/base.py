@@ -10,8 +10,9 @@ import numpy as np
 from xfresearch.data.cache import digest
 from xfresearch.files import write_bytes
 
-# A safe cut: a single space between two visible ASCII characters. No token extends across it.
+# A safe cut: in front of a single space between two visible ASCII characters. No token may extend across it.
 _SAFE_CUT = re.compile(rb"(?<=[\x21-\x7e]) (?=[\x21-\x7e])")
+_EXTENDS_ACROSS_A_CUT = re.compile(rb"[\x21-\x7e] ")
 
 
 class Tokenizer:
@@ -86,6 +87,8 @@ class Tokenizer:
 
     def _find_safe_cut(self) -> re.Pattern | None:
         """Where `pieces` may cut a text. Probes the tokenizer, because some normalisers allow no cut at all."""
+        if _EXTENDS_ACROSS_A_CUT.search(b"\n".join(self.token_bytes)):
+            return None
         probes = [(b"return x;", b"(a, 42) = b"), (b"The end", b"Of 1984"), (b"a \n b.", b"\"c\" - 'd'")]
 
         def encodes(left: bytes, space: bytes, right: bytes) -> bool:
@@ -94,7 +97,7 @@ class Tokenizer:
 
         # Either the right piece keeps the space, or the tokenizer itself puts a dummy space in front of it.
         self._cut_keeps_space = all(encodes(left, b" ", right) for left, right in probes)
-        drops_space = all(encodes(left, b"", right) for left, right in probes)
+        drops_space = self._dummy_prefix and all(encodes(left, b"", right) for left, right in probes)
         return _SAFE_CUT if self._cut_keeps_space or drops_space else None
 
     def _without_prefix(self, text: bytes) -> bytes:

@@ -15,6 +15,7 @@ from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.errors import UserError
 
 BEGIN, FIRST_BYTE, FIRST_WORD = 1, 3, 259
+LEAST_SCORE = -1e10  # run.c forms no piece with this score or a smaller one
 # A character as run.c reads it: a byte and its continuation bytes, at most four bytes.
 _CHARACTER = re.compile(rb"[\x00-\x7f\xc0-\xff][\x80-\xbf]{0,3}|[\x80-\xbf]{1,4}")
 
@@ -78,6 +79,9 @@ def _read(content: bytes) -> tuple[list[bytes], list[float]]:
         at += 8 + length
         if not 0 < length <= longest or at > len(content):
             raise UserError(f"not a valid llama2.c tokenizer: piece {len(pieces)} is damaged or truncated")
+        if not score > LEAST_SCORE:  # also for NaN
+            allowed = f"it must be more than {LEAST_SCORE:g}"
+            raise UserError(f"not a valid llama2.c tokenizer: piece {len(pieces)} has the score {score:g}: {allowed}")
         pieces.append(piece)
         scores.append(score)
     byte_pieces = [f"<0x{byte:02X}>".encode() for byte in range(256)]

@@ -1,14 +1,18 @@
 """SentencePiece's .model files (Kudo & Richardson 2018)."""
 
 import re
+from collections.abc import Iterator
 
 from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
+from xfresearch.errors import UserError
 
 # Field numbers of sentencepiece_model.proto, which the library does not expose.
 _TRAINER, _NORMALIZER = 2, 3
 _SUFFIX, _BYTE_FALLBACK = 24, 35
 _CHARACTER_MAP, _REMOVES_SPACES = 2, 4
+_SIZES = {1: 8, 5: 4}  # bytes of a field by its wire type
+_SPACES = " \U0010fffd  \U0010fffd ".encode()  # between characters that no model knows
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -27,9 +31,10 @@ class SentencePieceTokenizer(Tokenizer):
             # The .model has such an id whether or not models were trained with it: only the settings files tell.
             begin_of_text=self._control(special.begin, self._sp.bos_id()) if special.adds_begin else None,
             stops=special.stops,
-            lossless=_lossless(content),
             dummy_prefix=bool(first) and first[0].startswith("\u2581"),
         )
+        if _keeps_characters(content) and self.decode(self.encode(_SPACES)) == _SPACES.decode():
+            self.lossless = "text"
 
     def _encode(self, text: bytes) -> list[int]:
         return self._sp.encode(text.decode("utf-8", "replace"))
@@ -52,33 +57,35 @@ def piece_bytes(piece: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
 
 
-def _lossless(content: bytes) -> str:
-    """'text' with byte fallback for unknown characters, no character map and no removal of spaces; otherwise ''."""
-    model = _fields(content)
-    trainer = _fields(model.get(_TRAINER, b""))
-    normalizer = _fields(model.get(_NORMALIZER, b""))
+def _keeps_characters(content: bytes) -> bool:
+    """Whether unknown characters become bytes, and the normaliser replaces no character and removes no space."""
+    messages = {_TRAINER: b"", _NORMALIZER: b""}
+    for number, value in _fields(content):
+        if number in messages:
+            messages[number] += value  # several fields are the parts of one message
+    trainer, normalizer = (dict(_fields(message)) for message in messages.values())
     alters = normalizer.get(_CHARACTER_MAP) or normalizer.get(_REMOVES_SPACES, 1) or trainer.get(_SUFFIX)
-    return "text" if trainer.get(_BYTE_FALLBACK) and not alters else ""
+    return bool(trainer.get(_BYTE_FALLBACK)) and not alters
 
 
-def _fields(message: bytes) -> dict[int, int | bytes]:
-    """The fields of a protocol buffer by number; of a repeated field, the last value."""
-    found = {}
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field of a protocol buffer. Raises UserError for a group, which no model has."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
-        number = key >> 3
-        wire_type = key & 7
+        number, wire_type = key >> 3, key & 7
         if wire_type == 0:
-            found[number], at = _varint(message, at)
+            value, at = _varint(message, at)
+            yield number, value
             continue
         if wire_type == 2:  # a string, with its size in front
             size, at = _varint(message, at)
+        elif wire_type in _SIZES:
+            size = _SIZES[wire_type]
         else:
-            size = {1: 8, 5: 4}[wire_type]
-        found[number] = message[at : at + size]
+            raise UserError(f"not a valid SentencePiece model: field {number} has wire type {wire_type}")
+        yield number, message[at : at + size]
         at += size
-    return found
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
