@@ -21,6 +21,7 @@ def sentence_piece(**options) -> bytes:
     import sentencepiece
 
     options = {
+        "model_type": "bpe",
         "normalization_rule_name": "identity",
         "byte_fallback": True,
         "remove_extra_whitespaces": False,
@@ -29,7 +30,6 @@ def sentence_piece(**options) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES),
         model_writer=model,
-        model_type="bpe",
         vocab_size=400 if options["byte_fallback"] else 80,
         hard_vocab_limit=False,
         minloglevel=2,

@@ -16,12 +16,12 @@ import numpy as np
 
 import xfresearch as xf
 from tests.data import made_tokenizers as made
+from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, tokenizer_json, write_sentence_pieces
 from tests.interop.edits import WEIGHTS
 from tests.tiny_runs import ROOT, tiny_model
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.files import read_documents
-from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.errors import UserError
 from xfresearch.interop import llama2c
 from xfresearch.interop.tensor_files import tensors_in
@@ -55,14 +55,6 @@ def header(file: Path) -> None:
 def folder(file: Path) -> None:
     """`file` is the config.json of a folder with intact weights."""
     assert xf.load(file.parent)([[1, 2, 3]]).shape[:2] == (1, 3)
-
-
-def tokenizer(file: Path) -> None:
-    loaded = load_tokenizer(file)
-    text = "the cat \u00e9\u4e2d\n"
-    ids = loaded.encode(text.encode())
-    assert all(0 <= i < loaded.vocab_size for i in ids)
-    loaded.decode(ids)
 
 
 def jsonl(file: Path) -> None:
@@ -147,8 +139,10 @@ TARGETS = {
     "header of safetensors": (_file("header.json", lambda: json.dumps(HEADER).encode()), header),
     "config.json of llama": (_folder("llama"), folder),
     "config.json of gpt2": (_folder("gpt2"), folder),
-    "tokenizer.json, byte level": (_file("tokenizer.json", lambda: made.byte_level().encode()), tokenizer),
-    "tokenizer.json, byte fallback": (_file("tokenizer.json", lambda: made.byte_fallback().encode()), tokenizer),
+    "tokenizer.json, byte level": (_file("tokenizer.json", lambda: made.byte_level().encode()), tokenizer_json),
+    "tokenizer.json, byte fallback": (_file("tokenizer.json", lambda: made.byte_fallback().encode()), tokenizer_json),
+    "tokenizer.model": (write_sentence_pieces, sentence_piece),
+    "tokenizer.bin": (_file("t.bin", lambda: made.llama2c(made.sentence_piece())), llama2c_tokenizer),
     "jsonl": (_file("a.jsonl", LINES.encode), jsonl),
     "llama2.c": (_file("a.bin", _llama2c), llama2c_file),
     "overrides": (_file("flags", FLAGS.encode), overrides),
