@@ -37,8 +37,8 @@ def _write_sentence_piece(value) -> bytes | None:
         return None
 
 
-def _read_llama2c(content: bytes) -> dict:
-    """The pieces that are bytes are one value: a file without any of them is refused."""
+def _read_llama2c(content: bytes) -> list:
+    """[[length of the longest piece, pieces up to the last byte], [score, piece], ...]: without a byte a file is refused."""
     pieces, at = [], 4
     while at < len(content):
         if at + 8 > len(content):
@@ -49,13 +49,13 @@ def _read_llama2c(content: bytes) -> dict:
         pieces.append([score, content[at + 8 : at + 8 + size].decode("latin1")])
         at += 8 + size
     longest = int.from_bytes(content[:4], "little")
-    return {"start": [longest, _records(pieces[:259]).decode("latin1")], "words": pieces[259:]}
+    return [[longest, _records(pieces[:259]).decode("latin1")], *pieces[259:]]
 
 
 def _write_llama2c(value) -> bytes | None:
     try:
-        longest, bytes_ = value["start"]
-        return struct.pack("<i", longest) + bytes_.encode("latin1") + _records(value["words"])
+        (longest, first_pieces), *words = value
+        return struct.pack("<i", longest) + first_pieces.encode("latin1") + _records(words)
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, OverflowError):
         return None
 

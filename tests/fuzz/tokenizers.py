@@ -10,7 +10,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tests.data import made_tokenizers as made
 from xfresearch.data.tokenizers import Tokenizer, load_tokenizer
 
-TEXT = "the cat and the dog \u00e9\u4e2d\n"
+TEXT = "\n".join(made.LINES[:6]) + "  \u4e2d\n"  # the words that the models are trained on, and a character that they lack
 # Default values, which a model has as values, so that they are damaged, only if they are given.
 WRITTEN = dict(
     escape_whitespaces=True, add_dummy_prefix=True, treat_whitespace_as_suffix=False, bos_id=1, eos_id=2, unk_piece="<unk>"
