@@ -78,12 +78,14 @@ class Processes:
     """`count` processes of `python -m module arguments`, joined by flags or, with by="slurm", by the variables that
     srun sets. The end of a `with` block kills all of them."""
 
-    def __init__(self, count: int, module: str, *arguments: str, by: str = "flags", devices: int = 1):
+    def __init__(
+        self, count: int, module: str, *arguments: str, by: str = "flags", devices: int = 1, heartbeat: int = HEARTBEAT
+    ):
         port, command = free_port(), [sys.executable, "-m", module, *arguments]
         env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_COORDINATOR_PORT": str(port)}
         env["JAX_NUM_CPU_DEVICES"] = str(devices)
         if count > 1:
-            command.append(f"--heartbeat={HEARTBEAT}")
+            command.append(f"--heartbeat={heartbeat}")
         if count > 1 and by == "flags":
             command += [f"--coordinator=localhost:{port}", f"--processes={count}"]
         self.all = [

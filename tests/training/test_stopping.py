@@ -26,6 +26,7 @@ from xfresearch.training import loop
 
 STEPS = {1: 30, 2: 62}  # updates of a run of one process and of two
 FRESH, MIDDLE, LEFT = 0, 32, 2  # chains of two start at FRESH or MIDDLE, and some runs when LEFT updates are left
+HEARTBEAT = 30  # seconds of silence after which a process counts as lost: a busy machine may pause one for some seconds
 STOPPED = 128 + signal.SIGTERM
 SOURCE = inspect.getsource(loop).splitlines()
 
@@ -84,7 +85,7 @@ def train(count: int, runs: list, cache) -> list[Ended]:
     planned = json.dumps([[str(workdir), point, process] for workdir, point, process in runs])
     overrides = [f"--config.checkpoint.keep_every={MIDDLE}", *(["--config.mesh.fsdp=2"] if count > 1 else [])]
     arguments = [f"--runs={planned}", *flags(cache, *overrides, steps=STEPS[count])]
-    with Processes(count, "tests.training.stopping_worker", *arguments) as processes:
+    with Processes(count, "tests.training.stopping_worker", *arguments, heartbeat=HEARTBEAT) as processes:
         finished = processes.finish(timeout=900)
     ends = []
     for code, _, err in finished:
