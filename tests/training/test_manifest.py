@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import cache
 
 import pytest
 
@@ -20,10 +21,10 @@ def write_corpus(folder, word: str) -> None:
         (folder / f"{number:02}.txt").write_text(f"{number} {word} " * 60)
 
 
-def flags(workdir, corpus, cache, *more: str) -> list[str]:
+def flags(folder, *more: str, cache="cache") -> list[str]:
     overrides = {
-        "data.corpus": f"('text_files:{corpus}',)",
-        "data.cache_dir": cache,
+        "data.corpus": f"('text_files:{folder / 'corpus'}',)",
+        "data.cache_dir": folder / cache,
         "steps": STEPS,
         "optimizer.warmup": 0,
         "checkpoint.every": 2,
@@ -31,7 +32,7 @@ def flags(workdir, corpus, cache, *more: str) -> list[str]:
         "log.tensorboard": False,
     }
     given = [f"--config.{key}={value}" for key, value in overrides.items()]
-    return [f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={workdir}", *given, *more]
+    return [f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={folder / 'run'}", *given, *more]
 
 
 def curve(workdir) -> list:
@@ -39,18 +40,43 @@ def curve(workdir) -> list:
     return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """trained(flags) trains a run once. Returns its folder, which has the corpus too, and a copy of the folder."""
+
+    @cache
+    def train_once(tokenizer: tuple[str, ...]):
+        folder, copy = tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("copy")
+        write_corpus(folder / "corpus", "one")
+        train.main(flags(folder, *tokenizer))
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        return folder, copy
+
+    return train_once
+
+
 @pytest.fixture
-def interrupted(tmp_path, request):
-    """resume(*flags) continues a run that was killed after step 2, whose corpus is in `corpus`."""
-    tokenizer = getattr(request, "param", [])
-    write_corpus(tmp_path / "corpus", "one")
-    train.main(flags(tmp_path / "run", tmp_path / "corpus", tmp_path / "cache", *tokenizer))
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / str(STEPS))
-    uninterrupted = curve(tmp_path / "run")
+def tokenizer():
+    return ()
+
+
+@pytest.fixture
+def folder(trained, tokenizer):
+    """The folder of a run as training left it, always at the same path: the cache knows files by their paths."""
+    folder, copy = trained(tokenizer)
+    shutil.rmtree(folder)
+    return shutil.copytree(copy, folder)
+
+
+@pytest.fixture
+def interrupted(folder, tokenizer):
+    """resume(*flags) continues the run in `folder`, which was killed after step 2."""
+    shutil.rmtree(folder / "run" / "checkpoints" / str(STEPS))
+    uninterrupted = curve(folder / "run")
 
     def resume(*more: str, cache="cache"):
-        train.main(flags(tmp_path / "run", tmp_path / "corpus", tmp_path / cache, *tokenizer, *more))
-        return curve(tmp_path / "run"), uninterrupted
+        train.main(flags(folder, *tokenizer, *more, cache=cache))
+        return curve(folder / "run"), uninterrupted
 
     return resume
 
@@ -60,9 +86,9 @@ def contents(folder) -> dict:
     return {path: path.read_bytes() for path in kept}
 
 
-def test_the_same_text_elsewhere_resumes_bit_for_bit(interrupted, tmp_path):
+def test_the_same_text_elsewhere_resumes_bit_for_bit(interrupted, folder):
     """Other paths and times of the files, and an empty cache, are no difference."""
-    for path in (tmp_path / "corpus").iterdir():
+    for path in (folder / "corpus").iterdir():
         text = path.read_text()
         path.unlink()
         path.write_text(text)
@@ -71,31 +97,29 @@ def test_the_same_text_elsewhere_resumes_bit_for_bit(interrupted, tmp_path):
 
 
 @pytest.mark.parametrize("kept_times", [False, True])
-def test_another_text_is_refused(interrupted, tmp_path, kept_times):
+def test_another_text_is_refused(interrupted, folder, kept_times):
     """Also if every file keeps its size and its time of modification."""
-    before = contents(tmp_path / "run")
-    for path in (tmp_path / "corpus").iterdir():
+    before = contents(folder / "run")
+    for path in (folder / "corpus").iterdir():
         times = path.stat().st_atime_ns, path.stat().st_mtime_ns
         path.write_text(path.read_text().replace("one", "two"))
         if kept_times:
             os.utime(path, ns=times)
     with pytest.raises(UserError, match="step 2 was computed with other data or versions .train split of text_files:"):
         interrupted()
-    assert contents(tmp_path / "run") == before
+    assert contents(folder / "run") == before
     resumed, uninterrupted = interrupted("--fork")
     assert resumed[:2] == uninterrupted[:2] and resumed[2:] != uninterrupted[2:]
 
 
-@pytest.mark.parametrize(
-    "interrupted", [["--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]], indirect=True, ids=["bpe"]
-)
-def test_a_new_file_in_the_corpus_does_not_replace_the_runs_tokenizer(interrupted, tmp_path):
-    before = contents(tmp_path / "run")
-    (tmp_path / "corpus" / "new.txt").write_text("entirely different words " * 400)
+@pytest.mark.parametrize("tokenizer", [("--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300")], ids=["bpe"])
+def test_a_new_file_in_the_corpus_does_not_replace_the_runs_tokenizer(interrupted, folder):
+    before = contents(folder / "run")
+    (folder / "corpus" / "new.txt").write_text("entirely different words " * 400)
     with pytest.raises(UserError, match="other data or versions"):
         interrupted()
-    assert contents(tmp_path / "run") == before
-    (tmp_path / "corpus" / "new.txt").unlink()
+    assert contents(folder / "run") == before
+    (folder / "corpus" / "new.txt").unlink()
     resumed, uninterrupted = interrupted(cache="another")
     assert resumed == uninterrupted
 
@@ -110,8 +134,8 @@ def test_other_versions_are_refused_by_name(interrupted, monkeypatch):
     assert resumed == uninterrupted
 
 
-def test_an_altered_meta_is_damage(interrupted, tmp_path):
-    meta = tmp_path / "run" / "checkpoints" / "2" / "meta" / "metadata"
+def test_an_altered_meta_is_damage(interrupted, folder):
+    meta = folder / "run" / "checkpoints" / "2" / "meta" / "metadata"
     meta.write_text(meta.read_text().replace('"saved_at": 1', '"saved_at": 2'))
     with pytest.raises(UserError, match="every checkpoint is damaged"):
         interrupted()
