@@ -14,8 +14,8 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile hundreds of small programs and run each a few times, so fast compilation matters more than fast code.
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):  # later versions lack this flag; it more than halves compilation
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+if version("jaxlib").startswith("0.10."):  # later versions lack the first flag; it more than halves compilation
+    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
