@@ -50,6 +50,9 @@ class OptimizerConfig:
         "global: clip the gradient by its norm over all parameters, before scaling; tensor (adagrad only): multiply "
         "the step of each layer's tensor by min(1, clip / norm of its gradient), with unclipped sums of squares",
     )
+    trainable: tuple[str, ...] = option(
+        (), "patterns of the paths of the parameters to train, such as ('*norm*','head/*'); () for all parameters"
+    )
 
 
 @dataclass(frozen=True)

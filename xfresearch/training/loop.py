@@ -341,7 +341,9 @@ def _due(step: int, every: int, last: int) -> bool:
 
 def _utilisation_per_rate(config: Config) -> float | None:
     """Model FLOPs utilisation at one token per second: three times the FLOPs of the forward pass over the devices'
-    peak. None if the peak is not known."""
+    peak. None if the peak is not known, or if parameters are frozen: their backward pass takes less."""
+    if config.optimizer.trainable:
+        return None
     peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
     per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
     return per_token / (peak * jax.device_count()) if peak else None
