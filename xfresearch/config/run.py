@@ -122,6 +122,15 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    path: str = option(
+        "",
+        "trained model whose config, tokenizer and parameters the run starts from: a run, one of its checkpoints, a "
+        "Hugging Face folder or a .bin file of llama2.c; '' for new parameters",
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """The options of a run."""
 
@@ -132,6 +141,7 @@ class Config:
     batch_size: int = option(16, "sequences per update, over all devices", low=1, decides="training")
     sequence_length: int = option(256, "tokens per sequence", low=2, decides="training")
     data: DataConfig = group(DataConfig(), "training data", decides="training")
+    start: StartConfig = group(StartConfig(), "the model that training starts from", decides="training")
     model: ModelConfig = group(ModelConfig(), "the transformer")
     optimizer: OptimizerConfig = group(OptimizerConfig(), "update rule and learning rate", decides="training")
     training: TrainingConfig = group(TrainingConfig(), "computation of an update", decides="training")
