@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 
+import jax
+
 
 def path_name(path) -> str:
     """A jax.tree_util key path as text, e.g. 'blocks/main/attention/query/kernel'."""
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+
+
+def by_path(tree) -> dict:
+    """{path as text: leaf} of all leaves."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def split(tree: dict, chosen: Callable[[str], bool], prefix: str = "") -> tuple[dict, dict]:

@@ -56,9 +56,10 @@ def test_keys_that_change_the_result_need_a_fork(workdir, overrides, words, caps
     has_checkpoint(workdir, 20)
     with pytest.raises(UserError, match=rf"{words}\): use a new directory, or --fork"):
         record(workdir, tiny_config(**overrides), fork=False)
-    write_lineage(workdir, [{"path": "runs/a"}])
+    trained = {"path": "runs/a", "kind": "run", "step": 10, "digest": "0123"}
+    write_lineage(workdir, [trained])
     record(workdir, tiny_config(**overrides), fork=True)
-    assert len(starts(workdir)) == 2 and lineage(workdir) == [{"path": "runs/a"}]
+    assert len(starts(workdir)) == 2 and lineage(workdir) == [trained]
     rates = "; the learning rate of the next update is 0.205 instead of 0.00411" if "learning_rate" in words else ""
     assert capsys.readouterr().err == f"--fork: resumes from step 20 with {words}{rates}\n"
 
@@ -118,6 +119,12 @@ def test_a_damaged_side_file_is_set_aside_and_written_again(workdir, name, conte
     write_config(workdir, tiny_config(), ByteTokenizer())
     assert (workdir / "damaged" / f"{name}-0").read_bytes() == content
     assert read_json(workdir / "config.json") == tiny_config() and len(starts(workdir)) == 1
+
+
+@pytest.mark.parametrize("content", [*DAMAGE, b'{"lineage": 3}', b'{"lineage": [3]}', b'{"lineage": [{"path": "a"}]}'])
+def test_a_damaged_lineage_is_left_out(workdir, content):
+    (workdir / "run.json").write_bytes(content)
+    assert lineage(workdir) == []
 
 
 def test_a_config_of_another_version_is_refused(workdir):

@@ -10,7 +10,7 @@ from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.training.optimizer import make_optimizer, make_schedule
 from xfresearch.training.step import init_state
-from xfresearch.trees import path_name
+from xfresearch.trees import by_path
 
 RESULT = ("function", "initialisation", "training")  # options that decide the result of a run
 PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}
@@ -55,5 +55,4 @@ def _require_same_state(workdir: Path, saved: Config, config: Config) -> None:
 def _shapes(config: Config) -> dict[str, str]:
     """{path: dtype and shape} of the arrays of a run's state."""
     state = jax.eval_shape(lambda: init_state(config, make_optimizer(config), 0))
-    named = jax.tree_util.tree_leaves_with_path(state)
-    return {path_name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in named}
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in by_path(state).items()}

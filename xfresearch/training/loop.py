@@ -231,7 +231,7 @@ class Run:
 
 
 def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False) -> Result:
-    """Trains from the newest checkpoint in `workdir`, or from scratch, to config.steps.
+    """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
     versions may differ from those of the checkpoint (checkpoints/manifest.py). On SIGTERM or

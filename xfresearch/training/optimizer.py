@@ -15,7 +15,7 @@ from xfresearch.config.run import Config, OptimizerConfig
 from xfresearch.errors import nearest, require
 from xfresearch.models import transformer
 from xfresearch.sharding.letters import Axes
-from xfresearch.trees import path_name, split
+from xfresearch.trees import by_path, split
 
 
 def make_schedule(config: OptimizerConfig, steps: int):
@@ -48,7 +48,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     """The update rule of a run, for the parameters that it trains. Raises UserError if a pattern of
     config.optimizer.trainable matches no parameter."""
     axes = transformer.axes(config.model)
-    _check_trainable(config.optimizer, [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(axes)])
+    _check_trainable(config.optimizer, list(by_path(axes)))
     return update_rule(config.optimizer, config.steps, trainable(config.optimizer, axes)[0])
 
 

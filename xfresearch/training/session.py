@@ -79,10 +79,8 @@ def _tokenizer(config: Config, path: epath.Path, fork: bool):
     from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer, tokenizer_for
 
     saved = saved_config(path) if fork else config
-    own = saved is not None and all(
-        getattr(saved.data, name) == getattr(config.data, name) for name in ("tokenizer", "bpe_vocab")
-    )
-    resumes = distributed.shared(own and bool(store.steps(path)) and has_tokenizer(path / "tokenizer"))
+    own = saved and (saved.data.tokenizer, saved.data.bpe_vocab) == (config.data.tokenizer, config.data.bpe_vocab)
+    resumes = distributed.shared(bool(own and store.steps(path) and has_tokenizer(path / "tokenizer")))
     return load_tokenizer(path / "tokenizer") if resumes else tokenizer_for(config.data)
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xfresearch import distributed, loading
 from xfresearch.checkpoints import manifest, store
 from xfresearch.config import files
+from xfresearch.config.comparing import flat
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.data.cache import digest
@@ -27,9 +28,13 @@ from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import lineage, saved_config
-from xfresearch.trees import join, path_name, split
+from xfresearch.trees import by_path, join, path_name, split
 
 ADD_ROWS = ("vocab_size", "max_length")  # options of the model that may be larger than those of the trained model
+FIXED = {
+    "function": "its parameters were trained for the function that this option decides",
+    "initialisation": "its parameters are not drawn again",
+}
 TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "shared/relative_key")  # rows come first
 
 
@@ -51,22 +56,17 @@ def parse(arguments: list[str], workdir: str = "") -> Config:
 
 def check_options(model: ModelConfig, config: Config) -> None:
     """Raises UserError if an option of config.model differs from that of `model`, the trained one, and may not."""
-    old = {leaf.path: leaf for leaf in leaves(model)}
+    old = flat(model)
     for leaf in leaves(config.model):
-        if leaf.path not in old or leaf.value == old[leaf.path].value:
+        value = old.get(leaf.path, leaf.value)  # options that only one of the models has follow from another one
+        if leaf.value == value:
             continue
-        value = old[leaf.path].value
-        start = f"to start from {config.start.path}"
+        may_differ, allowed, reason = leaf.decides not in FIXED, repr(value), FIXED.get(leaf.decides)
         if leaf.path in ADD_ROWS:
-            allowed, holds = f"at least {value} {start}: rows of its parameters would be lost", leaf.value > value
-        elif leaf.path == "param_dtype":
-            allowed, holds = f"{value!r} {start}: its parameters are not rounded", False
-        elif leaf.decides == "initialisation":
-            allowed, holds = f"{value!r} {start}: its parameters are not drawn again", False
-        else:
-            allowed = f"{value!r} {start}: its parameters were trained for the function that this option decides"
-            holds = leaf.decides != "function"
-        require(holds, f"model.{leaf.path}", leaf.value, allowed)
+            may_differ, allowed, reason = leaf.value > value, f"at least {value}", "rows of its parameters would be lost"
+        if leaf.path == "param_dtype":
+            may_differ, reason = False, "its parameters keep their dtype"
+        require(may_differ, f"model.{leaf.path}", leaf.value, f"{allowed} to start from {config.start.path}: {reason}")
 
 
 def check_tokenizer(path: str, config: Config) -> None:
@@ -105,16 +105,16 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
 def _as_stored(model: ModelConfig, target: dict, config: Config) -> dict:
     """`target` with the shapes of the trained model's parameters. A table with fewer rows is not sharded by row: the
     mesh may not divide them. Raises UserError if another parameter has another shape."""
-    old = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(transformer.abstract(model))}
+    old = by_path(transformer.abstract(model))
 
     def shaped(path, leaf):
         name = path_name(path)
-        if old.get(name) == leaf.shape:
+        if old[name].shape == leaf.shape:
             return leaf
         allowed = f"{model.max_length} to start from {config.start.path}: {name} is not a table that can get more rows"
         require(name in TABLES, "model.max_length", config.model.max_length, allowed)
         sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec[1:]))
-        return jax.ShapeDtypeStruct(old[name], leaf.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(old[name].shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(shaped, target)
 
@@ -122,16 +122,15 @@ def _as_stored(model: ModelConfig, target: dict, config: Config) -> dict:
 def _with_new_rows(params: dict, target: dict, config: Config) -> tuple[dict, dict[str, tuple[int, int]]]:
     """The parameters with the shapes and shardings of `target`, and {name: (old rows, new rows)} of the tables that got
     rows. The new rows are those that new parameters with the config's seed would have."""
-    shapes = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(target)}
-    held = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    added = {name: (held[name][0], shapes[name][0]) for name in shapes if held[name] != shapes[name]}
-    if not added:
+    old, new = by_path(params), by_path(target)
+    added = {name: (len(old[name]), new[name].shape[0]) for name in new if old[name].shape != new[name].shape}
+    tables, others = split(params, lambda path: path in added)
+    if not tables:
         return params, added
 
     def extend(tables: dict, seed) -> dict:
-        drawn, _ = split(init_params(config, seed), added.__contains__)
+        drawn, _ = split(init_params(config, seed), lambda path: path in added)
         return jax.tree.map(lambda old, new: jnp.concatenate([old, new[len(old) :]]), tables, drawn)
 
-    tables, others = split(params, added.__contains__)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, split(target, added.__contains__)[0])
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, split(target, lambda path: path in added)[0])
     return join(others, jax.jit(extend, out_shardings=shardings)(tables, config.seed)), added

@@ -19,7 +19,7 @@ from xfresearch.models.decoding import fast_layers
 from xfresearch.training.kernel_choices import execution
 from xfresearch.training.optimizer import make_schedule, trainable
 from xfresearch.training.routing import router_metrics
-from xfresearch.trees import join, path_name
+from xfresearch.trees import by_path, join
 
 
 def layers_mode(config: Config, mesh=None) -> str:
@@ -156,11 +156,9 @@ def within_bounds(params, axes):
 
 def layer_norms(tree) -> dict:
     """Euclidean norm of each parameter by its path; for a stack, one norm per layer."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    names = {path_name(path): leaf for path, leaf in flat}
     return {
         name: jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if name.startswith("blocks/") else None))
-        for name, leaf in names.items()
+        for name, leaf in by_path(tree).items()
     }
 
 

@@ -148,9 +148,9 @@ def lineage(path: epath.Path) -> list[dict]:
     each. [] for a run that started from new parameters, or if run.json is damaged."""
     try:
         found = read_object(path / "run.json").get("lineage", [])
-    except UserError:
+        return [{name: record[name] for name in ("path", "kind", "step", "digest")} for record in found]
+    except (UserError, TypeError, KeyError):
         return []
-    return [record for record in found if isinstance(record, dict)]
 
 
 def write_lineage(path: epath.Path, records: list[dict]) -> None:
