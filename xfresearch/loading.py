@@ -68,6 +68,7 @@ def stored(path) -> Stored:
         read = partial(importing.read_params, path, header)
         return Stored("Hugging Face folder", path, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
     model = read_json(path / "config.json").model
+    _steps(path, step)  # a mistake shows before the data are prepared
     tokenizer = str(path / "tokenizer") if (path / "tokenizer").exists() else ""
     return Stored("run", path, model, tokenizer, partial(_restore, path, step))
 
@@ -111,12 +112,8 @@ def run_config(path) -> Config:
 
 def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int, dict]:
     """The requested step, or the newest intact one, and its parameters with the shardings of `abstract`."""
-    steps = store.agreed_steps(workdir)
-    if not steps:
-        raise UserError(f"{workdir} has no checkpoint yet")
+    steps = _steps(workdir, step)
     if step is not None:
-        if step not in steps:
-            raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
         try:
             return step, store.restore_params(workdir, step, abstract)
         except store.Corrupt as error:
@@ -125,6 +122,16 @@ def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int
     if found is None:
         raise UserError(f"{workdir}: none of its checkpoints can be read (steps {', '.join(map(str, steps))})")
     return found
+
+
+def _steps(workdir: epath.Path, step: int | None) -> list[int]:
+    """The steps of a run's checkpoints. Raises UserError if there are none, or if the requested one is missing."""
+    steps = store.agreed_steps(workdir)
+    if not steps:
+        raise UserError(f"{workdir} has no checkpoint yet")
+    if step not in (None, *steps):
+        raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
+    return steps
 
 
 def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:

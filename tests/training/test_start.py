@@ -88,8 +88,8 @@ def test_options_of_training_and_execution_may_differ(trained, override, changed
         ("width=64", "32", "trained for the function"),
         ("blocks.main.attention.kind=lambda", "'softmax'", "trained for the function"),
         ("blocks.main.attention.window=7", "0", "trained for the function"),
-        ("vocab_size=256", "at least 257", "rows of its parameters would be lost"),
-        ("max_length=63", "at least 64", "rows of its parameters would be lost"),
+        ("vocab_size=256", "at least 257", "only rows can be added"),
+        ("max_length=63", "at least 64", "only rows can be added"),
         ("embedding_std=0.5", "0.0", "not drawn again"),
         ("param_dtype=float64", "'float32'", "keep their dtype"),
     ],
@@ -128,6 +128,19 @@ def test_the_tokenizer_may_be_named_and_another_one_is_refused(trained, tmp_path
     made.write(tmp_path, {"tokenizer.json": made.byte_level()})
     with pytest.raises(UserError, match=f"config.data.tokenizer='{tmp_path}' .* left out to start from {trained}"):
         start.parse([*given, f"--config.data.tokenizer={tmp_path}"])
+
+
+def test_a_missing_checkpoint_is_refused_before_data_are_prepared(trained):
+    with pytest.raises(UserError, match="has no checkpoint of step 77: it has steps 10, 20"):
+        start.parse([FILE, f"--config.start.path={trained}/checkpoints/77"])
+
+
+def test_a_model_without_a_tokenizer_leaves_that_of_the_config(tmp_path):
+    folder = make_folder(tmp_path)
+    for file in folder.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            file.unlink()
+    assert start.parse([FILE, f"--config.start.path={folder}", "--config.data.tokenizer=bpe"]).data.tokenizer == "bpe"
 
 
 def test_parameters_go_straight_onto_the_mesh(trained):

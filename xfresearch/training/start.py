@@ -63,7 +63,7 @@ def check_options(model: ModelConfig, config: Config) -> None:
             continue
         may_differ, allowed, reason = leaf.decides not in FIXED, repr(value), FIXED.get(leaf.decides)
         if leaf.path in ADD_ROWS:
-            may_differ, allowed, reason = leaf.value > value, f"at least {value}", "rows of its parameters would be lost"
+            may_differ, allowed, reason = leaf.value > value, f"at least {value}", "only rows can be added to its tables"
         if leaf.path == "param_dtype":
             may_differ, reason = False, "its parameters keep their dtype"
         require(may_differ, f"model.{leaf.path}", leaf.value, f"{allowed} to start from {config.start.path}: {reason}")
