@@ -9,8 +9,11 @@ from xfresearch import evaluate, plan
 from xfresearch.config.files import parse
 from xfresearch.errors import UserError, require_new
 from xfresearch.interop.families import get_family
+from xfresearch.training import start
+from xfresearch.training.fork import check_fork
 
 GPT2 = "--config=configs/gpt2.py:tiny"
+STARTS = "--config.start.path=runs/a"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,15 @@ GPT2 = "--config=configs/gpt2.py:tiny"
             "--slices=0 is not allowed: it must be at least 1",
         ),
         (lambda: get_family("lama"), "model_type='lama' is not allowed: it must be one of .*; did you mean 'llama'[?]"),
+        (
+            lambda: start.check_options(tiny_model().config, parse([GPT2, "--config.model.width=64", STARTS])),
+            "config.model.width=64 is not allowed: it must be 32 to start from runs/a: its parameters were trained for the "
+            "function that this option decides",
+        ),
+        (
+            lambda: check_fork("runs/a", None, parse([GPT2]), []),
+            "--fork is not allowed with --workdir=runs/a, which has no checkpoint to resume from: .*, use --start RUN",
+        ),
         (lambda: tiny_model().generate("a", seed=-1), "seed=-1 is not allowed: it must be at least 0 and below 2.32"),
     ],
 )

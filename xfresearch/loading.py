@@ -1,5 +1,10 @@
 """Loads a model from a run's directory, one of its checkpoints, a Hugging Face folder, or a llama2.c file."""
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
 import jax
 from etils import epath
 
@@ -7,8 +12,9 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_intact
 from xfresearch.config.files import read_json
 from xfresearch.config.run import Config
-from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.errors import UserError
+from xfresearch.files import exists
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
@@ -34,10 +40,38 @@ def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageM
     run = read_json(path / "config.json")
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)
-    tokenizer = load_tokenizer(str(path / "tokenizer")) if (path / "tokenizer").exists() else None
+    tokenizer = load_tokenizer(str(path / "tokenizer")) if exists(path / "tokenizer") else None
     model = with_dtype(run.model, dtype)
-    step, params = _restore(path, model, step, mesh)
+    step, params = _restore(path, step, abstract_params(model, mesh))
     return LanguageModel(model, params, tokenizer, run, step, load_source(path))
+
+
+class Stored(NamedTuple):
+    """A model on disk, whose parameters have not been read."""
+
+    kind: str  # 'run', 'Hugging Face folder' or 'llama2.c file'
+    path: epath.Path  # of the run's directory, the folder or the file
+    model: ModelConfig
+    tokenizer: str  # path of its tokenizer; '' if it has none
+    read: Callable[[dict], tuple[int | None, dict]]  # abstract parameters -> a run's step, parameters so sharded
+
+
+def stored(path) -> Stored:
+    """The model at `path`, which is one of those that `load` reads. Raises UserError as `load` does."""
+    path, step = locate(path)
+    if _is_llama2c(path):
+        layout, run = llama2c.read_header(Path(path))
+        read = partial(llama2c.read_params, Path(path), layout)
+        return Stored("llama2.c file", path, run.model, run.data.tokenizer, lambda abstract: (None, read(abstract)))
+    if folder.is_folder(path):
+        header = importing.read_header(path)
+        tokenizer = str(path) if has_tokenizer(path) else ""
+        read = partial(importing.read_params, path, header)
+        return Stored("Hugging Face folder", path, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
+    model = read_json(path / "config.json").model
+    _steps(path, step)  # a mistake shows before the data are prepared
+    tokenizer = str(path / "tokenizer") if exists(path / "tokenizer") else ""
+    return Stored("run", path, model, tokenizer, partial(_restore, path, step))
 
 
 def _is_llama2c(path: epath.Path) -> bool:
@@ -61,7 +95,7 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
         if step is not None:
             raise UserError(f"step={step} is not allowed with {path}, which holds one model")
         return path, None
-    if not (path / "config.json").exists():
+    if not exists(path / "config.json"):
         problem = "is not a run's directory" if path.exists() else "does not exist"
         raise UserError(
             f"{path} {problem}: it must be a run's directory (with config.json and checkpoints/), one of its "
@@ -77,22 +111,28 @@ def run_config(path) -> Config:
     return Config() if _is_foreign(path) else read_json(path / "config.json")
 
 
-def _restore(workdir: epath.Path, model: ModelConfig, step: int | None, mesh) -> tuple[int, dict]:
-    """The requested step, or the newest intact one, and its parameters."""
-    steps = store.agreed_steps(workdir)
-    if not steps:
-        raise UserError(f"{workdir} has no checkpoint yet")
+def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int, dict]:
+    """The requested step, or the newest intact one, and its parameters with the shardings of `abstract`."""
+    steps = _steps(workdir, step)
     if step is not None:
-        if step not in steps:
-            raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
         try:
-            return step, read_params(workdir, model, step, mesh)
+            return step, store.restore_params(workdir, step, abstract)
         except store.Corrupt as error:
             raise UserError(f"{workdir}: {error}") from error
-    found = newest_intact(steps, lambda step: read_params(workdir, model, step, mesh), f"{workdir}: ")
+    found = newest_intact(steps, lambda step: store.restore_params(workdir, step, abstract), f"{workdir}: ")
     if found is None:
         raise UserError(f"{workdir}: none of its checkpoints can be read (steps {', '.join(map(str, steps))})")
     return found
+
+
+def _steps(workdir: epath.Path, step: int | None) -> list[int]:
+    """The steps of a run's checkpoints. Raises UserError if there are none, or if the requested one is missing."""
+    steps = store.agreed_steps(workdir)
+    if not steps:
+        raise UserError(f"{workdir} has no checkpoint yet")
+    if step not in (None, *steps):
+        raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
+    return steps
 
 
 def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:

@@ -82,9 +82,9 @@ def main(arguments: list[str]) -> None:
     if topology is None or topology.tpu:
         topologies.set_environment()
 
-    from xfresearch.config import files
+    from xfresearch.training import start
 
-    config = files.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
+    config = start.parse(["--config", options.config, *mesh_overrides(options.mesh), *overrides])
     found = {"config": options.config, "overrides": [*mesh_overrides(options.mesh), *overrides]}
     found |= run(config, topology, options)
     if options.json:

@@ -15,6 +15,7 @@ EPILOG = """\
 examples:
   python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
   python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a --config.steps=100
+  python -m xfresearch.train --config configs/quickstart.py:tiny --start runs/a/checkpoints/100 --workdir runs/b
 
 The same command again resumes from the newest checkpoint, bit for bit as if the run had never stopped.
 
@@ -29,19 +30,25 @@ def main(arguments: list[str]) -> None:
         "--workdir", metavar="DIR", help="directory of the run, local or gs:// (default: runs/FILE-arg)"
     )
     parser.add_argument(
-        "--fork", action="store_true", help="resume from DIR's newest checkpoint although the config differs"
+        "--start", metavar="PATH", help="trained model to start from; short for --config.start.path (docs/finetune.md)"
+    )
+    parser.add_argument(
+        "--fork",
+        action="store_true",
+        help="resume from DIR's newest checkpoint although config, data or versions differ (docs/training.md)",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
     distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
     distributed.check(options)
 
-    from xfresearch.config import files
     from xfresearch.config.reading import to_json
+    from xfresearch.training import start
 
     given = ["--config", options.config, *overrides]
-    config = files.parse(given)
+    given += [f"--config.start.path={options.start}"] if options.start else []
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
+    config = start.parse(given, workdir)
     with distributed.joined(options, workdir):
         from xfresearch.training import session
 

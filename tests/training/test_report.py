@@ -51,6 +51,10 @@ def report(tmp_path):
             "evaluate": "python -m xfresearch.evaluate --workdir runs/a",
             "generate": "python -m xfresearch.generate",
         },
+        lineage=[
+            {"path": "runs/b", "kind": "run", "step": 200, "digest": "4bf9"},
+            {"path": "models/pythia", "kind": "Hugging Face folder", "step": None, "digest": "0f3a"},
+        ],
     )
 
 
@@ -127,13 +131,15 @@ def test_the_report_has_all_that_it_was_given(report):
     assert '<span class="prompt">def main(argv):\n</span>    &#34;&#34;&#34;Return' in html
     assert "arguments.\u2400" in html and "été?" in html and "&lt;script&gt;" in html
     assert html.count("<svg") == 4 and "#0" + "40404" not in html and "var(--model)" in html
+    assert "<dt>started from</dt><dd>runs/b (run, step 200), digest 4bf9</dd>" in html
+    assert "<dt>which started from</dt><dd>models/pythia (Hugging Face folder), digest 0f3a</dd>" in html
     for text in ("learning_rate", "weight_decay", "Some Processor", "python -m xfresearch.evaluate --workdir runs/a"):
         assert text in html
 
 
 def test_the_same_run_gives_the_same_bytes(report, tmp_path):
     arguments = dict(config=dataclasses.asdict(Config()), machine={}, baselines=BASELINES)
-    arguments |= dict(result={"bits_per_byte": 2.0}, sample="", prompt="", commands={})
+    arguments |= dict(result={"bits_per_byte": 2.0}, sample="", prompt="", commands={}, lineage=[])
     first = write_report(tmp_path, **arguments).read_bytes()
     assert write_report(tmp_path, **arguments).read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "report.html"]
@@ -143,7 +149,7 @@ def test_run_without_evaluation_or_baselines(tmp_path):
     log = MetricsLog(tmp_path, 0, tensorboard=False)
     log.write(1, "train", {"loss": 5.0})
     log.close()
-    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={})
+    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={}, lineage=[])
     html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
     assert html.count("<svg") == 1 and 'class="figure"' not in html
 
@@ -155,7 +161,7 @@ def test_the_chart_of_the_busiest_expert(tmp_path):
         log.write(step, "train", {"router_load": {"main": [[0.5, 0.5], [1.0, 0.0]], "other": [[0.1 * step, 0.2, 0.2]]}})
     log.close()
     assert _busiest({"a": [[0.5, 0.5], [1.0, 0.0]], "b": [[0.1, 0.2, 0.2, 0.5]]}) == [1, 2, 2]
-    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={})
+    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={}, lineage=[])
     html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
     assert html.count("<svg") == 1 and html.count("stroke: var(--training)") == 3 and "Busiest expert" in html
 

@@ -170,7 +170,9 @@ def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
 def test_a_fork_resumes_with_another_config(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     longer = f"--config.steps={STEPS + 5}"
-    run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", longer, "--fork")
+    done = run(tmp_path / "run", cache, "--config.optimizer.learning_rate=0.001", longer, "--fork")
+    changes = f"config.optimizer.learning_rate: 0.01 -> 0.001; config.steps: {STEPS} -> {STEPS + 5}"
+    assert f"--fork: resumes from step {STEPS} with {changes}; the learning rate of the next update is" in done.stderr
     assert store.steps(tmp_path / "run")[-1] == STEPS + 5
     assert json.loads((tmp_path / "run" / "config.json").read_text())["optimizer"]["learning_rate"] == 0.001
 

@@ -25,6 +25,7 @@ def test_a_mistake_found_before_training_leaves_the_directory_as_it_was(tmp_path
     record(path, tiny_config(), fork=False)  # would be refused if the wrong config had been recorded
     write_config(path, tiny_config(), ByteTokenizer())
     assert len(starts(path)) == 1
+    (path / "checkpoints" / "15" / "rest").mkdir(parents=True)
     with pytest.raises(UserError, match="/nowhere"):
         session.run(parse(wrong), str(path), wrong, fork=True)
     assert read_json(path / "config.json") == tiny_config()

@@ -18,7 +18,7 @@ from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session
-from xfresearch.training.workdir import locked, record, starts, write_config
+from xfresearch.training.workdir import lineage, locked, record, starts, write_config, write_lineage
 
 
 @pytest.fixture
@@ -48,19 +48,58 @@ def test_execution_keys_may_differ_on_resume(workdir, overrides):
         ({"model__blocks__main__attention__window": 9}, "config.model.blocks.main.attention.window: 0 -> 9"),
     ],
 )
-def test_keys_that_change_the_result_need_a_fork(workdir, overrides, words):
+def test_keys_that_change_the_result_need_a_fork(workdir, overrides, words, capsys):
     write_config(workdir, tiny_config(), ByteTokenizer())
     record(workdir, tiny_config(), fork=False)
+    with pytest.raises(UserError, match=rf"{words}\): use a new directory$"):  # there is nothing to resume from
+        record(workdir, tiny_config(**overrides), fork=False)
+    has_checkpoint(workdir, 20)
     with pytest.raises(UserError, match=rf"{words}\): use a new directory, or --fork"):
         record(workdir, tiny_config(**overrides), fork=False)
+    trained = {"path": "runs/a", "kind": "run", "step": 10, "digest": "0123"}
+    write_lineage(workdir, [trained])
     record(workdir, tiny_config(**overrides), fork=True)
-    assert len(starts(workdir)) == 2
+    assert len(starts(workdir)) == 2 and lineage(workdir) == [trained]
+    rates = "; the learning rate of the next update is 0.205 instead of 0.00411" if "learning_rate" in words else ""
+    assert capsys.readouterr().err == f"--fork: resumes from step 20 with {words}{rates}\n"
+
+
+def has_checkpoint(workdir, step: int) -> None:
+    """Makes the directories of a checkpoint, which has no content."""
+    (workdir / "checkpoints" / str(step) / "rest").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        ({"model__width": 64}, r"another model \(params/.*: float32\[2, 4, 8\] -> float32\[2, 4, 16\]\): use a new"),
+        ({"optimizer__kind": "lion"}, r"another optimizer \(opt/.*/nu/.* -> \(absent\)\): use .* --start="),
+        ({"training__ema": 0.9}, r"another parameter average \(ema/.*: \(absent\) -> .*\): use a new directory"),
+        ({"start__path": "runs/b"}, r"config.start.path='runs/b' is not allowed with --fork, .* it must be ''"),
+    ],
+)
+def test_a_fork_needs_a_state_that_fits(workdir, overrides, words):
+    write_config(workdir, tiny_config(), ByteTokenizer())
+    has_checkpoint(workdir, 20)
+    with pytest.raises(UserError, match=words):
+        record(workdir, tiny_config(**overrides), fork=True)
+    assert starts(workdir) == []
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_fork_needs_a_checkpoint(workdir, saved):
+    """A new directory, or that of a run that was killed before its first checkpoint."""
+    if saved:
+        write_config(workdir, tiny_config(), ByteTokenizer())
+    with pytest.raises(UserError, match=f"--fork is not allowed with --workdir={workdir}, .* use --start RUN"):
+        record(workdir, tiny_config(), fork=True)
+    assert starts(workdir) == []
 
 
 def test_a_model_without_optimizer_state_cannot_be_resumed(workdir):
     tiny_model().save(workdir / "saved")
     for fork in (False, True):
-        with pytest.raises(UserError, match="model without optimizer state, so training cannot resume from it"):
+        with pytest.raises(UserError, match=f"model without optimizer state, .*--start={workdir}/saved to start from its"):
             record(workdir / "saved", tiny_config(), fork)
 
 
@@ -80,6 +119,12 @@ def test_a_damaged_side_file_is_set_aside_and_written_again(workdir, name, conte
     write_config(workdir, tiny_config(), ByteTokenizer())
     assert (workdir / "damaged" / f"{name}-0").read_bytes() == content
     assert read_json(workdir / "config.json") == tiny_config() and len(starts(workdir)) == 1
+
+
+@pytest.mark.parametrize("content", [*DAMAGE, b'{"lineage": 3}', b'{"lineage": [3]}', b'{"lineage": [{"path": "a"}]}'])
+def test_a_damaged_lineage_is_left_out(workdir, content):
+    (workdir / "run.json").write_bytes(content)
+    assert lineage(workdir) == []
 
 
 def test_a_config_of_another_version_is_refused(workdir):
@@ -170,10 +215,10 @@ def test_a_fork_that_is_not_possible_leaves_the_run_as_it_was(tmp_path):
     checkpoints.close()
     other = ["--config.model.width=64", "--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="every checkpoint is damaged, or belongs to another model or optimizer"):
+    with pytest.raises(UserError, match=r"another model \(params/.*\): use a new directory"):
         train.main(flags(run, tmp_path, "--fork", *other))
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert {path.name for path in after.keys() - before.keys()} == {"run.json", ".lock"}
+    assert {path.name for path in after.keys() - before.keys()} == {".lock"}
     assert {path: after[path] for path in before} == before
 
 

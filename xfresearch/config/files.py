@@ -17,6 +17,7 @@ from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, nearest
 from xfresearch.files import exists, read_object
+from xfresearch.models.model_config import ModelConfig
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
@@ -26,13 +27,28 @@ def default_config():
     return to_config_dict(Config())
 
 
-def parse(arguments: list[str]) -> Config:
-    """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config. Raises UserError for any mistake."""
-    return resolve(from_dict(Config, _load(arguments)))
+def parse(arguments: list[str], model: ModelConfig | None = None, tokenizer: str = "") -> Config:
+    """`--config FILE[:arg]` and `--config.key=value ...` as a resolved Config. Raises UserError for any mistake.
 
-
-def _load(arguments: list[str]):
+    If they are given, `model` and `tokenizer` replace those of the file; `--config.key=value` changes them too.
+    """
     file, overrides = split(arguments)
+    config = _read(file)
+    if model:
+        config.model = to_config_dict(model, "config.model")
+    if tokenizer:
+        config.data.tokenizer = tokenizer
+    return resolve(from_dict(Config, _overridden(config, overrides, file)))
+
+
+def start_path(arguments: list[str]) -> str:
+    """config.start.path of a config file and its overrides, of which nothing else is checked."""
+    file, overrides = split(arguments)
+    return dict(overrides).get("start.path", _read(file).get("start", {}).get("path", ""))
+
+
+def _read(file: str):
+    """The ConfigDict of a config file."""
     path = Path(file.split(":")[0])
     if not path.is_file():
         raise UserError(f"--config={file}: there is no such file; the named configs are {_named_configs()}")
@@ -40,6 +56,11 @@ def _load(arguments: list[str]):
         raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
     config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={file}"], file)
     config.unlock()
+    return config
+
+
+def _overridden(config, overrides: list[tuple[str, str]], file: str):
+    """The ConfigDict of a config file with its overrides."""
     overrides = [override for override in overrides if not _choose(config, *override)]
     for override in overrides:
         _check_override(config, *override)

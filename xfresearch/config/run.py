@@ -50,6 +50,9 @@ class OptimizerConfig:
         "global: clip the gradient by its norm over all parameters, before scaling; tensor (adagrad only): multiply "
         "the step of each layer's tensor by min(1, clip / norm of its gradient), with unclipped sums of squares",
     )
+    trainable: tuple[str, ...] = option(
+        (), "patterns of the paths of the parameters to train, such as ('*norm*','head/*'); () for all parameters"
+    )
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,15 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    path: str = option(
+        "",
+        "trained model whose config, tokenizer and parameters the run starts from: a run, one of its checkpoints, a "
+        "Hugging Face folder or a .bin file of llama2.c; '' for new parameters",
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """The options of a run."""
 
@@ -129,6 +141,7 @@ class Config:
     batch_size: int = option(16, "sequences per update, over all devices", low=1, decides="training")
     sequence_length: int = option(256, "tokens per sequence", low=2, decides="training")
     data: DataConfig = group(DataConfig(), "training data", decides="training")
+    start: StartConfig = group(StartConfig(), "the model that training starts from", decides="training")
     model: ModelConfig = group(ModelConfig(), "the transformer")
     optimizer: OptimizerConfig = group(OptimizerConfig(), "update rule and learning rate", decides="training")
     training: TrainingConfig = group(TrainingConfig(), "computation of an update", decides="training")

@@ -7,6 +7,7 @@ have the sharded layout. Peak memory is the host's shards of the model plus one 
 import sys
 from collections.abc import Set
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from xfresearch.interop.families import get_family
 from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.mapping import TensorMapping, is_ignored, mappings
 from xfresearch.interop.source import Source, small_files
+from xfresearch.interop.tensor_files import StoredTensor
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.trees import path_name
@@ -27,34 +29,48 @@ from xfresearch.trees import path_name
 ALIGNMENT = 64  # bytes; JAX on CPU uses NumPy memory without a copy if it is aligned to this
 
 
+class Header(NamedTuple):
+    """A Hugging Face folder without its parameters and its tokenizer."""
+
+    config: dict  # config.json
+    family: Family
+    stored: dict[str, StoredTensor]  # by name
+    dtype: str  # of most tensors
+    model: ModelConfig
+
+
 def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
-    """The model in a Hugging Face folder, on the first device or sharded over `mesh`.
+    """The model in a Hugging Face folder, on the first device or sharded over `mesh`. Raises as `read_header` does.
 
     It computes in `dtype`; by default, in the dtype of its files: bfloat16 files in bfloat16 with float32 parameters,
     float16 files in float32.
-
-    Raises UserError if our models cannot express the family, config.json or tensors; nothing is dropped silently.
     """
+    header = read_header(folder)
+    model = with_dtype(header.model, dtype)
+    if model.param_dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    params, bare = read_params(folder, header, abstract_params(model, mesh))
+    tokenizer = read_tokenizer(folder)
+    data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
+    run = Config(model=model, sequence_length=model.max_length, data=data)
+    other_dtypes = {name: tensor.dtype for name, tensor in header.stored.items() if tensor.dtype != header.dtype}
+    digest = tokenizer.digest if tokenizer else ""
+    source = Source(header.config, header.dtype, other_dtypes, bare, digest, small_files(folder))
+    return LanguageModel(model, params, tokenizer, run, source=source)
+
+
+def read_header(folder: Path) -> Header:
+    """The header of a Hugging Face folder. Raises UserError if our models cannot express the family or config.json."""
     folders.check_links(folder)
     config = folders.read_config(folder)
     try:
         family = get_family(config.get("model_type"))
         stored = folders.stored_tensors(folder)
-        file_dtype = folders.common_dtype(stored)
+        dtype = folders.common_dtype(stored)
         check_depth(family, config, len(stored))
-        model = with_dtype(read_model(family, config, **dtypes_of(file_dtype, stored)), dtype)
+        return Header(config, family, stored, dtype, read_model(family, config, **dtypes_of(dtype, stored)))
     except Unsupported as error:
         raise UserError(f"{folder}: {error}") from None
-    if model.param_dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
-    params, bare = read_params(folder, family, model, stored, mesh)
-    tokenizer = read_tokenizer(folder)
-    data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
-    run = Config(model=model, sequence_length=model.max_length, data=data)
-    other_dtypes = {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype != file_dtype}
-    digest = tokenizer.digest if tokenizer else ""
-    source = Source(config, file_dtype, other_dtypes, bare, digest, small_files(folder))
-    return LanguageModel(model, params, tokenizer, run, source=source)
 
 
 def check_depth(family: Family, config: dict, tensors: int) -> None:
@@ -79,11 +95,14 @@ def read_tokenizer(folder: Path):
     return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
-def read_params(folder: Path, family: Family, model: ModelConfig, stored: dict, mesh=None) -> tuple[dict, bool]:
-    """The parameters, and whether the folder's tensor names lack the family's prefix. Shows a progress bar in bytes."""
+def read_params(folder: Path, header: Header, abstract: dict) -> tuple[dict, bool]:
+    """The parameters, with the shardings of `abstract`, and whether the folder's tensor names lack the family's prefix.
+
+    Shows a progress bar in bytes. Raises UserError if our model cannot express the tensors; nothing is dropped silently.
+    """
     from tqdm import tqdm
 
-    abstract = abstract_params(model, mesh)
+    _, family, stored, _, model = header
     leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
     leaves = {path_name(path): leaf for path, leaf in leaves}
     shapes = {path: leaf.shape for path, leaf in leaves.items()}

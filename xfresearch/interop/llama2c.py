@@ -70,14 +70,19 @@ def load(path, mesh=None, dtype: str = "") -> LanguageModel:
     the size that its header requires.
     """
     path = Path(path).expanduser()
-    layout = read_layout(path)
-    tokenizer_file = _tokenizer_file(path, layout.header)
-    tokenizer = load_tokenizer(tokenizer_file)
+    layout, run = read_header(path)
+    tokenizer = load_tokenizer(run.data.tokenizer)
     if tokenizer.vocab_size != layout.header.vocab_size:
         sizes = f"{tokenizer.vocab_size} tokens; the model {path} has {layout.header.vocab_size}"
-        raise UserError(f"{tokenizer_file}: has {sizes}")
-    run = _run(layout, tokenizer_file)
-    return LanguageModel(with_dtype(run.model, dtype), _params(path, layout, run.model, mesh), tokenizer, run)
+        raise UserError(f"{run.data.tokenizer}: has {sizes}")
+    params = read_params(path, layout, abstract_params(run.model, mesh))
+    return LanguageModel(with_dtype(run.model, dtype), params, tokenizer, run)
+
+
+def read_header(path: Path) -> tuple[Layout, Config]:
+    """The layout of a .bin file, and its model with the tokenizer's path as the config of a run."""
+    layout = read_layout(path)
+    return layout, _run(layout, _tokenizer_file(path, layout.header))
 
 
 def read_layout(path: Path) -> Layout:
@@ -177,8 +182,8 @@ def _run(layout: Layout, tokenizer_file: Path) -> Config:
     return resolve(Config(sequence_length=h.seq_len, model=model, data=DataConfig(tokenizer=str(tokenizer_file))))
 
 
-def _params(path: Path, layout: Layout, model: ModelConfig, mesh) -> dict:
-    """The parameters, copied one by one from the file to their devices."""
+def read_params(path: Path, layout: Layout, abstract: dict) -> dict:
+    """The parameters, copied one by one from the file to their devices, with the shardings of `abstract`."""
     numbers = np.memmap(path, "<f4", "r", layout.start)
     tensors = {}
     start = 0
@@ -191,7 +196,7 @@ def _params(path: Path, layout: Layout, model: ModelConfig, mesh) -> dict:
         name = path_name(path)
         return jax.device_put(_parameter(name, tensors[name], leaf.shape), leaf.sharding)
 
-    return jax.tree_util.tree_map_with_path(read, abstract_params(model, mesh))
+    return jax.tree_util.tree_map_with_path(read, abstract)
 
 
 def _parameter(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

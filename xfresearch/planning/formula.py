@@ -128,10 +128,11 @@ def _flops_of_one_sequence(config: Config) -> int:
 
 @lru_cache
 def _flops_of_update(config: Config) -> int:
-    from xfresearch.training.optimizer import make_optimizer
+    from xfresearch.training.optimizer import make_optimizer, trainable
 
     state = _shapes(config)
-    return count_flops(make_optimizer(config).update, state["params"], state["opt"], state["params"])
+    trained, _ = trainable(config.optimizer, state["params"])
+    return count_flops(make_optimizer(config).update, trained, state["opt"], trained)
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,20 @@ class _Weight:
     gathered: float  # bytes on one device after the all-gather over fsdp, in the dtype of the computation
     shard: float  # bytes of one device's shard of the parameter
     axes: set  # mesh axes that shard it
+    trained: bool  # a frozen parameter has no gradient and no update
 
 
 def _weights(config: Config, sizes: dict, params) -> list[_Weight]:
+    from xfresearch.training.optimizer import trainable
+
     width = 4 if config.model.dtype == "float32" else 2
     found = []
-    for leaf in jax.tree.leaves(params):
-        spec = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
-        axes = {axis for names in spec for axis in names if sizes[axis] > 1}
-        whole = leaf.size * width / np.prod([sizes[axis] for axis in axes - {"fsdp"}], initial=1)
-        found.append(_Weight(float(whole), memory.shard_bytes(leaf), axes))
+    for part, trained in zip(trainable(config.optimizer, params), (True, False), strict=True):
+        for leaf in jax.tree.leaves(part):
+            spec = [(name,) if isinstance(name, str) else name or () for name in leaf.sharding.spec]
+            axes = {axis for names in spec for axis in names if sizes[axis] > 1}
+            whole = leaf.size * width / np.prod([sizes[axis] for axis in axes - {"fsdp"}], initial=1)
+            found.append(_Weight(float(whole), memory.shard_bytes(leaf), axes, trained))
     return found
 
 
@@ -163,12 +168,13 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
         if axes and payload:
             found.append(Collective(kind, axes, True, _group(axes, sizes), runs, payload, False, source, source))
 
-    sharded = sum(w.gathered for w in weights if "fsdp" in w.axes)
-    add("all-gather", ("fsdp",), 2 * microbatches, sharded, "weights")
-    add("reduce-scatter", ("fsdp",), microbatches, sharded, "gradients")
-    for axes in {frozenset(w.axes) for w in weights}:
+    trained = [w for w in weights if w.trained]
+    gathered, scattered = (sum(w.gathered for w in each if "fsdp" in w.axes) for each in (weights, trained))
+    add("all-gather", ("fsdp",), 2 * microbatches, gathered, "weights")
+    add("reduce-scatter", ("fsdp",), microbatches, scattered, "gradients")
+    for axes in {frozenset(w.axes) for w in trained}:
         others = tuple(axis for axis in TOKEN_AXES if axis not in axes)
-        share = sum(w.gathered / (sizes["fsdp"] if "fsdp" in axes else 1) for w in weights if frozenset(w.axes) == axes)
+        share = sum(w.gathered / (sizes["fsdp"] if "fsdp" in axes else 1) for w in trained if frozenset(w.axes) == axes)
         add("all-reduce", others, microbatches, share, "gradients")
     rows = config.batch_size / (microbatches * row_parts(sizes))
     tokens = rows * config.sequence_length / sizes["context"]
@@ -202,11 +208,11 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
     devices = int(np.prod(list(sizes.values())))
     recompute = config.training.remat != "none"
     microbatches = config.training.accumulate
-    gathered = sum(w.gathered for w in weights)
-    moved = microbatches * gathered * (3 + recompute)
+    # Each pass reads the weights; the backward pass writes a gradient.
+    moved = microbatches * sum(w.gathered * (2 + w.trained + recompute) for w in weights)
     moved += 2 * microbatches * (_sum(everything) * (1 + recompute) + (_sum(kept) if recompute else 0))
-    whole = sum(memory.state_bytes(state).values())
-    update = 2 * whole + 2 * sum(w.shard for w in weights)
+    trained = sum(w.shard for w in weights if w.trained)
+    update = 2 * (memory.state_bytes(state)["optimiser"] + trained) + 2 * trained
     shards = sizes["fsdp"] * sizes["expert"] * sizes["tensor"]  # replicas all compute the same update
     return [
         Work("passes", "forward and backward", 1, flops[0] / devices, moved),
@@ -221,7 +227,7 @@ def _memory(config: Config, sizes: dict, state, weights: list, kept: list, every
     table = config.model.vocab_size * config.model.width * 4 / sizes["tensor"]
     one = _sum(everything) / repeats if config.training.remat != "none" else 0
     return memory.state_bytes(state) | {
-        "gradients": sum(w.shard for w in weights),
+        "gradients": sum(w.shard for w in weights if w.trained),
         "activations": _sum(kept),
         "temporary": 2 * sum(w.gathered for w in weights) / repeats + table + logits + one,
     }

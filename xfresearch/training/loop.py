@@ -34,13 +34,14 @@ from xfresearch.models.closed_form import costs
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding
 from xfresearch.sharding.placing import local_rows, place, round_up
+from xfresearch.training import start
 from xfresearch.training.abstract import abstract_state, jit_train_step
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.monitoring import HostTimes, Profile
 from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.step import init_state, layers_mode
-from xfresearch.training.workdir import starts, unproductive_time, write_config
+from xfresearch.training.step import init_state, layers_mode, state_of
+from xfresearch.training.workdir import starts, unproductive_time, write_config, write_lineage
 
 
 class Result(NamedTuple):
@@ -79,6 +80,7 @@ class Run:
         self.utilisation_per_rate = _utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
         self.optimizer = make_optimizer(config)
+        self.lineage = []  # of a run that starts from a trained model, and does not resume
         with self.clock.measure("compile"):
             self.state, meta = self._restore_or_init()
         self.start = int(self.state["step"])
@@ -100,10 +102,6 @@ class Run:
 
     def _restore_or_init(self) -> tuple[dict, dict]:
         """The newest intact checkpoint and its meta, or a fresh state and {}. Moves damaged checkpoints away."""
-
-        def make(seed) -> dict:
-            return init_state(self.config, self.optimizer, seed)
-
         abstract = abstract_state(self.config, self.optimizer, self.mesh)
         steps = store.agreed_steps(self.workdir)
         found = newest_intact(steps, lambda step: store.restore(self.workdir, step, abstract))
@@ -117,8 +115,16 @@ class Run:
                 f"--workdir={self.workdir}: every checkpoint is damaged, or belongs to another model or optimizer: use "
                 "a new directory"
             )
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        return jax.jit(make, out_shardings=shardings)(self.config.seed), {}
+        return self._fresh_state(jax.tree.map(lambda leaf: leaf.sharding, abstract)), {}
+
+    def _fresh_state(self, shardings: dict) -> dict:
+        """The state before the first update, with new parameters or those of config.start.path."""
+        config, optimizer = self.config, self.optimizer
+        if not config.start.path:
+            return jax.jit(lambda seed: init_state(config, optimizer, seed), out_shardings=shardings)(config.seed)
+        params, self.lineage = start.load(config, self.mesh)
+        make = jax.jit(lambda params: state_of(config, optimizer, params), out_shardings=shardings, donate_argnums=0)
+        return make(params)
 
     def _print_kernels(self) -> None:
         """Prints the kernel, with the reason, of each sublayer that has several. Raises as `kernel_choices` does."""
@@ -225,7 +231,7 @@ class Run:
 
 
 def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False) -> Result:
-    """Trains from the newest checkpoint in `workdir`, or from scratch, to config.steps.
+    """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
     versions may differ from those of the checkpoint (checkpoints/manifest.py). On SIGTERM or
@@ -238,6 +244,8 @@ def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: 
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
+        if run.lineage:
+            distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
     if not step_function:
         distributed.handle_preemption(False)
         return Result(run.start, run.last_evaluation, run.clock, run.params, "")
@@ -341,7 +349,9 @@ def _due(step: int, every: int, last: int) -> bool:
 
 def _utilisation_per_rate(config: Config) -> float | None:
     """Model FLOPs utilisation at one token per second: three times the FLOPs of the forward pass over the devices'
-    peak. None if the peak is not known."""
+    peak. None if the peak is not known, or if parameters are frozen: their backward pass takes less."""
+    if config.optimizer.trainable:
+        return None
     peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
     per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
     return per_token / (peak * jax.device_count()) if peak else None

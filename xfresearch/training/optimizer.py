@@ -4,6 +4,7 @@ All update rules use this chain. They differ only in how they scale the gradient
 (see `clip_by`).
 """
 
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import jax
@@ -11,8 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.errors import nearest, require
 from xfresearch.models import transformer
 from xfresearch.sharding.letters import Axes
+from xfresearch.trees import by_path, split
 
 
 def make_schedule(config: OptimizerConfig, steps: int):
@@ -42,8 +45,24 @@ SCALINGS = {
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """The update rule of a run."""
-    return update_rule(config.optimizer, config.steps, transformer.axes(config.model))
+    """The update rule of a run, for the parameters that it trains. Raises UserError if a pattern of
+    config.optimizer.trainable matches no parameter."""
+    axes = transformer.axes(config.model)
+    _check_trainable(config.optimizer, list(by_path(axes)))
+    return update_rule(config.optimizer, config.steps, trainable(config.optimizer, axes)[0])
+
+
+def trainable(config: OptimizerConfig, params: dict) -> tuple[dict, dict]:
+    """The trained parameters and the frozen ones, of the parameters of a model or of a tree with the same paths."""
+    patterns = config.trainable or ("*",)
+    return split(params, lambda path: any(fnmatchcase(path, pattern) for pattern in patterns))
+
+
+def _check_trainable(config: OptimizerConfig, paths: list[str]) -> None:
+    for pattern in config.trainable:
+        allowed = f"patterns that each match a parameter; {pattern!r} matches none of {', '.join(paths)}"
+        matches = any(fnmatchcase(path, pattern) for path in paths)
+        require(matches, "optimizer.trainable", config.trainable, allowed + nearest(pattern, paths))
 
 
 def update_rule(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:

@@ -26,13 +26,14 @@ def write_report(
     sample: str | None,
     prompt: str | None,
     commands: dict[str, str],
+    lineage: list[dict],
 ) -> epath.Path:
     """Writes `workdir`/report.html from the run's metrics.jsonl and the arguments, and returns its path.
 
     config: the resolved config as nested dicts. baselines: bits per byte by name. result: numbers of the last
     evaluation, with `bits_per_byte` (with labels: `accuracy` alone), and under `time` the share of each kind of time.
     sample: the text that the model generated after `prompt`; None with labels. commands: {label: shell command} to run
-    next.
+    next. lineage: the trained models that the run started from (workdir.py), the nearest first.
     """
     import jinja2
 
@@ -58,6 +59,7 @@ def write_report(
         sample=sample,
         prompt=prompt,
         commands=commands,
+        lineage=lineage,
     )
     temporary = path.with_name(f".report.{os.getpid()}.tmp")
     temporary.write_bytes(html.encode("utf8", "replace"))

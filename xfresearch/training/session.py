@@ -22,7 +22,7 @@ from xfresearch.checkpoints import store
 from xfresearch.config.files import split
 from xfresearch.config.run import Config
 from xfresearch.errors import BUG, UserError, exit_code
-from xfresearch.training.workdir import locked, record, require_same_config, starts
+from xfresearch.training.workdir import lineage, locked, record, require_same_config, saved_config, starts
 
 BASELINE_BYTES = 32 << 20  # the baselines use at most this much of the training split and of the held-out split
 NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
@@ -75,10 +75,13 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
 
 
 def _tokenizer(config: Config, path: epath.Path, fork: bool):
-    """The run's own tokenizer if it resumes: the one that the config names may have changed since."""
+    """The run's own tokenizer if it resumes: the one that the config names may have changed since. With `fork`, the
+    config may name another."""
     from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer, tokenizer_for
 
-    resumes = not fork and distributed.shared(bool(store.steps(path)) and has_tokenizer(path / "tokenizer"))
+    saved = saved_config(path) if fork else config
+    own = saved and (saved.data.tokenizer, saved.data.bpe_vocab) == (config.data.tokenizer, config.data.bpe_vocab)
+    resumes = distributed.shared(bool(own and store.steps(path) and has_tokenizer(path / "tokenizer")))
     return load_tokenizer(path / "tokenizer") if resumes else tokenizer_for(config.data)
 
 
@@ -116,6 +119,7 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
             sample=sample,
             prompt=prompt,
             commands=commands,
+            lineage=lineage(path),
         )
     with _optional("the results"):
         _print(config, path, baselines, result, prompt, sample, report, commands)

@@ -17,9 +17,9 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
 from xfresearch.training.kernel_choices import execution
-from xfresearch.training.optimizer import make_schedule
+from xfresearch.training.optimizer import make_schedule, trainable
 from xfresearch.training.routing import router_metrics
-from xfresearch.trees import path_name
+from xfresearch.trees import by_path, join
 
 
 def layers_mode(config: Config, mesh=None) -> str:
@@ -30,9 +30,18 @@ def layers_mode(config: Config, mesh=None) -> str:
 def init_state(config: Config, optimizer: optax.GradientTransformation, seed=None) -> dict:
     """The state before the first update; every leaf is an array. With a traced `seed`, one compiled program works for
     every seed; None is the config's seed."""
-    seed = config.seed if seed is None else seed
-    params = transformer.init(config.model, jax.random.fold_in(jax.random.key(seed), 0))
-    state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
+    return state_of(config, optimizer, init_params(config, config.seed if seed is None else seed))
+
+
+def init_params(config: Config, seed) -> dict:
+    """The initial parameters of a run."""
+    return transformer.init(config.model, jax.random.fold_in(jax.random.key(seed), 0))
+
+
+def state_of(config: Config, optimizer: optax.GradientTransformation, params: dict) -> dict:
+    """The state before the first update of these parameters."""
+    opt = optimizer.init(trainable(config.optimizer, params)[0])
+    state = {"params": params, "opt": opt, "step": jnp.int32(0), "skipped": jnp.int32(0)}
     return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.training.ema else {})
 
 
@@ -70,7 +79,8 @@ def tokens_in(batch: dict):
 
 
 def gradients(config: Config, params, batch: dict, key, mesh=None):
-    """Gradient of the loss over a whole batch, in `training.accumulate` microbatches, and the metrics.
+    """Gradient of the loss over a whole batch by the trained parameters, in `training.accumulate` microbatches, and the
+    metrics.
 
     The metrics include the model's `statistics`, summed over the batch.
     """
@@ -79,22 +89,24 @@ def gradients(config: Config, params, batch: dict, key, mesh=None):
         "tokens": tokens_in(batch),
     }
     key = key if _has_dropout(config) else None
-    value_and_grad = jax.value_and_grad(make_loss(config, mesh), has_aux=True)
+    loss = make_loss(config, mesh)
+    trained, frozen = trainable(config.optimizer, params)
+    value_and_grad = jax.value_and_grad(lambda trained, *rest: loss(join(trained, frozen), *rest), has_aux=True)
     parts = config.training.accumulate
     if parts == 1:
-        (_, metrics), grads = value_and_grad(params, batch, key, totals)
+        (_, metrics), grads = value_and_grad(trained, batch, key, totals)
         return grads, metrics
 
     def add(sums, xs):
         part, index = xs
         at = None if key is None else jax.random.fold_in(key, index)
-        (_, metrics), grads = value_and_grad(params, part, at, totals)
+        (_, metrics), grads = value_and_grad(trained, part, at, totals)
         return jax.tree.map(jnp.add, sums, (grads, metrics)), None
 
     # Microbatch i takes rows i, i + parts, ...: so every device that has rows of the batch has rows of each microbatch.
     micro = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     first = jax.tree.map(lambda x: x[0], micro)
-    shapes = jax.eval_shape(lambda: value_and_grad(params, first, key, totals))
+    shapes = jax.eval_shape(lambda: value_and_grad(trained, first, key, totals))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
     return jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))[0]
 
@@ -110,14 +122,18 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation, mes
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), state["step"])
         grads, metrics = gradients(config, state["params"], batch, key, mesh)
         norm = optax.tree.norm(grads)
-        updates, opt = optimizer.update(grads, state["opt"], state["params"])
+        trained, frozen = trainable(config.optimizer, state["params"])
+        updates, opt = optimizer.update(grads, state["opt"], trained)
         statistics = metrics.pop("statistics")
-        params = within_bounds(optax.apply_updates(state["params"], updates), transformer.axes(config.model))
-        params = transformer.after_update(config.model, params, statistics)
+        axes = trainable(config.optimizer, transformer.axes(config.model))[0]
+        trained = within_bounds(optax.apply_updates(trained, updates), axes)
+        params = transformer.after_update(config.model, join(trained, frozen), statistics)
+        params = join(params, frozen)
         new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
         if config.training.ema:
             decay = config.training.ema
-            new["ema"] = jax.tree.map(lambda old, p: decay * old + (1 - decay) * p, state["ema"], params)
+            averages = jax.tree.map(lambda old, p: decay * old + (1 - decay) * p, state["ema"], params)
+            new["ema"] = join(averages, frozen)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         if config.training.on_nonfinite == "skip":
             kept = {**state, "step": state["step"] + 1, "skipped": state["skipped"] + 1}
@@ -140,11 +156,9 @@ def within_bounds(params, axes):
 
 def layer_norms(tree) -> dict:
     """Euclidean norm of each parameter by its path; for a stack, one norm per layer."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    names = {path_name(path): leaf for path, leaf in flat}
     return {
         name: jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if name.startswith("blocks/") else None))
-        for name, leaf in names.items()
+        for name, leaf in by_path(tree).items()
     }
 
 

@@ -1,6 +1,7 @@
 """The working directory of a run: its lock, and the files that describe the run.
 
-config.json   the resolved config           run.json     versions, commit, machine and command line of every start
+config.json   the resolved config           run.json     versions, commit, machine and command line of every start;
+                                                         the lineage: the trained models that the run started from
 tokenizer/    the tokenizer's files         metrics.jsonl, tensorboard/, checkpoints/, report.html
 errors/       with several processes, the last lines of each one that failed
 """
@@ -21,6 +22,7 @@ from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, disk_errors
 from xfresearch.files import exists, in_bucket, move_damaged, read_object, write_json
+from xfresearch.training.fork import RESULT, check_fork
 
 
 @contextmanager
@@ -64,12 +66,13 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
     """Adds this start to run.json, with the gap before it, which the goodput needs.
 
     Raises UserError, with the differences, if the directory holds a run of another config and `fork` is False; also if
-    it holds a model without optimizer state, or the metrics of a run whose checkpoints are gone.
+    it holds a model without optimizer state, the metrics of a run whose checkpoints are gone, or, with `fork`, nothing
+    that can resume with this config.
     """
     if store.has_only_params(path):
         raise UserError(
             f"--workdir={path} holds an imported or saved model without optimizer state, so training cannot resume "
-            "from it: use a new directory"
+            f"from it: use a new directory, and --start={path} to start from its parameters"
         )
     metrics = path / "metrics.jsonl"
     if not in_bucket(path) and not exists(store.directory(path)) and exists(metrics) and metrics.stat().length:
@@ -80,28 +83,40 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
 
     _set_damaged_aside(path)
     saved = read_json(path / "config.json") if exists(path / "config.json") else None
-    if saved:
-        changed = differences(saved, config, deciding=("function", "initialisation", "training"))
-        if changed and not fork:
+    steps = store.steps(path)
+    if fork:
+        check_fork(path, saved, config, steps)
+    elif saved:
+        changed = differences(saved, config, deciding=RESULT)
+        if changed:
             text = "; ".join(changed)
-            raise UserError(
-                f"--workdir={path} holds a run of another config ({text}): use a new directory, or --fork to resume "
-                "from its newest checkpoint with this config"
-            )
+            fork_helps = steps and saved.start == config.start
+            or_fork = ", or --fork to resume from its newest checkpoint with this config" if fork_helps else ""
+            raise UserError(f"--workdir={path} holds a run of another config ({text}): use a new directory{or_fork}")
     # Without config.json and checkpoints, earlier starts failed on a mistake in their config.
-    before = starts(path) if saved or store.steps(path) else []
+    before = starts(path) if saved or steps else []
     now = time.time()
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
         "gap": max(now - _last_write(path), 0.0) if before else 0.0,
-        "finished_before": bool(before and saved) and (store.steps(path) or [0])[-1] >= saved.steps,
+        "finished_before": bool(before and saved) and (steps or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
         "versions": versions(),
         "machine": describe_machine(),
     }
-    write_json(path / "run.json", {"starts": [*before, start]})
+    write_json(path / "run.json", {"starts": [*before, start], "lineage": lineage(path) if steps else []})
+
+
+def saved_config(workdir) -> Config | None:
+    """The config of the run in `workdir`; None if there is none, or if its config.json is damaged."""
+    try:
+        return read_json(epath.Path(workdir).expanduser() / "config.json")
+    except UserError as error:
+        if disk_errors(error):
+            raise
+        return None
 
 
 def write_config(path: epath.Path, config: Config, tokenizer) -> None:
@@ -127,6 +142,21 @@ def starts(path: epath.Path) -> list[dict]:
         return [start for start in found if start["seconds"] >= 0]
     except (TypeError, KeyError) as error:
         raise UserError(f"{file}: not a list of the run's starts") from error
+
+
+def lineage(path: epath.Path) -> list[dict]:
+    """The trained models that the run started from, the nearest first: path, kind, step and digest of the parameters of
+    each. [] for a run that started from new parameters, or if run.json is damaged."""
+    try:
+        found = read_object(path / "run.json").get("lineage", [])
+        return [{name: record[name] for name in ("path", "kind", "step", "digest")} for record in found]
+    except (UserError, TypeError, KeyError):
+        return []
+
+
+def write_lineage(path: epath.Path, records: list[dict]) -> None:
+    """Adds the lineage of a run that has just started to its run.json."""
+    write_json(path / "run.json", {"starts": starts(path), "lineage": records})
 
 
 def _set_damaged_aside(path: epath.Path) -> None:

@@ -1,0 +1,58 @@
+"""--fork: a run resumes in its directory although its config, data or versions differ from those it was saved with."""
+
+import sys
+from pathlib import Path
+
+import jax
+
+from xfresearch.config.comparing import differences
+from xfresearch.config.run import Config
+from xfresearch.errors import UserError
+from xfresearch.training.optimizer import make_optimizer, make_schedule
+from xfresearch.training.step import init_state
+from xfresearch.trees import by_path
+
+RESULT = ("function", "initialisation", "training")  # options that decide the result of a run
+PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}
+
+
+def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[int]) -> None:
+    """Raises UserError if the run in `workdir` has no checkpoint, or if its state does not fit `config`. Otherwise says on
+    standard error what changes. `saved` is the run's config; None if it is damaged. `steps` are its checkpoints."""
+    if not steps:
+        raise UserError(
+            f"--fork is not allowed with --workdir={workdir}, which has no checkpoint to resume from: leave it out; to "
+            "start from the parameters of another run, use --start RUN"
+        )
+    if saved is None:
+        return
+    if saved.start != config.start:
+        raise UserError(
+            f"config.start.path={config.start.path!r} is not allowed with --fork, which resumes from the checkpoints in "
+            f"{workdir}: it must be {saved.start.path!r}, or use --start with a new directory"
+        )
+    _require_same_state(workdir, saved, config)
+    changed = differences(saved, config, deciding=RESULT)
+    if changed:
+        before, now = (float(make_schedule(each.optimizer, each.steps)(steps[-1])) for each in (saved, config))
+        rate = "" if before == now else f"; the learning rate of the next update is {now:.3g} instead of {before:.3g}"
+        print(f"--fork: resumes from step {steps[-1]} with {'; '.join(changed)}{rate}", file=sys.stderr)
+
+
+def _require_same_state(workdir: Path, saved: Config, config: Config) -> None:
+    """Raises UserError if training with the two configs has states of different arrays."""
+    before, now = _shapes(saved), _shapes(config)
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    for part, word in PARTS.items():
+        for name in changed:
+            if name.startswith(f"{part}/"):
+                raise UserError(
+                    f"--fork is not allowed with another {word} ({name}: {before.get(name, '(absent)')} -> "
+                    f"{now.get(name, '(absent)')}): use a new directory, and --start={workdir} to start from its parameters"
+                )
+
+
+def _shapes(config: Config) -> dict[str, str]:
+    """{path: dtype and shape} of the arrays of a run's state."""
+    state = jax.eval_shape(lambda: init_state(config, make_optimizer(config), 0))
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in by_path(state).items()}

@@ -1,0 +1,136 @@
+"""Starts a run from a trained model (config.start.path): with its config, its tokenizer and its parameters.
+
+The optimizer state is new and the step is 0. Options of the command line may change how the model is trained and
+computed (dropout, kernels, dtype), and may add rows to its tables of tokens and positions; these rows are drawn as for
+new parameters. Any other option that decides the function of the model is refused.
+
+A run that resumes has its model, tokenizer and parameters in its own directory, and does not read the path again.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from xfresearch import distributed, loading
+from xfresearch.checkpoints import manifest, store
+from xfresearch.config import files
+from xfresearch.config.comparing import flat
+from xfresearch.config.fields import leaves
+from xfresearch.config.run import Config
+from xfresearch.data.cache import digest
+from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
+from xfresearch.errors import require
+from xfresearch.language_model import abstract_params
+from xfresearch.models import transformer
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.training.step import init_params
+from xfresearch.training.workdir import lineage, saved_config
+from xfresearch.trees import by_path, join, path_name, split
+
+ADD_ROWS = ("vocab_size", "max_length")  # options of the model that may be larger than those of the trained model
+FIXED = {
+    "function": "its parameters were trained for the function that this option decides",
+    "initialisation": "its parameters are not drawn again",
+}
+TABLES = ("embed/table", "head/table", "head_bias/bias", "position/table", "shared/relative_key")  # rows come first
+
+
+def parse(arguments: list[str], workdir: str = "") -> Config:
+    """`files.parse`; with config.start.path, the model and the tokenizer are those of the trained model, or of the run
+    in `workdir` that resumes. Raises UserError if an option changes them in a way that is not allowed."""
+    path = files.start_path(arguments)
+    if not path:
+        return files.parse(arguments)
+    saved = saved_config(workdir) if workdir and store.steps(workdir) else None
+    if saved and saved.start.path == path:
+        return files.parse(arguments, saved.model, saved.data.tokenizer)
+    stored = loading.stored(path)
+    config = files.parse(arguments, stored.model, stored.tokenizer)
+    check_options(stored.model, config)
+    check_tokenizer(stored.tokenizer, config)
+    return config
+
+
+def check_options(model: ModelConfig, config: Config) -> None:
+    """Raises UserError if an option of config.model differs from that of `model`, the trained one, and may not."""
+    old = flat(model)
+    for leaf in leaves(config.model):
+        value = old.get(leaf.path, leaf.value)  # options that only one of the models has follow from another one
+        if leaf.value == value:
+            continue
+        may_differ, allowed, reason = leaf.decides not in FIXED, repr(value), FIXED.get(leaf.decides)
+        if leaf.path in ADD_ROWS:
+            may_differ, allowed, reason = leaf.value > value, f"at least {value}", "only rows can be added to its tables"
+        if leaf.path == "param_dtype":
+            may_differ, reason = False, "its parameters keep their dtype"
+        require(may_differ, f"model.{leaf.path}", leaf.value, f"{allowed} to start from {config.start.path}: {reason}")
+
+
+def check_tokenizer(path: str, config: Config) -> None:
+    """Raises UserError if config.data.tokenizer is another tokenizer than the trained model's, at `path`."""
+    data = config.data
+    if path and data.tokenizer != path and not trains_on_labels(data):
+        allowed = f"left out to start from {config.start.path}: its parameters were trained for its own tokenizer"
+        same = tokenizer_for(data).digest == load_tokenizer(path).digest
+        require(same, "data.tokenizer", data.tokenizer, allowed)
+
+
+def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
+    """The parameters at config.start.path, sharded over `mesh`, and the run's lineage: a record of the trained model,
+    and those of the models that it started from.
+
+    Every process calls this. Lists added rows on standard error. Raises UserError as `parse` does, or if there is no
+    intact checkpoint, or if the processes read different parameters.
+    """
+    path = config.start.path
+    stored = loading.stored(path)
+    check_options(stored.model, config)
+    target = abstract_params(config.model, mesh)
+    step, params = stored.read(_as_stored(stored.model, target, config))
+    record = {"path": path, "kind": stored.kind, "step": step, "digest": digest(store.checksums({"params": params}))}
+    manifest.require_same_everywhere({"parameters to start from": record["digest"]})
+    params, added = _with_new_rows(params, target, config)
+    if distributed.first():
+        at = "" if step is None else f", step {step}"
+        print(f"starts from the parameters of {path} ({stored.kind}{at})", file=sys.stderr)
+        for name, (old, new) in added.items():
+            print(f"{name}: rows {old} to {new - 1} are new, drawn with seed {config.seed}", file=sys.stderr)
+    earlier = lineage(stored.path) if stored.kind == "run" else []
+    return params, [record, *earlier]
+
+
+def _as_stored(model: ModelConfig, target: dict, config: Config) -> dict:
+    """`target` with the shapes of the trained model's parameters. A table with fewer rows is not sharded by row: the
+    mesh may not divide them. Raises UserError if another parameter has another shape."""
+    old = by_path(transformer.abstract(model))
+
+    def shaped(path, leaf):
+        name = path_name(path)
+        if old[name].shape == leaf.shape:
+            return leaf
+        allowed = f"{model.max_length} to start from {config.start.path}: {name} is not a table that can get more rows"
+        require(name in TABLES, "model.max_length", config.model.max_length, allowed)
+        sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(None, *leaf.sharding.spec[1:]))
+        return jax.ShapeDtypeStruct(old[name].shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map_with_path(shaped, target)
+
+
+def _with_new_rows(params: dict, target: dict, config: Config) -> tuple[dict, dict[str, tuple[int, int]]]:
+    """The parameters with the shapes and shardings of `target`, and {name: (old rows, new rows)} of the tables that got
+    rows. The new rows are those that new parameters with the config's seed would have."""
+    old, new = by_path(params), by_path(target)
+    added = {name: (len(old[name]), new[name].shape[0]) for name in new if old[name].shape != new[name].shape}
+    tables, others = split(params, lambda path: path in added)
+    if not tables:
+        return params, added
+
+    def extend(tables: dict, seed) -> dict:
+        drawn, _ = split(init_params(config, seed), lambda path: path in added)
+        return jax.tree.map(lambda old, new: jnp.concatenate([old, new[len(old) :]]), tables, drawn)
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, split(target, lambda path: path in added)[0])
+    return join(others, jax.jit(extend, out_shardings=shardings)(tables, config.seed)), added
