@@ -5,21 +5,23 @@ import math
 import numpy as np
 import pytest
 
-from xfresearch.harness import pairing
+from xfresearch import evaluation
+from xfresearch.comparing import pairing
 
 
 def outcomes(both: int, only_first: int, only_second: int, neither: int) -> tuple[list, list]:
+    """Values of a model and of the reference on items of which so many are right for both, one or none of them."""
     first = [1.0] * (both + only_first) + [0.0] * (only_second + neither)
     second = [1.0] * both + [0.0] * only_first + [1.0] * only_second + [0.0] * neither
     return first, second
 
 
 def test_a_worked_example_with_values_of_0_and_1():
-    """Only the first model gets 15 of 100 items, only the second gets 5: the sample variance is
+    """Only the model gets 15 of 100 items, only the reference gets 5: the sample variance is
     (0.20 - 0.10^2) 100/99. Half an item more for each outcome makes 15.5 and 5.5 of 102."""
     found = pairing.pair(*outcomes(60, 15, 5, 20))
-    assert (found["first"], found["second"], found["items"]) == (0.75, 0.65, 100)
-    assert (found["first_higher"], found["second_higher"], found["test"]) == (15, 5, "McNemar, exact")
+    assert (found["value"], found["reference"], found["items"]) == (0.75, 0.65, 100)
+    assert (found["higher"], found["lower"], found["test"]) == (15, 5, "McNemar, exact")
     error = math.sqrt(0.19 * 100 / 99 / 100)
     assert found["difference"] == pytest.approx(0.10) and found["standard_error"] == pytest.approx(error)
     margin = 1.95996 * math.sqrt(15.5 + 5.5 - 10**2 / 102) / 102
@@ -103,35 +105,93 @@ def test_holm_bounds_the_chance_of_any_false_alarm():
     assert 0.035 < np.mean(alarms) < 0.06
 
 
+def judged(counts, lower_is_better=False, p_holm=None, margin=0.0) -> str:
+    found = pairing.pair(*outcomes(*counts)) | {"lower_is_better": lower_is_better}
+    return pairing.verdict(found | {"p_holm": found["p"] if p_holm is None else p_holm}, margin)
+
+
 @pytest.mark.parametrize(
-    "counts, text",
+    "counts, options, text",
     [
-        ((60, 15, 5, 20), "a is 10.0 points better than b on piqa (95 % interval 1.2 to 18.4, 100 items, p 0.041)"),
-        ((60, 5, 15, 20), "b is 10.0 points better than a on piqa (95 % interval 1.2 to 18.4, 100 items, p 0.041)"),
-        (
-            (60, 15, 5, 20, 0.08),  # p is corrected for several tasks
-            "a is 10.0 points ahead of b on piqa, which may be chance (95 % interval 1.2 to 18.4, 100 items, p 0.08)",
-        ),
-        (
-            (60, 8, 5, 27),
-            "a is 3.0 points ahead of b on piqa, which may be chance (95 % interval -4.2 to 10.1, 100 items, p 0.58)",
-        ),
-        ((60, 5, 5, 30), "a and b are equal on piqa (95 % interval -6.4 to 6.4, 100 items, p 1)"),
-        ((600, 0, 0, 600), "a and b do not differ on any of 1,200 items of piqa"),
+        ((60, 15, 5, 20), {}, "better"),  # the interval is 0.012 to 0.184, p is 0.041
+        ((60, 5, 15, 20), {}, "worse"),
+        ((60, 15, 5, 20), {"lower_is_better": True}, "worse"),
+        ((60, 5, 15, 20), {"lower_is_better": True}, "better"),
+        ((60, 15, 5, 20), {"p_holm": 0.08}, "no difference shown"),  # p is corrected for several tasks
+        ((60, 8, 5, 27), {}, "no difference shown"),  # the interval is -0.042 to 0.101
+        ((60, 5, 5, 30), {}, "no difference shown"),  # the same share, but the interval is -0.064 to 0.064
+        ((60, 5, 5, 30), {"margin": 0.06}, "no difference shown"),
+        ((60, 5, 5, 30), {"margin": 0.07}, "equal within 0.07"),
+        ((60, 8, 5, 27), {"margin": 0.1}, "no difference shown"),
+        ((600, 0, 0, 600), {}, "no difference shown"),
+        ((600, 0, 0, 600), {"margin": 0.01}, "equal within 0.01"),
+        ((60, 15, 5, 20), {"margin": 0.2}, "equal within 0.2"),  # the user says that 0.184 is no difference
     ],
 )
-def test_sentences(counts, text):
-    found = pairing.pair(*outcomes(*counts[:4])) | ({"p_holm": counts[4]} if counts[4:] else {})
-    assert pairing.sentence("a", "b", "piqa", "acc", found) == text
+def test_verdicts(counts, options, text):
+    assert judged(counts, **options) == text
 
 
-def test_a_sentence_about_real_values_has_no_percentage_points():
-    found = pairing.pair([1.5, 2.5, 3.0], [1.0, 2.0, 2.6])
-    text = pairing.sentence("a", "b", "lambada", "log_likelihood", found)
-    assert text.startswith("a is 0.4667 of log_likelihood better than b on lambada (95 % interval 0.3")
+def test_a_difference_of_rounding_is_not_shown():
+    """Two ways to compute one model: every unit differs by about 2e-7 of its loss, in one direction."""
+    random = np.random.default_rng(0)
+    tokens_U, nll_U = np.full(50, 10.0), random.normal(30, 3, 50)
+    for part, text in ((2e-7, "no difference shown"), (2e-5, "worse")):
+        found = pairing.pair_ratios((nll_U * (1 + part * random.random(50)), tokens_U), (nll_U, tokens_U))
+        assert found["p"] < 1e-6 and pairing.verdict(found | {"p_holm": found["p"]}) == text
 
 
-def test_a_sentence_respects_that_lower_is_better():
-    found = pairing.pair([1.5, 2.5, 3.0], [1.0, 2.0, 2.6]) | {"lower_is_better": True}
-    text = pairing.sentence("a", "b", "crows_pairs", "likelihood_diff", found)
-    assert text.startswith("b is 0.4667 of likelihood_diff better than a on crows_pairs (95 % interval 0.3")
+def test_without_an_interval_nothing_is_shown():
+    single = pairing.pair_ratios(sums([2.0], [4]), sums([3.0], [4])) | {"p_holm": math.nan}
+    assert math.isnan(single["interval"][0]) and pairing.verdict(single, 100.0) == "no difference shown"
+    diverged = pairing.pair_ratios(sums([math.nan, 1], [4, 4]), sums([3.0, 1], [4, 4])) | {"p_holm": math.nan}
+    assert pairing.verdict(diverged, 100.0) == "not finite"
+
+
+def sums(values, sizes) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(values, float), np.array(sizes, float)
+
+
+def test_a_worked_example_of_two_losses():
+    """Two units of 1 and 3 tokens: the losses are 8/4 and 7/4. The residuals of the differences are
+    (2 - 1 - 1/4) / 4 and (6 - 6 - 3/4) / 4."""
+    found = pairing.pair_ratios(sums([2, 6], [1, 3]), sums([1, 6], [1, 3]))
+    assert (found["value"], found["reference"], found["difference"], found["units"]) == (2, 1.75, 0.25, 2)
+    error = math.sqrt(2 * 2 * (0.75 / 4) ** 2)
+    assert found["standard_error"] == pytest.approx(error)
+    assert found["interval"] == pytest.approx([0.25 - 12.7062 * error, 0.25 + 12.7062 * error], rel=1e-5)
+
+
+def test_the_error_of_one_loss_is_that_of_the_evaluation():
+    random = np.random.default_rng(0)
+    tokens_U = random.integers(1, 50, 30)
+    nll_U = tokens_U * random.normal(3, 0.5, 30)
+    own = pairing.ratio(nll_U, tokens_U)
+    known = evaluation.summary({"nll": nll_U, "correct": 0 * nll_U, "tokens": tokens_U})
+    assert own["value"] == pytest.approx(known["loss"]) and own["units"] == known["units"] == 30
+    assert own["standard_error"] == pytest.approx(known["standard_error"])
+
+
+def test_units_that_nobody_read_do_not_count():
+    found = pairing.pair_ratios(sums([2, 0, 6], [1, 0, 3]), sums([1, 0, 6], [1, 0, 3]))
+    assert found == pairing.pair_ratios(sums([2, 6], [1, 3]), sums([1, 6], [1, 3]))
+
+
+@pytest.mark.parametrize("same_sizes", [True, False])
+def test_intervals_of_losses_cover_the_truth(same_sizes):
+    """Units of unequal sizes whose difficulty is the same for both models. Unpaired intervals would be far wider. With
+    other tokenizers, a unit has other sizes for the two models."""
+    random = np.random.default_rng(0)
+    covered, rejected, widths, rounds = 0, 0, [], 1000
+    for _ in range(rounds):
+        sizes_U = random.integers(20, 80, 60).astype(float)
+        others_U = sizes_U if same_sizes else sizes_U + random.integers(-2, 3, 60)
+        ease_U = random.normal(3, 0.5, 60)
+        losses = [size_U * (ease_U + shift + random.normal(0, 0.1, 60))
+                  for size_U, shift in ((sizes_U, 0.05), (others_U, 0.0), (others_U, 0.0))]  # fmt: skip
+        found = pairing.pair_ratios((losses[0], sizes_U), (losses[1], others_U))
+        covered += found["interval"][0] <= 0.05 <= found["interval"][1]
+        widths.append(found["interval"][1] - found["interval"][0])
+        rejected += pairing.pair_ratios((losses[1], others_U), (losses[2], others_U))["p"] < 0.05
+    assert 0.93 < covered / rounds < 0.97 and 0.03 < rejected / rounds < 0.07
+    assert np.mean(widths) < 0.2  # two separate error bars of 0.07 would give 0.39

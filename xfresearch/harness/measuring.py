@@ -17,7 +17,7 @@ from xfresearch.checkpoints.store import checksums
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
-from xfresearch.files import in_bucket, write_text
+from xfresearch.files import finite, in_bucket, read_object, write_text
 from xfresearch.harness import tasks
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.model_config import longest_sequence
@@ -43,6 +43,7 @@ def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
     if distributed.first():
         for (name, task), items in zip(measured.items(), samples.values(), strict=True):
             write_items(folder, name, task, items, options.limit)
+            write_text(folder / f"{saved_name(name, task, options.limit)}.json", json.dumps(finite(task)) + "\n")
     settings = {"workdir": path, "step": lm.step, "sequence_length": length, "kept_in": str(folder)}
     return settings | {"task_data": options.task_data, "limit": options.limit, "tasks": measured}
 
@@ -137,8 +138,17 @@ def write_items(folder: Path, name: str, task: dict, items: list[dict], limit: i
     for item in items:
         content = {key: item[key] for key in ("doc_id", "filter", "arguments", "target", "filtered_resps")}
         lines.append(json.dumps(content | {metric: item[metric] for metric in item["metrics"]}, default=_plain))
-    part = f"-first_{limit}" if limit else ""
-    write_text(folder / f"{name}-{task['fewshot']}_shot{part}.jsonl", "\n".join(lines) + "\n")
+    write_text(folder / f"{saved_name(name, task, limit)}.jsonl", "\n".join(lines) + "\n")
+
+
+def saved_name(name: str, task: dict, limit: int) -> str:
+    """The name of a task's two files: .jsonl with the items, and .json with what `task_metrics` returns."""
+    return f"{name}-{task['fewshot']}_shot{f'-first_{limit}' if limit else ''}"
+
+
+def read_tasks(folder: Path) -> dict[str, dict]:
+    """{name of the file: what `task_metrics` returned} of every task whose answers are saved in a folder."""
+    return {path.stem: read_object(path) for path in sorted(folder.glob("*_shot*.json"))}
 
 
 def _plain(value):
