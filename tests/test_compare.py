@@ -70,10 +70,11 @@ def trained(tmp_path_factory, texts):
 
 
 @pytest.fixture(scope="module")
-def imported(trained, tmp_path_factory):
-    """The model of the first run without its metrics, and with other options of training."""
+def imported(trained, texts, tmp_path_factory):
+    """The model of the first run without its metrics, and with other data and options of training."""
     lm = loading.load(trained[0])
-    lm.run = replace(lm.run, seed=3, batch_size=3)
+    data = replace(lm.run.data, corpus=(texts[1],), packing="documents")
+    lm.run = replace(lm.run, seed=3, batch_size=3, sequence_length=8, data=data)
     folder = tmp_path_factory.mktemp("imported") / "i"
     lm.save(folder)
     return folder
@@ -246,6 +247,8 @@ def test_curves_by_step_tokens_flops_and_seconds(trained):
     for axis, scale in {"step": 1, "tokens": tokens, "flops": flops, "seconds": 2.0}.items():
         assert runs.curve(run, "train", "loss", axis)[:2].tolist() == [[scale, 4.9], [2 * scale, 4.8]]
         assert runs.curve(run, "evaluation", "loss", axis).tolist()[-1] == [STEPS * scale, 2.0]
+    sparse = run._replace(rows=[row for row in run.rows if (row["step"], row["kind"]) != (STEPS, "train")])
+    assert runs.curve(sparse, "evaluation", "loss", "seconds").tolist()[-1] == [2.0 * (STEPS - 1), 2.0]
     without = run._replace(rows=[{k: v for k, v in row.items() if k != "seconds"} for row in run.rows])
     assert runs.curve(without, "train", "loss", "seconds").shape == (0, 2)
     assert len(runs.curve(without, "train", "loss", "step")) == STEPS

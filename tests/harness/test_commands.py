@@ -163,10 +163,10 @@ def test_a_comparison_finds_the_saved_answers(lm_eval, runs, data, tmp_path, cap
     for run in runs:
         evaluated(data, tmp_path, "--workdir", run)
     monkeypatch.setattr(scoring, "batches", lambda *_: 1 / 0)  # no model answers again
-    texts = data / "lambada_openai.jsonl"
-    compare.main([*map(str, runs), "--data", f"text_files:{texts}", "--limit=4", f"--json={tmp_path}/out.json"])
+    (tmp_path / "notes.txt").write_text("".join(f"line {i}\n" for i in range(400)))
+    compare.main([*map(str, runs), f"--data=text_files:{tmp_path}/notes.txt", "--limit=4", f"--json={tmp_path}/out.json"])
     found = json.loads((tmp_path / "out.json").read_text())["tasks"]
-    folders = [next((run / "harness").glob(f"*/{'piqa-0_shot'}.jsonl")).parent for run in runs]
+    folders = [next((run / "harness").glob("*/piqa-0_shot.jsonl")).parent for run in runs]
     for task, metric in (("piqa", "acc"), ("lambada", "perplexity")):
         values = [
             [json.loads(line)[metric] for line in (folder / f"{task}-0_shot.jsonl").read_text().splitlines()]
@@ -176,7 +176,7 @@ def test_a_comparison_finds_the_saved_answers(lm_eval, runs, data, tmp_path, cap
         pair = found[f"{task}-0_shot"][name][str(runs[1])]
         assert pair["items"] == 8 and pair["difference"] == pytest.approx(np.mean(values[1]) - np.mean(values[0]))
     assert {name.removesuffix("-0_shot") for name in found} == set(KINDS)
-    assert all(f"{name}-0_shot" in capsys.readouterr().out for name in KINDS[:1])
+    assert "piqa-0_shot" in capsys.readouterr().out
 
 
 def test_fewshot_and_limit_change_the_prompts(lm_eval, runs, data, tmp_path):
