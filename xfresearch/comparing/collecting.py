@@ -73,6 +73,7 @@ def measure_all(options) -> tuple[dict, held_out.Reference | None, list[str]]:
             continue
         reference = reference or held_out.first_reads(model, options)
         measured[path] = held_out.measure(model, options, reference)
+        del model  # the next one needs its memory
     return measured, reference, notes
 
 

@@ -5,17 +5,16 @@ the same bytes of the text: each of their tokens belongs to the unit of the firs
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 
-from xfresearch import distributed, evaluation, held_out
+from xfresearch import evaluation, held_out
 from xfresearch.checkpoints import manifest
 from xfresearch.comparing.pairing import correct, pair_ratios, ratio, verdict
 from xfresearch.config.run import Config
-from xfresearch.harness.measuring import answers_folder, max_length, read_tasks
+from xfresearch.harness.measuring import saved_tasks
 from xfresearch.language_model import LanguageModel
 
 
@@ -55,7 +54,7 @@ def load(path: str, options, reference: Reference | None) -> Loaded:
     lm, mesh = held_out.open_model(path)
     config = replace(lm.run, model=lm.config)
     digest = lm.tokenizer.digest if lm.tokenizer else ""
-    tasks = _saved_tasks(path, lm, options.sequence_length)
+    tasks = saved_tasks(path, lm, options.sequence_length)
     data = _same_data(lm, path, digest, options, reference) if reference else None
     return Loaded(path, lm, mesh, config, digest, tasks, data)
 
@@ -73,14 +72,6 @@ def measure(model: Loaded, options, reference: Reference) -> Measured:
     scores = held_out.Scorer(model.lm, data, options.batch_size, model.mesh)(model.lm.params, model.path)
     sums = scores if isinstance(data, evaluation.Labels) else _unit_sums(data, scores, reference.data)
     return Measured(step, model.config, model.tokenizer, model.tasks, sums)
-
-
-def _saved_tasks(path: str, lm: LanguageModel, sequence_length: int) -> dict[str, dict]:
-    """The saved answers of the model to tasks; process 0 alone reads them."""
-    if lm.tokenizer is None:
-        return {}
-    folder = answers_folder(path, lm, max_length(lm, sequence_length))
-    return read_tasks(Path(folder)) if distributed.first() else {}
 
 
 def _same_data(lm: LanguageModel, path: str, digest: str, options, reference: Reference):

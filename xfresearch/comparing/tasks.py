@@ -8,7 +8,7 @@ from xfresearch.comparing.pairing import MCNEMAR, correct, pair, verdict
 def compare(tasks: dict[str, dict[str, dict]], margin: float) -> tuple[dict, list[str]]:
     """Compares every run with the first one.
 
-    `tasks` is {run: {task: what harness.measuring.read_tasks gives}}. `margin` applies to metrics whose values are 0 or
+    `tasks` is {run: {task: what harness.measuring.saved_tasks gives}}. `margin` applies to metrics whose values are 0 or
     1. Returns {task: {metric: {run: paired comparison}}}, and a note on each task that some runs lack.
     """
     comparison = {}

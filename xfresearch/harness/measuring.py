@@ -56,11 +56,16 @@ def max_length(lm: LanguageModel, requested: int) -> int:
 
 
 def answers_folder(path: str, lm: LanguageModel, length: int) -> Path:
-    """The folder of a model's answers: in its run's directory or, if `path` is no run on local disk, in the cache."""
+    """The folder of a model's answers."""
     model = [checksums({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
+    return answers_root(path, lm) / digest(model)
+
+
+def answers_root(path: str, lm: LanguageModel) -> Path:
+    """`harness` in the run's directory or, if `path` is no run on local disk, in the cache."""
     workdir, _ = loading.locate(path)
     local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
-    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness" / digest(model)
+    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness"
 
 
 def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, options) -> dict:
@@ -146,9 +151,14 @@ def saved_name(name: str, task: dict, limit: int) -> str:
     return f"{name}-{task['fewshot']}_shot{f'-first_{limit}' if limit else ''}"
 
 
-def read_tasks(folder: Path) -> dict[str, dict]:
-    """{name of the file: what `task_metrics` returned} of every task whose answers are saved in a folder."""
-    return {path.stem: read_object(path) for path in sorted(folder.glob("*_shot*.json"))}
+def saved_tasks(path: str, lm: LanguageModel, requested_length: int) -> dict[str, dict]:
+    """{saved name: what `task_metrics` returned} of every task that the model at `path` was evaluated on. Every process
+    must call it; process 0 gets the tasks, and the others nothing."""
+    if lm.tokenizer is None or not distributed.shared(answers_root(path, lm).exists()):
+        return {}
+    folder = answers_folder(path, lm, max_length(lm, requested_length))
+    files = sorted(folder.glob("*_shot*.json")) if distributed.first() else []
+    return {file.stem: read_object(file) for file in files}
 
 
 def _plain(value):
