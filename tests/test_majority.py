@@ -57,6 +57,8 @@ def test_the_run_has_no_text_metrics(run, capsys):
     assert {row["kind"] for row in rows} == {"train", "evaluation"}
     text_metrics = {"bits_per_byte", "bytes", "perplexity", "bits_per_character"}
     assert not [row for row in rows if text_metrics & row.keys()] and not text_metrics & result["evaluation"].keys()
+    seconds = [row["seconds"] for row in rows if row["kind"] == "train"]
+    assert seconds == sorted(seconds) and 0 < seconds[0] < seconds[-1]
     html = (workdir / "report.html").read_text()
     figure = f"{result['evaluation']['accuracy']:.3f}"
     assert f'<div class="figure">{figure}</div><p>accuracy of held-out labels</p>' in html

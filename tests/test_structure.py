@@ -21,7 +21,7 @@ FILES = {
 }
 # A package may import the packages in its own group and in the groups below it.
 ORDER = (
-    {"planning", "interop", "harness"},
+    {"planning", "interop", "harness", "comparing"},
     {"training"},
     {"checkpoints"},
     {"models"},

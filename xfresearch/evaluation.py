@@ -302,15 +302,15 @@ def read_labels(lm, workdir, corpus="", split="", length=0, limit=0) -> Labels:
     return Labels(corpus, split, sequences, range(min(limit or len(sequences), len(sequences))), length)
 
 
-def label_figures(
+def label_sums(
     scorer: Callable,
     params: dict,
     labels: Labels,
     batch_size: int,
     progress=lambda rows: None,
     place=lambda batch: batch,
-) -> dict:
-    """The `summary` of all labels, with sequences as units. `scorer` is from `make_scorer`.
+) -> dict[str, np.ndarray]:
+    """The sums over each sequence [U], by the names in SUMS. `scorer` is from `make_scorer`.
 
     Calls `progress(rows)` after every batch. `place` moves a batch to the scorer's devices.
     """
@@ -319,7 +319,8 @@ def label_figures(
         nll_BL, correct_BL = on_host(dict(enumerate(scorer(params, place(batch))))).values()
         parts.append((nll_BL.sum(-1), correct_BL.sum(-1), batch["weights"].sum(-1)))
         progress(int(batch["segments"].any(-1).sum()))  # without the rows of padding in the last batch
-    return summary(dict(zip(SUMS, map(np.concatenate, zip(*parts, strict=True)), strict=True)))
+    sums = map(np.concatenate, zip(*parts, strict=True))
+    return {name: values[: len(labels.rows)] for name, values in zip(SUMS, sums, strict=True)}
 
 
 def _sizes(tokenizer, tokens: np.ndarray, meta: dict) -> dict[str, np.ndarray]:
@@ -375,12 +376,12 @@ def score_text(
 def text_figures(text: Text, scores: Scores) -> dict:
     """The `summary` of all scored tokens, and the rate."""
     units = text.documents if text.unit == "documents" else scores.row
-    return summary(_sums(text, scores, units)) | {"tokens_per_second": scores.tokens_per_second}
+    return summary(unit_sums(text, scores, units)) | {"tokens_per_second": scores.tokens_per_second}
 
 
 def document_figures(text: Text, scores: Scores, tokenizer) -> list[dict]:
     """The `summary` of every scored document, with its number and first characters."""
-    sums = _sums(text, scores, text.documents)
+    sums = unit_sums(text, scores, text.documents)
     starts = np.searchsorted(text.documents, np.arange(len(sums["tokens"])))
     figures = []
     for i in np.flatnonzero(sums["tokens"]).tolist():
@@ -391,8 +392,9 @@ def document_figures(text: Text, scores: Scores, tokenizer) -> list[dict]:
     return figures
 
 
-def _sums(text: Text, scores: Scores, units_T: np.ndarray) -> dict[str, np.ndarray]:
-    """Sums [U] over the scored tokens of each unit. `units_T` is the unit of every token."""
+def unit_sums(text: Text, scores: Scores, units_T: np.ndarray) -> dict[str, np.ndarray]:
+    """Sums [U] over the scored tokens of each unit: those in SUMS, "bytes" and "characters". `units_T` is the unit of
+    every token."""
     scored = scores.row >= 0
     values = {"nll": scores.nll, "correct": scores.correct, "tokens": scored, **text.sizes}
     return {name: np.bincount(units_T[scored], value[scored]) for name, value in values.items()}

@@ -8,3 +8,13 @@ def table(columns: dict[str, list[str]]) -> str:
     return "\n".join(
         "  ".join(f"{cell:>{widths[title]}}" for title, cell in zip(columns, row, strict=True)) for row in rows
     )
+
+
+def to_columns(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, list[str]]:
+    """{title: cells} of a table's rows."""
+    return {title: [row[i] for row in rows] for i, title in enumerate(titles)}
+
+
+def format_number(value: float | None) -> str:
+    """A number with four decimals, '-' for None."""
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The command for one run and for two: metrics match their definitions, and saved answers are reused."""
+"""evaluate --tasks: metrics match their definitions, and saved answers are reused."""
 
 import json
 import random
@@ -13,11 +13,10 @@ from tests.harness import local_data
 from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
-from xfresearch import evaluate, loading
+from xfresearch import compare, evaluate, loading
 from xfresearch.errors import UserError
-from xfresearch.harness import commands, measuring, scoring, tasks
+from xfresearch.harness import measuring, scoring, tasks
 from xfresearch.harness.items import Items
-from xfresearch.tables import table
 
 MISSING = "lm_eval is not installed: requirements-eval.txt"
 KINDS = ("piqa", "winogrande", "lambada", "boolq")
@@ -160,26 +159,24 @@ def test_items_with_any_values_are_written_and_numbers_are_metrics(tmp_path):
     assert (written["acc"], written["f1"], written["target"]) == (0.5, [1, 0], "{3}")
 
 
-def test_two_runs_are_compared_item_by_item(lm_eval, runs, data, tmp_path, capsys, monkeypatch):
+def test_a_comparison_finds_the_saved_answers(lm_eval, runs, data, tmp_path, capsys, monkeypatch):
     for run in runs:
         evaluated(data, tmp_path, "--workdir", run)
-    capsys.readouterr()
-    monkeypatch.setattr(scoring, "batches", lambda requests, *_: iter(()) if not requests else 1 / 0)  # all are saved
-    found = evaluated(data, tmp_path, "--compare", *runs)
-    out = capsys.readouterr().out
-    first, second = (one["tasks"]["piqa"]["metrics"]["acc"]["value"] for one in found["models"])
-    piqa = found["comparison"]["piqa"]["acc"]
-    assert (piqa["first"], piqa["second"], piqa["items"]) == (first, second, 8)
-    items = [read_items(one, "piqa") for one in found["models"]]
-    differences = [a["acc"] - b["acc"] for a, b in zip(*items, strict=True)]
-    assert piqa["difference"] == np.mean(differences) and piqa["first_higher"] == differences.count(1)
-    sums = [[item["perplexity"] for item in read_items(one, "lambada")] for one in found["models"]]
-    assert found["comparison"]["lambada"]["log_likelihood"]["difference"] == pytest.approx(
-        np.mean(sums[0]) - np.mean(sums[1])
-    )
-    acc = [found["comparison"][name]["acc"] for name in KINDS]
-    assert min(one["p_holm"] for one in acc) == min(1, 4 * min(one["p"] for one in acc))  # four tasks, four tests
-    assert all(f"items of {name}" in out or f" on {name}" in out for name in KINDS)
+    monkeypatch.setattr(scoring, "batches", lambda *_: 1 / 0)  # no model answers again
+    (tmp_path / "notes.txt").write_text("".join(f"line {i}\n" for i in range(400)))
+    compare.main([*map(str, runs), f"--data=text_files:{tmp_path}/notes.txt", "--limit=4", f"--json={tmp_path}/out.json"])
+    found = json.loads((tmp_path / "out.json").read_text())["tasks"]
+    folders = [next((run / "harness").glob("*/piqa-0_shot.jsonl")).parent for run in runs]
+    for task, metric in (("piqa", "acc"), ("lambada", "perplexity")):
+        values = [
+            [json.loads(line)[metric] for line in (folder / f"{task}-0_shot.jsonl").read_text().splitlines()]
+            for folder in folders
+        ]
+        name = {"perplexity": "log_likelihood"}.get(metric, metric)
+        pair = found[f"{task}-0_shot"][name][str(runs[1])]
+        assert pair["items"] == 8 and pair["difference"] == pytest.approx(np.mean(values[1]) - np.mean(values[0]))
+    assert {name.removesuffix("-0_shot") for name in found} == set(KINDS)
+    assert "piqa-0_shot" in capsys.readouterr().out
 
 
 def test_fewshot_and_limit_change_the_prompts(lm_eval, runs, data, tmp_path):
@@ -287,48 +284,15 @@ class Instance:
         self.args = args
 
 
-def test_models_with_different_questions_are_not_compared():
-    one, other = ({"piqa": task_values(word)} for word in "ab")
-    with pytest.raises(UserError, match="piqa has different prompts or targets for the two models"):
-        commands.compare(one, other)
-
-
-def test_metrics_without_a_number_for_every_item_are_left_out():
-    """Values of metrics such as F1 are pairs, and some tasks have values for some items only."""
-    one = {"squad": task_values("s"), "piqa": task_values("q", acc=[1.0, 0.0], odd=[np.nan, 1.0], some=[1.0])}
-    other = {"squad": task_values("s"), "piqa": task_values("q", acc=[1.0, 0.0], odd=[1.0, 1.0])}
-    found = commands.compare(one, other)
-    assert found["squad"] == {} and list(found["piqa"]) == ["acc"] and found["piqa"]["acc"]["p_holm"] == 1
-    assert len(commands.comparison_columns(found)["task"]) == 1
-    assert commands.sentences("a", "b", found) == [
-        "squad is not compared: none of its metrics has a number for every item",
-        "a and b do not differ on any of 2 items of piqa",
-    ]
-    nothing = commands.comparison_columns({"squad": {}})
-    assert table(nothing).split()[:2] == ["task", "items"] and not nothing["task"]
-
-
-def test_the_comparison_respects_that_lower_is_better():
-    one = {"bias": task_values("q", score=[1.5, 2.5]) | {"lower_is_better": ["score"]}}
-    other = {"bias": task_values("q", score=[1.0, 2.4])}
-    assert commands.sentences("a", "b", commands.compare(one, other))[0].startswith("b is 0.3000 of score ahead of a")
-
-
-def task_values(questions: str, **values) -> dict:
-    return {"questions": questions, "values": values, "lower_is_better": []}
-
-
 @pytest.mark.parametrize(
     "options, text",
     [
         (["--workdir", "{run}", "--task-data", "{data}"], "--task-data is not allowed without --tasks"),
         (["--workdir", "{run}", "--fewshot", "2"], "--fewshot is not allowed without --tasks"),
-        (["--compare", "{run}", "{run}"], "--compare is not allowed without --tasks"),
-        (["--tasks", "piqa"], "exactly one of --workdir DIR and --compare DIR DIR is required"),
-        (["--tasks", "piqa", "--workdir", "{run}", "--compare", "{run}", "{run}"], "exactly one of"),
+        (["--compare", "{run}", "{run}"], "--compare .*: python -m xfresearch.compare"),
+        (["--tasks", "piqa"], "required: --workdir"),
         (["--tasks", "piqa", "--workdir", "{run}", "--stride", "8"], "--stride is not allowed with --tasks"),
         (["--tasks", "piqa", "--workdir", "{run}", "--all-steps"], "--all-steps is not allowed with --tasks"),
-        (["--tasks", "piqa", "--compare", "{run}", "{run}", "--step", "10"], "--step=10 is not allowed with --compare"),
         (["--tasks", "pica", "--workdir", "{run}", "--task-data", "{data}"], "did you mean 'piqa'"),
         (["--tasks", "piqa,,boolq", "--workdir", "{run}", "--task-data", "{data}"], "names separated by commas"),
         (["--tasks", "piqa", "--workdir", "{run}", "--task-data", "{run}"], "no file piqa.jsonl, which piqa reads"),

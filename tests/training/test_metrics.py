@@ -246,7 +246,7 @@ def test_clock_continues_after_a_restart():
     clock = session(json.loads(json.dumps(session({}).state())))
     expected = {"step": 30, "input": 10, "evaluation": 0, "checkpoint": 0, "compile": 4} | NOTHING_GONE
     assert clock.state() == {**expected, "tokens": 1000}
-    assert clock.tokens_per_second() == 25 and clock.shares()["compile"] == 4 / 44
+    assert clock.training_seconds() == 40 and clock.tokens_per_second() == 25 and clock.shares()["compile"] == 4 / 44
 
 
 def test_rate_covers_the_last_updates_without_evaluation():

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from xfresearch.config.run import Config
+from xfresearch.pages.html import short, visible
 from xfresearch.training.metrics import MetricsLog
-from xfresearch.training.report import _busiest, short, visible, write_report
+from xfresearch.training.report import _busiest, write_report
 
 BASELINES = {"unigram entropy": 4.699, "byte trigram": 2.859, "xz -9": 2.012}
 HOSTILE = "<script>console.error('sample')</script><img src='http://example.invalid/x.png'>"

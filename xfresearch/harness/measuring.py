@@ -17,7 +17,7 @@ from xfresearch.checkpoints.store import checksums
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
-from xfresearch.files import in_bucket, write_text
+from xfresearch.files import finite, in_bucket, read_object, write_text
 from xfresearch.harness import tasks
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.model_config import longest_sequence
@@ -43,6 +43,7 @@ def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
     if distributed.first():
         for (name, task), items in zip(measured.items(), samples.values(), strict=True):
             write_items(folder, name, task, items, options.limit)
+            write_text(folder / f"{saved_name(name, task, options.limit)}.json", json.dumps(finite(task)) + "\n")
     settings = {"workdir": path, "step": lm.step, "sequence_length": length, "kept_in": str(folder)}
     return settings | {"task_data": options.task_data, "limit": options.limit, "tasks": measured}
 
@@ -55,11 +56,16 @@ def max_length(lm: LanguageModel, requested: int) -> int:
 
 
 def answers_folder(path: str, lm: LanguageModel, length: int) -> Path:
-    """The folder of a model's answers: in its run's directory or, if `path` is no run on local disk, in the cache."""
+    """The folder of a model's answers."""
     model = [checksums({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
+    return answers_root(path, lm) / digest(model)
+
+
+def answers_root(path: str, lm: LanguageModel) -> Path:
+    """`harness` in the run's directory or, if `path` is no run on local disk, in the cache."""
     workdir, _ = loading.locate(path)
     local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
-    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness" / digest(model)
+    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness"
 
 
 def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, options) -> dict:
@@ -137,8 +143,22 @@ def write_items(folder: Path, name: str, task: dict, items: list[dict], limit: i
     for item in items:
         content = {key: item[key] for key in ("doc_id", "filter", "arguments", "target", "filtered_resps")}
         lines.append(json.dumps(content | {metric: item[metric] for metric in item["metrics"]}, default=_plain))
-    part = f"-first_{limit}" if limit else ""
-    write_text(folder / f"{name}-{task['fewshot']}_shot{part}.jsonl", "\n".join(lines) + "\n")
+    write_text(folder / f"{saved_name(name, task, limit)}.jsonl", "\n".join(lines) + "\n")
+
+
+def saved_name(name: str, task: dict, limit: int) -> str:
+    """The name of a task's two files: .jsonl with the items, and .json with what `task_metrics` returns."""
+    return f"{name}-{task['fewshot']}_shot{f'-first_{limit}' if limit else ''}"
+
+
+def saved_tasks(path: str, lm: LanguageModel, requested_length: int) -> dict[str, dict]:
+    """{saved name: what `task_metrics` returned} of every task that the model at `path` was evaluated on. Every process
+    must call it; process 0 gets the tasks, and the others nothing."""
+    if lm.tokenizer is None or not distributed.shared(answers_root(path, lm).exists()):
+        return {}
+    folder = answers_folder(path, lm, max_length(lm, requested_length))
+    files = sorted(folder.glob("*_shot*.json")) if distributed.first() else []
+    return {file.stem: read_object(file) for file in files}
 
 
 def _plain(value):

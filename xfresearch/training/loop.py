@@ -188,6 +188,7 @@ class Run:
         self.clock.count(tokens)
         if self.bytes_per_token:
             values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
+        values["seconds"] = self.clock.training_seconds()
         values["tokens_per_second"] = self.clock.rate()
         if self.utilisation_per_rate:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]

@@ -211,7 +211,7 @@ class Clock:
         """Training starts now."""
         self._count_time()
         self._open[0] = "step"
-        self._rate(self._training_seconds(), self.tokens)
+        self._rate(self.training_seconds(), self.tokens)
 
     def end(self) -> None:
         """Training is over: time outside any `measure` is no longer counted."""
@@ -243,13 +243,16 @@ class Clock:
 
     def rate(self) -> float:
         """Tokens per second of training (steps and waiting for input) over the last RATE_WINDOW calls."""
+        return self._rate(self.training_seconds(), self.tokens)
+
+    def training_seconds(self) -> float:
+        """Seconds of training (steps and waiting for input) over the whole run."""
         self._count_time()
-        return self._rate(self._training_seconds(), self.tokens)
+        return self.seconds["step"] + self.seconds["input"]
 
     def tokens_per_second(self) -> float:
         """Tokens per second of training over the whole run."""
-        self._count_time()
-        return self.tokens / max(self._training_seconds(), 1e-9)
+        return self.tokens / max(self.training_seconds(), 1e-9)
 
     def shares(self) -> dict[str, float]:
         """The share of each kind in all counted time; the shares sum to 1."""
@@ -270,9 +273,6 @@ class Clock:
         self.tokens += int(state.get("tokens", 0))
         for kind in KINDS:
             self.seconds[kind] += state.get(kind, 0.0)
-
-    def _training_seconds(self) -> float:
-        return self.seconds["step"] + self.seconds["input"]
 
     def _count_time(self) -> None:
         """Counts the time since the last call for the innermost open kind."""

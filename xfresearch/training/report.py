@@ -1,19 +1,15 @@
 """report.html: results, curves, config and machine of a run, in one static file that loads nothing from the network."""
 
-import io
-import os
-import re
 from pathlib import Path
 
 import numpy as np
 from etils import epath
 
+from xfresearch.pages.charts import Curve, line_chart, thinned
+from xfresearch.pages.html import write_page
 from xfresearch.training.metrics import read_metrics
 
-# Charts are drawn in these placeholder colours. CSS variables then replace them, so that charts follow the dark mode.
-INK, MUTED, RULE, MODEL, TRAINING = "#010101", "#020202", "#030303", "#040404", "#050505"
-PAGE_COLOURS = {INK: "ink", MUTED: "muted", RULE: "rule", MODEL: "model", TRAINING: "training"}
-POINTS = 300  # the most points of a curve: longer ones are averaged
+STYLES = {"train": {"colour": "training"}, "evaluation": {"colour": "model", "width": 1.8, "marked": True}}
 
 
 def write_report(
@@ -35,19 +31,11 @@ def write_report(
     sample: the text that the model generated after `prompt`; None with labels. commands: {label: shell command} to run
     next. lineage: the trained models that the run started from (workdir.py), the nearest first.
     """
-    import jinja2
-
     path = epath.Path(workdir) / "report.html"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"short": short, "visible": visible}
     headline = "accuracy" if sample is None else "bits_per_byte"
-    html = environment.get_template("report.html.jinja").render(
+    write_page(
+        path,
+        Path(__file__).parent / "report.html.jinja",
         config=config,
         machine=machine,
         bars=_bars(baselines, result),
@@ -61,31 +49,7 @@ def write_report(
         commands=commands,
         lineage=lineage,
     )
-    temporary = path.with_name(f".report.{os.getpid()}.tmp")
-    temporary.write_bytes(html.encode("utf8", "replace"))
-    temporary.replace(path)
     return path
-
-
-def short(value) -> str:
-    """A value as short text: 12.3k, 1.812, 3e-5. Anything but a number stays as it is."""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(short, value)) or "none"
-    if isinstance(value, bool | str | None) or not isinstance(value, int | float):
-        return str(value)
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g}{letter}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if 0 < abs(value) < 1e-3:
-        return re.sub(r"(\.0)?e-0", "e-", f"{value:.1e}")
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def visible(text: str) -> str:
-    """`text` with control characters, which a byte-level model may generate, replaced by their Unicode symbols."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: chr(0x2421 if m[0] == "\x7f" else 0x2400 + ord(m[0])), text)
 
 
 def _bars(baselines: dict[str, float], result: dict) -> list[tuple[str, float, float, bool]]:
@@ -112,11 +76,14 @@ def _charts(rows: list[dict], config: dict, baselines: dict[str, float]) -> list
         ("Busiest expert", "its load relative to an even share, one line per layer, by step", "busiest", 1, {}, True),
     )
     rows = [row | {"busiest": _busiest(row["router_load"])} if "router_load" in row else row for row in rows]
-    return [
-        (title, caption, _chart(title, curves, levels, from_zero))
-        for title, caption, key, scale, levels, from_zero in wanted
-        if (curves := {kind: curve for kind in ("train", "evaluation") if len(curve := _curve(rows, kind, key, scale))})
-    ]
+    charts = []
+    for title, caption, key, scale, levels, from_zero in wanted:
+        points = {kind: _points(rows, kind, key, scale) for kind in STYLES}
+        curves = [Curve(points[kind], **style) for kind, style in STYLES.items() if len(points[kind])]
+        if curves:
+            bottom, top = _limits(curves, levels, from_zero)
+            charts.append((title, caption, line_chart(title, curves, levels, bottom, top)))
+    return charts
 
 
 def _busiest(loads: dict[str, list[list[float]]]) -> list[float]:
@@ -124,68 +91,16 @@ def _busiest(loads: dict[str, list[list[float]]]) -> list[float]:
     return [max(load) * len(load) for layers in loads.values() for load in layers]
 
 
-def _curve(rows: list[dict], kind: str, key: str, scale: float) -> np.ndarray:
-    """[points, 1 + lines]: x and the value of each line, for rows with finite values, averaged to POINTS rows."""
+def _points(rows: list[dict], kind: str, key: str, scale: float) -> np.ndarray:
+    """[points, 1 + lines]: x and the value of each line, for rows with finite values, averaged if they are many."""
     rows = [row for row in rows if row["kind"] == kind and row.get(key) is not None]
-    found = [(row["step"] * scale, *np.atleast_1d(row[key])) for row in rows]
-    if len(found) <= POINTS:
-        return np.array(found, float)
-    return np.stack([part.mean(0) for part in np.array_split(np.array(found, float), POINTS)])
+    return thinned([(row["step"] * scale, *np.atleast_1d(row[key])) for row in rows])
 
 
-def _chart(title: str, curves: dict[str, np.ndarray], baselines: dict[str, float], from_zero: bool) -> str:
-    """A line chart as an SVG element in the colours of the page."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "xfresearch", "font.size": 9}):
-        figure = Figure(figsize=(4.2, 2.6))
-        axes = figure.add_axes((0.12, 0.105, 0.86, 0.855))
-        for kind, colour, width in (("train", TRAINING, 1.0), ("evaluation", MODEL, 1.8)):
-            if kind in curves:
-                marker = "o" if kind == "evaluation" and len(curves[kind]) <= 40 else None
-                x, y = np.split(curves[kind], [1], axis=1)
-                axes.plot(x[:, 0], y, color=colour, linewidth=width, marker=marker, markersize=3.2)
-        _draw_baselines(axes, curves, baselines)
-        axes.margins(x=0.02)
-        if from_zero:
-            axes.set_ylim(bottom=0)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(RULE)
-        axes.grid(axis="y", color=RULE, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(length=0, labelcolor=MUTED, pad=4)
-        for axis, count in ((axes.xaxis, 5), (axes.yaxis, 5)):
-            axis.set_major_locator(MaxNLocator(count))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
-        return _page_svg(figure, title)
-
-
-def _draw_baselines(axes, curves, baselines: dict[str, float]) -> None:
-    """Draws each baseline as a dashed line and ends the y axis just above the highest. The first losses of an untrained
-    model would otherwise flatten the rest of the chart."""
-    if not baselines:
-        return
-    for name, bits in baselines.items():
-        axes.axhline(bits, color=MUTED, linewidth=0.8, dashes=(3, 3))
-        transform = axes.get_yaxis_transform()  # x is a fraction of the width, y is in bits
-        axes.text(1, bits, name, transform=transform, ha="right", va="bottom", color=MUTED, fontsize=8)
-    lowest = min(min(curve[:, 1].min() for curve in curves.values()), *baselines.values())
-    axes.set_ylim(lowest - 0.25, max(baselines.values()) + 0.5)
-
-
-def _page_svg(figure, title: str) -> str:
-    """The figure as an SVG element, with the CSS variables of the page for its colours."""
-    from markupsafe import Markup, escape
-
-    buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    )
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # matplotlib uses the same ids in every chart of the page
-    for placeholder, name in PAGE_COLOURS.items():
-        svg = svg.replace(placeholder, f"var(--{name})")
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
+def _limits(curves: list[Curve], levels: dict[str, float], from_zero: bool) -> tuple[float | None, float | None]:
+    """The ends of the y axis. Levels end it just above the highest of them: the first losses of an untrained model
+    would otherwise flatten the rest of the chart."""
+    if not levels:
+        return 0 if from_zero else None, None
+    lowest = min(min(curve.points[:, 1].min() for curve in curves), *levels.values())
+    return lowest - 0.25, max(levels.values()) + 0.5

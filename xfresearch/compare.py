@@ -1,0 +1,79 @@
+"""python -m xfresearch.compare RUN RUN ... [--html FILE] [--margin X] [--data CORPUS[:PATH]] [--split NAME] [--limit N]
+
+Compares runs with the first one: the options that differ, costs, curves, the held-out loss on the same text, and the
+tasks on which xfresearch.evaluate has evaluated them. A run that has not finished takes part with its newest
+checkpoint. A difference has a 95 % interval from pairs: documents or sequences for the loss, items for a task.
+"""
+
+import math
+from argparse import ArgumentTypeError
+
+from xfresearch import command, distributed, held_out
+from xfresearch.errors import UserError
+from xfresearch.files import check_output, write_json
+
+EPILOG = """\
+examples:
+  python -m xfresearch.compare runs/a runs/b
+  python -m xfresearch.compare runs/a runs/b runs/c --html compared.html --json compared.json
+  python -m xfresearch.compare runs/a runs/b --margin 0.01 --data text_files:notes/*.txt
+  python -m xfresearch.compare runs/a/checkpoints/500 runs/a/checkpoints/1000 --limit 256
+
+docs/compare.md explains each figure and verdict."""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    distributed.check(options)
+    from xfresearch import loading
+
+    workdir, _ = loading.locate(options.runs[0])  # error logs go there
+    with distributed.joined(options, str(workdir)):
+        from xfresearch.comparing import collecting, page, text
+
+        comparison = collecting.collect(options)
+        if not distributed.first():
+            return
+        print(text.text(comparison))
+        if options.json:
+            write_json(options.json, comparison.found)
+        if options.html:
+            page.write(options.html, comparison)
+
+
+def parse(arguments: list[str]):
+    parser = command.Parser(prog="python -m xfresearch.compare", description=__doc__, epilog=EPILOG)
+    models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{models}; the first is what the others are compared with")
+    add = parser.add_argument
+    add("--html", metavar="FILE", help="also write a page with tables and curves, in one file that needs no network")
+    add("--json", metavar="FILE", help="also write the results as JSON")
+    equal = "two runs are equal if the interval of the difference lies between -X and X"
+    add("--margin", type=margin, default=0.0, metavar="X", help=f"{equal}, in the unit of the loss (default: none are)")
+    add("--task-margin", type=margin, default=0.0, metavar="X", help="the same for a task's share of correct answers")
+    held_out.add_flags(parser)
+    distributed.add_flags(parser)
+    options = parser.parse_args(arguments)
+    if len(options.runs) < 2:
+        raise UserError(f"RUN={options.runs[0]} is not allowed alone: give two runs or more")
+    for run in options.runs:
+        if options.runs.count(run) > 1:
+            raise UserError(f"RUN={run} is not allowed twice: give different runs, or checkpoints of one run")
+    if options.html is not None:
+        check_output("--html", options.html)
+    return options
+
+
+def margin(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"{text} is not allowed: it must be a finite number above 0")
+    return value
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,70 @@
+"""A comparison as one static HTML page: the tables of the terminal, and the curves over each other."""
+
+from pathlib import Path
+
+from xfresearch.comparing import text
+from xfresearch.comparing.collecting import Comparison
+from xfresearch.comparing.runs import AXES, Run, curve
+from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart, thinned
+from xfresearch.pages.html import write_page
+
+KINDS = {"train": "Training loss", "evaluation": "Held-out loss"}
+DASHES = ("-", "--", ":")  # of the first runs, and of those that repeat their colours
+
+
+def write(path, comparison: Comparison) -> None:
+    """Writes the page to a file."""
+    found = comparison.found
+    write_page(
+        path,
+        Path(__file__).parent / "compare.html.jinja",
+        names=[run.path for run in comparison.runs],
+        colours=[style["colour"] for style in styles(comparison.runs)],
+        dashed=[style["dashes"] != "-" for style in styles(comparison.runs)],
+        differences=text.difference_rows(found),
+        loss_titles=("run", *text.LOSS_TITLES),
+        losses=[(path, *text.loss_cells(run)) for path, run in found["runs"].items()],
+        cost_titles=("run", *text.COST_TITLES),
+        costs=[(path, *text.cost_cells(run)) for path, run in found["runs"].items()],
+        explanations=text.explanations(found),
+        task_titles=text.TASK_TITLES,
+        tasks=text.task_rows(found),
+        notes=found["notes"],
+        axes=AXES,
+        charts=charts(comparison.runs, found["measure"], found["unit"]),
+    )
+
+
+def styles(runs: list[Run]) -> list[dict]:
+    """Colour and dashes of each run's curves."""
+    count = len(RUN_COLOURS)
+    return [
+        {"colour": RUN_COLOURS[number % count], "dashes": DASHES[number // count % len(DASHES)]}
+        for number in range(len(runs))
+    ]
+
+
+def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
+    """{axis: (title, caption, SVG) of each chart for which a run has values}."""
+    found = {}
+    for axis, label in AXES.items():
+        found[axis] = []
+        for kind, title in KINDS.items():
+            points = [thinned(curve(run, kind, measure, axis)) for run in runs]
+            curves = [
+                Curve(own, width=1.3, marked=kind == "evaluation", **style)
+                for own, style in zip(points, styles(runs), strict=True)
+                if len(own)
+            ]
+            if curves:
+                chart = line_chart(f"{title} by {label}", curves, {}, top=top(curves))
+                found[axis].append((title, f"{unit}, by {label}", chart))
+    return found
+
+
+def top(curves: list[Curve]) -> float | None:
+    """The end of the y axis: the highest loss after the first tenth of a curve. The losses before it would flatten the
+    rest of the chart."""
+    highest = [own.points[len(own.points) // 10 :, 1].max() for own in curves]
+    lowest = min(own.points[:, 1].min() for own in curves)
+    return max(highest) + 0.05 * (max(highest) - lowest) or None

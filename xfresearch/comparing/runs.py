@@ -1,0 +1,105 @@
+"""What is known of a run without its parameters: config, costs and curves. None of it needs a finished run."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from xfresearch import loading
+from xfresearch.config.fields import leaves
+from xfresearch.config.run import Config
+from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
+from xfresearch.models.closed_form import costs
+from xfresearch.training.metrics import read_metrics
+
+AXES = {"step": "step", "tokens": "tokens seen", "flops": "FLOPs of training", "seconds": "seconds of training"}
+LAST_ROWS = 20  # the rows whose mean is the final training loss: a single batch is noisy
+
+
+class Run(NamedTuple):
+    """A run, or a model without one: then it has no rows."""
+
+    path: str
+    config: Config
+    rows: list[dict]  # of metrics.jsonl
+    tokenizer: str  # its digest; '' without one
+
+
+def has_metrics(path: str) -> bool:
+    return (loading.locate(path)[0] / "metrics.jsonl").exists()
+
+
+def read(path: str, measured=None) -> Run:
+    """Reads the run at `path`. Config and tokenizer are those of the model that was `measured` (held_out.Measured). By
+    default, they are read from the run's directory."""
+    workdir, _ = loading.locate(path)
+    rows = read_metrics(workdir / "metrics.jsonl") if has_metrics(path) else []
+    if measured:
+        return Run(path, measured.config, rows, measured.tokenizer)
+    folder = workdir / "tokenizer"
+    digest = load_tokenizer(folder).digest if has_tokenizer(folder) else ""
+    return Run(path, loading.run_config(path), rows, digest)
+
+
+def differences(runs: list[Run]) -> dict[str, dict]:
+    """{option: {path of each run that has it: its value}} of the options that differ, without paths and thread counts
+    of a machine.
+
+    An option that not all runs have, such as one of another kind of layer, differs if a run changes its default. Only
+    the options of the model are those of a model without a run.
+    """
+    found = {}
+    options = {run.path: {leaf.path: leaf for leaf in leaves(run.config) if leaf.decides != "machine"} for run in runs}
+    for name in sorted(set().union(*options.values())):
+        asked = [run for run in runs if run.rows or name.startswith("model.")]
+        owners = {run.path: options[run.path][name] for run in asked if name in options[run.path]}
+        if len(owners) == len(asked):
+            differs = len({repr(leaf.value) for leaf in owners.values()}) > 1
+        else:
+            differs = any(leaf.value != leaf.default for leaf in owners.values())
+        if differs:
+            found[name] = {path: leaf.value for path, leaf in owners.items()}
+    return found
+
+
+def summary(run: Run, measure: str) -> dict:
+    """Parameters, forward FLOPs per token and, of what was trained, steps, tokens, seconds and training loss (None if
+    unknown)."""
+    own = costs(run.config.model, run.config.sequence_length)
+    losses = curve(run, "train", measure, "step")[-LAST_ROWS:, 1]
+    ends = {axis: _last(_positions(run, axis)) for axis in ("step", "tokens", "seconds")}
+    return {
+        "parameters": own.parameters,
+        "flops_per_token": own.flops_per_token,
+        "steps": ends["step"],
+        "tokens": ends["tokens"],
+        "seconds": ends["seconds"],
+        "training_loss": float(losses.mean()) if len(losses) else None,
+    }
+
+
+def _last(positions: dict[int, float]) -> float | None:
+    return list(positions.values())[-1] if positions else None
+
+
+def curve(run: Run, kind: str, measure: str, axis: str) -> np.ndarray:
+    """[points, 2]: the value of `axis` and the loss of the rows of `kind` ('train' or 'evaluation'); empty without
+    any."""
+    at = _positions(run, axis)
+    rows = [row for row in run.rows if row["kind"] == kind and row.get(measure) is not None and row["step"] in at]
+    return np.array([(at[row["step"]], row[measure]) for row in rows], float).reshape(-1, 2)
+
+
+def _positions(run: Run, axis: str) -> dict[int, float]:
+    """{step: value of `axis`} of every step with a row. An evaluation has the seconds of the training row before it."""
+    tokens = run.config.batch_size * run.config.sequence_length  # per update
+    per_token = 3 * costs(run.config.model, run.config.sequence_length).flops_per_token
+    scale = {"step": 1, "tokens": tokens, "flops": tokens * per_token}
+    if axis != "seconds":
+        return {row["step"]: row["step"] * scale[axis] for row in run.rows}
+    found = {}
+    seconds = None
+    for row in run.rows:
+        seconds = row.get("seconds", seconds)
+        if seconds is not None:
+            found[row["step"]] = seconds
+    return found

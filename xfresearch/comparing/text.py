@@ -1,0 +1,86 @@
+"""A comparison as text for the terminal: tables, and what they leave open."""
+
+from xfresearch.comparing.collecting import Comparison
+from xfresearch.pages.html import short
+from xfresearch.tables import table, to_columns
+
+ABSENT = "-"
+COST_TITLES = ("parameters", "FLOPs/token", "steps", "tokens", "seconds", "training loss")
+LOSS_TITLES = ("held-out loss", "+-", "difference", "95 % interval", "p, Holm", "verdict")
+TASK_TITLES = ("task", "metric", "items", "run", "value", "first", "difference", "95 % interval", "higher", "lower",
+               "p, Holm", "verdict")  # fmt: skip
+
+
+def text(comparison: Comparison) -> str:
+    """The whole comparison."""
+    found = comparison.found
+    rows = [(path, *cost_cells(run), *loss_cells(run)) for path, run in found["runs"].items()]
+    parts = ["The runs have the same options."]
+    if found["differences"]:
+        names = [run.path for run in comparison.runs]
+        parts = [table(to_columns(("option", *names), difference_rows(found)))]
+    parts += [table(to_columns(("run", *COST_TITLES, *LOSS_TITLES), rows)), "\n".join(explanations(found))]
+    if found["tasks"]:
+        parts.append(table(to_columns(TASK_TITLES, task_rows(found))))
+    parts += ["\n".join(f"note: {note}" for note in found["notes"])]
+    return "\n\n".join(filter(None, parts))
+
+
+def difference_rows(found: dict) -> list[tuple[str, ...]]:
+    """The cells of each option that differs: its name, and its value in each run."""
+    return [
+        (option, *(repr(values[path]) if path in values else ABSENT for path in found["runs"]))
+        for option, values in found["differences"].items()
+    ]
+
+
+def cost_cells(run: dict) -> tuple[str, ...]:
+    """The cells of a run under COST_TITLES."""
+    tokens = ABSENT if run["tokens"] is None else short(run["tokens"])
+    trained = (_known(run["steps"], "{:,.0f}"), tokens, _known(run["seconds"], "{:,.1f}"))
+    return (short(run["parameters"]), short(run["flops_per_token"]), *trained, _known(run["training_loss"], "{:.4f}"))
+
+
+def loss_cells(run: dict) -> tuple[str, ...]:
+    """The cells of a run under LOSS_TITLES."""
+    own = run["held_out"]
+    if own is None:
+        return (ABSENT,) * len(LOSS_TITLES)
+    loss = (f"{own['value']:.4f}", f"{own['standard_error']:.4f}")
+    return (*loss, *(_pair_cells(own["pair"]) if "pair" in own else ("", "", "", "reference")))
+
+
+def _pair_cells(pair: dict) -> tuple[str, ...]:
+    interval = "{:+.4f} to {:+.4f}".format(*pair["interval"])
+    return f"{pair['difference']:+.4f}", interval, f"{pair['p_holm']:.2g}", pair["verdict"]
+
+
+def _known(value: float | None, form: str) -> str:
+    return ABSENT if value is None else form.format(value)
+
+
+def task_rows(found: dict) -> list[tuple[str, ...]]:
+    """The cells of each task, metric and run under TASK_TITLES."""
+    rows = []
+    for name, metrics in found["tasks"].items():
+        for metric, pairs in metrics.items():
+            for path, pair in pairs.items():
+                difference, interval, p, verdict = _pair_cells(pair)
+                numbers = (f"{pair['items']:,}", path, f"{pair['value']:.4f}", f"{pair['reference']:.4f}")
+                counts = (f"{pair['higher']:,}", f"{pair['lower']:,}")
+                rows.append((name, metric, *numbers, difference, interval, *counts, p, verdict))
+    return rows
+
+
+def explanations(found: dict) -> list[str]:
+    """What the figures of the runs mean."""
+    lines = [f"Losses are in {found['unit']}. FLOPs are those of a forward pass; training needs three times as many."]
+    if data := found["held_out"]:
+        units = next(run["held_out"]["units"] for run in found["runs"].values() if run["held_out"])
+        first = next(iter(found["runs"]))
+        lines += [
+            f"Held-out loss: {data['corpus']}, {data['split']}, {data['description']}. +- is the standard error.",
+            f"Differences are to {first}, paired over {units:,} {data['unit']}.",
+            "The intervals are over the held-out text. They do not say how much another seed would change.",
+        ]
+    return lines

@@ -1,0 +1,89 @@
+"""Line charts as SVG elements in the colours of the page that shows them."""
+
+import io
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from xfresearch.pages.html import short
+
+RUN_COLOURS = tuple(f"run{number}" for number in range(8))
+# Charts are drawn in these placeholder colours. CSS variables of page.css.jinja then replace them, so that charts follow
+# the dark mode.
+PLACEHOLDERS = {
+    name: f"#{3 * f'{number:02x}'}"
+    for number, name in enumerate(("ink", "muted", "rule", "model", "training", *RUN_COLOURS), 1)
+}
+POINTS = 300  # the most points of a curve: longer ones are averaged
+
+
+class Curve(NamedTuple):
+    """One or several lines of one colour."""
+
+    points: np.ndarray  # [points, 1 + lines]: x and the value of each line
+    colour: str  # a name of PLACEHOLDERS
+    width: float = 1.0
+    marked: bool = False  # a mark at each point, unless there are many
+    dashes: str = "-"  # Matplotlib's name of the line's style
+
+
+def thinned(points: list[tuple[float, ...]]) -> np.ndarray:
+    """The points as an array [points, 1 + lines], averaged to POINTS rows if there are more."""
+    if len(points) <= POINTS:
+        return np.array(points, float)
+    return np.stack([part.mean(0) for part in np.array_split(np.array(points, float), POINTS)])
+
+
+def line_chart(
+    title: str, curves: list[Curve], levels: dict[str, float], bottom: float | None = None, top: float | None = None
+):
+    """A line chart as an SVG element, with a dashed line for each of `levels`. `bottom` and `top` end the y axis."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "xfresearch", "font.size": 9}):
+        figure = Figure(figsize=(4.2, 2.6))
+        axes = figure.add_axes((0.12, 0.105, 0.86, 0.855))
+        for curve in curves:
+            marker = "o" if curve.marked and len(curve.points) <= 40 else None
+            x, y = np.split(curve.points, [1], axis=1)
+            style = {"color": PLACEHOLDERS[curve.colour], "linewidth": curve.width, "linestyle": curve.dashes}
+            axes.plot(x[:, 0], y, marker=marker, markersize=3.2, **style)
+        for name, level in levels.items():
+            axes.axhline(level, color=PLACEHOLDERS["muted"], linewidth=0.8, dashes=(3, 3))
+            place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}  # x: fraction of the width
+            axes.text(1, level, name, color=PLACEHOLDERS["muted"], fontsize=8, **place)
+        axes.margins(x=0.02)
+        axes.set_ylim(bottom=bottom, top=top)
+        _style(axes)
+        return _page_svg(figure, title)
+
+
+def _style(axes) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(PLACEHOLDERS["rule"])
+    axes.grid(axis="y", color=PLACEHOLDERS["rule"], linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=PLACEHOLDERS["muted"], pad=4)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
+
+
+def _page_svg(figure, title: str):
+    """The figure as an SVG element, with the CSS variables of the page for its colours."""
+    from markupsafe import Markup, escape
+
+    buffer = io.StringIO()
+    figure.savefig(
+        buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    )
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # matplotlib uses the same ids in every chart of the page
+    for name, placeholder in PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, f"var(--{name})")
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))

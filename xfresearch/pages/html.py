@@ -1,0 +1,43 @@
+"""Static HTML pages: one file each, which loads nothing from the network."""
+
+import re
+from pathlib import Path
+
+from xfresearch.files import write_bytes
+
+
+def write_page(path, template: Path, **values) -> None:
+    """Writes the page that `template`, a Jinja file, makes of `values`. Templates include page.css.jinja for their style."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"short": short, "visible": visible}
+    html = environment.get_template(template.name).render(values)
+    write_bytes(path, html.encode("utf8", "replace"))
+
+
+def short(value) -> str:
+    """A value as short text: 12.3k, 1.812, 3e-5. Anything but a number stays as it is."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(short, value)) or "none"
+    if isinstance(value, bool | str | None) or not isinstance(value, int | float):
+        return str(value)
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g}{letter}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if 0 < abs(value) < 1e-3:
+        return re.sub(r"(\.0)?e-0", "e-", f"{value:.1e}")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def visible(text: str) -> str:
+    """`text` with control characters, which a byte-level model may generate, replaced by their Unicode symbols."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: chr(0x2421 if m[0] == "\x7f" else 0x2400 + ord(m[0])), text)
