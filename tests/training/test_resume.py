@@ -117,6 +117,7 @@ def test_rows_have_the_routing_of_each_layer(unbroken):
     assert all(abs(sum(load_E) - 1) < 1e-5 for load_E in load_RE)
 
 
+@pytest.mark.long  # test_stopping.py sends SIGTERM every day
 def test_sigterm_saves_reports_it_and_exits_with_143(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
     while lines(tmp_path) < 20:
