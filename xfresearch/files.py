@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,31 @@ def exists(path) -> bool:
         from etils import epath
 
         return epath.Path(path).exists()
+    return _mode(path) is not None
+
+
+def is_directory(path) -> bool:
+    """Whether there is a directory at `path`. Raises OSError if the disk cannot tell; `path.is_dir()` would say no."""
+    if in_bucket(path):
+        from etils import epath
+
+        return epath.Path(path).is_dir()
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def _mode(path) -> int | None:
     try:
-        os.stat(path)
+        return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        return None
+
+
+def make_directory(path) -> None:
+    """Makes a directory and those above it, if there is none. `path.mkdir(exist_ok=True)` would say that a file is in the
+    way if the disk cannot tell that it is a directory."""
+    if not is_directory(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def write_bytes(path, content: bytes) -> None:
@@ -37,7 +58,7 @@ def write_bytes(path, content: bytes) -> None:
     from etils import epath
 
     target = epath.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(target.parent)
     temporary = _temporary(target)
     try:
         temporary.write_bytes(content)
@@ -74,7 +95,7 @@ def move_damaged(path, reason: str = "") -> Path:
     path = epath.Path(path)
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     folder = run / "damaged"
-    folder.mkdir(exist_ok=True)
+    make_directory(folder)
     target = folder / f"{path.name}-{len(list(folder.iterdir()))}"
     try:
         path.rename(target)

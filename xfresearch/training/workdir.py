@@ -21,7 +21,7 @@ from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, disk_errors
-from xfresearch.files import exists, in_bucket, move_damaged, read_object, write_json
+from xfresearch.files import exists, in_bucket, make_directory, move_damaged, read_object, write_json
 from xfresearch.training.fork import RESULT, check_fork
 
 
@@ -31,7 +31,7 @@ def locked(workdir):
     written or another process trains in it."""
     path = epath.Path(workdir).expanduser()
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         if not in_bucket(workdir):
             (path / ".lock").write_text("")
     except OSError as error:

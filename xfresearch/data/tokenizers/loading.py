@@ -12,7 +12,7 @@ from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_t
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.errors import UserError, nearest
-from xfresearch.files import exists
+from xfresearch.files import exists, is_directory
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
 
@@ -42,13 +42,13 @@ def load_tokenizer(path) -> Tokenizer:
     text (special_tokens.py). Raises UserError if there is no tokenizer or it cannot be read.
     """
     path = epath.Path(path).expanduser()
-    file = _tokenizer_file(path) if path.is_dir() else path
-    if not file.is_file():
+    file = _tokenizer_file(path) if is_directory(path) else path
+    if not exists(file) or is_directory(file):
         raise UserError(
             f"config.data.tokenizer={str(path)!r} is not allowed: it must be 'bytes', 'bpe', or the path of"
             f" an existing tokenizer file or directory{nearest(str(path), ('bytes', 'bpe'))}"
         )
-    special = special_tokens.read(path) if path.is_dir() else special_tokens.NO_SPECIAL_TOKENS
+    special = special_tokens.read(path) if is_directory(path) else special_tokens.NO_SPECIAL_TOKENS
     try:
         return _load(file, special)
     except UserError as error:

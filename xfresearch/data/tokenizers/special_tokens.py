@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from etils import epath
 
-from xfresearch.files import read_object
+from xfresearch.files import exists, read_object
 
 _NAME_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the second overrides the first
 _ID_FILES = ("generation_config.json", "config.json")  # the first that defines eos_token_id counts
@@ -28,7 +28,7 @@ NO_SPECIAL_TOKENS = SpecialTokens()
 
 def read(directory: epath.Path) -> SpecialTokens:
     """Reads the settings files in `directory`. Raises UserError if one is not a JSON object."""
-    files = {name: (directory / name).read_bytes() for name in _NAME_FILES if (directory / name).is_file()}
+    files = {name: (directory / name).read_bytes() for name in _NAME_FILES if exists(directory / name)}
     values = {}
     for name in files:
         values |= {key: value for key, value in read_object(directory / name).items() if value is not None}
@@ -47,6 +47,6 @@ def _name(token) -> str:
 
 
 def _stops(path: epath.Path) -> tuple[int, ...]:
-    ids = read_object(path).get("eos_token_id") if path.is_file() else None
+    ids = read_object(path).get("eos_token_id") if exists(path) else None
     ids = ids if isinstance(ids, list) else [ids]
     return tuple(i for i in ids if type(i) is int)  # `type`, because isinstance(True, int) is true
