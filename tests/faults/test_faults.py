@@ -26,27 +26,35 @@ DAILY_CRASHES = 40  # of so many parts of all crashes, one is tried every day
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """outcomes(cases): the answers of the worker."""
+    """outcomes(cases): the answers of a worker, which lives as long as the module's tests."""
     shim = library(tmp_path_factory.mktemp("shim"))
     if shim is None:
         pytest.skip("no C compiler (cc), which builds tests/faults/interpose.c")
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a sync costs nothing there
+    with tempfile.TemporaryDirectory(dir=memory) as directory, tempfile.TemporaryFile("w+") as errors:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.worker", directory],
+            cwd=ROOT,
+            env=os.environ | {"LD_PRELOAD": str(shim)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
 
-    def run(cases: list[dict]) -> list[dict]:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a sync costs nothing there
-        with tempfile.TemporaryDirectory(dir=memory) as directory:
-            env = os.environ | {"LD_PRELOAD": str(shim), "JAX_COMPILATION_CACHE_DIR": f"{directory}/compiled"}
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.faults.worker", directory],
-                cwd=ROOT,
-                env=env | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
-                input="\n".join(map(json.dumps, cases)),
-                capture_output=True,
-                text=True,
-            )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        def answers(case: dict) -> list[dict]:
+            print(json.dumps(case), file=worker.stdin, flush=True)
+            found = []
+            for line in worker.stdout:
+                if not line.strip():
+                    return found
+                found.append(json.loads(line))
+            errors.seek(0)
+            pytest.fail(f"the worker ended: {errors.read()[-3000:]}")
 
-    return run
+        yield lambda cases: [answer for case in cases for answer in answers(case)]
+        worker.stdin.close()
+        assert worker.wait(60) == 0
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@
 
 A case is {"first": F, "count": C, "error": E}: system calls F to F + C - 1 of the resumed run fail with E; or {"part": P,
 "of": N}: the machine crashes during the resumed run (crash.py), at every N-th moment from moment P on, a line of JSON for
-each. Then the same command runs again without faults.
+each. Then the same command runs again without faults. An empty line follows the answers to a case.
 """
 
 import contextlib
@@ -104,7 +104,8 @@ def main(directory: Path) -> None:
             fault(directory / f"case-{number}", expected, **case)
         ]
         for answer in answers:
-            print(json.dumps({"case": case} | answer), flush=True)
+            print(json.dumps({"case": case} | answer))
+        print(flush=True)
 
 
 def fault(target: Path, expected: dict, first: int, count: int, error: int) -> dict:
@@ -193,7 +194,7 @@ def once(function: Callable) -> Callable:
 
 if __name__ == "__main__":
     save_time()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{sys.argv[1]}/compiled"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{sys.argv[1]}/compiled"  # not below a case's directory
     restored = []
     restore = store.restore
     store.restore = lambda workdir, step, abstract: (restore(workdir, step, abstract), restored.append(step))[0]

@@ -187,10 +187,10 @@ def alternating(points, first: int) -> list:
 
 CHAINS = [(MIDDLE, alternating(points, first)) for points in (POINTS[:5], POINTS[5:]) for first in (0, 1)]
 CHAINS += [(FRESH, alternating([point], number % 2)) for number, point in enumerate(POINTS[::5])]
-DAILY = (MIDDLE, alternating([POINTS[1], POINTS[-1]], 1))
 
 
-@pytest.mark.parametrize("start, stops", [DAILY, *(pytest.param(*chain, marks=pytest.mark.long) for chain in CHAINS)])
+@pytest.mark.long  # test_processes.py stops a resumed run of two processes every day
+@pytest.mark.parametrize("start, stops", CHAINS)
 def test_two_processes_stop_after_the_same_update(two, cache, tmp_path, start, stops):
     """A chain of runs, as above. From MIDDLE on, fewer updates are left than are done: a notice for the step instead of
     for the number of calls (see PreemptionNotice) would come after the last update."""
