@@ -17,7 +17,7 @@ from xfresearch import command, distributed, train
 from xfresearch.checkpoints import store
 
 LOOP = str(ROOT / "xfresearch" / "training" / "loop.py")
-PAUSE = 0.02  # seconds per line after the signal: several processes need more than a second to agree on the step
+NOTICE_SECONDS = 3  # JAX looks once a second for a signal: at the end of this pause, all processes have got the notice
 
 
 class Tracer:
@@ -41,9 +41,9 @@ class Tracer:
         if (line, self._counts[line]) == self.point:
             self.before = len(self.executed)
             os.kill(os.getpid(), signal.SIGTERM)
+            if distributed.is_active():
+                time.sleep(NOTICE_SECONDS)
         self.executed.append(line)
-        if self.before is not None and distributed.is_active():
-            time.sleep(PAUSE)
 
 
 def run(workdir: str, point: list[int], arguments: list[str]) -> int:

@@ -56,7 +56,7 @@ POINTS = [
     at("metrics = run.update(", 2),
     at("saving = _due(", 2),
     at('with self.clock.measure("evaluation")'),
-    at("self.checkpoints.save(step, self.state"),
+    at('with self.clock.measure("checkpoint")', 2),  # at the end of the block: after Orbax has begun to save
 ]
 # In a run with LEFT updates left: in the last update before and after the run asks for a signal, and after the loop.
 ENDS = [at("metrics = run.update(", 2), at("saving = _due(", 2), at("run.save(done, loss)"), at("for index, batch in", 3)]
@@ -192,8 +192,8 @@ CHAINS += [(FRESH, alternating([point], number % 2)) for number, point in enumer
 @pytest.mark.long  # test_processes.py stops a resumed run of two processes every day
 @pytest.mark.parametrize("start, stops", CHAINS)
 def test_two_processes_stop_after_the_same_update(two, cache, tmp_path, start, stops):
-    """A chain of runs, as above. From MIDDLE on, fewer updates are left than are done: a notice for the step instead of
-    for the number of calls (see PreemptionNotice) would come after the last update."""
+    """A chain of runs, as above. From MIDDLE on, fewer updates are left than are done: if JAX were told the step instead of
+    the number of calls (see PreemptionNotice), it would answer after the last update."""
     workdir = copied_back_to(start, two, tmp_path / "run") if start else tmp_path / "run"
     for point, process in stops:
         ends = train(2, [(workdir, point, process)], cache)
