@@ -146,3 +146,10 @@ def test_evaluation_may_be_switched_on_and_other_entries_may_not_disappear():
     assert manifest.differences(old, old | {"validation split of a": "2"}) == []
     assert manifest.differences(old | {"validation split of a": "1"}, old | {"validation split of a": "2"})
     assert manifest.differences(old, {"commit": "x"}) == ["train split of a: '1' -> (absent)"]
+
+
+def test_a_commit_with_changes_is_told_from_the_commit():
+    commit = "0123456789abcdef"
+    assert manifest.differences({"commit": commit}, {"commit": f"{commit}-dirty"}) == [
+        "commit: '0123456789ab' -> '0123456789ab-dirty'"
+    ]

@@ -48,4 +48,7 @@ def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
 
 
 def _short(value: str | None) -> str:
-    return "(absent)" if value is None else repr(value[:12])
+    if value is None:
+        return "(absent)"
+    name, dash, suffix = value.partition("-")  # a commit may end with -dirty
+    return repr(name[:12] + dash + suffix)
