@@ -19,6 +19,7 @@ from pathlib import Path
 
 from configs.variants import VARIANTS
 from xfresearch.command import Parser, run
+from xfresearch.config.comparing import RESULT
 from xfresearch.config.fields import leaves
 from xfresearch.config.files import parse
 from xfresearch.config.run import Config
@@ -86,8 +87,7 @@ def table(rows: dict) -> str:
 
 def _fingerprint(config: Config) -> str:
     """A digest of the options that determine a run's result, without the seed."""
-    deciding = ("function", "initialisation", "training")
-    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in deciding and leaf.path != "seed"}
+    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in RESULT and leaf.path != "seed"}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 

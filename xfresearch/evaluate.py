@@ -72,10 +72,8 @@ def evaluate(options, workdir) -> None:
     if options.per_document:
         print(document_table(results[-1]["documents"]))
     if options.json:
-        names = ("corpus", "split", "length", "stride", "unit")
-        settings = {name: getattr(data, name) for name in names if hasattr(data, name)}
         measured = {"steps": results} if options.all_steps else results[0]
-        write_json(options.json, {"workdir": options.workdir, **settings, **measured})
+        write_json(options.json, {"workdir": options.workdir, **held_out.settings(data), **measured})
 
 
 def parse(arguments: list[str]):

@@ -75,6 +75,12 @@ def read(lm, workdir, options):
     return evaluation.read_labels(*source, options.limit)
 
 
+def settings(data) -> dict:
+    """What was read, and over which units of it the standard error is: of `data` from `read`."""
+    names = ("corpus", "split", "length", "stride", "unit")
+    return {name: getattr(data, name) for name in names if hasattr(data, name)}
+
+
 class Scorer:
     """Scores held-out data with the parameters of any step of a model. It compiles its programs once for all steps."""
 

@@ -30,6 +30,7 @@ STEPS_BEFORE = 2  # the run was killed after the checkpoint of this step
 OPTIONS = {"steps": STEPS, "checkpoint.every": 2, "checkpoint.keep": 1, "optimizer.warmup": 0, "evaluation.every": 3}
 OPTIONS |= {"evaluation.sequences": 4, "evaluation.final_sequences": 4, "model.depth": 1, "sequence_length": 32}
 SECONDS = 120  # a run that takes longer hangs
+restored = []  # the steps that the runs of a case resumed from
 
 
 def flags(directory: Path, *more: str) -> list[str]:
@@ -180,6 +181,17 @@ class Lowered(NamedTuple):
         return self.compiled(self.function, *self.arguments)
 
 
+def recorded(restore: Callable) -> Callable:
+    """`restore`, which also adds the step to `restored`."""
+
+    def call(workdir, step, abstract):
+        found = restore(workdir, step, abstract)
+        restored.append(step)
+        return found
+
+    return call
+
+
 def once(function: Callable) -> Callable:
     """`function`, which is called once: every later call returns the same."""
     results = []
@@ -195,7 +207,6 @@ def once(function: Callable) -> Callable:
 if __name__ == "__main__":
     save_time()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{sys.argv[1]}/compiled"  # not below a case's directory
-    restored = []
-    restore = store.restore
-    store.restore = lambda workdir, step, abstract: (restore(workdir, step, abstract), restored.append(step))[0]
+    store.restore = recorded(store.restore)
     main(Path(sys.argv[1]).resolve())
+    os._exit(0)  # a thread of a save that failed may wait forever; main has flushed

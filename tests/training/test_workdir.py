@@ -193,6 +193,16 @@ def test_a_full_disk_at_the_start_is_one_line_that_allows_a_retry(tmp_path, monk
     assert exit_code(raised.value) == TRANSIENT
 
 
+def test_a_lineage_that_the_disk_cannot_read_is_not_dropped(tmp_path, monkeypatch):
+    records = [{"path": "a", "kind": "run", "step": 3, "digest": "d"}]
+    path = epath.Path(tmp_path)
+    write_lineage(path, records)
+    assert lineage(path) == records
+    monkeypatch.setattr(type(path), "read_bytes", lambda self: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    with pytest.raises(UserError, match="I/O error"):
+        lineage(path)
+
+
 @pytest.mark.parametrize("taken", ["run", "run/.lock"])
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path, taken):
     """A file at the path of the directory, or a directory at the path of its lock."""

@@ -6,6 +6,7 @@ from xfresearch import loading
 from xfresearch.comparing import held_out, runs, tasks
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.errors import UserError
+from xfresearch.held_out import settings
 from xfresearch.training.workdir import starts
 
 MACHINE = ("cpu", "cores", "devices")  # what decides the speed of a run
@@ -38,7 +39,7 @@ def collect(options) -> Comparison:
         "measure": measure,
         "differences": runs.differences(each),
         "runs": {run.path: runs.summary(run, measure) | {"held_out": losses.get(run.path)} for run in each},
-        "held_out": settings(reference) if reference else None,
+        "held_out": settings(reference.data) | {"description": reference.data.description} if reference else None,
         "tasks": compared,
         "notes": [*notes, *gaps(each, measured), *other_machines(each), *task_notes],
     }
@@ -75,13 +76,6 @@ def measure_all(options) -> tuple[dict, held_out.Reference | None, list[str]]:
         measured[path] = held_out.measure(model, options, reference)
         del model  # the next one needs its memory
     return measured, reference, notes
-
-
-def settings(reference: held_out.Reference) -> dict:
-    """The held-out data: what was read, and over which units of it the losses are paired."""
-    data = reference.data
-    names = ("corpus", "split", "length", "stride", "unit")
-    return {name: getattr(data, name) for name in names if hasattr(data, name)} | {"description": data.description}
 
 
 def gaps(each: list[runs.Run], measured: dict) -> list[str]:

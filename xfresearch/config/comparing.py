@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from xfresearch.config.fields import leaves
 
+RESULT = ("function", "initialisation", "training")  # what the options that determine the result of a run decide
+
 
 def differences(old, new, key: str = "config", deciding: Iterable[str] = ()) -> list[str]:
     """Lines 'config.key: old -> new' for every option in which two configs differ.

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import jax
 
-from xfresearch.config.comparing import differences
+from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.training.optimizer import make_optimizer, make_schedule
 from xfresearch.training.step import init_state
 from xfresearch.trees import by_path
 
-RESULT = ("function", "initialisation", "training")  # options that decide the result of a run
 PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}
 
 

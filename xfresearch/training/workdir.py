@@ -16,13 +16,13 @@ from etils import epath
 
 from xfresearch import distributed
 from xfresearch.checkpoints import store
-from xfresearch.config.comparing import differences
+from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, disk_errors
 from xfresearch.files import exists, in_bucket, make_directory, move_damaged, read_object, write_json
-from xfresearch.training.fork import RESULT, check_fork
+from xfresearch.training.fork import check_fork
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def require_same_config(config: Config) -> None:
     each other forever, or compute something else."""
     if distributed.is_active():
         first = from_dict(Config, distributed.shared(dataclasses.asdict(config)))
-        lines = differences(first, config, deciding=("function", "initialisation", "training", "execution"))
+        lines = differences(first, config, deciding=(*RESULT, "execution"))
         difference = distributed.first_message("; ".join(lines))
         if difference:
             raise UserError(f"every process needs the config of process 0: {difference}")
@@ -150,7 +150,9 @@ def lineage(path: epath.Path) -> list[dict]:
     try:
         found = read_object(path / "run.json").get("lineage", [])
         return [{name: record[name] for name in ("path", "kind", "step", "digest")} for record in found]
-    except (UserError, TypeError, KeyError):
+    except (UserError, TypeError, KeyError) as error:
+        if disk_errors(error):
+            raise
         return []
 
 
