@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from xfresearch.command import run
 from xfresearch.config.describing import describe
 from xfresearch.errors import UserError
+from xfresearch.models.layouts import LAYOUTS
 
 HERE = Path(__file__).parent
 KEYS = "## Every key\n\n"
@@ -99,11 +101,24 @@ def scale() -> str:
     return (HERE / "scale.md").read_text().split(PLANS)[0] + PLANS + tables(rows)
 
 
+def layout_drawing(layout: str) -> str:
+    """The drawing of a layout, without the options of its sublayers."""
+    from xfresearch.models.block_config import BLOCKS
+    from xfresearch.pages.drawing import draw_block
+
+    block = BLOCKS[layout]()
+    if layout == "all_attention":  # it is the layout whose attention has the memory
+        block = replace(block, attention=replace(block.attention, memory_slots=1))
+    return draw_block(block, words=False, standalone=True)
+
+
 PAGES = {"configuration.md": configuration, "variants.md": variants, "scale.md": scale}
+PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOUTS}
 
 
 def main(arguments) -> None:
     for page, current in PAGES.items():
+        (HERE / page).parent.mkdir(exist_ok=True)
         (HERE / page).write_text(current())
 
 

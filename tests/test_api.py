@@ -13,6 +13,7 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.tokenizers import ByteTokenizer, Tokenizer
 from xfresearch.models import decoding, transformer
 from xfresearch.models.context import Context
+from xfresearch.models.sampling import Sampling
 
 TOKENS_BL = np.random.default_rng(0).integers(0, 257, (2, 8))
 
@@ -153,7 +154,7 @@ def test_every_prompt_follows_the_begin_of_text_token(gpt2):
     lm = with_tokenizer(gpt2, Letters(begin_of_text=3))
     found = written(lm, ["ab", ""], 6, temperature=0.0)
     for index, prompt in enumerate(([3, 97, 98], [3])):
-        expected = decoding.generate(lm.config, lm.params, [prompt], 6, decoding.Sampling(0.0), vocab_size=256)
+        expected = decoding.generate(lm.config, lm.params, [prompt], 6, Sampling(0.0), vocab_size=256)
         assert found[index] == sum((row for (row,) in expected), [])
 
 

@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from docs import write
 from tests.launch import stand_ins
+from xfresearch.models.layouts import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,7 +24,7 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A directory like a checkout, with a temporary runs/ that contains the run which the pages use.
+    """A directory like a checkout, with a temporary runs/ that contains the runs which the pages use.
 
     Fake programs for gcloud and similar commands record their calls and return successful answers.
     """
@@ -31,8 +33,8 @@ def checkout(tmp_path_factory):
         (here / name).symlink_to(ROOT / name)
     subprocess.run(["git", "init", "--quiet", str(here)], check=True)
     stand_ins.install(here / "runs" / "stand-ins")
-    command = "python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a"
-    shell(command, here)
+    shell("python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a", here)
+    shell("python -m xfresearch.train --config configs/quickstart.py:tiny --workdir runs/quickstart", here)
     return here
 
 
@@ -45,12 +47,17 @@ def shell(command: str, here: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_run(page, checkout):
-    for language, text in snippets(page):
-        if language == "bash" and not text.startswith(BY_HAND):
-            shell(text, checkout)
-        if language == "python":
-            (checkout / "snippet.py").write_text(text)
-            shell("python snippet.py", checkout)
+    for language, group in groupby(snippets(page), key=lambda snippet: snippet[0]):
+        texts = [text for _, text in group]
+        if language == "bash":
+            for text in texts:
+                if not text.startswith(BY_HAND):
+                    shell(text, checkout)
+        if language == "python":  # in one process, which saves imports; each with names of its own
+            for number, text in enumerate(texts):
+                (checkout / f"snippet{number}.py").write_text(text)
+            runs = [f"runpy.run_path('snippet{number}.py')" for number in range(len(texts))]
+            shell(f'python -c "import runpy; {"; ".join(runs)}"', checkout)
 
 
 def test_every_fence_has_a_known_language():
@@ -68,6 +75,16 @@ def test_links_between_pages_lead_to_files():
 @pytest.mark.parametrize("page", write.PAGES)
 def test_generated_parts_are_up_to_date(page):
     assert (ROOT / "docs" / page).read_text() == write.PAGES[page](), "run `make docs`"
+
+
+def test_every_layout_has_a_drawing_in_the_page_of_models():
+    drawn = re.findall(r"layouts/(\w+)\.svg", (ROOT / "docs" / "models.md").read_text())
+    assert sorted(drawn) == sorted(LAYOUTS)
+
+
+def test_the_readme_lists_every_page():
+    listed = re.findall(r"^\| \[docs/(\w+\.md)\]", (ROOT / "README.md").read_text(), re.M)
+    assert sorted(listed) == sorted(page.name for page in PAGES if page.parent.name == "docs")
 
 
 def test_the_table_of_variants_has_every_variant():

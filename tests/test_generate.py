@@ -23,7 +23,7 @@ def run(tmp_path_factory):
 def test_text_goes_to_standard_output_and_the_rate_to_standard_error(run, capsys):
     generate.main(["--workdir", str(run), "--prompt", "def main(", "--max-new-tokens", "40", "--seed", "3"])
     out, err = capsys.readouterr()
-    assert out == "def main(" + loading.load(run).generate("def main(", 40, temperature=0.8, seed=3) + "\n"
+    assert out == "def main(" + loading.load(run).generate("def main(", 40, seed=3) + "\n"
     assert re.fullmatch(r"\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
 
 

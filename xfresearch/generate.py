@@ -10,6 +10,7 @@ from pathlib import Path
 from xfresearch import command
 from xfresearch.errors import UserError
 from xfresearch.files import write_json
+from xfresearch.models.sampling import DEFAULT
 
 EPILOG = """\
 examples:
@@ -63,11 +64,14 @@ def parse(arguments: list[str]):
         metavar="N",
         help="longest text (default: 256, or fewer if the position table ends earlier)",
     )
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens; 0: all")
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample from the fewest tokens with total probability P"
-    )
+    for flag, kind, metavar, meaning in (
+        ("temperature", float, "T", "0 is greedy"),
+        ("top-k", int, "K", "sample from the K likeliest tokens; 0: all"),
+        ("top-p", float, "P", "sample from the fewest tokens with total probability P"),
+    ):
+        default = getattr(DEFAULT, flag.replace("-", "_"))
+        words = f"{meaning} (default: {default})"
+        parser.add_argument(f"--{flag}", type=kind, default=default, metavar=metavar, help=words)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
     return parser.parse_args(arguments)

@@ -14,17 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from xfresearch import outline
 from xfresearch.checkpoints import store
 from xfresearch.config.reading import to_json
 from xfresearch.config.run import Config
+from xfresearch.data.labels import has_labels
+from xfresearch.data.pipeline import stream_tokens
 from xfresearch.errors import UserError, require
+from xfresearch.evaluation import check_length
 from xfresearch.files import new_directory
 from xfresearch.interop import exporting
 from xfresearch.interop.source import Source
+from xfresearch.kernels.cross_entropy import token_nll
+from xfresearch.model_inputs import as_tokens, encode, forward, matching, replacements, tap_names
 from xfresearch.models import decoding, transformer
-from xfresearch.models.context import Context
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
+from xfresearch.models.sampling import DEFAULT, Sampling
+from xfresearch.models.stack import has_dual
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Taps
 from xfresearch.sharding.partition import param_shardings
@@ -66,27 +73,81 @@ class LanguageModel:
         self.step = step
         self.source = source
 
-    def __call__(self, tokens_BL, replace: dict[str, Callable] | None = None):
-        """Logits [B, L, V] in float32 (float64 for a float64 model) of token ids [B, L].
+    def __repr__(self) -> str:
+        """A few lines about the model: what it is, and where its parameters come from."""
+        trained = f"on {', '.join(self.run.data.corpus)}, {self.step:,} of {self.run.steps:,} updates"
+        parts = {
+            "model": outline.model_line(self.config, self.run.sequence_length),
+            "tokenizer": self.tokenizer and f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size:,} ids",
+            "trained": trained if self.step else "not here",
+            "source": f"a Hugging Face folder of {self.source.dtype} tensors" if self.source else "xfresearch",
+            "params": outline.placed(self.params),
+        }
+        return f"LanguageModel\n{outline.lines(parts)}"
 
-        `replace` maps names of taps to functions from the tap's value to a new value of the same shape. Such a pass is
-        not compiled: the functions see concrete arrays and may change from call to call.
+    def tokens(self, text) -> jax.Array:
+        """Token ids int32[B, L] of a text, or of several texts with equally many tokens, after the begin-of-text token if
+        the tokenizer has one. All methods do the same with a text."""
+        return as_tokens(self.config, self.tokenizer, text)
+
+    def __call__(self, tokens_BL, replace: dict[str, Callable] | None = None):
+        """Logits [B, L, V] in float32 (float64 for a float64 model) of a text or of token ids [B, L].
+
+        `replace` maps names of taps, which may have the wildcard `*`, to functions from the tap's value to a new value
+        of the same shape. Such a pass is not compiled: the functions see concrete arrays and may change from call to
+        call. jax.jit and jax.grad work around it.
         """
-        tokens_BL = self._check_tokens(tokens_BL)
+        tokens_BL = self.tokens(tokens_BL)
         if not replace:
             return _logits(self.config, self.params, tokens_BL)
-        for name, function in replace.items():
-            if not callable(function):
-                raise UserError(f"replace[{name!r}] must be a function: to set a fixed value, pass lambda _: value")
-        taps = Taps(replace=replace)
-        logits_BLV = _forward(self.config, self.params, tokens_BL, taps)
-        taps.check()
-        return logits_BLV
+        lm, hidden_BLD = self._replaced(tokens_BL, replace)
+        return lm.logits(hidden_BLD)
+
+    def loss(self, tokens_BL, replace: dict[str, Callable] | None = None):
+        """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. `replace`
+        is that of a call. Raises UserError for fewer than two tokens."""
+        tokens_BL = self.tokens(tokens_BL)
+        if tokens_BL.shape[1] < 2:
+            raise UserError("a loss needs at least 2 tokens: the first one is only read")
+        if not replace:
+            return _loss(self.config, self.params, tokens_BL)
+        lm, hidden_BLD = self._replaced(tokens_BL, replace)
+        return _next_token_loss(lm.logits(hidden_BLD), tokens_BL)
+
+    def unembed(self, x, normed: bool = False):
+        """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
+        were the last one: after the final norm and the output head. With `normed`, x is after the final norm already, as
+        the tap 'final' is. Raises UserError for a model with a second stream, which the final norm reads too."""
+        if not normed and has_dual(self.config):
+            raise UserError("unembed: the final norm of layout='resi_dual' reads a second stream; use normed=True")
+        lm = transformer.bind(self.config, self.params)
+        x = jnp.asarray(x, self.config.dtype)
+        return lm.logits(x if normed else lm.final_norm(x))
 
     def capture(self, tokens_BL, names: Iterable[str]) -> dict:
-        """{name: value} of the taps `names` in a pass over token ids [B, L]."""
+        """{name: value} of the taps `names` in a pass over a text or token ids [B, L]. `*` in a name stands for any part
+        of it: 'blocks.*.feed_forward.out'."""
         names = (names,) if isinstance(names, str) else tuple(names)
-        return _capture(self.config, names, self.params, self._check_tokens(tokens_BL))
+        return _capture(self.config, tuple(matching(self.config, names)), self.params, self.tokens(tokens_BL))
+
+    def _replaced(self, tokens_BL, replace: dict[str, Callable]):
+        return forward(self.config, self.params, tokens_BL, Taps(replace=replacements(self.config, replace)))
+
+    def batches(
+        self, corpus: str = "", split: str = "", batch_size: int = 8, length: int = 0, limit: int = 0
+    ) -> Iterator[np.ndarray]:
+        """Token ids [B, L] of a corpus in order, in rows of `length` tokens; the last batch may have fewer rows. The
+        defaults are the corpus, the held-out split and the length of training. `limit` is a number of rows (0: all).
+        Tokens that do not fill a row are left out. Raises UserError if the data cannot be read."""
+        length = length or self.run.sequence_length
+        check_length(self.config, length)
+        if self.tokenizer is None or has_labels(corpus or self.run.data.corpus[0]):
+            raise UserError("batches: this needs a model with a tokenizer and a corpus of text")
+        split = split or self.run.evaluation.split
+        tokens = stream_tokens(self.run, split, corpus or None, self.tokenizer)[0]
+        rows_NL = tokens[: len(tokens) // length * length].reshape(-1, length)[: limit or None]
+        for first in range(0, len(rows_NL), batch_size):
+            yield rows_NL[first : first + batch_size]
 
     def memory(self, layer: int, sublayer: str = "") -> Memory:
         """`.keys`, `.values` (and `.multipliers`) of a feed-forward layer, its experts, or attention's persistent slots
@@ -95,20 +156,18 @@ class LanguageModel:
 
     def tap_names(self) -> list[str]:
         """Names of all values that `capture` records and `replace` replaces, in the order of computation."""
-        taps = Taps()
-        tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        jax.eval_shape(lambda params, tokens: _forward(self.config, params, tokens, taps), self.params, tokens)
-        return taps.names
+        return list(tap_names(self.config))
 
     def generate(
         self,
         prompt: str | list[str],
         max_new_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        temperature: float = DEFAULT.temperature,
+        top_k: int = DEFAULT.top_k,
+        top_p: float = DEFAULT.top_p,
         seed: int = 0,
         stream: Callable[[int, str, list[int]], None] | None = None,
+        replace: dict[str, Callable] | None = None,
     ) -> str | list[str]:
         """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts.
 
@@ -116,13 +175,16 @@ class LanguageModel:
         table ends earlier). Temperature 0 is greedy. The same seed gives the same text, whatever the other prompts of
         the call are, but copies of a prompt in one call differ. An empty prompt starts a new text.
         `stream(index of the prompt, text, tokens)` is called while text is generated, always with whole characters.
+        `replace` is that of a call, and is compiled: its functions get the values [B, L, ...] of the prompts, padded on
+        the left, and then those [B, 1, ...] of each new token.
         """
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         texts = [""] * len(prompts)
         readers = [self.tokenizer.decode_stream(not p) for p in prompts]
-        chunks = self._generate_tokens(prompts, max_new_tokens, decoding.Sampling(temperature, top_k, top_p), seed)
+        sampling = Sampling(temperature, top_k, top_p)
+        chunks = self._generate_tokens(prompts, max_new_tokens, sampling, seed, replace or {})
         for chunk in chunks:
             for index, tokens in enumerate(chunk):
                 text = readers[index].push(tokens)
@@ -154,32 +216,18 @@ class LanguageModel:
         exists and is not an empty directory, or if no family can express the model; the message gives the reason."""
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
-    def _generate_tokens(self, prompts, max_new_tokens: int | None, sampling, seed: int) -> Iterator[list[list[int]]]:
+    def _generate_tokens(
+        self, prompts, max_new_tokens: int | None, sampling, seed: int, replace: dict[str, Callable]
+    ) -> Iterator[list[list[int]]]:
         if not 0 <= seed < 2**32:
             raise UserError(f"seed={seed} is not allowed: it must be at least 0 and below 2^32")
         if not prompts:
             return iter(())
-        tokens = [self._encode(prompt) for prompt in prompts]
+        tokens = [encode(self.config, self.tokenizer, prompt, "prompt") for prompt in prompts]
         count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
         limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
-        return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits)
-
-    def _encode(self, prompt: str) -> list[int]:
-        """The tokens of `prompt` after the begin-of-text token. If the tokenizer has no such token, an empty prompt is
-        the end-of-text token."""
-        if not isinstance(prompt, str):
-            raise UserError(f"prompt={prompt!r} is not allowed: it must be a string or a list of strings")
-        begin = self.tokenizer.begin_of_text
-        end = self.tokenizer.end_of_text
-        try:
-            ids = self.tokenizer.encode(prompt.encode()).tolist()
-        except UnicodeEncodeError as error:
-            raise UserError(f"prompt={prompt!r} is not allowed: it must be text that UTF-8 can encode") from error
-        tokens = (ids or [end]) if begin is None else [begin, *ids]
-        if max(tokens) >= self.config.vocab_size:  # the tokenizer may have ids beyond the model's embedding table
-            top = self.config.vocab_size - 1
-            raise UserError(f"prompt={prompt!r} has token {max(tokens)}, but the model's vocabulary ends at {top}")
-        return tokens
+        steering = tuple(replacements(self.config, replace).items())
+        return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits, replace=steering)
 
     def _new_tokens(self, length: int, max_new_tokens: int | None) -> int:
         """The number of tokens to generate after a prompt of `length` tokens."""
@@ -197,40 +245,26 @@ class LanguageModel:
             raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
         return count
 
-    def _check_tokens(self, tokens_BL) -> jax.Array:
-        try:
-            tokens = np.asarray(tokens_BL)
-        except ValueError as error:
-            raise UserError("tokens are not rows of equal length: they must be integers [B, L]") from error
-        if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
-            hint = "; for a single sequence pass [tokens]" if tokens.ndim == 1 else ""
-            given = f"shape {tokens.shape} and type {tokens.dtype}"
-            raise UserError(f"tokens of {given} are not allowed: they must be integers [B, L]{hint}")
-        length = tokens.shape[1]
-        rows = longest_sequence(self.config)
-        if rows and length > rows:
-            allowed = f"at most {rows}, the rows of the model's position table"
-            raise UserError(f"tokens of length {length} are not allowed: the length must be {allowed}")
-        low, high = int(tokens.min()), int(tokens.max())
-        top = self.config.vocab_size - 1
-        if low < 0 or high > top:
-            raise UserError(f"token {low if low < 0 else high} is not allowed: the model's token ids are 0 to {top}")
-        return jnp.asarray(tokens, jnp.int32)
+
+@partial(jax.jit, static_argnums=0)
+def _logits(config: ModelConfig, params: dict, tokens_BL):
+    lm, hidden_BLD = forward(config, params, tokens_BL)
+    return lm.logits(hidden_BLD)
 
 
-def _forward(config: ModelConfig, params: dict, tokens_BL, taps: Taps | None = None):
-    lm = transformer.bind(config, params)
-    positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    out = lm(tokens_BL, Context(positions_BL, taps=taps), layers=decoding.fast_layers())
-    return lm.logits(out.hidden_BLD)
+@partial(jax.jit, static_argnums=0)
+def _loss(config: ModelConfig, params: dict, tokens_BL):
+    lm, hidden_BLD = forward(config, params, tokens_BL)
+    return token_nll(hidden_BLD[:, :-1], lm.logit_head(), tokens_BL[:, 1:])[0]
 
 
-_logits = jax.jit(_forward, static_argnums=0)
+def _next_token_loss(logits_BLV, tokens_BL):
+    log_p_BLV = jax.nn.log_softmax(logits_BLV[:, :-1])
+    return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1)[..., 0]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _capture(config: ModelConfig, names: tuple[str, ...], params: dict, tokens_BL) -> dict:
     taps = Taps(record=names)
-    _forward(config, params, tokens_BL, taps)
-    taps.check()
+    forward(config, params, tokens_BL, taps)
     return taps.values

@@ -6,6 +6,7 @@ report.
 
 import signal
 import sys
+import time
 from pathlib import Path
 
 from xfresearch import command, distributed
@@ -24,6 +25,7 @@ the same command resumes; 143 told to stop by SIGTERM, and saved (130: by Ctrl-C
 
 
 def main(arguments: list[str]) -> None:
+    began = time.time()
     parser = command.Parser(prog="python -m xfresearch.train", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help=command.CONFIG_HELP)
     parser.add_argument(
@@ -37,6 +39,7 @@ def main(arguments: list[str]) -> None:
         action="store_true",
         help="resume from DIR's newest checkpoint although config, data or versions differ (docs/training.md)",
     )
+    parser.add_argument("--print-config", action="store_true", help="print every key of the config as JSON, and end")
     parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
     distributed.add_flags(parser)
     options, overrides = parser.parse_known_args(arguments)
@@ -49,12 +52,13 @@ def main(arguments: list[str]) -> None:
     given += [f"--config.start.path={options.start}"] if options.start else []
     workdir = options.workdir or "runs/" + "-".join(Path(part).stem for part in options.config.split(":"))
     config = start.parse(given, workdir)
+    if options.print_config:
+        print(to_json(config))
+        return
     with distributed.joined(options, workdir):
         from xfresearch.training import session
 
-        if distributed.first():
-            print(to_json(config), file=sys.stderr)
-        results = session.run(config, workdir, given, options.fork)
+        results = session.run(config, workdir, given, options.fork, began)
         if options.json and distributed.first():
             write_json(options.json, results)
     if results["stopped_by"]:

@@ -5,6 +5,7 @@ from safetensors import safe_open
 
 from xfresearch.interop.folder import stored_tensors
 from xfresearch.models import decoding
+from xfresearch.models.sampling import Sampling
 
 
 def tensors(folder) -> dict[str, np.ndarray]:
@@ -28,7 +29,7 @@ def assert_same_tensors(folder, expected) -> None:
 
 def greedy(lm, prompts_BP: np.ndarray, count: int) -> np.ndarray:
     """`count` tokens of greedy decoding after each prompt."""
-    chunks = decoding.generate(lm.config, lm.params, prompts_BP.tolist(), count, decoding.Sampling(temperature=0))
+    chunks = decoding.generate(lm.config, lm.params, prompts_BP.tolist(), count, Sampling(temperature=0))
     return np.array([sum(chunk, []) for chunk in zip(*chunks, strict=True)])
 
 

@@ -13,7 +13,7 @@ from tests.contracts.variants import forward, in_float64, model, random_params
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
-from xfresearch.models.decoding import Sampling
+from xfresearch.models.sampling import Sampling
 
 MAIN = "blocks.main."
 MEMORY = {MAIN + "layout": "all_attention", MAIN + "attention.memory_slots": 3, "final_norm": "none"}
@@ -131,10 +131,10 @@ def test_generates_the_requested_number_of_tokens(count):
 def test_a_text_ends_before_its_first_stop_token_and_the_others_continue():
     config = config_of("gpt2, learned, GQA")
     params = random_params(config)
-    whole = new_tokens(config, params, count=40, sampling=Sampling(2.0))
+    whole = new_tokens(config, params, count=40, sampling=Sampling(2.0, top_p=1.0))
     other = next(row for row in whole if whole[0][5] not in row)
     stops = (whole[0][5], next(token for token in other if token not in whole[0][:6]))
-    stopped = new_tokens(config, params, count=40, sampling=Sampling(2.0), stops=stops)
+    stopped = new_tokens(config, params, count=40, sampling=Sampling(2.0, top_p=1.0), stops=stops)
     ends = [next((i for i, token in enumerate(row) if token in stops), None) for row in whole]
     assert stopped == [row[:end] for row, end in zip(whole, ends, strict=True)]
     assert {row[end] for row, end in zip(whole, ends, strict=True) if end is not None} == set(stops)
@@ -149,13 +149,13 @@ def test_decoding_stops_when_every_text_has_ended():
     assert chunks == [[[]]]
     tokens_BP, segments_BP = decoding.pad_left([[1]])
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
-    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan", None), params, state, 9)
+    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan", None, ()), params, state, 9)
     assert int(state["drawn"]) == 1
 
 
 def test_ids_outside_the_tokenizers_vocabulary_are_never_drawn():
     config = config_of("gpt2, none, MQA")
-    texts = new_tokens(config, random_params(config), count=64, sampling=Sampling(50.0), vocab_size=5)
+    texts = new_tokens(config, random_params(config), count=64, sampling=Sampling(50.0, top_p=1.0), vocab_size=5)
     assert set(sum(texts, [])) == set(range(5))
 
 
@@ -179,7 +179,7 @@ def test_the_cache_is_donated():
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
     caches = jax.tree.leaves(state["caches"])
-    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan", None), params, state, 3)
+    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan", None, ()), params, state, 3)
     assert all(cache.is_deleted() for cache in caches)
 
 

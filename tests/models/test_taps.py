@@ -45,7 +45,6 @@ def test_every_variant_names_each_value_once(name):
 def test_recording_returns_the_value_and_does_not_change_the_logits():
     taps = Taps(record=["final", "blocks.1.attention.query", "blocks.0.feed_forward.hidden"])
     np.testing.assert_array_equal(run(taps), run(None))
-    taps.check()
     assert taps.values["blocks.1.attention.query"].shape == (2, 8, 4, 8)
     assert taps.values["blocks.0.feed_forward.hidden"].shape == (2, 8, 32)
     expected = taps.values["final"] @ random_params(CONFIG)["embed"]["table"].T
@@ -88,15 +87,6 @@ def test_replacing_is_differentiable_and_works_under_jit():
         return run(Taps(replace={"blocks.1.attention.heads": lambda x: x + shift})).sum()
 
     assert float(jnp.abs(jax.jit(jax.grad(loss))(0.0))) > 0
-
-
-@pytest.mark.parametrize("how", ["record", "replace"])
-def test_the_error_for_an_unknown_name_suggests_the_nearest_one(how):
-    name = "blocks.0.feed_forwrd.hidden"
-    taps = Taps(record=[name]) if how == "record" else Taps(replace={name: lambda x: x})
-    run(taps)
-    with pytest.raises(UserError, match=r"no such value; did you mean 'blocks\.0\.feed_forward\.hidden'"):
-        taps.check()
 
 
 @pytest.mark.parametrize(

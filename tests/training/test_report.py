@@ -1,6 +1,5 @@
 """The report: its contents, and in a real browser no console message and no request."""
 
-import dataclasses
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from xfresearch.config.run import Config
+from tests.tiny_runs import tiny_config
 from xfresearch.pages.html import short, visible
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.report import _busiest, write_report
@@ -35,7 +34,7 @@ def report(tmp_path):
     time = {"step": 0.871, "input": 0.002, "evaluation": 0.064, "checkpoint": 0.008, "compile": 0.055}
     return write_report(
         tmp_path,
-        config=dataclasses.asdict(Config()),
+        config=tiny_config(),
         machine={"cpu": "Some Processor", "cores": 2, "memory_gb": 25.3, "jax": "0.10.2", "commit": "803ab78" * 5},
         baselines=BASELINES,
         result={
@@ -46,8 +45,7 @@ def report(tmp_path):
             "step": 1000,
             "time": time,
         },
-        sample=SAMPLE,
-        prompt="def main(argv):\n",
+        samples=[{"prompt": "def main(argv):\n", "seed": seed, "text": SAMPLE} for seed in range(3)],
         commands={
             "evaluate": "python -m xfresearch.evaluate --workdir runs/a",
             "generate": "python -m xfresearch.generate",
@@ -131,16 +129,20 @@ def test_the_report_has_all_that_it_was_given(report):
     ]
     assert '<span class="prompt">def main(argv):\n</span>    &#34;&#34;&#34;Return' in html
     assert "arguments.\u2400" in html and "été?" in html and "&lt;script&gt;" in html
-    assert html.count("<svg") == 4 and "#0" + "40404" not in html and "var(--model)" in html
+    assert html.count("<svg") == 5 and "#0" + "40404" not in html and "var(--model)" in html
     assert "<dt>started from</dt><dd>runs/b (run, step 200), digest 4bf9</dd>" in html
     assert "<dt>which started from</dt><dd>models/pythia (Hugging Face folder), digest 0f3a</dd>" in html
+    assert html.count('<span class="prompt">') == 3 and "temperature 0.9, top-p 0.9" in html and "seed 2" in html
+    words = "width 32, learned positions: 2 x pre-norm [LayerNorm, 4 heads of 8, biases, GELU (tanh) 128, biases]"
+    assert words in html and "<dt>parameters</dt>" in html and "training FLOPs" in html
+    assert '<dt title="exp(loss): the number of equally likely tokens with the same loss">perplexity</dt>' in html
     for text in ("learning_rate", "weight_decay", "Some Processor", "python -m xfresearch.evaluate --workdir runs/a"):
         assert text in html
 
 
 def test_the_same_run_gives_the_same_bytes(report, tmp_path):
-    arguments = dict(config=dataclasses.asdict(Config()), machine={}, baselines=BASELINES)
-    arguments |= dict(result={"bits_per_byte": 2.0}, sample="", prompt="", commands={}, lineage=[])
+    arguments = dict(config=tiny_config(), machine={}, baselines=BASELINES)
+    arguments |= dict(result={"bits_per_byte": 2.0}, samples=[], commands={}, lineage=[])
     first = write_report(tmp_path, **arguments).read_bytes()
     assert write_report(tmp_path, **arguments).read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "report.html"]
@@ -150,9 +152,9 @@ def test_run_without_evaluation_or_baselines(tmp_path):
     log = MetricsLog(tmp_path, 0, tensorboard=False)
     log.write(1, "train", {"loss": 5.0})
     log.close()
-    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={}, lineage=[])
-    html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
-    assert html.count("<svg") == 1 and 'class="figure"' not in html
+    arguments = dict(machine={}, baselines={}, result={}, samples=[], commands={}, lineage=[])
+    html = write_report(tmp_path, config=tiny_config(), **arguments).read_text()
+    assert html.count("<svg") == 2 and 'class="figure"' not in html
 
 
 def test_the_chart_of_the_busiest_expert(tmp_path):
@@ -162,9 +164,9 @@ def test_the_chart_of_the_busiest_expert(tmp_path):
         log.write(step, "train", {"router_load": {"main": [[0.5, 0.5], [1.0, 0.0]], "other": [[0.1 * step, 0.2, 0.2]]}})
     log.close()
     assert _busiest({"a": [[0.5, 0.5], [1.0, 0.0]], "b": [[0.1, 0.2, 0.2, 0.5]]}) == [1, 2, 2]
-    arguments = dict(machine={}, baselines={}, result={}, sample="", prompt="", commands={}, lineage=[])
-    html = write_report(tmp_path, config=dataclasses.asdict(Config()), **arguments).read_text()
-    assert html.count("<svg") == 1 and html.count("stroke: var(--training)") == 3 and "Busiest expert" in html
+    arguments = dict(machine={}, baselines={}, result={}, samples=[], commands={}, lineage=[])
+    html = write_report(tmp_path, config=tiny_config(), **arguments).read_text()
+    assert html.count("<svg") == 2 and html.count("stroke: var(--training)") == 3 and "Busiest expert" in html
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 """The files of a run from the command line, and the commands that it prints at its end."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from etils import epath
 
-from tests.tiny_runs import ROOT, tiny_config
+from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch.config.files import parse, read_json
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
 from xfresearch.training import session
+from xfresearch.training.samples import draw_samples
 from xfresearch.training.workdir import record, starts, write_config
 
 GPT2 = f"--config={ROOT}/configs/gpt2.py:tiny"
@@ -34,7 +37,7 @@ def test_a_mistake_found_before_training_leaves_the_directory_as_it_was(tmp_path
 def test_the_command_to_train_longer_keeps_the_overrides():
     given = [GPT2, "--config.steps", "7", "--config.data.corpus=('text_files:my notes',)", "--config.model.width=64"]
     config = parse(given)
-    words = shlex.split(session._commands(config, epath.Path("runs/my run"), given, "")["train longer"])
+    words = shlex.split(session._commands(config, epath.Path("runs/my run"), given, [])["train longer"])
     told, rest = [word for word in words if word.startswith("--config")], words[: words.index("--config")]
     assert rest == ["python", "-m", "xfresearch.train"] and words[words.index("--workdir") + 1] == "runs/my run"
     again = parse(["--config", words[words.index("--config") + 1], *told[1:]])
@@ -70,3 +73,36 @@ def test_outputs_that_cannot_be_written_do_not_fail_a_finished_run(tmp_path):
         assert output == writer or rb"\u2192" in done.stdout
     os.close(writer)
     assert b"warning: the results could not be written: Broken pipe" in done.stderr
+
+
+def test_the_printed_commands_work_when_pasted(tmp_path):
+    """A prompt with quotes, a line end and a leading space, a tuple, and a directory with a space."""
+    given = [GPT2, "--config.data.corpus=('text_files:a b','python_stdlib')", "--config.log.sample= it's\n\"new\" $HOME"]
+    config = parse(given)
+    samples = [{"prompt": config.log.sample, "seed": 0, "text": ""}]
+    commands = session._commands(config, epath.Path("runs/my run"), given, samples)
+    for name in ("generate", "train longer"):
+        command = commands[name].replace("python -m", "printf '%s\\0'", 1)
+        pasted = subprocess.run(["bash", "-c", command], capture_output=True)
+        assert pasted.stdout.decode().split("\0")[:-1] == shlex.split(commands[name])[2:]
+    words = shlex.split(commands["generate"])
+    assert words[words.index("--prompt") + 1] == config.log.sample
+    longer = [word for word in shlex.split(commands["train longer"]) if word.startswith("--config.data")]
+    assert parse([GPT2, *longer]).data.corpus == config.data.corpus
+
+
+def test_samples_are_two_prompts_and_three_seeds_that_generate_repeats(tmp_path):
+    """One line each, from two held-out documents; `generate` with the same seed writes the same text."""
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"\n  \nfirst line {number}\nsecond line\n" * 30)
+    lm = tiny_model(data__corpus=f"('text_files:{tmp_path}/*.txt',)")
+    found = draw_samples(lm.run, lm.tokenizer, lm.params)
+    prompts = list(dict.fromkeys(sample["prompt"] for sample in found))
+    assert len(prompts) == 2 and all(re.fullmatch(r"first line \d+", prompt) for prompt in prompts)
+    assert [sample["seed"] for sample in found] == [0, 1, 2, 0, 1, 2]
+    assert len({sample["text"] for sample in found}) == 6
+    for sample in found[::4]:
+        assert lm.generate(sample["prompt"], seed=sample["seed"]) == sample["text"]
+    chosen = replace(lm.run, log=replace(lm.run.log, sample="my prompt"))
+    found = draw_samples(chosen, lm.tokenizer, lm.params)
+    assert [sample["prompt"] for sample in found] == 3 * ["my prompt"] + 3 * prompts[:1]

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import time
 
 import jax
@@ -232,15 +231,21 @@ def test_a_fork_that_is_not_possible_leaves_the_run_as_it_was(tmp_path):
     assert {path: after[path] for path in before} == before
 
 
-def test_the_clock_counts_from_the_recorded_start(tmp_path, monkeypatch):
-    def begin(path, *_):
-        (path / "run.json").write_text(json.dumps({"starts": [{"seconds": time.time() - 50}]}))
+def test_the_account_of_time_begins_with_the_process(tmp_path, monkeypatch):
+    """All time since `began` is counted: the imports, the tokenizer, the data."""
 
     def stop(config, path, tokenizer, clock, fork):
-        raise Stopped(clock.seconds["start"])
+        raise Stopped(clock.state())
 
-    monkeypatch.setattr(session, "record", begin)
+    def slow_tokenizer(*_):
+        time.sleep(0.5)
+        return ByteTokenizer()
+
+    monkeypatch.setattr(session, "_tokenizer", slow_tokenizer)
     monkeypatch.setattr(loop, "train", stop)
+    began = time.time() - 50
     with pytest.raises(Stopped) as stopped:
-        session.run(tiny_config(), str(tmp_path), [], fork=False)
-    assert 50 <= stopped.value.args[0] < 90
+        session.run(tiny_config(), str(tmp_path), [], fork=False, began=began)
+    seconds = stopped.value.args[0]
+    assert seconds["data"] >= 0.5 and 50 <= seconds["start"] + seconds["data"] <= time.time() - began + 0.01
+    assert starts(epath.Path(tmp_path))[-1]["seconds"] == began

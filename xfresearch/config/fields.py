@@ -118,6 +118,15 @@ def leaves(config, prefix: str = "", unread: str = "", decides: Decides = "funct
             yield Leaf(path, value, spec, config, unmet, own_decides)
 
 
+def changed(config, *but: str) -> list[str]:
+    """'path=value' of every option that is not its default and decides the function of a model, without those in `but`."""
+    return [
+        f"{leaf.path}={leaf.value!r}"
+        for leaf in leaves(config)
+        if leaf.value != leaf.default and leaf.decides == "function" and leaf.path not in but
+    ]
+
+
 def check_read(config, key: str) -> None:
     """Raises UserError if an option is set that nothing reads."""
     for leaf in leaves(config):

@@ -118,7 +118,7 @@ class LogConfig:
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates of each layer")
     profile_start: int = option(0, "first update to profile; 0 for no profile", low=0)
     profile_steps: int = option(5, "number of updates to profile", low=1)
-    sample: str = option("", "prompt of the sample in report.html; '' for the start of the validation split")
+    sample: str = option("", "first prompt of the samples in report.html; '' for one of the held-out text")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tqdm import tqdm
+
+from xfresearch.progress import stage
 
 _PIECE = 1 << 20
 
@@ -33,12 +34,12 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _generate_examples(self, split: str):
         key = 0
-        with tqdm(desc=f"reading {self.name} {split}", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        with stage(f"reading {self.name} {split}") as progress:
             for number, text in enumerate(self.source.documents(split)):
                 for start in range(0, len(text), _PIECE):
                     yield key, {"text": text[start : start + _PIECE], "document": number}
                     key += 1
-                bar.update(len(text))
+                progress.update(len(text))
         if key == 0:  # TFDS does not support a split without examples
             yield 0, {"text": b"", "document": 0}
 

@@ -16,6 +16,7 @@ from xfresearch.data.cache import build_once, cache_root, complete, digest, read
 from xfresearch.data.corpora import open_split
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.errors import UserError
+from xfresearch.progress import stage
 
 FORMAT = 3
 _ROWS = "sequences.array_record"
@@ -145,16 +146,14 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
 
 
 def _counted(documents: Iterator[bytes], count: dict, title: str, total: int) -> Iterator[bytes]:
-    """The non-empty documents. Adds their bytes and characters to `count` and shows a progress bar."""
-    from tqdm import tqdm
-
-    with tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    """The non-empty documents. Adds their bytes and characters to `count` and shows the progress."""
+    with stage(title, total) as progress:
         for text in filter(None, documents):
             count["n_bytes"] += len(text)
             # Every byte but a UTF-8 continuation byte (10xxxxxx) starts a character.
             count["n_characters"] += int(np.count_nonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80))
             yield text
-            bar.update(len(text))
+            progress.update(len(text))
 
 
 def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[np.ndarray, bool]]:
@@ -207,14 +206,17 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
     writer = ArrayRecordWriter(str(directory / _ROWS), "group_size:1")
     content = hashlib.sha256()
     n_sequences = filled = segments = 0
-    for row in map(np.atleast_2d, rows):
-        record = row.astype(dtype).tobytes()
-        writer.write(record)
-        content.update(record)
-        n_sequences += 1
-        filled += int(np.count_nonzero(row[0] != _pad(dtype)))
-        segments += int(row[1].max()) if len(row) == 2 else 1
-    writer.close()
+    with stage(f"packing {corpus} {split}", len(tokens), "tokens") as progress:
+        for row in map(np.atleast_2d, rows):
+            record = row.astype(dtype).tobytes()
+            writer.write(record)
+            content.update(record)
+            n_sequences += 1
+            real = int(np.count_nonzero(row[0] != _pad(dtype)))
+            filled += real
+            segments += int(row[1].max()) if len(row) == 2 else 1
+            progress.update(real)
+        writer.close()
     meta = {name: value for name, value in read_json(source / "meta.json").items() if name != "files"}
     meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
     meta |= {

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from xfresearch.errors import UserError
 from xfresearch.models import decoding
+from xfresearch.models.sampling import Sampling
 from xfresearch.sharding import placing
 
 
@@ -13,7 +14,7 @@ class Request(NamedTuple):
     tokens: tuple[int, ...]
     stops: tuple[str, ...]
     max_new_tokens: int
-    sampling: tuple = ()  # fields of decoding.Sampling; empty: greedy
+    sampling: tuple = ()  # fields of Sampling; empty: greedy
 
 
 def make_request(tokens: Sequence[int], settings: dict, length: int) -> Request:
@@ -49,7 +50,7 @@ def complete(lm, requests: list[Request], max_new_tokens: int, sampling: tuple, 
     finished = [False] * len(requests)
     size = placing.round_up(mesh, 1 << (len(requests) - 1).bit_length())  # few sizes: few programs to compile
     prompts = [request.tokens for request in islice(cycle(requests), size)]
-    settings = decoding.Sampling(*sampling) if sampling else decoding.Sampling(temperature=0.0)
+    settings = Sampling(*sampling) if sampling else Sampling(temperature=0.0)
     limits = {"stops": lm.tokenizer.stops, "vocab_size": lm.tokenizer.vocab_size}
     for chunk in decoding.generate(lm.config, lm.params, prompts, max_new_tokens, settings, seed, **limits, mesh=mesh):
         for row, (tokens, request) in enumerate(zip(chunk, requests, strict=False)):  # the rows after are padding

@@ -11,8 +11,7 @@ number of equal prompts before it, and the number of the token.
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -21,33 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from xfresearch.errors import UserError, require
+from xfresearch.errors import require
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sampling import DEFAULT, Sampling
+from xfresearch.models.taps import Taps
 from xfresearch.sharding.devices import platform
 from xfresearch.sharding.partition import activation_spec, constrain
 
+Replace = tuple[tuple[str, Callable], ...]
 CHUNK = 16  # tokens per jitted call: few enough to stream, enough to hide the overhead of the call
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is sampled: from softmax(logits / temperature) over the `top_k` most likely tokens, limited to the
-    smallest number of them whose probabilities sum to `top_p`. Temperature 0 takes the most likely token. top_k 0 and
-    top_p 1 have no effect."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature={self.temperature} is not allowed: it must be at least 0 (0 is greedy)")
-        if not self.top_k >= 0:
-            raise UserError(f"top_k={self.top_k} is not allowed: it must be at least 0 (0 is all tokens)")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} is not allowed: it must be above 0 and at most 1 (1 is all tokens)")
 
 
 def generate(
@@ -55,25 +38,27 @@ def generate(
     params: dict,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = DEFAULT,
     seed: int = 0,
     stops: tuple[int, ...] = (),
     vocab_size: int = 0,
     mesh=None,
+    replace: Replace = (),
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until each has ended or has max_new_tokens.
 
     `prompts` are lists of at least one token. A prompt ends before the first of the tokens `stops`, which are never
     yielded. Ids of `vocab_size` and above are never sampled (0: the whole vocabulary). `mesh` is the mesh of the
-    parameters. It must divide the prompts evenly.
+    parameters. It must divide the prompts evenly. `replace` are (name of a tap, function) pairs: the functions are
+    compiled into the passes over the prompts and over each new token.
     """
     tokens_BP, segments_BP = pad_left(prompts)
     keys_B = row_keys(prompts, seed)
     if mesh is not None:
         tokens_BP, segments_BP, keys_B = shard_rows(mesh, tokens_BP, segments_BP, keys_B)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
-    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh)
-    state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh)
+    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh, replace)
+    state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh, replace)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
@@ -125,14 +110,16 @@ def shard_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
     return shard(tokens_BP), shard(segments_BP), keys_B
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 7))
-def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None) -> dict:
+@partial(jax.jit, static_argnums=(0, 1, 2, 7, 8))
+def prefill(
+    model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, replace: Replace = ()
+) -> dict:
     """The decoding state after the prompts, with caches for `length` tokens per row."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
     segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
-    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh)
+    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh, taps=_taps(replace))
     out = lm(tokens_BP, ctx, lm.init_caches(B, length), layers=layers)
     return {
         "caches": out.caches,
@@ -150,7 +137,7 @@ def prefill(model: ModelConfig, layers: str, length: int, params, tokens_BP, seg
 def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
     """The state and the tokens [B, CHUNK] after `count` (at most CHUNK) more tokens per row. It stops early once every
     row has ended."""
-    model, sampling, stops, vocab_size, layers, mesh = settings
+    model, sampling, stops, vocab_size, layers, mesh, replace = settings
     lm = transformer.bind(model, params)
 
     def unfinished(carry):
@@ -161,14 +148,14 @@ def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax
         done, state, tokens_BC = carry
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
         token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
-        return done + 1, advance(lm, layers, state, token_B, stops, mesh), tokens_BC.at[:, done].set(token_B)
+        return done + 1, advance(lm, layers, state, token_B, stops, mesh, replace), tokens_BC.at[:, done].set(token_B)
 
     tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
     _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
     return state, constrain(mesh, tokens_BC, "NN")  # replicated, because every process reads all rows
 
 
-def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None) -> dict:
+def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None, replace: Replace = ()) -> dict:
     """The state after each row has read one more token."""
     segments_B1 = jnp.ones_like(token_B)[:, None]
     ctx = Context(
@@ -177,6 +164,7 @@ def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=
         cache_index=state["index"],
         cache_segments_BS=state["segments"],
         mesh=mesh,
+        taps=_taps(replace),
     )
     out = lm(token_B[:, None], ctx, state["caches"], layers=layers)
     return state | {
@@ -187,6 +175,10 @@ def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=
         "ended": state["ended"] | jnp.isin(token_B, jnp.array(stops, jnp.int32)),
         "logits": lm.logits(out.hidden_BLD)[:, 0],
     }
+
+
+def _taps(replace: Replace) -> Taps | None:
+    return Taps(replace=dict(replace)) if replace else None
 
 
 def draw(logits_BV, keys_B, sampling: Sampling):

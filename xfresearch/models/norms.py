@@ -48,6 +48,12 @@ def none(x, epsilon: float):
 
 NORMS = {"layer": layer, "rms": rms, "scale": scale, "project": project, "dyt": dyt, "none": none}
 WITH_EPSILON = ("layer", "rms", "scale")
+TITLES = {"layer": "LayerNorm", "rms": "RMSNorm", "dyt": "DyT", "none": "no norm"}
+
+
+def title(kind: str) -> str:
+    """The name of a kind of norm in text for people."""
+    return TITLES.get(kind, f"{kind} norm")
 
 
 @dataclass(frozen=True)

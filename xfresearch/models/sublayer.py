@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from xfresearch.config.fields import changed
 from xfresearch.models.costs import Costs
 from xfresearch.models.place import Place
 
@@ -29,6 +30,11 @@ class SublayerConfig:
     def random(self) -> bool:
         """Whether the sublayer uses random numbers in training."""
         return False
+
+    @property
+    def words(self) -> str:
+        """The resolved options in a few words, for people: '4 heads of 32 with RoPE'."""
+        return ", ".join([self.kind, *changed(self, "kind")])
 
     @property
     def norm_kinds(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Layers call `context.tap("hidden", x)`. Names are `blocks.<layer>.<sublayer>.<value>`, `embed` and `final`.
 """
 
-from xfresearch.errors import UserError, nearest
+from xfresearch.errors import UserError
 
 
 class Taps:
@@ -27,11 +27,3 @@ class Taps:
         if name in self.record:
             self.values[name] = value
         return value
-
-    def check(self) -> None:
-        """Raises UserError for a name that does not exist. Call it after the model has run."""
-        for name in sorted(self.record | self.replace.keys()):
-            if name not in self.names:
-                raise UserError(
-                    f"tap {name!r}: this model has no such value{nearest(name, self.names)} (lm.tap_names() lists them)"
-                )

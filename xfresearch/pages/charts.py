@@ -36,15 +36,21 @@ def thinned(points: list[tuple[float, ...]]) -> np.ndarray:
 
 
 def line_chart(
-    title: str, curves: list[Curve], levels: dict[str, float], bottom: float | None = None, top: float | None = None
+    title: str,
+    curves: list[Curve],
+    levels: dict[str, float],
+    bottom: float | None = None,
+    top: float | None = None,
+    second: tuple[str, float] | None = None,
 ):
-    """A line chart as an SVG element, with a dashed line for each of `levels`. `bottom` and `top` end the y axis."""
+    """A line chart as an SVG element, with a dashed line for each of `levels`. `bottom` and `top` end the y axis.
+    `second` is a second x axis, above: its name, and its value per unit of the first."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "xfresearch", "font.size": 9}):
         figure = Figure(figsize=(4.2, 2.6))
-        axes = figure.add_axes((0.12, 0.105, 0.86, 0.855))
+        axes = figure.add_axes((0.12, 0.105, 0.86, 0.755 if second else 0.855))
         for curve in curves:
             marker = "o" if curve.marked and len(curve.points) <= 40 else None
             x, y = np.split(curve.points, [1], axis=1)
@@ -57,18 +63,32 @@ def line_chart(
         axes.margins(x=0.02)
         axes.set_ylim(bottom=bottom, top=top)
         _style(axes)
+        if second:
+            _add_second_axis(axes, *second)
         return _page_svg(figure, title)
 
 
-def _style(axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def _add_second_axis(axes, name: str, scale: float) -> None:
+    """An axis above the chart, in another unit of x."""
+    above = axes.secondary_xaxis("top", functions=(lambda x: x * scale, lambda x: x / scale))
+    above.spines["top"].set_visible(False)
+    above.set_xlabel(name, color=PLACEHOLDERS["muted"], fontsize=8, loc="right")
+    _style_ticks(above, above.xaxis)
 
+
+def _style(axes) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(PLACEHOLDERS["rule"])
     axes.grid(axis="y", color=PLACEHOLDERS["rule"], linewidth=0.6)
     axes.set_axisbelow(True)
+    _style_ticks(axes, axes.xaxis, axes.yaxis)
+
+
+def _style_ticks(axes, *each) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     axes.tick_params(length=0, labelcolor=PLACEHOLDERS["muted"], pad=4)
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis in each:
         axis.set_major_locator(MaxNLocator(5))
         axis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from xfresearch import distributed
+from xfresearch import distributed, outline
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.newest import newest_intact
 from xfresearch.config.run import Config
@@ -31,6 +31,7 @@ from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
 from xfresearch.models.closed_form import costs
+from xfresearch.progress import stage
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding
 from xfresearch.sharding.placing import local_rows, place, round_up
@@ -66,12 +67,14 @@ class Run:
         self.workdir = epath.Path(workdir)
         self.clock = clock
         self.mesh = make_mesh(config)
-        self._print_kernels()
+        kernels = kernel_choices(config, self.mesh)
         self.batch_sharding = batch_sharding(self.mesh)
-        with self.clock.measure("input"):
+        with self.clock.measure("data"):
             self.batches = Batches(config, tokenizer=tokenizer)
             evaluated = config.evaluation.split if config.evaluation.every else None
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
+        if distributed.first():
+            print(self._outline(kernels), file=sys.stderr, flush=True)
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
         manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
@@ -81,7 +84,7 @@ class Run:
         self.rows = self._local_rows(config.batch_size)
         self.optimizer = make_optimizer(config)
         self.lineage = []  # of a run that starts from a trained model, and does not resume
-        with self.clock.measure("compile"):
+        with self.clock.measure("compile"), stage("making the state of the run"):
             self.state, meta = self._restore_or_init()
         self.start = int(self.state["step"])
         if meta and not fork:
@@ -126,12 +129,17 @@ class Run:
         make = jax.jit(lambda params: state_of(config, optimizer, params), out_shardings=shardings, donate_argnums=0)
         return make(params)
 
-    def _print_kernels(self) -> None:
-        """Prints the kernel, with the reason, of each sublayer that has several. Raises as `kernel_choices` does."""
-        choices = kernel_choices(self.config, self.mesh)
-        if distributed.first():
-            for (block, sublayer), choice in choices.items():
-                print(f"{sublayer} of block {block}: {choice.name} ({choice.reason})", file=sys.stderr)
+    def _outline(self, kernels: dict) -> str:
+        """The five lines that a run prints before it trains."""
+        config = self.config
+        parts = {
+            "model": outline.model_line(config.model, config.sequence_length),
+            "data": outline.data_line(config, self.batches.corpora, self.heldout),
+            "optimizer": outline.optimizer_line(config),
+            "devices": outline.devices_line(config, self.mesh, kernels),
+            "output": outline.output_line(config, self.workdir),
+        }
+        return outline.lines(parts)
 
     def _move_damaged(self, damaged: list[int]) -> None:
         for step in damaged:
@@ -148,7 +156,7 @@ class Run:
         """The training step, compiled for the shapes of this run."""
         first = self.batches.batch(self.start, self.rows)
         step = jit_train_step(self.config, self.optimizer, self.mesh, self.state)
-        with self.clock.measure("compile"):
+        with self.clock.measure("compile"), stage("compiling the update"):
             return step.lower(self.state, self.place(first)).compile()
 
     def _local_rows(self, batch_size: int) -> np.ndarray:

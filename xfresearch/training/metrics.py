@@ -12,12 +12,12 @@ from etils import epath
 
 from xfresearch.errors import UserError
 from xfresearch.files import exists, in_bucket, move_damaged, write_bytes
+from xfresearch.progress import SECONDS_BETWEEN_LINES
 from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
-KINDS = ("step", "input", "evaluation", "checkpoint", "compile", "start", "lost", "down")
+KINDS = ("step", "input", "evaluation", "checkpoint", "data", "compile", "start", "results", "lost", "down")
 RATE_WINDOW = 20  # updates over which a printed rate is measured
-SECONDS_BETWEEN_LINES = 10  # of progress, if standard error is not a terminal
 SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
 

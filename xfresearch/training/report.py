@@ -1,51 +1,89 @@
 """report.html: results, curves, config and machine of a run, in one static file that loads nothing from the network."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 from etils import epath
+from markupsafe import Markup
 
+from xfresearch.config.run import Config
+from xfresearch.data.labels import trains_on_labels
+from xfresearch.models.closed_form import costs
+from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, line_chart, thinned
+from xfresearch.pages.drawing import draw_block
 from xfresearch.pages.html import write_page
 from xfresearch.training.metrics import read_metrics
+from xfresearch.training.samples import sampling_in_words
 
 STYLES = {"train": {"colour": "training"}, "evaluation": {"colour": "model", "width": 1.8, "marked": True}}
+
+TERMS = {
+    "parameters": "trained numbers of the model",
+    "active_parameters": "parameters that one token uses: without the experts that it does not choose",
+    "training_FLOPs": "floating-point operations of all updates: three times those of the forward pass",
+    "loss": "mean cross-entropy in nats per token",
+    "perplexity": "exp(loss): the number of equally likely tokens with the same loss",
+    "bits_per_byte": "loss in bits, divided by the bytes of the text: it does not depend on the tokenizer",
+    "bits_per_character": "loss in bits, divided by the characters of the text",
+    "accuracy": "share of tokens (or labels) that are the most likely one for the model",
+    "standard_error": "of the loss, in nats, over the units: the loss on other text of this kind differs by about this",
+    "units": "the sequences or documents over which the standard error is computed",
+    "tokens": "predicted tokens of the held-out text",
+    "bytes": "bytes of the held-out text",
+    "step": "updates of the parameters",
+    "goodput": "share of the wall time that went into updates",
+    "starts": "how often the run was started: once, and after every interruption",
+}
 
 
 def write_report(
     workdir,
     *,
-    config: dict,
+    config: Config,
     machine: dict,
     baselines: dict[str, float],
     result: dict,
-    sample: str | None,
-    prompt: str | None,
+    samples: list[dict],
     commands: dict[str, str],
     lineage: list[dict],
 ) -> epath.Path:
     """Writes `workdir`/report.html from the run's metrics.jsonl and the arguments, and returns its path.
 
-    config: the resolved config as nested dicts. baselines: bits per byte by name. result: numbers of the last
+    config: the resolved config, with the vocabulary. baselines: bits per byte by name. result: numbers of the last
     evaluation, with `bits_per_byte` (with labels: `accuracy` alone), and under `time` the share of each kind of time.
-    sample: the text that the model generated after `prompt`; None with labels. commands: {label: shell command} to run
-    next. lineage: the trained models that the run started from (workdir.py), the nearest first.
+    samples: texts that the model generated (samples.py). commands: {label: shell command} to run next. lineage: the
+    trained models that the run started from (workdir.py), the nearest first.
     """
     path = epath.Path(workdir) / "report.html"
-    headline = "accuracy" if sample is None else "bits_per_byte"
+    of_labels = trains_on_labels(config.data)
+    headline = "accuracy" if of_labels else "bits_per_byte"
+    counted = costs(config.model, config.sequence_length)
+    active = counted.active_parameters
+    sizes = {
+        "parameters": counted.parameters,
+        "training_FLOPs": _flops_per_token(config) * result.get("step", 0) * config.batch_size * config.sequence_length,
+    }
+    sizes |= {"active_parameters": active} if active != counted.parameters else {}
+    facts = {name: value for name, value in (sizes | result).items() if name not in (headline, "time")}
     write_page(
         path,
         Path(__file__).parent / "report.html.jinja",
-        config=config,
+        config=dataclasses.asdict(config),
+        architecture=model_in_words(config.model),
+        blocks=[(name, block_in_words(block), Markup(draw_block(block))) for name, block in config.model.blocks.items()],
+        of_labels=of_labels,
         machine=machine,
         bars=_bars(baselines, result),
         charts=_charts(read_metrics(path.with_name("metrics.jsonl")), config, baselines),
-        facts={name: value for name, value in result.items() if name not in (headline, "time")},
+        facts=facts,
+        terms={name: text for name, text in TERMS.items() if name == headline or name in facts},
         headline=headline.replace("_", " "),
         figure=result.get(headline),
         time={kind: share for kind, share in result.get("time", {}).items() if share > 0},
-        sample=sample,
-        prompt=prompt,
+        samples=samples,
+        sampling=sampling_in_words(),
         commands=commands,
         lineage=lineage,
     )
@@ -61,9 +99,14 @@ def _bars(baselines: dict[str, float], result: dict) -> list[tuple[str, float, f
     return [(name, bits, 100 * bits / longest, ours) for name, bits, ours in sorted(rows, key=lambda row: -row[1])]
 
 
-def _charts(rows: list[dict], config: dict, baselines: dict[str, float]) -> list[tuple[str, str, str]]:
+def _flops_per_token(config: Config) -> int:
+    """FLOPs per token of an update: three times those of the forward pass (models/costs.py)."""
+    return 3 * costs(config.model, config.sequence_length).flops_per_token
+
+
+def _charts(rows: list[dict], config: Config, baselines: dict[str, float]) -> list[tuple[str, str, str]]:
     """(title, caption, SVG) of every chart for which the rows have values."""
-    tokens = config["batch_size"] * config["sequence_length"]  # per update
+    tokens = config.batch_size * config.sequence_length  # per update
     of_text = any("bits_per_byte" in row for row in rows)
     caption = "by step, with the compression baselines" if baselines else "by step"
     bits_per_byte = ("Bits per byte", caption, "bits_per_byte", 1, baselines, False)
@@ -82,7 +125,8 @@ def _charts(rows: list[dict], config: dict, baselines: dict[str, float]) -> list
         curves = [Curve(points[kind], **style) for kind, style in STYLES.items() if len(points[kind])]
         if curves:
             bottom, top = _limits(curves, levels, from_zero)
-            charts.append((title, caption, line_chart(title, curves, levels, bottom, top)))
+            second = ("training FLOPs", _flops_per_token(config)) if key == "loss" else None
+            charts.append((title, caption, line_chart(title, curves, levels, bottom, top, second)))
     return charts
 
 

@@ -4,7 +4,6 @@ The results are the held-out bits per byte with compression baselines (data/base
 accuracy for a data set with labels; report.html; and commands to run next. None of this is in the training loop.
 """
 
-import dataclasses
 import hashlib
 import os
 import shlex
@@ -22,17 +21,19 @@ from xfresearch.checkpoints import store
 from xfresearch.config.files import split
 from xfresearch.config.run import Config
 from xfresearch.errors import BUG, UserError, exit_code
+from xfresearch.progress import stage
+from xfresearch.training.samples import SEEDS, draw_samples, sampling_in_words
 from xfresearch.training.workdir import lineage, locked, record, require_same_config, saved_config, starts
 
 BASELINE_BYTES = 32 << 20  # the baselines use at most this much of the training split and of the held-out split
-NO_SAMPLE = "(none: the parameters are too large to gather; python -m xfresearch.generate draws one)"
 SAMPLE_BYTES = 16 << 30  # with several processes, larger parameters are not gathered for a sample
 
 
-def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
+def run(config: Config, workdir: str, arguments: list[str], fork: bool, began: float | None = None) -> dict:
     """Trains in `workdir` and returns the printed results as a dict. Raises as `loop.train` and `workdir.record` do.
 
-    `arguments` are the command-line arguments from which `config` was parsed.
+    `arguments` are the command-line arguments from which `config` was parsed. The process began at the time `began`, by
+    default now.
     """
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.training import loop
@@ -40,26 +41,25 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
     from xfresearch.training.metrics import Clock
 
     path = epath.Path(workdir).expanduser()
+    clock = Clock()
+    began = began or time.time()
+    clock.restore({"start": max(time.time() - began, 0.0)})
     with ExitStack() as stack:
-        loop.setup_jax(config)
-        require_same_config(config)
-        distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
-        tokenizer = None if trains_on_labels(config.data) else _tokenizer(config, path, fork)
-        config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
-        distributed.run_on_first(lambda: record(path, config, fork), "recording the start")
-        if not starts(path):
-            raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
-        clock = Clock()
-        # The time since this start was recorded.
-        clock.restore({"start": max(time.time() - starts(path)[-1]["seconds"], 0.0)})
+        with clock.measure("start"):
+            loop.setup_jax(config)
+            require_same_config(config)
+            distributed.run_on_first(lambda: stack.enter_context(locked(workdir)), "locking the directory")
+            with clock.measure("data"):
+                tokenizer = None if trains_on_labels(config.data) else _tokenizer(config, path, fork)
+            config = with_vocabulary(config, tokenizer.vocab_size) if tokenizer else config
+            distributed.run_on_first(lambda: record(path, config, fork, began), "recording the start")
+            if not starts(path):
+                raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
         result = loop.train(config, path, tokenizer, clock, fork)
         summary = {
             "step": result.step,
             "workdir": str(workdir),
             "evaluation": result.evaluation,
-            "time": result.clock.shares(),
-            "goodput": result.clock.shares()["step"],
-            "wall_seconds": result.clock.total_seconds(),
             "starts": len(starts(path)),
             "stopped_by": result.stopped_by,
         }
@@ -69,9 +69,17 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool) -> dict:
                     f"{result.stopped_by}: saved step {result.step}; the same command resumes from there",
                     file=sys.stderr,
                 )
-            return summary
-        result = result._replace(params=_gathered(result.params))
-        return summary | (_show(config, path, arguments, tokenizer, result) if distributed.first() else {})
+            return summary | _time(clock)
+        with clock.measure("results"):
+            params = _gathered(result.params)
+            shown = _show(config, path, arguments, tokenizer, result._replace(params=params)) if distributed.first() else {}
+        return summary | shown | _time(clock)
+
+
+def _time(clock) -> dict:
+    """The account of the wall time of the run so far."""
+    shares = clock.shares()
+    return {"time": shares, "goodput": shares["step"], "wall_seconds": clock.total_seconds()}
 
 
 def _tokenizer(config: Config, path: epath.Path, fork: bool):
@@ -104,27 +112,28 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
     if tokenizer and len(config.data.corpus) == 1:
         with _optional("the compression baselines"):
             baselines = _baselines(config)
-    prompt, sample = _sample(config, tokenizer, result.params)
-    commands = _commands(config, path, arguments, prompt)
+    samples = draw_samples(config, tokenizer, result.params) if tokenizer and result.params else []
+    if tokenizer and not samples:
+        print("no samples: too many parameters to gather; python -m xfresearch.generate draws some", file=sys.stderr)
+    commands = _commands(config, path, arguments, samples)
     start = starts(path)[-1]
     report = ""
     with _optional("report.html"):
         report = write_report(
             path,
-            config=dataclasses.asdict(config),
+            config=config,
             machine={**start["machine"], **start["versions"], "commit": start["commit"]},
             baselines=baselines,
             result={**result.evaluation, "step": result.step, "time": result.clock.shares()}
             | {"goodput": f"{result.clock.shares()['step']:.1%}", "starts": len(starts(path))},
-            sample=sample,
-            prompt=prompt,
+            samples=samples,
             commands=commands,
             lineage=lineage(path),
         )
     with _optional("the results"):
-        _print(config, path, baselines, result, prompt, sample, report, commands)
+        _print(config, path, baselines, result, samples, report, commands)
         sys.stdout.flush()
-    return {"baselines": baselines, "sample": sample, "report": str(report)}
+    return {"baselines": baselines, "samples": samples, "report": str(report)}
 
 
 @contextmanager
@@ -140,23 +149,21 @@ def _optional(what: str):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the text left in the buffer goes there
 
 
-def _commands(config: Config, path: epath.Path, arguments: list[str], prompt: str | None) -> dict[str, str]:
-    """{label: shell command} to run next. `prompt` is None if the model generates no text."""
+def _commands(config: Config, path: epath.Path, arguments: list[str], samples: list[dict]) -> dict[str, str]:
+    """{label: shell command} to run next. The one to generate text repeats the first of the samples, if there are any."""
     file, overrides = split(arguments)
     again = ["--config", file, *(f"--config.{key}={value}" for key, value in overrides if key != "steps")]
-    first_line = ((prompt or "").splitlines() or [""])[0]
-    generate = {"generate": ["generate", "--workdir", str(path), "--prompt", first_line]}
-    commands = {
-        "evaluate": ["evaluate", "--workdir", str(path)],
-        **({} if prompt is None else generate),
-        "train longer": ["train", *again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"],
-    }
+    commands = {"evaluate": ["evaluate", "--workdir", str(path)]}
+    if samples:
+        commands["generate"] = ["generate", "--workdir", str(path), "--prompt", samples[0]["prompt"]]
+    longer = [*again, "--workdir", str(path), "--fork", f"--config.steps={2 * config.steps}"]
+    commands["train longer"] = ["train", *longer]
     return {
         name: shlex.join(["python", "-m", f"xfresearch.{words[0]}", *words[1:]]) for name, words in commands.items()
     }
 
 
-def _print(config, path, baselines, result, prompt, sample, report, commands) -> None:
+def _print(config, path, baselines, result, samples, report, commands) -> None:
     if result.evaluation:
         name = "bits_per_byte" if "bits_per_byte" in result.evaluation else "accuracy"
         source = f"{config.evaluation.split} split of {', '.join(config.data.corpus)}"
@@ -164,7 +171,10 @@ def _print(config, path, baselines, result, prompt, sample, report, commands) ->
         rows = [*baselines.items(), ("this model", result.evaluation[name])]
         for label, value in sorted(rows, key=lambda row: -row[1]):
             print(f"  {value:6.3f}  {label}")
-    print("" if sample is None else f"\nsample, after {prompt!r}:\n{prompt}{sample}\n")
+    for sample in samples[:: len(SEEDS)]:  # the report has all of them
+        prompt = sample["prompt"]
+        print(f"\nsample, after {prompt!r} ({sampling_in_words()}):\n{prompt}{sample['text']}")
+    print()
     shares = ", ".join(f"{name} {share:.1%}" for name, share in result.clock.shares().items())
     print(f"goodput      {result.clock.shares()['step']:.1%} of {result.clock.total_seconds():,.0f} s, {_starts(path)}")
     print(f"time         {shares}")
@@ -193,7 +203,8 @@ def _baselines(config: Config) -> dict[str, float]:
     cached = epath.Path(cache_root(config.data)) / "baselines" / f"{key}.json"
     if cached.exists():
         return read_object(cached)
-    found = compression_baselines(train, heldout)
+    with stage("compression baselines"):
+        found = compression_baselines(train, heldout)
     with _optional(str(cached)):
         write_json(cached, found)
     return found
@@ -207,21 +218,3 @@ def _beginning(texts: Iterator[bytes]) -> list[bytes]:
         found.append(text[:left])
         left -= len(found[-1])
     return found
-
-
-def _sample(config: Config, tokenizer, params) -> tuple[str | None, str | None]:
-    """The prompt and the text that the model generates after it; (None, None) if it predicts labels."""
-    if tokenizer is None:
-        return None, None
-    if not params:
-        return "", NO_SAMPLE
-    from xfresearch.data.corpora import documents
-    from xfresearch.language_model import LanguageModel
-
-    prompt = config.log.sample
-    if not prompt:
-        first = next(iter(documents(config.data.corpus[0], config.evaluation.split, config.data)))
-        prompt = "".join(first[:400].decode("utf8", "ignore").splitlines(keepends=True)[:2])[:80]
-    prompt = tokenizer.decode(tokenizer.encode(prompt.encode())[: config.model.max_length // 2])
-    lm = LanguageModel(config.model, params, tokenizer, config)
-    return prompt, lm.generate(prompt, temperature=0.7, seed=config.seed)

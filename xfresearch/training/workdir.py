@@ -62,8 +62,8 @@ def require_same_config(config: Config) -> None:
             raise UserError(f"every process needs the config of process 0: {difference}")
 
 
-def record(path: epath.Path, config: Config, fork: bool) -> None:
-    """Adds this start to run.json, with the gap before it, which the goodput needs.
+def record(path: epath.Path, config: Config, fork: bool, began: float | None = None) -> None:
+    """Adds this start, at the time `began` (default: now), to run.json, with the gap before it, which the goodput needs.
 
     Raises UserError, with the differences, if the directory holds a run of another config and `fork` is False; also if
     it holds a model without optimizer state, the metrics of a run whose checkpoints are gone, or, with `fork`, nothing
@@ -95,7 +95,7 @@ def record(path: epath.Path, config: Config, fork: bool) -> None:
             raise UserError(f"--workdir={path} holds a run of another config ({text}): use a new directory{or_fork}")
     # Without config.json and checkpoints, earlier starts failed on a mistake in their config.
     before = starts(path) if saved or steps else []
-    now = time.time()
+    now = began or time.time()
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,

@@ -9,6 +9,7 @@ from xfresearch.config.run import DataConfig
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import open_corpus, open_split
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
+from xfresearch.progress import stage
 
 # GPT-4's pattern: a word includes one character before it, numbers are split into at most three digits, punctuation
 # includes the line ends after it, and line ends are separate from the indentation after them.
@@ -38,10 +39,17 @@ def train(data: DataConfig, directory: Path) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=data.bpe_vocab, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
-    hf.train_from_iterator(_sample(data), trainer)
+    with stage(f"training a BPE tokenizer of {data.bpe_vocab:,} ids") as progress:
+        hf.train_from_iterator(_counted(_sample(data), progress), trainer)
     missing = data.bpe_vocab - hf.get_vocab_size()  # a small corpus has too few pairs to merge
     hf.add_special_tokens([f"<|unused{n}|>" for n in range(missing)])
     hf.save(str(directory / "tokenizer.json"))
+
+
+def _counted(texts: Iterator[str], progress) -> Iterator[str]:
+    for text in texts:
+        progress.update(len(text))
+        yield text
 
 
 def _sample(data: DataConfig) -> Iterator[str]:

@@ -27,6 +27,7 @@ def solu(x):
 
 
 class Activation(NamedTuple):
+    title: str  # its name in text for people
     function: Callable
     gated: bool = False  # f(x W_gate) * x W_up instead of f(x W_up)
     norm: bool = False  # a LayerNorm follows
@@ -34,17 +35,17 @@ class Activation(NamedTuple):
 
 
 ACTIVATIONS = {
-    "relu": Activation(jax.nn.relu),
-    "relu2": Activation(relu2),
-    "gelu": Activation(gelu),
-    "gelu_tanh": Activation(jax.nn.gelu),
-    "swish": Activation(jax.nn.silu),
-    "softmax": Activation(jax.nn.softmax, elementwise=False),
-    "solu": Activation(solu, norm=True, elementwise=False),
-    "glu": Activation(jax.nn.sigmoid, gated=True),
-    "bilinear": Activation(identity, gated=True),
-    "reglu": Activation(jax.nn.relu, gated=True),
-    "geglu": Activation(gelu, gated=True),
-    "geglu_tanh": Activation(jax.nn.gelu, gated=True),
-    "swiglu": Activation(jax.nn.silu, gated=True),
+    "relu": Activation("ReLU", jax.nn.relu),
+    "relu2": Activation("ReLU squared", relu2),
+    "gelu": Activation("GELU", gelu),
+    "gelu_tanh": Activation("GELU (tanh)", jax.nn.gelu),
+    "swish": Activation("Swish", jax.nn.silu),
+    "softmax": Activation("softmax", jax.nn.softmax, elementwise=False),
+    "solu": Activation("SoLU", solu, norm=True, elementwise=False),
+    "glu": Activation("GLU", jax.nn.sigmoid, gated=True),
+    "bilinear": Activation("bilinear GLU", identity, gated=True),
+    "reglu": Activation("ReGLU", jax.nn.relu, gated=True),
+    "geglu": Activation("GEGLU", gelu, gated=True),
+    "geglu_tanh": Activation("GEGLU (tanh)", jax.nn.gelu, gated=True),
+    "swiglu": Activation("SwiGLU", jax.nn.silu, gated=True),
 }

@@ -79,6 +79,11 @@ class DenseConfig(HiddenOptions):
     bias: bool = option(False, "biases on the projections")
 
     @property
+    def words(self) -> str:
+        biases = ["biases"] if self.bias else []
+        return ", ".join([f"{ACTIVATIONS[self.kind].title} {self.hidden}", *biases])
+
+    @property
     def norm_kinds(self) -> tuple[str, ...]:
         return (HIDDEN,) if ACTIVATIONS[self.kind].norm else ()
 

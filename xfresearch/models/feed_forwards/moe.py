@@ -34,7 +34,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import group, option, where
+from xfresearch.config.fields import changed, group, option, where
 from xfresearch.errors import require
 from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.grouped_matmul import Call, choose_grouped_matmul
@@ -100,6 +100,15 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
     @property
     def activation(self) -> str:
         return self.moe.expert
+
+    @property
+    def words(self) -> str:
+        moe = self.moe
+        each = f"{ACTIVATIONS[moe.expert].title} {self.hidden}"
+        chosen = f"top-{moe.top_k} of {moe.experts} experts" if moe.routing == "token_choice" else f"{moe.experts} experts"
+        said = ("experts", "top_k", "expert", "shared")
+        shared = [f"{moe.shared} shared"] if moe.shared else []
+        return ", ".join([f"{chosen} of {each}", *shared, *changed(moe, *said)])
 
     @property
     def random(self) -> bool:

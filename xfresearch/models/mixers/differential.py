@@ -20,7 +20,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from xfresearch.config.fields import group, option, where
+from xfresearch.config.fields import changed, group, option, where
 from xfresearch.errors import require
 from xfresearch.kernels.attention import alteration, attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask
@@ -28,7 +28,7 @@ from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.mixers.softmax.attention import extended
-from xfresearch.models.mixers.softmax.config import check_rope, with_sizes
+from xfresearch.models.mixers.softmax.config import SAID, check_rope, heads_in_words, with_sizes
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.norms import Norm, NormSpec
@@ -49,6 +49,10 @@ class DifferentialConfig(SublayerConfig):
     rope: RopeConfig = group(RopeConfig(), "rotary position embedding", needs=where(position="rope"))
     window: int = option(0, "number of nearest tokens that a token attends to; 0 for all", low=0)
     dropout: float = option(0.0, "dropout rate of attention weights", low=0.0, high=0.99, decides="training")
+
+    @property
+    def words(self) -> str:
+        return ", ".join([heads_in_words(self, "differential heads"), *changed(self, *SAID)])
 
     @property
     def random(self) -> bool:

@@ -52,6 +52,12 @@ class LambdaConfig(SublayerConfig):
     lambdas: LambdaSizes = group(LambdaSizes(), "sizes of the lambdas")
 
     @property
+    def words(self) -> str:
+        s = self.lambdas
+        reach = f"the last {s.window} tokens" if s.window else "all tokens before"
+        return f"{self.heads} lambda heads with keys of {s.key_size}, positions of {reach}"
+
+    @property
     def norm_kinds(self) -> tuple[str, ...]:
         return (self.lambdas.norm,)
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import jax
 
-from xfresearch.config.fields import option, where
+from xfresearch.config.fields import changed, option, where
 from xfresearch.errors import require
 from xfresearch.kernels.plain_attention import mix, scores
 from xfresearch.kernels.softcap import softcapped
@@ -61,6 +61,12 @@ class SlotsConfig(SublayerConfig):
     dropout: float = option(
         0.0, "dropout rate of the weights", low=0.0, high=0.99, decides="training", needs=IN_SOFTMAX
     )
+
+    @property
+    def words(self) -> str:
+        said = ("kind", "memory_slots", "memory_activation", "heads", "head_size", "kv_heads")
+        reader = f"{self.memory_activation} alone" if wide_slots(self) else f"{self.heads} heads of {self.head_size}"
+        return ", ".join([f"{self.memory_slots} memory slots, read by {reader}", *changed(self, *said)])
 
     @property
     def random(self) -> bool:

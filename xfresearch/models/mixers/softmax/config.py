@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from xfresearch.config.fields import option
+from xfresearch.config.fields import changed, option
 from xfresearch.errors import require
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.models.mixers.softmax.options import (
@@ -30,6 +30,12 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
         return self.dropout > 0
 
     @property
+    def words(self) -> str:
+        slots = [f"{self.memory_slots} memory slots"] if self.memory_slots else []
+        biases = ["biases"] if self.bias else []
+        return ", ".join([heads_in_words(self), *slots, *biases, *changed(self, *SAID, "memory_slots", "bias")])
+
+    @property
     def norm_kinds(self) -> tuple[str, ...]:
         return (self.qk_norm,)
 
@@ -50,6 +56,22 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
         _check_shaping(a, key)
         _check_reach(a, place, key)
         return a
+
+
+SAID = ("kind", "heads", "head_size", "kv_heads", "position")  # options that `heads_in_words` gives
+POSITIONS = {
+    "none": "",
+    "rope": " with RoPE",
+    "alibi": " with ALiBi",
+    "t5": " with T5 biases",
+    "relative_key": " with relative keys",
+}
+
+
+def heads_in_words(a, name: str = "heads") -> str:
+    """'8 heads of 64 on 2 key-value heads with RoPE'."""
+    groups = f" on {a.kv_heads} key-value heads" if a.kv_heads != a.heads else ""
+    return f"{a.heads} {name} of {a.head_size}{groups}{POSITIONS[a.position]}"
 
 
 def with_sizes(a, width: int, key: str):

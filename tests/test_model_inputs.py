@@ -1,0 +1,141 @@
+"""What a LanguageModel takes besides token ids, and what it says about itself: text, wildcards, loss, unembed, batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xfresearch as xf
+from tests.tiny_runs import CONFIGS, tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.data.pipeline import stream_tokens
+
+TEXT = "def main():\n"
+IDS = [list(TEXT.encode())]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def lm(request):
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return tiny_model("gpt2")
+
+
+def test_a_text_is_its_tokens_everywhere(gpt2):
+    np.testing.assert_array_equal(gpt2.tokens(TEXT), IDS)
+    np.testing.assert_array_equal(gpt2(TEXT), gpt2(IDS))
+    np.testing.assert_array_equal(gpt2(["ab", "cd"]), gpt2([[97, 98], [99, 100]]))
+    np.testing.assert_array_equal(gpt2.loss(TEXT), gpt2.loss(IDS))
+    np.testing.assert_array_equal(gpt2.capture(TEXT, "embed")["embed"], gpt2.capture(IDS, "embed")["embed"])
+    zero = {"embed": jnp.zeros_like}
+    np.testing.assert_array_equal(gpt2(TEXT, replace=zero), gpt2(IDS, replace=zero))
+
+
+def test_mistakes_in_texts(gpt2):
+    with pytest.raises(xf.UserError, match=r"texts of \[1, 2\] tokens.*equally many"):
+        gpt2(["a", "ab"])
+    without = xf.LanguageModel(gpt2.config, gpt2.params, None, gpt2.run)
+    with pytest.raises(xf.UserError, match="no tokenizer"):
+        without("a")
+    with pytest.raises(xf.UserError, match="needs a model with a tokenizer"):
+        next(without.batches())
+    with pytest.raises(xf.UserError, match="at least 2 tokens"):
+        gpt2.loss("a")
+
+
+def test_the_loss_is_that_of_the_logits(lm):
+    """-log softmax in float64, from the logits of the call."""
+    logits_BLV = np.asarray(lm(IDS), np.float64)[:, :-1]
+    log_p_BLV = logits_BLV - np.log(np.exp(logits_BLV).sum(-1, keepdims=True))
+    expected_BL = -np.take_along_axis(log_p_BLV, np.array(IDS)[:, 1:, None], -1)[..., 0]
+    assert relative_error(lm.loss(TEXT), expected_BL) < TOLERANCE["float32"]
+    replaced_BL = lm.loss(TEXT, replace={"blocks.*.out": lambda x: x})
+    assert relative_error(replaced_BL, expected_BL) < TOLERANCE["float32"]
+    assert relative_error(lm.loss(TEXT, replace={"embed": jnp.zeros_like}), expected_BL) > 1e-2
+
+
+def test_unembed_makes_logits_of_the_last_residual_stream(lm):
+    values = lm.capture(TEXT, ["blocks.1.*.residual", "final"])
+    last = list(values)[-2]
+    assert last.startswith("blocks.1.")
+    assert relative_error(lm.unembed(values[last]), lm(TEXT)) < TOLERANCE["float32"]
+    assert relative_error(lm.unembed(values["final"], normed=True), lm(TEXT)) < TOLERANCE["float32"]
+
+
+def test_unembed_refuses_a_second_stream():
+    lm = tiny_model(model__blocks__main__layout="resi_dual")
+    values = lm.capture(TEXT, ["blocks.1.feed_forward.residual", "final"])
+    with pytest.raises(xf.UserError, match="second stream"):
+        lm.unembed(values["blocks.1.feed_forward.residual"])
+    assert relative_error(lm.unembed(values["final"], normed=True), lm(TEXT)) < TOLERANCE["float32"]
+
+
+def test_a_wildcard_stands_for_any_part_of_a_name(gpt2):
+    pattern = "blocks.*.feed_forward.out"
+    names = [f"blocks.{layer}.feed_forward.out" for layer in (0, 1)]
+    assert list(gpt2.capture(TEXT, [pattern])) == names and list(gpt2.capture(TEXT, pattern)) == names
+    by_name = gpt2(TEXT, replace=dict.fromkeys(names, jnp.zeros_like))
+    np.testing.assert_array_equal(gpt2(TEXT, replace={pattern: jnp.zeros_like}), by_name)
+    assert relative_error(by_name, gpt2(TEXT)) > 1e-2
+    for call in (lambda name: gpt2.capture(TEXT, [name]), lambda name: gpt2(TEXT, replace={name: jnp.zeros_like})):
+        with pytest.raises(xf.UserError, match=r"blocks\.\*\.mlp\.out.*no such value"):
+            call("blocks.*.mlp.out")
+        with pytest.raises(xf.UserError, match=r"no such value; did you mean 'blocks\.0\.feed_forward\.hidden'"):
+            call("blocks.0.feed_forwrd.hidden")
+
+
+def test_batches_are_the_tokens_of_the_corpus_in_order(tmp_path):
+    (tmp_path / "notes.txt").write_text("".join(f"line {number}\n" for number in range(300)))
+    corpus = f"text_files:{tmp_path}/notes.txt"
+    lm = tiny_model(data__corpus=f"('{corpus}',)", evaluation__split="train")
+    batches = list(lm.batches(batch_size=4, length=50))
+    tokens = stream_tokens(lm.run, "train", corpus, lm.tokenizer)[0]
+    assert {len(batch) for batch in batches[:-1]} == {4} and batches[-1].shape[1] == 50
+    joined = np.concatenate(batches).reshape(-1)
+    np.testing.assert_array_equal(joined, tokens[: len(joined)])
+    assert len(tokens) - len(joined) < 50
+    assert sum(len(batch) for batch in lm.batches(length=50, limit=6)) == 6
+    assert next(lm.batches(corpus, "train")).shape == (8, lm.run.sequence_length)
+    assert lm.loss(next(lm.batches(batch_size=2))).shape == (2, lm.run.sequence_length - 1)
+
+
+def test_a_replacement_steers_generated_text(gpt2):
+    """Greedy text under a replacement equals that of uncached passes with the same replacement."""
+    push = 4.0 * jax.random.normal(jax.random.key(0), (gpt2.config.width,))
+    replace = {"blocks.0.*.residual": lambda x: x + push}
+    ids = list(b"def")
+    for _ in range(6):
+        ids.append(int(gpt2([ids], replace=replace)[0, -1].argmax()))
+    steered = gpt2.generate("def", max_new_tokens=6, temperature=0.0, replace=replace)
+    assert steered == gpt2.tokenizer.decode(ids[3:]) != gpt2.generate("def", max_new_tokens=6, temperature=0.0)
+    same = gpt2.generate("def", max_new_tokens=20, replace={"blocks.*": lambda x: x})
+    assert same == gpt2.generate("def", max_new_tokens=20)
+    with pytest.raises(xf.UserError, match="must be a function"):
+        gpt2.generate("def", replace={"embed": 0.0})
+
+
+def test_jit_grad_and_vmap_work_around_a_pass_with_replacements(gpt2):
+    name = "blocks.0.feed_forward.out"
+
+    def last_loss(scale):
+        return gpt2.loss(TEXT, replace={name: lambda x: scale * x})[0, -1]
+
+    slope = jax.jit(jax.grad(last_loss))(1.0)
+    step = 1e-2
+    assert relative_error(slope, (last_loss(1 + step) - last_loss(1 - step)) / (2 * step)) < 1e-2
+    each = jax.jit(jax.vmap(last_loss))(jnp.array([0.0, 1.0]))
+    assert relative_error(each, [last_loss(0.0), last_loss(1.0)]) < TOLERANCE["float32"]
+    assert relative_error(jax.jit(gpt2.loss)(jnp.array(IDS)), gpt2.loss(TEXT)) < TOLERANCE["float32"]
+
+
+def test_the_representation_is_a_few_lines(lm):
+    lines = repr(lm).splitlines()
+    assert lines[0] == "LanguageModel" and len(lines) == 6
+    assert [line.split()[0] for line in lines[1:]] == ["model", "tokenizer", "trained", "source", "params"]
+    assert " parameters" in lines[1] and "ByteTokenizer of 257 ids" in lines[2] and "float32 on 1 x " in lines[5]
+    assert "not here" in lines[3]
+    trained = xf.LanguageModel(lm.config, lm.params, lm.tokenizer, lm.run, step=7)
+    assert f"on python_stdlib, 7 of {lm.run.steps} updates" in repr(trained)

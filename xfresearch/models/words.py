@@ -1,0 +1,30 @@
+"""A model in words: '4 x pre-norm [RMSNorm, 3 heads of 64 with RoPE, SwiGLU 512]'."""
+
+from xfresearch.models import layers
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.norms import title
+
+
+def model_in_words(model: ModelConfig) -> str:
+    """The width, the positions at the embedding and the blocks of a resolved model."""
+    positions = f", {model.position} positions" if model.position != "none" else ""
+    return f"width {model.width}{positions}: {blocks_in_words(model)}"
+
+
+def blocks_in_words(model: ModelConfig) -> str:
+    """The blocks in the order of computation, each pattern with its number of repeats."""
+    parts = []
+    for pattern, repeats in layers.segments(model):
+        blocks = ", then ".join(block_in_words(model.blocks[name]) for name in pattern)
+        parts.append(f"{repeats} x ({blocks})" if len(pattern) > 1 else f"{repeats} x {blocks}")
+    return ", then ".join(parts)
+
+
+def block_in_words(block: BlockConfig) -> str:
+    """A block's layout, the kinds of its norms, and its sublayers."""
+    kinds = dict.fromkeys(block.norm_at(site).kind for site in LAYOUTS[block.layout].sites)
+    norms = " and ".join(title(kind) for kind in kinds if kind != "none" or len(kinds) == 1)
+    sublayers = [options.words for options in block.sublayers.values()]
+    return f"{block.layout.replace('_', '-')} [{', '.join(filter(None, [norms, *sublayers]))}]"

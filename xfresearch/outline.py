@@ -1,0 +1,104 @@
+"""The outline of a run or of a model: a few lines for people, such as `train` prints first.
+
+    model      0.84 M parameters, 1.9 M FLOPs per token; width 128: 4 x pre-norm [RMSNorm, 4 heads of 32, SwiGLU 344]
+    data       notes: 12.3 MB, 12.3 M tokens to train on; validation 0.6 MB, 0.6 M tokens; tokenizer bytes
+    optimizer  AdamW, learning rate 0.001 (cosine, warm-up of 100 updates); 400 updates of 16 x 256 tokens
+    devices    1 x cpu, float32; attention: chunked (the fastest one on CPU)
+    output     runs/a: config.json, metrics.jsonl, checkpoints/ every 100 updates, report.html at the end
+"""
+
+from collections.abc import Mapping
+
+import jax
+
+from xfresearch.config.run import Config
+from xfresearch.models.closed_form import costs
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.words import model_in_words
+
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
+
+
+def lines(parts: Mapping[str, str]) -> str:
+    """Lines 'name  text', with the texts in one column."""
+    return "\n".join(f"{name:<10} {text}" for name, text in parts.items())
+
+
+def model_line(model: ModelConfig, length: int = 0) -> str:
+    """Parameters, FLOPs for sequences of `length` tokens (0: the model's longest), and the blocks, in words."""
+    if not model.vocab_size or not (length or model.max_length):
+        return model_in_words(model)
+    counted = costs(model, length)
+    active = counted.active_parameters
+    used = f" ({count(active)} active)" if active != counted.parameters else ""
+    flops = f"{count(counted.flops_per_token)} FLOPs per token"
+    return f"{count(counted.parameters)} parameters{used}, {flops}; {model_in_words(model)}"
+
+
+def data_line(config: Config, train: list, held_out) -> str:
+    """Bytes, tokens and sequences of the prepared splits: one of each corpus to train on, and one for evaluation."""
+    parts = [
+        f"{name}: {_size(split.meta)} to train on" for name, split in zip(config.data.corpus, train, strict=True)
+    ]
+    if held_out is not None:
+        parts.append(f"{config.evaluation.split} {_size(held_out.meta)}")
+    if train[0].meta.get("n_bytes"):
+        kind = f"BPE of {config.data.bpe_vocab:,} ids" if config.data.tokenizer == "bpe" else config.data.tokenizer
+        parts.append(f"tokenizer {kind}")
+    return "; ".join(parts)
+
+
+def _size(meta: dict) -> str:
+    text = f"{count(meta['n_bytes'])}B, " if meta.get("n_bytes") else ""
+    return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences"
+
+
+def optimizer_line(config: Config) -> str:
+    """The update rule, the learning rate and the number of updates."""
+    optimizer = config.optimizer
+    warmup = f", warm-up of {optimizer.warmup} updates" if optimizer.warmup else ""
+    name = OPTIMIZERS.get(optimizer.kind, optimizer.kind.capitalize())
+    only = f", trains only {', '.join(optimizer.trainable)}" if optimizer.trainable else ""
+    rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule}{warmup})"
+    size = f"{config.steps:,} updates of {config.batch_size} x {config.sequence_length} tokens"
+    return f"{name}, {rate}{only}; {size}"
+
+
+def devices_line(config: Config, mesh, kernels: dict) -> str:
+    """The devices, the axes of the mesh, the dtype, and the kernel of each sublayer with the reason for it."""
+    kinds = [device.device_kind for device in mesh.devices.flat]
+    parts = [", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))]
+    parts += [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
+    where = {}
+    for (block, sublayer), choice in kernels.items():
+        where.setdefault((sublayer, choice), []).append(block)
+    several = len(config.model.blocks) > 1
+    chosen = [
+        f"{sublayer}{' of ' + ' and '.join(blocks) if several else ''}: {choice.name} ({choice.reason})"
+        for (sublayer, choice), blocks in where.items()
+    ]
+    return "; ".join([f"{', '.join(parts)}, {config.model.dtype}", *chosen])
+
+
+def output_line(config: Config, workdir) -> str:
+    """The files of the run, and how often it saves."""
+    events = ", tensorboard/" if config.log.tensorboard else ""
+    saves = f"checkpoints/ every {config.checkpoint.every} updates"
+    return f"{workdir}: config.json, metrics.jsonl{events}, {saves}, report.html at the end"
+
+
+def placed(params: dict) -> str:
+    """The dtype of parameters, and the devices that they are on."""
+    leaves = jax.tree.leaves(params)
+    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    kinds = ", ".join(sorted({device.device_kind for device in devices})) or "host"
+    dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves}))
+    return f"{dtypes} on {max(len(devices), 1)} x {kinds}"
+
+
+def count(number: float) -> str:
+    """A number in the units of figures: 12.3 k, 0.84 M, 7.24 G."""
+    for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size / 2:
+            return f"{number / size:.3g} {name}"
+    return f"{number:g}"

@@ -1,0 +1,42 @@
+"""Text that a trained model generates for its report: a few prompts of the held-out text, several seeds each."""
+
+from xfresearch.config.run import Config
+from xfresearch.data.corpora import documents
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.sampling import DEFAULT
+from xfresearch.progress import stage
+
+SEEDS = (0, 1, 2)
+BEGINNING = 1 << 16  # bytes of a document in which prompts are looked for
+
+
+def draw_samples(config: Config, tokenizer, params: dict) -> list[dict]:
+    """[{prompt, seed, text}] for each prompt and each of SEEDS, sampled with the defaults (models/sampling.py)."""
+    lm = LanguageModel(config.model, params, tokenizer, config)
+    asked = [text for text in (config.log.sample, *corpus_prompts(config)) if text][:2]
+    prompts = [tokenizer.decode(tokenizer.encode(text.encode())[: config.model.max_length // 2]) for text in asked]
+    with stage("sampling", len(prompts) * len(SEEDS), "texts") as progress:
+        found = []
+        for seed in SEEDS:
+            texts = lm.generate(prompts, seed=seed)
+            found += [{"prompt": p, "seed": seed, "text": text} for p, text in zip(prompts, texts, strict=True)]
+            progress.update(len(prompts))
+    return sorted(found, key=lambda sample: prompts.index(sample["prompt"]))
+
+
+def corpus_prompts(config: Config) -> list[str]:
+    """Two prompts of at most 80 characters: the beginning of the held-out text, and a place further on."""
+    texts = documents(config.data.corpus[0], config.evaluation.split, config.data)
+    first = next(texts)[:BEGINNING]
+    second = next(texts, b"")[:BEGINNING] or first[len(first) // 2 :].partition(b"\n")[2]
+    return list(dict.fromkeys(map(_prompt, filter(bytes.strip, (first, second)))))
+
+
+def _prompt(text: bytes) -> str:
+    """The first line of a text that has more than spaces, so that a shell command with the prompt is one line."""
+    return next(filter(str.strip, text.decode("utf8", "ignore").splitlines()), "")[:80]
+
+
+def sampling_in_words() -> str:
+    """The default temperature and top-p, for the report."""
+    return f"temperature {DEFAULT.temperature:g}, top-p {DEFAULT.top_p:g}"
