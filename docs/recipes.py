@@ -26,8 +26,8 @@ def main(arguments) -> None:
             file = Path(directory) / f"recipe{number}.py"
             file.write_text(snippet)
             runpy.run_path(str(file))
-            (picture,) = re.findall(r'savefig\("(\w+\.png)"', snippet)
-            shutil.move(picture, HERE / "recipes" / picture)
+            (picture,) = re.findall(r'savefig\("runs/(\w+\.png)"', snippet)
+            shutil.move(RUN.parent / picture, HERE / "recipes" / picture)
             print(HERE / "recipes" / picture)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from xfresearch import command
 from xfresearch.config.comparing import differences
+from xfresearch.config.fields import change
 from xfresearch.config.files import parse
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.resolving import resolve
@@ -193,3 +194,11 @@ def test_a_command_with_a_mistake_exits_with_2_and_prints_one_line():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "width" in done.stderr
+
+
+def test_a_change_of_kind_that_keeps_a_value_which_the_new_kind_lacks_is_refused():
+    """Also from Python, where no file is read: the run could be saved, but not loaded."""
+    config = change(change(Config(), "model.blocks.main.attention.position", "t5"), "model.vocab_size", 257)
+    config = change(config, "model.blocks.main.attention.kind", "differential")
+    with pytest.raises(UserError, match=r"model.blocks.main.attention.position='t5' .* one of 'none', 'rope'"):
+        resolve(config)

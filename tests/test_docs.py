@@ -58,6 +58,8 @@ def test_snippets_run(page, checkout):
                 (checkout / f"snippet{number}.py").write_text(text)
             runs = [f"runpy.run_path('snippet{number}.py')" for number in range(len(texts))]
             shell(f'python -c "import runpy; {"; ".join(runs)}"', checkout)
+            for number in range(len(texts)):
+                (checkout / f"snippet{number}.py").unlink()
 
 
 def test_every_fence_has_a_known_language():

@@ -35,6 +35,8 @@
 static char root[PATH_MAX];
 static size_t root_length; /* 0: nothing is watched */
 static char *paths[FILES]; /* of open files below root, by descriptor */
+static char names[1 << 26]; /* these paths: none is freed while root is watched, since threads read them without the lock */
+static size_t names_length;
 static long calls, first_failure, failures;
 static int failure, trace = -1, data = -1;
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -45,6 +47,8 @@ void faults_watch(const char *directory, const char *trace_file, const char *dat
   pthread_mutex_lock(&lock);
   snprintf(root, sizeof root, "%s", directory);
   root_length = strlen(root);
+  memset(paths, 0, sizeof paths);
+  names_length = 0;
   calls = 0;
   first_failure = first;
   failures = count;
@@ -190,8 +194,15 @@ int truncate64(const char *path, off64_t length) { return truncate(path, length)
 
 static void remember(int fd, const char *path) {
   if (fd < 0 || fd >= FILES) return;
-  free(paths[fd]);
-  paths[fd] = path ? strdup(path) : NULL;
+  if (!path) {
+    paths[fd] = NULL;
+    return;
+  }
+  pthread_mutex_lock(&lock);
+  if (names_length + strlen(path) + 1 > sizeof names) abort();
+  paths[fd] = strcpy(names + names_length, path);
+  names_length += strlen(path) + 1;
+  pthread_mutex_unlock(&lock);
 }
 
 static int open_at(int dirfd, const char *given, int flags, mode_t mode) {

@@ -80,7 +80,9 @@ def require_promises(answers: list[dict]) -> None:
     broken = []
     for answer in answers:
         code = answer.get("code", 0)
-        allowed = (0, CODES.get(answer["case"].get("error")))
+        allowed = [0, CODES.get(answer["case"].get("error"))]
+        if "no manifest.ocdbt" in answer.get("output", ""):  # a library hid the refusal: another try may go well
+            allowed.append(TRANSIENT)
         wrong = [] if code in allowed else [f"exit code {code}: {answer['output'][-300:]}"]
         if wrong or answer["problems"]:
             broken.append(f"{answer.get('failed') or answer.get('after')} {answer['case']}: {wrong + answer['problems']}")

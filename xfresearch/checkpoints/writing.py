@@ -2,7 +2,9 @@
 renames it, and it prints nothing about arrays that it abandons."""
 
 import asyncio
+import errno
 import logging
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -51,6 +53,7 @@ def _synced_path_class():
             """Renames the directory when its files are on the disk. Otherwise, after a crash of the machine, a checkpoint
             with empty files could be there, and the one before it removed."""
             await asyncio.to_thread(_sync_tree, self.get())
+            _require_manifest(Path(self.get()))
             await super().finalize()  # writes a few files itself
             await asyncio.to_thread(_sync_finalized, self.get_final())
 
@@ -58,8 +61,22 @@ def _synced_path_class():
 
 
 def _sync_tree(directory: epath.Path) -> None:
-    for path in [*Path(directory).rglob("*"), directory]:
-        sync(path)
+    """Syncs a directory and all that is in it. Raises OSError if a part of it cannot be listed (rglob would skip it)."""
+
+    def fail(error: OSError):
+        raise error
+
+    for parent, _, files in os.walk(directory, onerror=fail):
+        for path in [*(Path(parent) / name for name in files), Path(parent)]:
+            sync(path)
+
+
+def _require_manifest(directory: Path) -> None:
+    """Raises OSError if `directory` has the arrays of processes but not the manifest that joins them: Orbax finds these
+    arrays with a glob, which skips a directory that cannot be listed, and would then remove the checkpoint before."""
+    names = os.listdir(directory)
+    if any(name.startswith("ocdbt.process_") for name in names) and "manifest.ocdbt" not in names:
+        raise OSError(errno.EIO, "its arrays were not joined, there is no manifest.ocdbt", str(directory))
 
 
 def _sync_finalized(directory: epath.Path) -> None:

@@ -12,8 +12,10 @@ Resume, fingerprints and the comparison of two models use this (comparing.py).
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from xfresearch.errors import UserError, nearest, require
@@ -128,11 +130,22 @@ def changed(config, *but: str) -> list[str]:
 
 
 def check_read(config, key: str) -> None:
-    """Raises UserError if an option is set that nothing reads."""
+    """Raises UserError if an option is set that nothing reads, or to a value that is not in its list of values."""
     for leaf in leaves(config):
+        name = f"{key}.{leaf.path}" if key else leaf.path
         if leaf.unread:
             allowed = f"{leaf.default!r}, its default: it is read only with {leaf.unread}"
-            require(leaf.value == leaf.default, f"{key}.{leaf.path}" if key else leaf.path, leaf.value, allowed)
+            require(leaf.value == leaf.default, name, leaf.value, allowed)
+        values = _listed(type(leaf.owner)).get(leaf.field.name)
+        if values is not None:  # a change of kind keeps the values of options that both kinds have
+            require(leaf.value in values, name, leaf.value, f"one of {', '.join(map(repr, values))}")
+
+
+@cache
+def _listed(options: type) -> dict[str, tuple]:
+    """{name: allowed values} of the fields of a class that have a list of values."""
+    hints = typing.get_type_hints(options)
+    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
 
 
 def change(config, path: str, value, prefix: str = ""):

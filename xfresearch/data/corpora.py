@@ -6,6 +6,8 @@ documents, chosen by the hash of their text.
 """
 
 import contextlib
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -108,8 +110,12 @@ class BuiltInCorpus:
         build_once(target, build, complete)
         import tensorflow_datasets as tfds
 
-        (dataset_info,) = (target / self.name).glob("*/dataset_info.json")
-        return tfds.builder_from_directory(dataset_info.parent)
+        (version,) = os.listdir(target / self.name)
+        directory = target / self.name / version
+        try:
+            return tfds.builder_from_directory(directory)
+        except Exception as error:  # its files were complete above: a disk fails, and TFDS takes a file for missing
+            raise OSError(errno.EIO, f"TFDS cannot open it: {_first_line(error)}", str(directory)) from error
 
 
 class TfdsCorpus:
