@@ -3,6 +3,7 @@ in git."""
 
 import atexit
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,11 @@ ROOT = Path(__file__).parent.parent
 def pytest_configure(config):
     # Warnings from the code of other libraries are not errors.
     config.addinivalue_line("filterwarnings", r"error:::(xfresearch|tests)\b")
+
+
+def pytest_make_parametrize_id(val):
+    """Names of cases that `pytest -k NAME` accepts: it refuses '=', quotes, commas, parentheses and spaces."""
+    return re.sub(r"[^\w.:/+\[\]-]+", "-", val).strip("-") or None if isinstance(val, str) else None
 
 
 @pytest.hookimpl(wrapper=True)

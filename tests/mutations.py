@@ -38,11 +38,15 @@ def read(text: str) -> list[Mutation]:
     return found
 
 
+def copy_of_the_tree(target: Path) -> Path:
+    """A copy of this repository at `target`, without what runs and tests leave in it."""
+    return shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
+
+
 def survives(mutation: Mutation) -> str:
     """Why the mutation counts as survived, or '' if a test detected it."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
+        tree = copy_of_the_tree(Path(folder) / "tree")
         file = tree / "xfresearch" / mutation.file
         text = file.read_text()
         if text.count(mutation.old) != 1:

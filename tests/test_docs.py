@@ -65,7 +65,7 @@ def test_snippets_run(page, checkout):
 def test_every_fence_has_a_known_language():
     for page in PAGES:
         for language, text in snippets(page):
-            assert language in ("bash", "python", "text"), f"{page.name}: {text[:60]}"
+            assert language in ("bash", "python", "text", "diff"), f"{page.name}: {text[:60]}"
 
 
 def test_links_between_pages_lead_to_files():

@@ -1,21 +1,31 @@
 """Every option and every entry of a table is tested: a new one without a reference or a variant fails here."""
 
 import pytest
+from _pytest.mark.expression import Expression
 
+from tests.conftest import pytest_make_parametrize_id as case_id
 from tests.contracts import variants
 from tests.covers import covered
 from tests.models import reference
+from tests.models.reference_attention import ATTENTIONS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.kinds import FEED_FORWARDS, MIXERS
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NORMS
 
 FIELDS = variants.fields()
+TABLES = {
+    "layouts": (reference.LAYOUTS, LAYOUTS),
+    "norms": (reference.NORMS, NORMS),
+    "activations": (reference.ACTIVATIONS, ACTIVATIONS),
+    "mixers": (ATTENTIONS, MIXERS),
+    "feed-forward layers": (reference.FEED_FORWARDS, FEED_FORWARDS),
+}
 
 
-@pytest.mark.parametrize(
-    "table, ours", [(reference.LAYOUTS, LAYOUTS), (reference.NORMS, NORMS), (reference.ACTIVATIONS, ACTIVATIONS)]
-)
-def test_every_variant_has_a_reference(table, ours):
+@pytest.mark.parametrize("name", TABLES)
+def test_every_variant_has_a_reference(name):
+    table, ours = TABLES[name]
     assert table.keys() == ours.keys()
 
 
@@ -34,6 +44,13 @@ def test_every_norm_site_is_set_in_some_variant():
 @pytest.mark.parametrize("table, field", [(LAYOUTS, "layout"), (NORMS, "norm")])
 def test_every_entry_of_a_table_is_used_by_a_variant(table, field):
     assert set(table) == {getattr(b, field) for config in variants.VARIANTS.values() for b in config.blocks.values()}
+
+
+def test_pytest_selects_each_variant_by_its_name():
+    names = [case_id(name) for name in variants.ALL]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert Expression.compile(name).evaluate(lambda word, name=name, **_: word == name), name
 
 
 def test_named_configs_are_found():

@@ -13,6 +13,7 @@ from tests.contracts.variants import (
     ALL,
     BATCH,
     DISTINCT,
+    KINDS,
     LENGTH,
     VARIANTS,
     forward,
@@ -27,6 +28,7 @@ from xfresearch.models.context import Context
 from xfresearch.models.taps import Taps
 
 CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
+PADDING = 2
 
 # Prefixes of variants that have the same cache as others: layouts, norms, biases and activations do not change it.
 SAME_CACHE = (
@@ -89,6 +91,29 @@ def test_cached_decoding_equals_the_full_pass(variant):
     logits, _ = forward(config, params, tokens_BL)
     for chunks in CHUNKS:
         assert relative_error(decode(config, params, tokens_BL, chunks), logits) < TOLERANCE["float64"], chunks
+
+
+@pytest.mark.parametrize("name", ["base", *(f"attention.kind={kind}" for kind in KINDS["attention"])])
+def test_padding_before_a_prompt_changes_nothing(name, x64):
+    """Decoding pads shorter prompts on the left, with segment 0 (models/decoding.py)."""
+    config = in_float64(VARIANTS[name])
+    params = random_params(config)
+    tokens_BL = tokens_for(config)
+    logits, _ = forward(config, params, tokens_BL)
+    padded_BL = np.pad(tokens_BL, ((0, 0), (PADDING, 0)))
+    segments_BL = np.broadcast_to(np.arange(PADDING + LENGTH) >= PADDING, padded_BL.shape).astype(np.int32)
+    model = transformer.bind(config, params)
+    pieces = []
+    caches = model.init_caches(BATCH, PADDING + LENGTH)
+    for part in (slice(0, -1), slice(-1, None)):
+        positions_BL = np.maximum(np.cumsum(segments_BL, 1) - 1, 0)[:, part]
+        start = PADDING + LENGTH - 1 if part.start else 0
+        ctx = Context(positions_BL, segments_BL[:, part], cache_index=start, cache_segments_BS=segments_BL)
+        out = model(padded_BL[:, part], ctx, caches, layers="unroll")
+        pieces.append(model.logits(out.hidden_BLD))
+        caches = out.caches
+    found = jnp.concatenate(pieces, 1)[:, PADDING:]
+    assert relative_error(found, logits) < TOLERANCE["float64"]
 
 
 def test_scanned_cached_decoding_equals_the_full_pass(x64):

@@ -8,24 +8,25 @@ import numpy as np
 import optax
 import pytest
 
-from tests.contracts.variants import NAMED, forward, marked, model, needed
+from tests.contracts.variants import KINDS, NAMED, forward, marked, model, needed
 from xfresearch.models import transformer
 from xfresearch.models.layouts import LAYOUTS
 
 STEPS, BATCH, LENGTH, VOCAB = 80, 16, 32, 128
 BASE = {"vocab_size": VOCAB, "max_length": LENGTH, "position": "learned"}
-KINDS = ["relu2", "softmax", "solu", "swiglu", "moe", "lambda"]
+ACTIVATIONS = ["relu2", "softmax", "solu"]
 # The models that differ most at initialisation. test_gradients.py tests the gradients of all variants.
 DEFAULT_RUN = ("pre_norm", "post_norm", "all_attention", "skipless_parallel", "moe", "lambda", "softmax")
 DEFAULT_RUN += tuple(f"configs/{name}.py" for name in ("all_attention_enwik8_small", "normless"))
 
 
 def learners() -> dict:
-    """Each layout and each kind of feed-forward once, and the causal named configs (for the other one, see
+    """Each layout, some activations and each kind once, and the causal named configs (for the other one, see
     tests/test_majority.py)."""
-    found = {name: {"blocks.main.layout": name} | needed("blocks.main.layout", name) for name in LAYOUTS}
-    option = {kind: "feed_forward.kind" for kind in KINDS} | {"lambda": "attention.kind"}
-    found |= {kind: {f"blocks.main.{option[kind]}": kind} for kind in KINDS}
+    cases = [("blocks.main.layout", name) for name in LAYOUTS]
+    cases += [("blocks.main.feed_forward.kind", name) for name in (*ACTIVATIONS, *KINDS["feed_forward"])]
+    cases += [("blocks.main.attention.kind", name) for name in KINDS["attention"]]
+    found = {name: {path: name} | needed(path, name) for path, name in cases}
     found = {name: model(BASE | changes) for name, changes in found.items()}
     causal = {name: named for name, named in NAMED.items() if named.causal}
     return found | {f"configs/{name}.py": model({"vocab_size": VOCAB}, named) for name, named in causal.items()}

@@ -1,24 +1,34 @@
 """Setting an option changes what the model computes or raises an error. No option is silently ignored.
 
-Each value of each option is set alone in models of every kind, without the other options that it needs. If the `needs`
-of an option are wrong, setting it changes nothing and raises no error, so the test fails.
+Each value of each option is set alone in a model of the kind that has it, without the other options that it needs. If
+the `needs` of an option are wrong, setting it changes nothing and raises no error, so the test fails. It is also set
+with the options that it needs, in the first variant that reads it. An option that a kind inherits is tried like an
+option of its own. An option that only adds parameters changes nothing: something has to be computed from them.
 """
 
 import functools
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from tests.contracts.variants import ALL, VARIANTS, change, choices, fields, model
+from tests.contracts import variants
+from tests.contracts.variants import ALL, VARIANTS, change, choices, fields, inherited, model, needed, single
+from tests.covers import plain_path
+from xfresearch.config.fields import leaves, option
 from xfresearch.config.groups import to_config_dict
 from xfresearch.config.resolving import model_from
 from xfresearch.errors import UserError
-from xfresearch.models import transformer
+from xfresearch.models import kinds, transformer
+from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.context import Context
+from xfresearch.models.mixers.softmax.attention import Attention
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.model_config import resolve_model
 
 # Options that change neither initial values nor the training loss, and what they change.
@@ -65,6 +75,7 @@ SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.att
 SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
 SIZES |= {"blocks.main.attention[differential].heads"}
 VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
+INHERITED = inherited()
 # (option, value, model) that compute the same, and the reason.
 EQUAL = {
     ("causal", False, "attention.kind=slots"): "slots do not mix positions",
@@ -77,65 +88,151 @@ CONTEXTS += ("attention.rank=6", "attention.span=adaptive", "attention.kind=slot
 CONTEXTS += ("layout=fused_output",)
 OF_A_SITE = {"kind": ["rms"], "gain": [False], "bias": [True], "epsilon": [0.1], "alpha": [0.8]}
 VALUES |= {path: OF_A_SITE[path.rsplit(".", 1)[-1]] for path in VALUES if ".norms." in path}
+VALUES |= {path: VALUES[first] for path, first in INHERITED.items() if first in VALUES}
 
 
-def init_and_loss(config):
-    """Initial values, logits and auxiliary losses. In bfloat16, so that differences in rounding show."""
+class Computed(NamedTuple):
+    shapes: list  # of the parameters
+    initial: list  # values of the parameters, or the program that computes them
+    outputs: list  # logits and auxiliary losses, or their program
+
+
+def init(config):
+    return transformer.init(config, jax.random.key(0))
+
+
+def outputs(config, params):
+    """Logits and auxiliary losses. In bfloat16, so that differences in rounding show."""
     config = replace(config, dtype="bfloat16") if config.dtype == "float32" else config
-    params = transformer.init(config, jax.random.key(0))
     tokens_BL = np.random.default_rng(7).integers(0, config.vocab_size, (2, 8)).astype(np.int32)
     positions_BL = np.broadcast_to(np.arange(8), (2, 8))
     # Change all initial values: a gain of 1 or a bias of 0 would hide how it is used.
     moved = jax.tree.map(lambda x: x * 1.3 + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
     model = transformer.bind(config, moved)
     out = model(tokens_BL, Context(positions_BL, key=jax.random.key(1)), layers="unroll")
-    return params, model.logits(out.hidden_BLD), out.losses
+    return model.logits(out.hidden_BLD), out.losses
 
 
 @functools.cache
-def numbers(config) -> list:
-    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(init_and_loss(config))]
+def numbers(config) -> Computed:
+    params = init(config)
+    found = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(each)] for each in (params, outputs(config, params)))
+    return Computed(shapes_of(params), *found)
 
 
 @functools.cache
-def program(config) -> list:
-    """The program that computes these numbers, and its constants. Tracing takes a fifth of the time of running it."""
-    traced = jax.make_jaxpr(lambda: init_and_loss(config))()
-    text = re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr))  # addresses of functions
-    return [np.array(text), *map(np.asarray, traced.consts)]
+def program(config) -> Computed:
+    """The programs that compute these numbers, and their constants. Tracing takes a fifth of the time of running them."""
+    params = transformer.abstract(config)
+    initial = jax.make_jaxpr(functools.partial(init, config))()
+    logits = jax.make_jaxpr(functools.partial(outputs, config))(params)
+    needed, _ = dce_jaxpr(logits.jaxpr, True)  # without parameters that nothing is computed from
+    return Computed(shapes_of(params), text(initial.jaxpr, initial.consts), text(needed, logits.consts))
 
 
-def differ(ours: list, others: list) -> bool:
+def shapes_of(params) -> list:
+    return [leaf.shape for leaf in jax.tree.leaves(params)]
+
+
+def text(jaxpr, consts) -> list:
+    without_addresses = re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
+    return [np.array(without_addresses), *map(np.asarray, consts)]
+
+
+def differ(ours: Computed, others: Computed) -> bool:
+    return unequal(ours.outputs, others.outputs) or (
+        ours.shapes == others.shapes and unequal(ours.initial, others.initial)
+    )
+
+
+def unequal(ours: list, others: list) -> bool:
     same = len(ours) == len(others) and all(a.shape == b.shape for a, b in zip(ours, others, strict=True))
     return not same or any(not np.array_equal(a, b) for a, b in zip(ours, others, strict=True))
 
 
-def check(path: str, name: str, computed) -> None:
-    """Asserts that every value of the option that is valid in variant `name` changes `computed(model)`."""
-    base = VARIANTS[name]
-    for value in VALUES[path]:
+def check(path: str, value, base, name: str, computed) -> None:
+    """Asserts that the value of the option changes `computed(model)` of the model `base`, if it is valid there."""
+    try:
+        changed = model_from(to_config_dict(change(base, path, value)))  # read as a user's, so that values are checked
+    except UserError:
+        return
+    if changed != base and (path, value, name) not in EQUAL:
+        assert differ(computed(changed), computed(base)), f"{path}={value!r} changes nothing in {name}"
+
+
+@functools.cache
+def readers() -> dict:
+    """{(plain path, dataclass field) of an option: the changes of the first variant that reads it}"""
+    found = {}
+    for name, changes in single().items():
+        for leaf in leaves(VARIANTS[name]) if name in VARIANTS else ():
+            if not leaf.unread:
+                found.setdefault((leaf.path, id(leaf.field)), changes)
+    return found
+
+
+def starts(path: str, value):
+    """(name, model) of models in which the option is set: one of the kind that has it, with the options of the kind
+    alone, with those that the value needs, and with those of the first variant that reads it."""
+    first = INHERITED.get(path, path)
+    own = needed(path, None)
+    field = {leaf.path: id(leaf.field) for leaf in leaves(model(own))}.get(plain_path(path))
+    seen = []
+    for changes in ({**own}, needed(first, value), {**readers().get((plain_path(path), field), {})}):
+        changes |= needed(path, value)
+        changes = {name: each for name, each in changes.items() if plain_path(name) != plain_path(path)}
         try:
-            changed = model_from(to_config_dict(change(base, path, value)))  # read as a user's, so that values are checked
-        except UserError:
+            base = model(changes)
+        except UserError:  # this kind lacks an option that others need
             continue
-        if changed != base and (path, value, name) not in EQUAL:
-            assert differ(computed(changed), computed(base)), f"{path}={value!r} changes nothing in {name}"
+        if base not in seen:
+            seen.append(base)
+            yield ", ".join(f"{plain_path(name)}={each}" for name, each in changes.items()) or "base", base
 
 
 @pytest.mark.parametrize("path", VALUES)
 def test_an_option_changes_the_model_or_is_refused(path, x64):
     assert VALUES[path], "an option without values: add some to MORE or to variants.NUMBERS"
-    check(path, "base", program)
-    for name, group in WITHOUT_A_PART.items():
-        if group in path:
-            check(path, name, program)
+    for value in VALUES[path]:
+        for name, base in starts(path, value):
+            check(path, value, base, name.removeprefix("blocks.main."), program)
+        for name, group in WITHOUT_A_PART.items():
+            if group in path:
+                check(path, value, VARIANTS[name], name, program)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CONTEXTS)
 @pytest.mark.parametrize("path", VALUES)
 def test_an_option_changes_models_of_every_kind_or_is_refused(path, name, x64):
-    check(path, name, numbers)
+    for value in VALUES[path]:
+        check(path, value, VARIANTS[name], name, numbers)
+
+
+@dataclass(frozen=True)
+class ForgetfulConfig(SoftmaxConfig):
+    kind: str = option("forgetful", "kind of mixer")
+
+
+class Forgetful(Attention):
+    """It inherits the steps and their marks, but leaves the slots out of the softmax."""
+
+    def slots(self, dtype):
+        return None
+
+
+def test_a_new_kind_that_ignores_an_option_it_inherits_is_found(monkeypatch, x64):
+    monkeypatch.setitem(kinds.MIXERS, "forgetful", kinds.Kind(ForgetfulConfig, Forgetful))
+    for block in BLOCKS.values():
+        chosen = block.__dataclass_fields__["attention"].metadata["choice"]
+        monkeypatch.setitem(chosen.classes, "forgetful", ForgetfulConfig)
+    monkeypatch.setitem(variants.KINDS, "attention", variants.kinds_of("attention"))
+    path, same = (f"blocks.main.attention{kind}.memory_slots" for kind in ("[forgetful]", ""))
+    assert inherited()[path] == same
+    monkeypatch.setitem(INHERITED, path, same)
+    monkeypatch.setitem(VALUES, path, VALUES[same])
+    with pytest.raises(AssertionError, match=r"\[forgetful\].memory_slots=32 changes nothing in attention.kind=forgetful"):
+        test_an_option_changes_the_model_or_is_refused(path, None)
 
 
 B = "blocks.main."

@@ -41,7 +41,7 @@ def output_std(name: str) -> dict[str, float]:
         value = {"blocks.main.attention.memory_slots": M, "blocks.main.attention.head_size": D // 4}.get(path, value)
         config = change(config, path, value)
     block = config.blocks["main"]
-    if block.feed_forward.hidden and "hidden" not in name:
+    if getattr(block.feed_forward, "hidden", 0) and "hidden" not in name:
         config = change(config, "blocks.main.feed_forward.hidden", F)
     if getattr(block.attention, "head_size", 0) == 8:
         config = change(config, "blocks.main.attention.head_size", 0)

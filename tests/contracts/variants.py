@@ -31,6 +31,7 @@ from xfresearch.models.kinds import HOLDS
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
 from xfresearch.trees import path_name
 
@@ -41,8 +42,18 @@ PLAIN = Execution("plain", "ragged")
 # The sizes of the named configs at :tiny, so that all variants share most of their compiled operations.
 MAIN = BLOCKS["pre_norm"](attention=SoftmaxConfig(heads=4), feed_forward=DenseConfig(hidden=32))
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
-# The kinds whose options are varied, besides the kinds of the base. Kinds of one class share their options.
-KINDS = {"attention": ("slots", "lambda", "differential"), "feed_forward": ("swiglu", "moe")}
+TABLES = {"attention": HOLDS["mixer"], "feed_forward": HOLDS["feed_forward"]}
+
+
+def kinds_of(sublayer: str) -> tuple[str, ...]:
+    """The kinds whose options are varied, besides the kind of the base: one name for all that share their classes."""
+    kinds, _, _ = TABLES[sublayer]
+    names = {kind: name for name, kind in kinds.items()}
+    del names[kinds[getattr(MAIN, sublayer).kind]]
+    return tuple(names.values())
+
+
+KINDS = {sublayer: kinds_of(sublayer) for sublayer in TABLES}
 
 # Options that a value needs and that are added to its variant: options of the model, otherwise of its block.
 NEEDS = {
@@ -73,6 +84,8 @@ NEEDS = {
     # With sigmoid scores: DeepSeek-V3.
     ("feed_forward[moe].moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
     ("attention[slots].query", "identity_whole"): {"attention.head_size": 32},
+    # Heads of 8, in which scaling changes some of RoPE's frequencies.
+    **{("attention[differential].rope." + name, "*"): {"attention.heads": 2} for name in RopeConfig.__annotations__},
 }
 # Values for options that are numbers. Every other number is in SIZES or has a test with the mark `covers`.
 NUMBERS = {
@@ -152,17 +165,30 @@ def model(changes: dict | None = None, base: ModelConfig = BASE) -> ModelConfig:
 def fields() -> dict:
     """{path: type} of every option of a model with one block 'main', except kinds and layouts."""
     found = _fields(BASE)
-    for sublayer, kinds in KINDS.items():
-        seen = {id(leaf.field) for leaf in config_fields.leaves(get(BASE, f"blocks.main.{sublayer}"))}
-        for kind in kinds:
-            options = get(change(BASE, f"blocks.main.{sublayer}.kind", kind), f"blocks.main.{sublayer}")
-            # Classes that derive from one another share their dataclass fields.
-            own = {leaf.path: id(leaf.field) for leaf in config_fields.leaves(options) if id(leaf.field) not in seen}
-            hints = {path: hint for path, hint in _fields(options).items() if path in own}
-            found |= {f"blocks.main.{sublayer}[{kind}].{path}": hint for path, hint in hints.items()}
-            seen |= set(own.values())
+    found |= {path: hint for path, (first, hint) in _options_of_kinds().items() if first == path}
     skipless = BLOCKS["skipless"]
     return found | {"blocks.main.branch_gain": typing.get_type_hints(skipless)["branch_gain"]}
+
+
+def inherited() -> dict:
+    """{path of an option that a kind inherits: its path in the first kind that has it}"""
+    return {path: first for path, (first, _) in _options_of_kinds().items() if first != path}
+
+
+def _options_of_kinds() -> dict:
+    """{path: (path in the first kind that has the option, type)} of all options of all KINDS."""
+    found = {}
+    for sublayer, kinds in KINDS.items():
+        group = f"blocks.main.{sublayer}"
+        # Classes that derive from one another share their dataclass fields.
+        first = {id(leaf.field): f"{group}.{leaf.path}" for leaf in config_fields.leaves(get(BASE, group))}
+        for kind in kinds:
+            options = get(change(BASE, f"{group}.kind", kind), group)
+            ids = {leaf.path: id(leaf.field) for leaf in config_fields.leaves(options)}
+            for name, hint in _fields(options).items():
+                path = f"{group}[{kind}].{name}"
+                found[path] = first.setdefault(ids[name], path), hint
+    return found
 
 
 def _fields(config) -> dict:
@@ -174,7 +200,7 @@ def choices() -> dict:
     """{path: values that differ from the base} of options with a closed list of values, kinds, layouts and NUMBERS."""
     found = {"blocks.main.layout": [name for name in LAYOUTS if name != "pre_norm"]}
     for sublayer in KINDS:
-        kinds, default, _ = HOLDS["mixer" if sublayer == "attention" else sublayer]
+        kinds, default, _ = TABLES[sublayer]
         found[f"blocks.main.{sublayer}.kind"] = [name for name in kinds if name != default]
     for path, hint in fields().items():
         closed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
@@ -360,7 +386,7 @@ def tree_error(actual, expected) -> float:
 def mesh_sizes(config: ModelConfig, devices: int) -> dict[str, int]:
     """Size 2 for every mesh axis that can shard the model; the data axis has the remaining devices."""
     options = [block.attention for block in config.blocks.values()]
-    heads = [a.heads for a in options]
+    heads = [a.heads for a in options if hasattr(a, "heads")]
     heads += [n for n in (getattr(a, "kv_heads", 0) for a in options) if n > 1]  # a single one is on every device
     experts = [moe.experts for moe in mixtures(config)]
     sizes = {"fsdp": 2, "expert": math.gcd(2, *experts) if experts else 1, "tensor": math.gcd(2, *heads)}

@@ -113,6 +113,14 @@ def expert_choice(p, x_LD, config):
     return y_LD
 
 
+# {kind: a function of (parameters, x, options of the block, segment ids, options of the model) that returns y and the
+# auxiliary losses}
+FEED_FORWARDS = {
+    **{kind: lambda p, x, block, *_: (dense(p, x, block.feed_forward, block.norm_epsilon), {}) for kind in ACTIVATIONS},
+    "moe": lambda p, x, block, segments, model: mixture(p, x, block.feed_forward, segments, model.max_length),
+}
+
+
 # Layouts. a: attention, f: feed-forward layer, n[site]: norm, b[name]: trained gain, N: depth. Each function returns x
 # and the sum of its sublayers' outputs.
 
@@ -233,9 +241,8 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
         return attend(p["attention"], x, config, positions, segments, shared, longest, model_config.causal, layer)
 
     def feed(x):
-        if config.feed_forward.kind != "moe":
-            return dense(p["feed_forward"], x, config.feed_forward, config.norm_epsilon)
-        y, more = mixture(p["feed_forward"], x, config.feed_forward, segments, model_config.max_length)
+        reference = FEED_FORWARDS[config.feed_forward.kind]
+        y, more = reference(p["feed_forward"], x, config, segments, model_config)
         losses.update(more)
         return y
 

@@ -266,4 +266,9 @@ def differential(p, x_LD, block, positions, segments, shared, longest, causal, l
     return output(p, heads)
 
 
-ATTENTIONS = {"softmax": attention, "slots": slot_attention, "lambda": lambda_layer, "differential": differential}
+ATTENTIONS = {
+    "softmax": attention,
+    "slots": slot_attention,
+    "lambda": lambda_layer,
+    "differential": differential,
+}

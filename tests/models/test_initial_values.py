@@ -113,7 +113,7 @@ def attention_alpha(shape, model, block) -> float:
     return block.norms.attention_in.alpha or block.norm_alpha
 
 
-# {path: a number, or a function of (shape in one layer, model, block)}
+# {path: a number, an array of one layer's shape, or a function of (shape in one layer, model, block) that returns it}
 INITIAL = {
     "embed/table": lambda shape, model, block: model.embedding_std or fan(model.width, model),
     "head/table": lambda shape, model, block: fan(model.width, model),
@@ -190,4 +190,4 @@ def test_initial_values_equal_the_table(name, ones):
         initial = INITIAL[kind_of(path)]
         shape = leaf.shape[stacked:]
         expected = initial(shape, model, block) if callable(initial) else initial
-        np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=path)
+        np.testing.assert_allclose(leaf, np.broadcast_to(expected, leaf.shape), rtol=1e-6, err_msg=path)

@@ -4,7 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, PLAIN, VARIANTS, forward, in_float64, marked, random_params, tokens_for
+from tests.contracts.variants import (
+    KINDS,
+    NAMED,
+    PLAIN,
+    VARIANTS,
+    forward,
+    in_float64,
+    marked,
+    random_params,
+    tokens_for,
+)
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.context import AUTO
@@ -13,6 +23,7 @@ FIRST, SECOND, PADDING = 5, 7, 4
 MODELS = {f"configs/{name}.py": config for name, config in NAMED.items()} | {
     name: VARIANTS[name] for name in ("pattern", "position=sinusoidal", "positions=learned+rope")
 }
+MODELS |= {f"attention.kind={kind}": VARIANTS[f"attention.kind={kind}"] for kind in KINDS["attention"]}
 
 
 def packed(config):

@@ -113,7 +113,7 @@ def check_norms(block: BlockConfig, elsewhere: tuple[str, ...], key: str) -> Non
         "norm_bias": (trained, "a norm"),
         "norm_cast": (kinds - {"none"}, "a norm"),
         "norm_offset": (trained and block.norm_gain, "norms with a gain"),
-        "norm_epsilon": (kinds & {*WITH_EPSILON, HIDDEN}, "a norm of kind layer, rms or scale"),
+        "norm_epsilon": (kinds & {*WITH_EPSILON, HIDDEN}, f"a norm of kind {', '.join(WITH_EPSILON)}"),
         "norm_alpha": ("dyt" in kinds, "a norm of kind dyt"),
     }
     for name, (reader, words) in read.items():

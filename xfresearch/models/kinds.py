@@ -1,6 +1,6 @@
-"""The kinds of sublayers. A new kind needs a file and a line here."""
+"""The kinds of sublayers. A new kind needs a file and a line here (docs/adding.md)."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig, FeedForward, GatedConfig
@@ -10,12 +10,24 @@ from xfresearch.models.mixers.lambda_layer import LambdaConfig, LambdaLayer
 from xfresearch.models.mixers.slots import SlotAttention, SlotsConfig
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
-from xfresearch.models.sublayer import SublayerConfig, SublayerModule
+from xfresearch.models.sublayer import SublayerConfig, SublayerModule, unread
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Kind:
+    """The options and the module of a kind. Raises TypeError if the options include some that the module does not read:
+    a user could set them, and nothing would happen."""
+
     options: type[SublayerConfig]
     module: type[SublayerModule]
+
+    def __post_init__(self):
+        if found := unread(self.options, self.module):
+            raise TypeError(
+                f"{self.options.__name__} inherits options that no step of {self.module.__name__} reads: "
+                f"{', '.join(found)} (leave their classes out of {self.options.__name__}, or mark the step that reads "
+                "them with @reads)"
+            )
 
 
 MIXERS = {

@@ -6,6 +6,7 @@ of the code uses only the methods here; their defaults suit a kind without the f
 kinds.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +41,36 @@ class SublayerConfig:
     def norm_kinds(self) -> tuple[str, ...]:
         """Kinds of the norms inside the sublayer. Their other options are those of the block's norm."""
         return ()
+
+
+def reads(*groups: type):
+    """Marks a step (a method) of a module: it reads the options that these classes declare.
+
+    A config inherits options from such classes. `unread` finds those that no step reads, and kinds.py refuses the kind.
+    """
+
+    def mark(step):
+        step.reads = groups
+        return step
+
+    return mark
+
+
+def unread(options: type[SublayerConfig], module: type) -> list[str]:
+    """The options that a config class inherits and that the module does not read, as 'Class.option'.
+
+    A step that replaces an inherited one reads only the classes of its own mark. All steps that read a class have to:
+    slots, for example, are in the softmax of one step or in the output of another. The options that `options` declares
+    itself belong to its kind, and need no mark.
+    """
+    found, replaced = set(), set()
+    for name in dir(module):
+        marks = [getattr(vars(cls)[name], "reads", ()) for cls in module.__mro__ if name in vars(cls)]
+        found |= {*marks[0]} if marks else set()
+        replaced |= {group for mark in marks[1:] for group in mark if group not in marks[0]}
+    own = {"kind", *inspect.get_annotations(options)}
+    inherited = [cls for cls in options.__mro__[1:] if cls not in found - replaced]
+    return [f"{cls.__name__}.{name}" for cls in inherited for name in inspect.get_annotations(cls) if name not in own]
 
 
 class SharedTable(NamedTuple):

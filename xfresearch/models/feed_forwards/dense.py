@@ -31,7 +31,7 @@ from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.norms import Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule
+from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule, reads
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class FeedForward(SublayerModule):
         scale = place.output_scale * value_std(place, f.kind, F) / kernel_std(place, F)
         self.down = Linear(place, Shape("F->D", F, place.width), rngs, bias=f.bias, scale=scale)
 
+    @reads(HiddenOptions, GatedHidden, DenseConfig)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the unchanged cache, and no losses."""
         h_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")

@@ -47,7 +47,7 @@ from xfresearch.models.feed_forwards.experts import Experts, shared_place, slots
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, SublayerModule, Traffic
+from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
 from xfresearch.sharding.devices import platform
 
 
@@ -151,6 +151,7 @@ class MixtureOfExperts(SublayerModule):
         self.router_bias = parameter(bias, "E") if moe.balance == "bias" else None
         self.shared = FeedForward(shared_place(place), rngs) if moe.shared else None
 
+    @reads(HiddenOptions, GatedHidden)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache (with a capacity: how often each expert has been chosen), losses and statistics."""
         logits_BLE = ctx.tap("router_logits", self.router(self._router_input(x_BLD, ctx), ctx))

@@ -36,6 +36,13 @@ from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.logit_bias import AdaptiveSpan, logit_bias, relative_flops, shared_tables
+from xfresearch.models.mixers.softmax.options import (
+    AttendOptions,
+    MemoryOptions,
+    OutputOptions,
+    PositionOptions,
+    ProjectOptions,
+)
 from xfresearch.models.mixers.softmax.projections import (
     head_sizes,
     heads_of,
@@ -48,7 +55,7 @@ from xfresearch.models.mixers.softmax.projections import (
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
-from xfresearch.models.sublayer import Memory, SublayerModule, Traffic
+from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
 
 
 class Projected(NamedTuple):
@@ -83,6 +90,7 @@ class Attention(SublayerModule):
             return WideSlots(place, rngs)
         return HeadSlots(place, self.sizes.qk, self.sizes.v, rngs)
 
+    @reads(ProjectOptions, PositionOptions, AttendOptions, MemoryOptions, OutputOptions)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache with the new keys and values (None without a cache), and the loss of an adaptive span."""
         projected = self._tapped(self.position(self.project(x_BLD, ctx), ctx), ctx)
@@ -90,6 +98,7 @@ class Attention(SublayerModule):
         y_BLD = self.output_step(ctx.tap("heads", ctx.shard(o_BLHV, "BLHK")), x_BLD, ctx)
         return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
 
+    @reads(ProjectOptions)
     def project(self, x_BLD, ctx: Context) -> Projected:
         """Queries, keys and values, without position."""
         a = self.options
@@ -101,6 +110,7 @@ class Attention(SublayerModule):
         v_BLGV = raw_BLGK if tied else heads_of(self.value, x_BLD, sizes.value_heads, sizes.v, ctx)
         return Projected(q_BLHK, k_BLGK, self._clipped(v_BLGV))
 
+    @reads(PositionOptions)
     def position(self, p: Projected, ctx: Context) -> Projected:
         """Queries and keys, rotated by their positions if position is 'rope'."""
         rope = self.options.rope
@@ -109,6 +119,7 @@ class Attention(SublayerModule):
         q_BLHK, k_BLGK = (rotate(x, ctx.positions_BL, rope) for x in (p.q_BLHK, p.k_BLGK))
         return p._replace(q_BLHK=q_BLHK, k_BLGK=k_BLGK, bare_BLHK=p.q_BLHK)
 
+    @reads(PositionOptions, AttendOptions, MemoryOptions)
     def attend(self, p: Projected, ctx: Context, cache):
         """The outputs of the heads, o_BLHV, and the cache with the new keys and values."""
         a = self.options
@@ -142,6 +153,7 @@ class Attention(SublayerModule):
         )
         return o_BLHV, cache
 
+    @reads(MemoryOptions, OutputOptions)
     def output_step(self, o_BLHV, x_BLD, ctx: Context):
         """y_BLD from the outputs of the heads."""
         if self.gate is not None:
