@@ -9,9 +9,7 @@ SIZES = ("full", "3m", "tiny")
 def base(size: str, sizes=SIZES):
     """A config with the settings of a run of `size`. Raises UserError for an unknown size."""
     if size not in sizes:
-        raise UserError(
-            f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (allowed: {', '.join(sizes)})"
-        )
+        raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     config = default_config()
     {"3m": _three_million, "5m": _five_million, "tiny": _tiny}.get(size, _full)(config)
     return config

@@ -154,8 +154,7 @@ VARIANTS = {
 def get_config(name: str = "base"):
     if name not in ("base", "tiny", *VARIANTS):
         raise UserError(
-            f"--config=FILE:{name}: there is no such variant{nearest(name, VARIANTS)} "
-            f"(allowed: base, tiny, {', '.join(VARIANTS)})"
+            f"there is no variant {name!r}{nearest(name, VARIANTS)} (allowed: base, tiny, {', '.join(VARIANTS)})"
         )
     config = common.base("tiny" if name == "tiny" else "3m")
     config.model.position = "learned"

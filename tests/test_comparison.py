@@ -45,5 +45,5 @@ def test_a_variant_is_trained_again_only_if_its_config_changed(tmp_path, monkeyp
 def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
     from xfresearch.config.files import parse
 
-    with pytest.raises(UserError, match="there is no such variant; did you mean 'alibi'"):
+    with pytest.raises(UserError, match="variants.py:alibbi: there is no variant 'alibbi'; did you mean 'alibi'"):
         parse(["--config", "configs/variants.py:alibbi"])
