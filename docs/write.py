@@ -1,7 +1,6 @@
 """Writes the generated parts of the documentation: python -m docs.write. tests/test_docs.py checks them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from xfresearch.command import run
@@ -65,7 +64,7 @@ def _row(name: str, row: dict) -> str:
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
-    counted = costs(replace(config.model, vocab_size=257), config.sequence_length)
+    counted = costs(config, config.sequence_length)
     if argument in VARIANTS:
         description, source = VARIANTS[argument][:2]
     else:
