@@ -7,6 +7,7 @@ import pytest
 from docs import scale
 from tests.contracts.variants import ROOT
 from xfresearch.config.files import parse
+from xfresearch.errors import UserError
 from xfresearch.planning import named, topologies
 
 RESULTS = ROOT / "docs" / "data" / "scale.json"
@@ -32,6 +33,11 @@ def test_plans_in_the_file_are_not_compiled_again(tmp_path, monkeypatch):
     assert compiled == [plan.name for plan in named.DEPTH]
     named.main(["--json", str(file), "--only", "depth"])
     assert len(compiled) == len(named.DEPTH) and set(json.loads(file.read_text())["rows"]) == set(compiled)
+
+
+def test_a_word_that_no_plan_has_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="^--only=nothing is not allowed: .*depth.*every config"):
+        named.main(["--json", str(tmp_path / "scale.json"), "--only", "nothing"])
 
 
 def test_the_last_candidate_needs_the_least_memory():
