@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import command
+from xfresearch import __main__, command
 from xfresearch.config.comparing import differences
 from xfresearch.config.files import parse
 from xfresearch.config.reading import from_dict, to_json
@@ -202,6 +202,25 @@ def test_help_is_quick(name):
     done = subprocess.run([sys.executable, "-m", f"xfresearch.{name}", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage: python -m xfresearch.")
     assert cpu_seconds() - before < 1.0
+
+
+def test_the_package_lists_its_commands_without_jax():
+    assert {*__main__.COMMANDS} == {*COMMANDS} - {"__main__"}
+    code = "import sys; from xfresearch.__main__ import main; main([]); print('jax' in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()[2:]
+    assert done.stderr == "False\n"
+    assert [line.split()[2] for line in lines] == [f"xfresearch.{name}" for name in __main__.COMMANDS]
+    assert "  python -m xfresearch.train     Trains a model, or resumes the run in the directory" in lines
+    assert all(len(line) < 120 and "python" not in line[12:] for line in lines)
+
+
+@pytest.mark.parametrize(
+    "word, text", [("train", "the command is python -m xfresearch.train"), ("tain", "did you mean 'train'[?]")]
+)
+def test_a_command_as_an_argument_of_the_package_is_named(word, text):
+    with pytest.raises(UserError, match=f"^{word}.*{text}"):
+        __main__.main([word, "--config", "configs/gpt2.py"])
 
 
 def test_an_output_file_that_cannot_be_written_is_an_error_before_any_work(tmp_path):

@@ -1,8 +1,8 @@
 """python -m xfresearch.convert import FOLDER WORKDIR
 python -m xfresearch.convert export WORKDIR FOLDER
 
-Converts a Hugging Face folder (config.json, safetensors, tokenizer) to a directory that evaluate, generate and xf.load
-read, and back. docs/interop.md lists what is exact and what is not supported.
+Converts a Hugging Face folder to a run's directory, and back. The folder has config.json, safetensors and a tokenizer.
+evaluate, generate and xf.load read both. docs/interop.md lists what is exact and what is not supported.
 """
 
 import re
