@@ -9,6 +9,7 @@ import pytest
 
 from docs import write
 from tests.launch import stand_ins
+from xfresearch.__main__ import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,6 +58,13 @@ def test_every_fence_has_a_known_language():
     for page in PAGES:
         for language, text in snippets(page):
             assert language in ("bash", "python", "text"), f"{page.name}: {text[:60]}"
+
+
+def test_the_readme_has_an_example_of_each_command():
+    text = "".join(text for _, text in snippets(ROOT / "README.md"))
+    for name in COMMANDS:
+        examples = [line for line in text.splitlines() if f"python -m xfresearch.{name} " in line]
+        assert examples and not any("--help" in line for line in examples), name
 
 
 def test_links_between_pages_lead_to_files():
