@@ -25,11 +25,14 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 def checkout(tmp_path_factory):
     """A directory like a checkout, with a temporary runs/ that contains the run which the pages use.
 
+    All that the pages make must be ignored by git.
+
     Fake programs for gcloud and similar commands record their calls and return successful answers.
     """
     here = tmp_path_factory.mktemp("checkout")
     for name in ("xfresearch", "configs", "docs", "launch"):
         (here / name).symlink_to(ROOT / name)
+    (here / ".gitignore").write_text((ROOT / ".gitignore").read_text())  # git follows no link to it
     subprocess.run(["git", "init", "--quiet", str(here)], check=True)
     stand_ins.install(here / "runs" / "stand-ins")
     command = "python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a"
@@ -46,12 +49,21 @@ def shell(command: str, here: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_run(page, checkout):
+    before = not_ignored(checkout)
     for language, text in snippets(page):
         if language == "bash" and not text.startswith(BY_HAND):
             shell(text, checkout)
         if language == "python":
             (checkout / "snippet.py").write_text(text)
             shell("python snippet.py", checkout)
+            (checkout / "snippet.py").unlink()
+    assert not_ignored(checkout) == before
+
+
+def not_ignored(here: Path) -> list[str]:
+    """The files that git would add."""
+    command = ["git", "ls-files", "--others", "--exclude-standard"]
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_every_fence_has_a_known_language():
