@@ -62,7 +62,6 @@ def test_gpus_are_planned_by_formula_and_the_plan_says_so(capsys, tmp_path):
     out = run(capsys, *TINY, "--topology", "h100:2x2", "--mesh", "fsdp=2", "--tokens", "1e6", "--json", str(file))
     written = json.loads(file.read_text())
     assert "formula, not compiled" in out and written["method"] == "formula" and written["fits"]
-    assert "100.0 %" not in out
     rows = {(row["kind"], *row["axes"]) for row in written["collectives"]}
     assert rows == {("all-gather", "fsdp"), ("reduce-scatter", "fsdp"), ("all-reduce", "data")}
     assert written["flops"]["traced"] == written["model_flops"]
@@ -82,6 +81,10 @@ def test_gpus_are_planned_by_formula_and_the_plan_says_so(capsys, tmp_path):
 )
 def test_a_utilisation_is_a_bound_below_the_peak(utilisation, words):
     assert report.bounds(utilisation) == words
+
+
+def test_a_share_is_never_100_percent():
+    assert [report.percent(share) for share in (0.9994, 0.9996, 1.0, 1.234)] == ["99.9 %", "all", "all", "123.4 %"]
 
 
 @pytest.mark.parametrize(("between", "axis"), [("auto", "data"), ("data", "data"), ("fsdp", "fsdp")])
