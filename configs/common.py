@@ -44,7 +44,7 @@ def _three_million(config) -> None:
 
 
 def _tiny(config) -> None:
-    """A model of some thousand parameters on bytes: seconds on a CPU."""
+    """A small model on bytes, to try commands with. Most of its run is compilation."""
     config.model.width, config.model.depth = 32, 2
     config.model.blocks.main.attention.heads = 4
     config.batch_size, config.sequence_length, config.steps = 8, 64, 30

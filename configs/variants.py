@@ -2,7 +2,7 @@
 
 configs/variants.py           the base
 configs/variants.py:NAME      the base with one change; VARIANTS below and docs/variants.md have the names
-configs/variants.py:tiny      the base at a size that trains in seconds on a CPU
+configs/variants.py:tiny      the base at a size that runs in less than a minute on two cores
 
 `python -m docs.comparison` trains all variants and the named models; docs/variants.md has the results. Choices of named
 models are not repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in
