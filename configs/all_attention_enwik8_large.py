@@ -2,7 +2,7 @@
 
 configs/all_attention_enwik8_large.py         36 layers of width 512, 2048 slots; 114 M parameters as published
 configs/all_attention_enwik8_large.py:3m      about 3 M parameters on WikiText-2
-configs/all_attention_enwik8_large.py:tiny    trains in seconds on a CPU
+configs/all_attention_enwik8_large.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import all_attention_enwik8_small

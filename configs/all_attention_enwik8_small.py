@@ -2,7 +2,7 @@
 
 configs/all_attention_enwik8_small.py         18 layers of width 512, 1024 slots; 39 M parameters as published
 configs/all_attention_enwik8_small.py:3m      about 3 M parameters on WikiText-2
-configs/all_attention_enwik8_small.py:tiny    trains in seconds on a CPU
+configs/all_attention_enwik8_small.py:tiny    runs in less than a minute on two cores
 
 Each layer is one sublayer, norm(x + attention(x)). A token attends to the tokens before it, not to itself, and to
 persistent slots. All heads and layers share one table of relative keys. The optimizer is theirs: Adagrad, the step

@@ -3,7 +3,7 @@
 configs/brody_majority.py                 LayerNorm without gain and bias before attention, as published
 configs/brody_majority.py:scale           only the scaling of LayerNorm, x / rms(x)
 configs/brody_majority.py:project         only its projection, x - mean(x)
-configs/brody_majority.py:tiny            an easier task and a wider model, trains in seconds on a CPU
+configs/brody_majority.py:tiny            an easier task and a wider model, runs in less than a minute on two cores
 
 The arms differ only in this norm. In the published code the scaling arm also divides its inputs by 8. docs/majority.md
 has the task and the results.

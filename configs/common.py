@@ -9,9 +9,7 @@ SIZES = ("full", "3m", "tiny")
 def base(size: str, sizes=SIZES):
     """A config with the settings of a run of `size`. Raises UserError for an unknown size."""
     if size not in sizes:
-        raise UserError(
-            f"--config=FILE:{size}: there is no such size{nearest(size, sizes)} (allowed: {', '.join(sizes)})"
-        )
+        raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     config = default_config()
     {"3m": _three_million, "5m": _five_million, "tiny": _tiny}.get(size, _full)(config)
     return config
@@ -46,7 +44,7 @@ def _three_million(config) -> None:
 
 
 def _tiny(config) -> None:
-    """A model of some thousand parameters on bytes: seconds on a CPU."""
+    """A small model on bytes, to try commands with. Most of its run is compilation."""
     config.model.width, config.model.depth = 32, 2
     config.model.blocks.main.attention.heads = 4
     config.batch_size, config.sequence_length, config.steps = 8, 64, 30

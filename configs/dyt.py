@@ -3,7 +3,7 @@ the embedding that starts at sqrt(width).
 
 configs/dyt.py         24 layers of width 1024; every alpha starts at 1, as in the paper at this width
 configs/dyt.py:3m      about 3 M parameters on WikiText-2
-configs/dyt.py:tiny    trains in seconds on a CPU
+configs/dyt.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import common

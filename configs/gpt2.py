@@ -3,7 +3,7 @@
 configs/gpt2.py         124 M parameters, the published small model
 configs/gpt2.py:3m      about 3 M parameters on WikiText-2 as bytes
 configs/gpt2.py:5m      5 M parameters on WikiText-2
-configs/gpt2.py:tiny    trains in seconds on a CPU
+configs/gpt2.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import common

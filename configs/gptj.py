@@ -2,7 +2,7 @@
 
 configs/gptj.py         the published 6.05 B model
 configs/gptj.py:3m      about 3 M parameters on WikiText-2
-configs/gptj.py:tiny    trains in seconds on a CPU
+configs/gptj.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import common

@@ -2,7 +2,7 @@
 
 configs/merged_query.py         12 layers of width 768, 2 heads of size 384: as many parameters as with W_Q and W_K
 configs/merged_query.py:3m      about 3 M parameters on WikiText-2
-configs/merged_query.py:tiny    trains in seconds on a CPU
+configs/merged_query.py:tiny    runs in less than a minute on two cores
 
 `--config.model.blocks.main.attention.rank=R` limits the matrix to rank R; W_Q W_K^T has the rank of a head's size. With
 heads of size m = D/2 both forms have equally many parameters (docs/variants.md has the counts).

@@ -3,7 +3,7 @@
 configs/mixtral_8x7b.py          the published model, 46.7 B parameters, 12.9 B of them active
 configs/mixtral_8x7b.py:small    the same proportions at 0.2 B, for one device
 configs/mixtral_8x7b.py:3m       about 3 M parameters on WikiText-2
-configs/mixtral_8x7b.py:tiny     trains in seconds on a CPU
+configs/mixtral_8x7b.py:tiny     runs in less than a minute on two cores
 """
 
 from configs import common

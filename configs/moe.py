@@ -3,7 +3,7 @@
 configs/moe.py         0.5 B parameters, 0.2 B of them active
 configs/moe.py:3m      about 3 M parameters on WikiText-2 as bytes
 configs/moe.py:5m      5 M parameters on WikiText-2
-configs/moe.py:tiny    trains in seconds on a CPU
+configs/moe.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import common

@@ -2,7 +2,7 @@
 
 configs/normless.py         18 layers of width 768, the paper's size
 configs/normless.py:3m      about 3 M parameters on WikiText-2
-configs/normless.py:tiny    trains in seconds on a CPU
+configs/normless.py:tiny    runs in less than a minute on two cores
 
 As in the authors' code, two LayerNorms remain: one before the head, and one in the first layer, which scales the
 residual stream to the size that attention expects.

@@ -4,7 +4,7 @@ configs/palm.py         the published 8.63 B model
 configs/palm.py:62b     62.50 B
 configs/palm.py:540b    540.35 B
 configs/palm.py:3m      about 3 M parameters on WikiText-2
-configs/palm.py:tiny    trains in seconds on a CPU
+configs/palm.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import common

@@ -1,7 +1,7 @@
 """The quickstart: a small Llama-like model on Python's own source, trained in minutes on two cores.
 
 configs/quickstart.py         the model that `make train` trains
-configs/quickstart.py:tiny    trains in seconds on a CPU
+configs/quickstart.py:tiny    runs in less than a minute on two cores
 """
 
 from configs import common

@@ -2,7 +2,7 @@
 
 configs/simplified.py         18 layers of width 768, the paper's size
 configs/simplified.py:3m      about 3 M parameters on WikiText-2
-configs/simplified.py:tiny    trains in seconds on a CPU
+configs/simplified.py:tiny    runs in less than a minute on two cores
 
 As in the authors' code, only the first layer has a W_V, which starts as the identity, and the last norm is a LayerNorm.
 --config.model.blocks.main.layout=skipless makes it SAS, where the feed-forward layer reads attention's output.

@@ -2,7 +2,7 @@
 
 configs/variants.py           the base
 configs/variants.py:NAME      the base with one change; VARIANTS below and docs/variants.md have the names
-configs/variants.py:tiny      the base at a size that trains in seconds on a CPU
+configs/variants.py:tiny      the base at a size that runs in less than a minute on two cores
 
 `python -m docs.comparison` trains all variants and the named models; docs/variants.md has the results. Choices of named
 models are not repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in
@@ -154,8 +154,7 @@ VARIANTS = {
 def get_config(name: str = "base"):
     if name not in ("base", "tiny", *VARIANTS):
         raise UserError(
-            f"--config=FILE:{name}: there is no such variant{nearest(name, VARIANTS)} "
-            f"(allowed: base, tiny, {', '.join(VARIANTS)})"
+            f"there is no variant {name!r}{nearest(name, VARIANTS)} (allowed: base, tiny, {', '.join(VARIANTS)})"
         )
     config = common.base("tiny" if name == "tiny" else "3m")
     config.model.position = "learned"

@@ -23,6 +23,7 @@ from xfresearch.config.comparing import RESULT
 from xfresearch.config.fields import leaves
 from xfresearch.config.files import parse
 from xfresearch.config.run import Config
+from xfresearch.errors import UserError
 from xfresearch.files import write_rows
 from xfresearch.statistics import summary
 
@@ -46,6 +47,9 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
 
     path = Path(output)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    for word in only:
+        if not any(word in name for name in names()):
+            raise UserError(f"--only={word} is not allowed: it must be a part of one of {', '.join(names())}")
     selected = [name for name in names() if not only or any(word in name for word in only)]
     baseline = cache(lambda: Trial(_with_vocabulary(parse(["--config", BASELINE, *overrides]))).timer())
     with tqdm(selected, unit="variant", disable=None) as bar:

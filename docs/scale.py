@@ -1,5 +1,7 @@
 """Makes the tables of docs/scale.md from the plans of `python -m xfresearch.planning.named`."""
 
+from xfresearch.planning.report import PEAK
+
 TITLES = {
     "large": "Large models, compared with MaxText on the same shape and machine",
     "weak scaling": "Weak scaling",
@@ -58,10 +60,15 @@ def cells(row: dict) -> list[str]:
     rate = [r / row["topology"]["chips"] for r in row["tokens_per_second"]]
     times = (
         _range(row["step_seconds"], "{:.3g}"),
-        _range(_percent(row["utilisation"]), "{:.0f}"),
+        " to ".join(utilisation(value) for value in row["utilisation"]),
         _range(rate, "{:,.0f}"),
     )
     return [*start, share, *times, _slowest_collective(row)]
+
+
+def utilisation(value: float) -> str:
+    """In percent. No program reaches the chip's peak."""
+    return f"{100 * value:.0f}" if value < PEAK else "below the peak"
 
 
 def _percent(values) -> list[float]:
@@ -77,7 +84,8 @@ def _slowest_collective(row: dict) -> str:
         return "none"
     first = row["collectives"][0]
     share = first["seconds"] / row["step_seconds"][0]
-    return f"{first['kind']} over {' '.join(first['axes'])}, {100 * share:.0f} % of the step"
+    words = f"{100 * share:.0f} %" if share < 0.995 else "nearly all"
+    return f"{first['kind']} over {' '.join(first['axes'])}, {words} of the step"
 
 
 def large(rows: list[dict]) -> str:

@@ -67,7 +67,7 @@ def _row(name: str, row: dict) -> str:
 
     file, _, argument = name.partition(":")
     config = parse(["--config", name])
-    counted = costs(replace(config.model, vocab_size=257), config.sequence_length)
+    counted = costs(config, config.sequence_length)
     if argument in VARIANTS:
         description, source = VARIANTS[argument][:2]
     else:

@@ -11,6 +11,7 @@ from xfresearch.errors import UserError
 @pytest.mark.parametrize(
     "words, message",
     [
+        ("variants --only nothing", "invalid choice: 'variants' .*'attention', 'cross_entropy', 'grouped_matmul'"),
         ("attention --heads 0", "argument --heads: invalid size value: '0'"),
         ("attention --heads 4 --kv-heads 3", "--kv-heads=3.* a divisor of --heads=4"),
         ("cross_entropy --rows 8,0", "--rows=8,0.* positive integers"),

@@ -42,8 +42,15 @@ def test_a_variant_is_trained_again_only_if_its_config_changed(tmp_path, monkeyp
     assert "nan" in comparison.table(json.loads(output.read_text())["rows"])  # the table shows that it diverged
 
 
+def test_a_word_that_no_variant_has_is_an_error(tmp_path):
+    command = ["--only", "alibi,nothing", "--json", str(tmp_path / "rows.json")]
+    with pytest.raises(UserError, match="^--only=nothing is not allowed: it must be a part of one of .*variants.py:alibi"):
+        comparison.main(command)
+    assert not (tmp_path / "rows.json").exists()
+
+
 def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
     from xfresearch.config.files import parse
 
-    with pytest.raises(UserError, match="there is no such variant; did you mean 'alibi'"):
+    with pytest.raises(UserError, match="variants.py:alibbi: there is no variant 'alibbi'; did you mean 'alibi'"):
         parse(["--config", "configs/variants.py:alibbi"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import command
+from xfresearch import __main__, command
 from xfresearch.config.comparing import differences
 from xfresearch.config.fields import change
 from xfresearch.config.files import parse
@@ -24,6 +24,11 @@ GPT2 = "--config=configs/gpt2.py:tiny"
 MISTAKES = [
     ("--config.model.widht=64", ["config.model.widht=64", "'width'"]),
     ("--config.model.blocks.main.atention.heads=4", ["there is no key 'atention'", "did you mean 'attention'"]),
+    ("--config.learning_rate=1", ["learning_rate=1", "did you mean 'optimizer.learning_rate'?"]),
+    ("--config.training.warmup=1", ["training.warmup=1", "did you mean 'optimizer.warmup'?"]),
+    ("--config.heads=4", ["config.heads=4", "did you mean 'model.blocks.main.attention.heads'?"]),
+    ("--config.model.attention.heads=4", ["there is no key 'attention'", "'model.blocks.main.attention.heads'?"]),
+    ("--config.every=4", ["did you mean 'checkpoint.every', 'evaluation.every' or 'log.every'?"]),
     ("--config.stepz 5", ["config.stepz=5", "'steps'"]),
     ("--config.steps=1e3", ["config.steps=1e3", "an integer"]),
     ("--config.seed=2147483648", ["config.seed=2147483648", "at most 2147483647"]),
@@ -92,7 +97,17 @@ def test_an_error_is_one_line_with_the_key_the_value_and_the_allowed_values(argu
         assert word in line
 
 
-FILES = [("configs/gpt3.py", "are configs/all_attention.py,.* configs/gpt2.py"), ("configs/gpt2.py:tinny", "'tiny'")]
+FILES = [("configs/gpt3.py", "are configs/all_attention.py,.* configs/gpt2.py")]
+FILES += [
+    (file, f"--config={file}: there is no such file; did you mean '{nearest}'[?] ")
+    for file, nearest in (
+        ("configs/gtp2.py", "configs/gpt2.py"),
+        ("gtp2.py:tiny", "configs/gpt2.py:tiny"),
+        ("gpt2", "configs/gpt2.py"),
+        ("mixtral.py", "configs/mixtral_8x7b.py"),
+    )
+]
+FILES += [("configs/gpt2.py:tinny", "--config=configs/gpt2.py:tinny: there is no size 'tinny'; did you mean 'tiny'[?] ")]
 FILES += [("configs/common.py", "no function get_config; .*configs/gpt2.py")]
 
 
@@ -100,6 +115,17 @@ FILES += [("configs/common.py", "no function get_config; .*configs/gpt2.py")]
 def test_an_error_for_a_wrong_file_or_size_lists_the_valid_ones(file, words):
     with pytest.raises(UserError, match=words):
         parse([f"--config={file}"])
+
+
+@pytest.mark.parametrize(
+    "key, full",
+    [("learning_rate", "optimizer.learning_rate"), ("model.heads", "model.blocks.main.attention.heads")],
+)
+def test_a_missing_prefix_in_a_config_file_is_found(tmp_path, key, full):
+    lines = ["from xfresearch.config.files import default_config", "def get_config():", "    config = default_config()"]
+    (tmp_path / "mine.py").write_text("\n".join([*lines, f"    config.{key} = 4", "    return config", ""]))
+    with pytest.raises(UserError, match=f"config.{key}=4: there is no such key; did you mean '{full}'[?]"):
+        parse([f"--config={tmp_path / 'mine.py'}"])
 
 
 def test_the_error_for_a_broken_config_file_is_one_line(tmp_path):
@@ -177,6 +203,25 @@ def test_help_is_quick(name):
     done = subprocess.run([sys.executable, "-m", f"xfresearch.{name}", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("usage: python -m xfresearch.")
     assert cpu_seconds() - before < 1.0
+
+
+def test_the_package_lists_its_commands_without_jax():
+    assert {*__main__.COMMANDS} == {*COMMANDS} - {"__main__"}
+    code = "import sys; from xfresearch.__main__ import main; main([]); print('jax' in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()[2:]
+    assert done.stderr == "False\n"
+    assert [line.split()[2] for line in lines] == [f"xfresearch.{name}" for name in __main__.COMMANDS]
+    assert "  python -m xfresearch.train     Trains a model, or resumes the run in the directory" in lines
+    assert all(len(line) < 120 and "python" not in line[12:] for line in lines)
+
+
+@pytest.mark.parametrize(
+    "word, text", [("train", "the command is python -m xfresearch.train"), ("tain", "did you mean 'train'[?]")]
+)
+def test_a_command_as_an_argument_of_the_package_is_named(word, text):
+    with pytest.raises(UserError, match=f"^{word}.*{text}"):
+        __main__.main([word, "--config", "configs/gpt2.py"])
 
 
 def test_an_output_file_that_cannot_be_written_is_an_error_before_any_work(tmp_path):

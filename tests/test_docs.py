@@ -10,6 +10,7 @@ import pytest
 
 from docs import write
 from tests.launch import stand_ins
+from xfresearch.__main__ import COMMANDS
 from xfresearch.models.layouts import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
@@ -26,11 +27,14 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 def checkout(tmp_path_factory):
     """A directory like a checkout, with a temporary runs/ that contains the runs which the pages use.
 
+    All that the pages make must be ignored by git.
+
     Fake programs for gcloud and similar commands record their calls and return successful answers.
     """
     here = tmp_path_factory.mktemp("checkout")
     for name in ("xfresearch", "configs", "docs", "launch"):
         (here / name).symlink_to(ROOT / name)
+    (here / ".gitignore").write_text((ROOT / ".gitignore").read_text())  # git follows no link to it
     subprocess.run(["git", "init", "--quiet", str(here)], check=True)
     stand_ins.install(here / "runs" / "stand-ins")
     shell("python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a", here)
@@ -47,6 +51,7 @@ def shell(command: str, here: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_run(page, checkout):
+    before = not_ignored(checkout)
     for language, group in groupby(snippets(page), key=lambda snippet: snippet[0]):
         texts = [text for _, text in group]
         if language == "bash":
@@ -60,12 +65,26 @@ def test_snippets_run(page, checkout):
             shell(f'python -c "import runpy; {"; ".join(runs)}"', checkout)
             for number in range(len(texts)):
                 (checkout / f"snippet{number}.py").unlink()
+    assert not_ignored(checkout) == before
+
+
+def not_ignored(here: Path) -> list[str]:
+    """The files that git would add."""
+    command = ["git", "ls-files", "--others", "--exclude-standard"]
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_every_fence_has_a_known_language():
     for page in PAGES:
         for language, text in snippets(page):
             assert language in ("bash", "python", "text", "diff"), f"{page.name}: {text[:60]}"
+
+
+def test_the_readme_has_an_example_of_each_command():
+    text = "".join(text for _, text in snippets(ROOT / "README.md"))
+    for name in COMMANDS:
+        examples = [line for line in text.splitlines() if f"python -m xfresearch.{name} " in line]
+        assert examples and not any("--help" in line for line in examples), name
 
 
 def test_links_between_pages_lead_to_files():

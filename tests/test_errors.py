@@ -26,6 +26,14 @@ STARTS = "--config.start.path=runs/a"
         ),
         (lambda: parse([GPT2, "--config.step=1"]), "config.step=1: there is no key 'step'; did you mean 'steps'[?] .*"),
         (
+            lambda: parse([GPT2, "--config.heads=1"]),
+            "config.heads=1: there is no key 'heads'; did you mean 'model.blocks.main.attention.heads'[?] .*",
+        ),
+        (
+            lambda: parse(["--config=configs/gtp2.py:tiny"]),
+            "--config=configs/gtp2.py:tiny: there is no such file; did you mean 'configs/gpt2.py:tiny'[?] .*",
+        ),
+        (
             lambda: evaluate.main(["--stride", "x"]),
             ".*--stride: x is not allowed: it must be an integer of at least 1.*",
         ),

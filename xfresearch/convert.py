@@ -1,8 +1,8 @@
 """python -m xfresearch.convert import FOLDER WORKDIR
 python -m xfresearch.convert export WORKDIR FOLDER
 
-Converts a Hugging Face folder (config.json, safetensors, tokenizer) to a directory that evaluate, generate and xf.load
-read, and back. docs/interop.md lists what is exact and what is not supported.
+Converts a Hugging Face folder to a run's directory, and back. The folder has config.json, safetensors and a tokenizer.
+evaluate, generate and xf.load read both. docs/interop.md lists what is exact and what is not supported.
 """
 
 import re
@@ -70,11 +70,16 @@ def import_folder(options) -> None:
     """Imports a Hugging Face folder as a directory that evaluate, generate and xf.load read."""
     require_new(Path(options.workdir), "import")
     from xfresearch import loading
+    from xfresearch.interop import llama2c
     from xfresearch.interop.folder import is_folder, stored_tensors
 
     folder, _ = loading.locate(options.folder)
     if not is_folder(folder):
-        raise UserError(f"{folder} is a run's directory: it must be a Hugging Face folder")
+        what = "a run's directory"
+        if not folder.is_dir():
+            llama2c.read_layout(Path(folder))  # raises an error that says what any other .bin file is
+            what = "a llama2.c model, which evaluate, generate and xf.load read as it is"
+        raise UserError(f"{folder} is {what}: it must be a Hugging Face folder")
     begin = time.perf_counter()
     lm = loading.load(folder, dtype=options.dtype)
     seconds = time.perf_counter() - begin

@@ -71,10 +71,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def nearest(word: str, allowed) -> str:
     """'; did you mean 'width'?' if a name in `allowed` is close to `word`, otherwise an empty string."""
+    return did_you_mean(closest(word, allowed))
+
+
+def closest(word: str, allowed) -> list[str]:
+    """The name in `allowed` that is closest to `word`, if one is close."""
     import difflib
 
-    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+    return difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+
+
+def did_you_mean(names: list[str]) -> str:
+    """'; did you mean 'a' or 'b'?', or an empty string without names. At most four names are given."""
+    quoted = [f"'{name}'" for name in names[:4]]
+    words = " or ".join(filter(None, (", ".join(quoted[:-1]), *quoted[-1:])))
+    return f"; did you mean {words}?" if words else ""
 
 
 def require(condition: bool, key: str, value, allowed: str) -> None:

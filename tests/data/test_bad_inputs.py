@@ -111,8 +111,13 @@ def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
 
 
 @pytest.mark.parametrize("corpus, expected", [
-    ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, wikitext2, enwik8, text8"
-     " or a TFDS data set; did you mean 'wikitext2'?"),
+    ("wikitxt2", "unknown corpus 'wikitxt2'; it must be python_stdlib, text_files, wikitext2, enwik8, text8,"
+     " a TFDS data set or an existing path; did you mean 'wikitext2'?"),
+    *((path, f"unknown corpus '{path}'; it must be python_stdlib, text_files, wikitext2, enwik8, text8,"
+       " a TFDS data set or an existing path; there is no such file or directory either")
+      for path in ("missing.txt", "missing/notes", "~/missing", "missing/*.txt")),
+    ("", "unknown corpus ''; it must be python_stdlib, text_files, wikitext2, enwik8, text8,"
+     " a TFDS data set or an existing path"),
     ("text_files", "corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob"),
     ("python_stdlib:src",
      "corpus 'python_stdlib:src': python_stdlib takes no path; for your own files write text_files:src"),

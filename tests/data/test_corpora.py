@@ -11,7 +11,7 @@ import pytest
 from tests.data.conftest import shared
 from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
-from xfresearch.data.corpora import documents, splits
+from xfresearch.data.corpora import documents, open_corpus, splits
 from xfresearch.data.download import Published
 
 SPLITS = ("train", "validation", "test")
@@ -67,6 +67,24 @@ def test_text_files_glob_and_split_are_stable_when_files_are_added(tmp_path, tex
     text_dir({f"{i}.txt": f"document {i}" for i in range(200, 300)})
     after = all_documents(glob, data)
     assert all(set(before[split]) <= set(after[split]) for split in SPLITS)
+
+
+@pytest.mark.parametrize("path", ["texts", "texts/a.txt", "texts/*.txt"])
+def test_an_existing_path_is_the_corpus_of_its_text_files(tmp_path, text_dir, monkeypatch, path):
+    text_dir({"a.txt": "a line\n" * 100})
+    monkeypatch.chdir(tmp_path)
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    for corpus in (path, f"{tmp_path}/{path}"):
+        assert open_corpus(corpus, data).identity() == open_corpus(f"text_files:{corpus}", data).identity()
+        assert all_documents(corpus, data) == all_documents(f"text_files:{corpus}", data)
+
+
+def test_a_built_in_name_is_never_a_path_and_a_path_may_have_a_colon(tmp_path, text_dir, monkeypatch):
+    text_dir({"python_stdlib/a.txt": "a line", "c4:3.1.0": "a line"})
+    monkeypatch.chdir(tmp_path / "texts")
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    assert open_corpus("python_stdlib", data).name == "python_stdlib"
+    assert open_corpus("c4:3.1.0", data).name == "text_files"
 
 
 def test_changed_file_of_the_same_size_is_read_again(tmp_path, text_dir):

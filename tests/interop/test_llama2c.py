@@ -12,7 +12,7 @@ import xfresearch as xf
 from tests.blocks import block
 from tests.data.conftest import shared
 from tests.parity.weights import paired
-from xfresearch import generate
+from xfresearch import convert, generate
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig, resolve_model
 
@@ -154,6 +154,8 @@ DAMAGE = {
     "truncated version 1": (lambda good: struct.pack("<Ii", 0x616B3432, 1), "its header is truncated at 8 bytes"),
     "zip": (lambda good: b"PK\3\4" + good, "a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors"),
     "pickle": (lambda good: pickle.dumps({"a": 1}, 2), "which can run arbitrary code: convert it to safetensors"),
+    "tokenizer": (lambda good: tokenizer(300), "a llama2.c tokenizer: it must be a model"),
+    "text": (lambda good: b"once upon a time there was a text", "not a llama2.c model: dim=1701015151 must be"),
     "new pickle": (lambda good: pickle.dumps({"a": 1}), "which can run arbitrary code: convert it to safetensors"),
 }  # fmt: skip
 
@@ -166,6 +168,17 @@ def test_a_damaged_file_is_a_one_line_error(written, name):
         xf.load(written)
     text = str(raised.value)
     assert text.startswith(f"{written}: ") and message in text and "\n" not in text
+
+
+@pytest.mark.parametrize("name", [*DAMAGE, ""])
+def test_an_import_of_a_file_says_what_it_is(written, tmp_path, name):
+    damage, message = DAMAGE.get(name, (lambda good: good, "is a llama2.c model, which evaluate, generate and xf.load read"))
+    written.write_bytes(damage(written.read_bytes()))
+    with pytest.raises(xf.UserError) as raised:
+        convert.main(["import", str(written), str(tmp_path / "run")])
+    text = str(raised.value)
+    assert text.startswith(str(written)) and message in text and "\n" not in text and "run's directory" not in text
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_files_and_steps_are_one_line_errors(written):

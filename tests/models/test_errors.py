@@ -5,9 +5,11 @@ import math
 import pytest
 
 from tests.contracts.variants import BASE, MAIN, change, fields, get, model, needed, plain_path
+from xfresearch.config.files import default_config
 from xfresearch.config.groups import to_config_dict
 from xfresearch.config.reading import from_dict
-from xfresearch.config.resolving import model_from
+from xfresearch.config.resolving import model_from, resolve
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig
@@ -98,7 +100,20 @@ def test_numbers_must_be_finite(path, value):
 def test_costs_without_a_vocabulary_size_are_an_error():
     with pytest.raises(UserError) as error:
         costs(model({"vocab_size": 0}))
-    assert_one_line(error, ["model.vocab_size=0", "at least 1"])
+    assert_one_line(error, ["model.vocab_size=0", "at least 1", "the config of the run"])
+
+
+@pytest.mark.parametrize("tokenizer, size", [("bytes", 257), ("bpe", 300)])
+def test_costs_of_a_run_have_the_vocabulary_of_its_tokenizer(tokenizer, size):
+    config = default_config()
+    config.data.tokenizer, config.data.bpe_vocab = tokenizer, 300
+    known = default_config()
+    known.model.vocab_size = size
+    assert costs(config) == costs(known)
+    assert costs(resolve(from_dict(Config, config))) == costs(known)
+    config.model.vocab_size = 400
+    known.model.vocab_size = 400
+    assert costs(config) == costs(known)
 
 
 def test_costs_without_a_length_are_an_error():

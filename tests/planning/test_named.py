@@ -1,12 +1,14 @@
 """The list of named plans, and the tables that docs/scale.py makes from their results."""
 
 import json
+import re
 
 import pytest
 
 from docs import scale
 from tests.contracts.variants import ROOT
 from xfresearch.config.files import parse
+from xfresearch.errors import UserError
 from xfresearch.planning import named, topologies
 
 RESULTS = ROOT / "docs" / "data" / "scale.json"
@@ -34,6 +36,11 @@ def test_plans_in_the_file_are_not_compiled_again(tmp_path, monkeypatch):
     assert len(compiled) == len(named.DEPTH) and set(json.loads(file.read_text())["rows"]) == set(compiled)
 
 
+def test_a_word_that_no_plan_has_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="^--only=nothing is not allowed: .*depth.*every config"):
+        named.main(["--json", str(tmp_path / "scale.json"), "--only", "nothing"])
+
+
 def test_the_last_candidate_needs_the_least_memory():
     def plan(batch: int, speed: float, memory: float) -> dict:
         sizes = {"batch": {"sequences": batch}, "mesh": {"fsdp": 4}, "remat": "none"}
@@ -50,6 +57,7 @@ def test_the_last_candidate_needs_the_least_memory():
 def test_the_tables_contain_every_result():
     rows = json.loads(RESULTS.read_text())["rows"]
     text = scale.tables(rows)
+    assert " 100 %" not in text and not re.search(r"\d+ to 1\d\d \|", text) and "57 to below the peak" in text
     for row in rows.values():
         assert f"`{row['config'].removeprefix('configs/')}`" in text or row["group"] == "depth"
 

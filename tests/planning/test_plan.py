@@ -10,7 +10,7 @@ from tests.contracts.variants import ROOT
 from xfresearch import plan
 from xfresearch.config.files import parse
 from xfresearch.errors import UserError
-from xfresearch.planning import formula, plans, program, search, topologies
+from xfresearch.planning import formula, plans, program, report, search, topologies
 
 LAYERS = ("scan", "unroll")
 SPLASH = "--config.training.attention_kernel=splash"
@@ -69,6 +69,22 @@ def test_gpus_are_planned_by_formula_and_the_plan_says_so(capsys, tmp_path):
     assert slow > fast and written["hours"][0] == pytest.approx(1e6 / 512 * slow / 3600)
     peak = 4 * 989.4e12 / 2  # :tiny computes in float32, which has half the peak on a GPU
     assert written["utilisation"] == [pytest.approx(written["model_flops"] / (peak * t)) for t in (slow, fast)]
+
+
+@pytest.mark.parametrize(
+    "utilisation, words",
+    [
+        ((0.649, 0.769), ["64.9 %", "at most 76.9 %"]),
+        ((0.571, 1.02), ["57.1 %", "below the peak"]),
+        ((0.998, 1.0), ["below the peak", "below the peak"]),
+    ],
+)
+def test_a_utilisation_is_a_bound_below_the_peak(utilisation, words):
+    assert report.bounds(utilisation) == words
+
+
+def test_a_share_is_never_100_percent():
+    assert [report.percent(share) for share in (0.9994, 0.9996, 1.0, 1.234)] == ["99.9 %", "all", "all", "123.4 %"]
 
 
 @pytest.mark.parametrize(("between", "axis"), [("auto", "data"), ("data", "data"), ("fsdp", "fsdp")])

@@ -16,6 +16,13 @@ from xfresearch.errors import UserError
 from xfresearch.training import metrics
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte, read_metrics
 
+NOW = 1e9
+
+
+@pytest.fixture(autouse=True)
+def same_time(monkeypatch):
+    monkeypatch.setattr(metrics.time, "time", lambda: NOW)
+
 
 def log_steps(directory, resume_step, first, last, tensorboard=False):
     log = MetricsLog(directory, resume_step, tensorboard)
@@ -30,7 +37,8 @@ def log_steps(directory, resume_step, first, last, tensorboard=False):
 def test_rows_are_flushed_and_read_back(tmp_path):
     log = MetricsLog(tmp_path, 0, tensorboard=False)
     log.write(1, "train", {"loss": np.float32(2.5), "tokens": np.int64(7)})
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "kind": "train", "loss": 2.5, "tokens": 7}]
+    row = {"step": 1, "kind": "train", "unix_seconds": NOW, "loss": 2.5, "tokens": 7}
+    assert read_metrics(tmp_path / "metrics.jsonl") == [row]
 
 
 @pytest.mark.parametrize("checkpoint, killed", [(4, 4), (4, 7), (8, 11), (0, 3), (3, 9)])
@@ -101,6 +109,14 @@ def test_every_torn_last_line_is_left_out(tmp_path):
     assert not list(tmp_path.glob(".*tmp"))
 
 
+@pytest.mark.parametrize("damage", [*DAMAGE, b'{"step": 9, "kind": "train", "unix_seconds": null}'])
+def test_the_time_of_the_last_row_is_known_whatever_follows_it(tmp_path, damage):
+    log_steps(tmp_path, 0, 1, 4)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(damage + b'\n{"step": 10, "ki')
+    assert metrics.last_written(tmp_path / "metrics.jsonl") == NOW
+
+
 @pytest.mark.parametrize("bad", ["{", "[]", "3", '{"step": 1}'])
 def test_a_bad_line_is_named(tmp_path, bad):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "kind": "train"}\n' + bad + "\n")
@@ -112,6 +128,7 @@ def test_numbers_that_are_not_finite_stay_json(tmp_path):
     log = MetricsLog(tmp_path, 0, tensorboard=False)
     log.write(1, "train", {"loss": float("nan"), "norms": [np.float32("inf"), 1.0], "note": "a", "ok": True})
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert row.pop("unix_seconds") == NOW
     assert row == {"step": 1, "kind": "train", "loss": None, "norms": [None, 1.0], "note": "a", "ok": True}
 
 

@@ -1,6 +1,6 @@
 """The sharding table: every parameter has one rule, and a sharding that is not possible is refused by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -65,10 +65,18 @@ def test_gains_of_norms_over_all_heads_are_sharded_like_the_heads():
 
 
 def test_a_dimension_that_an_axis_does_not_divide_is_refused_by_name():
-    with pytest.raises(
-        UserError, match=r"mesh.tensor=3 does not divide (48|4|64|32), a dimension of parameter blocks/main"
-    ):
+    words = "mesh.tensor=3 is not allowed: it must be a divisor of 4, the key-value heads of parameter blocks/main/.*: "
+    with pytest.raises(UserError, match=words + "choose another mesh.tensor, or another attention.kv_heads$"):
         param_shardings(abstract_mesh(tensor=3), *moe_params())
+
+
+@pytest.mark.parametrize("tensor, larger", [(2, 258), (4, 260)])
+def test_an_axis_that_does_not_divide_the_vocabulary_names_a_vocabulary_that_it_divides(tensor, larger):
+    model = resolve_model(ModelConfig(width=32, depth=1, vocab_size=257, max_length=8, blocks={"main": block()}))
+    words = f"mesh.tensor={tensor} .* 257, the vocabulary of parameter .*, --config.model.vocab_size={larger}$"
+    with pytest.raises(UserError, match=words):
+        param_shardings(abstract_mesh(tensor=tensor), *of(model))
+    param_shardings(abstract_mesh(tensor=tensor), *of(replace(model, vocab_size=larger)))
 
 
 def test_two_dimensions_on_one_axis_are_an_error(monkeypatch):
@@ -144,7 +152,7 @@ def test_one_axis_may_be_inferred():
         mesh_sizes(MeshConfig(fsdp=-1), 8)
 
 
-@pytest.mark.parametrize("axis, words", [("expert", "no experts E"), ("tensor", "does not divide")])
+@pytest.mark.parametrize("axis, words", [("expert", "no experts E"), ("tensor", "a divisor of")])
 def test_an_axis_that_shards_nothing_of_the_model_is_refused(axis, words):
     model = resolve_model(ModelConfig(width=33, depth=1, vocab_size=48, max_length=8, blocks={"main": NARROW}))
     with pytest.raises(UserError, match=words):

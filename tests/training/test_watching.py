@@ -80,6 +80,8 @@ def start(seconds: float, gap: float = 0.0, finished: bool = False) -> dict:
         ([start(100.0), start(200.0, gap=30.0), start(260.0, gap=10.0)], 150.0, 70, 40),
         # The checkpoint has counted the restarts before it.
         ([start(100.0), start(200.0, gap=30.0), start(260.0, gap=10.0)], 240.0, 10, 10),
+        # Saved at 150, after the last row of 140 and while it was told to stop; started again at 200.
+        ([start(100.0), start(200.0, gap=60.0)], 150.0, 0, 50),
         # It finished at 170; then nothing ran for a day.
         ([start(100.0), start(86570.0, gap=86400.0, finished=True)], 160.0, 10, 0),
     ],

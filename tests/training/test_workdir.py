@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import shutil
 import time
 
 import jax
@@ -17,7 +18,16 @@ from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session
-from xfresearch.training.workdir import lineage, locked, record, starts, write_config, write_lineage
+from xfresearch.training.metrics import MetricsLog
+from xfresearch.training.workdir import (
+    lineage,
+    locked,
+    record,
+    starts,
+    unproductive_time,
+    write_config,
+    write_lineage,
+)
 
 
 @pytest.fixture
@@ -83,6 +93,25 @@ def test_a_fork_needs_a_state_that_fits(workdir, overrides, words):
     with pytest.raises(UserError, match=words):
         record(workdir, tiny_config(**overrides), fork=True)
     assert starts(workdir) == []
+
+
+@pytest.mark.parametrize("steps, saved_at, lost, down", [(30, 1020.0, 10.0, 3970.0), (2, 1031.0, 0.0, 0.0)])
+def test_a_copy_of_a_run_has_lost_no_more_than_the_run(workdir, monkeypatch, steps, saved_at, lost, down):
+    """A run that started at 1000, saved step 2 and wrote its last row at 1030 is copied, and the copy started at 5000."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    config = tiny_config(steps=steps, optimizer__warmup=1)
+    write_config(workdir / "run", config, ByteTokenizer())
+    record(workdir / "run", config, fork=False)
+    log = MetricsLog(workdir / "run", 0, tensorboard=False)
+    for step, now[0] in ((1, 1010.0), (2, 1030.0)):
+        log.write(step, "train", {"loss": 1.0})
+    log.close()
+    has_checkpoint(workdir / "run", 2)
+    shutil.copytree(workdir / "run", workdir / "copy")
+    now[0] = 5000.0
+    record(workdir / "copy", config, fork=False)
+    assert unproductive_time(starts(workdir / "copy"), saved_at) == {"lost": lost, "down": down}
 
 
 @pytest.mark.parametrize("saved", [False, True])

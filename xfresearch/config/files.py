@@ -12,10 +12,10 @@ from ml_collections import config_flags
 
 from xfresearch.config.fields import with_defaults
 from xfresearch.config.groups import Group, to_config_dict
-from xfresearch.config.reading import from_dict
+from xfresearch.config.reading import from_dict, nearest_key
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, nearest
+from xfresearch.errors import UserError, closest, did_you_mean, nearest
 from xfresearch.files import exists, read_object
 from xfresearch.models.model_config import ModelConfig
 
@@ -51,7 +51,8 @@ def _read(file: str):
     """The ConfigDict of a config file."""
     path = Path(file.split(":")[0])
     if not path.is_file():
-        raise UserError(f"--config={file}: there is no such file; the named configs are {_named_configs()}")
+        hint = _nearest_config(file)
+        raise UserError(f"--config={file}: there is no such file{hint} (the named configs are {_named_configs()})")
     if "get_config" not in path.read_text(errors="replace"):
         raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
     config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={file}"], file)
@@ -77,8 +78,8 @@ def _parse_flags(define, default: list, arguments: list[str], file: str):
         values(argv)
         config = values.config
         config.items()
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"--config={file}: {error}") from error
     except Exception as error:  # a config file is the user's code, which may raise anything
         text = " ".join(str(error).split()) or type(error).__name__
         text = text.split("Flag parsing error: ")[-1].removeprefix("flag ")
@@ -127,11 +128,13 @@ def _check_override(config, name: str, value: str) -> None:
     """Raises UserError if the key of an override does not exist or its value has the wrong type."""
     current = config
     path = "config"
-    for part in name.split("."):
-        keys = list(current.keys()) if hasattr(current, "keys") else []
-        if part not in keys:
-            existing = f"{path} has {', '.join(keys)}" if keys else f"{path} holds a single value"
-            raise UserError(f"config.{name}={value}: there is no key '{part}'{nearest(part, keys)} ({existing})")
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        group = current if hasattr(current, "keys") else {}
+        if part not in group:
+            existing = f"{path} has {', '.join(group)}" if group else f"{path} holds a single value"
+            hint = nearest_key(".".join(parts[index:]), (path, group), ("config", config))
+            raise UserError(f"config.{name}={value}: there is no key '{part}'{hint} ({existing})")
         current = current[part]
         path = f"{path}.{part}"
     if hasattr(current, "keys"):
@@ -157,8 +160,20 @@ def _parses_as(kind, text: str) -> bool:
 
 
 def _named_configs() -> str:
-    files = [path.name for path in sorted(CONFIGS.glob("*.py")) if "def get_config" in path.read_text()]
-    return ", ".join(f"configs/{name}" for name in files) or "(none found)"
+    return ", ".join(_config_files().values()) or "(none found)"
+
+
+def _nearest_config(file: str) -> str:
+    """'; did you mean 'configs/gpt2.py:tiny'?' for 'gtp2.py:tiny'."""
+    name, *argument = file.split(":", 1)
+    files = _config_files()
+    return did_you_mean([":".join([files[stem], *argument]) for stem in closest(Path(name).stem, files)])
+
+
+def _config_files() -> dict[str, str]:
+    """{name: path} of the named configs."""
+    files = [path for path in sorted(CONFIGS.glob("*.py")) if "def get_config" in path.read_text()]
+    return {path.stem: f"configs/{path.name}" for path in files}
 
 
 def read_json(path) -> Config:

@@ -8,9 +8,10 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterator
 
 from xfresearch.config.fields import Choice
-from xfresearch.errors import UserError, nearest
+from xfresearch.errors import UserError, did_you_mean, nearest
 
 
 def from_dict(cls, data, key: str = "config"):
@@ -20,8 +21,9 @@ def from_dict(cls, data, key: str = "config"):
     fields = {spec.name: spec for spec in dataclasses.fields(cls)}
     for name, value in data.items():
         if name not in fields:
+            known = {field: data.get(field) for field in fields}
             raise UserError(
-                f"{key}.{name}={_short(value)}: there is no such key{nearest(name, fields)} "
+                f"{key}.{name}={_short(value)}: there is no such key{nearest_key(name, (key, known))} "
                 f"({_group_name(data, key)} has {', '.join(fields)})"
             )
     hints = typing.get_type_hints(cls)
@@ -33,6 +35,25 @@ def from_dict(cls, data, key: str = "config"):
         values[name] = _choose(chosen, hints[name], value, path) if chosen else _convert(hints[name], value, path)
         _check_range(spec, values[name], path)
     return cls(**values)
+
+
+def nearest_key(name: str, *groups: tuple) -> str:
+    """'; did you mean ...?': keys whose path ends in `name`, of the first group that has any, or else the key of the
+    first group that is close to it. A group is its own key and its values."""
+    for key, group in groups:
+        inside = f"{key}.".removeprefix("config.")
+        found = [f"{inside}{path}" for path in _paths(group) if path.endswith(f".{name}")]
+        if found:
+            return did_you_mean(found)
+    return nearest(name.split(".")[0], groups[0][1])
+
+
+def _paths(group) -> Iterator[str]:
+    """The dotted keys of a group and of all groups in it."""
+    for name, value in group.items():
+        yield name
+        if hasattr(value, "items"):
+            yield from (f"{name}.{path}" for path in _paths(value))
 
 
 def _group_name(data: dict, key: str) -> str:

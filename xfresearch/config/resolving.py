@@ -31,13 +31,21 @@ def resolve(config: Config) -> Config:
 
 def model_from(value) -> ModelConfig:
     """A resolved ModelConfig from a ModelConfig, a ConfigDict or mapping (`config.model`), or the config of a run."""
-    if isinstance(value, Config):
-        return resolve(value).model
     if isinstance(value, ModelConfig):
         return resolve_model(value)
+    if isinstance(value, Config):
+        return _with_vocabulary(resolve(value))
     if "model" in value:
-        return resolve(from_dict(Config, value)).model
+        return _with_vocabulary(resolve(from_dict(Config, value)))
     return resolve_model(from_dict(ModelConfig, value, "config.model"))
+
+
+def _with_vocabulary(config: Config) -> ModelConfig:
+    """The model of a run. A vocabulary size of 0 becomes that of the run's tokenizer."""
+    from xfresearch.data.tokenizers import vocab_size
+
+    model = config.model
+    return replace(model, vocab_size=model.vocab_size or vocab_size(config.data))
 
 
 def _check_data(data: DataConfig) -> None:

@@ -11,7 +11,7 @@ from xfresearch.models.model_config import ModelConfig
 class DataConfig:
     corpus: tuple[str, ...] = option(
         ("python_stdlib",),
-        "corpora: NAME or NAME:PATH (text_files:notes/*.txt), or a single data set with labels (majority)",
+        "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (majority)",
     )
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")
     field: str = option("text", "field with the text in .jsonl files and TFDS examples")
@@ -114,7 +114,7 @@ class EvaluationConfig:
 @dataclass(frozen=True)
 class LogConfig:
     every: int = option(1, "updates between rows of metrics.jsonl and TensorBoard", low=1)
-    tensorboard: bool = option(True, "write TensorBoard event files")
+    tensorboard: bool = option(True, "write event files for TensorBoard (tensorboard --logdir runs)")
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates of each layer")
     profile_start: int = option(0, "first update to profile; 0 for no profile", low=0)
     profile_steps: int = option(5, "number of updates to profile", low=1)

@@ -1,8 +1,8 @@
 """Corpora by name, and the documents of their splits.
 
 A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, wikitext2, enwik8, text8 (PATH is their manual_dir),
-or any other TFDS data set (PATH is its data_dir). A TFDS data set without a validation split gets one: 5 % of its train
-documents, chosen by the hash of their text.
+or any other TFDS data set (PATH is its data_dir). `PATH` alone, if it exists, is text_files:PATH; a built-in name is never
+a path. A TFDS data set without a validation split gets one: 5 % of its train documents, chosen by the hash of their text.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from pathlib import Path
 from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
+from xfresearch.data.files import names_files
 from xfresearch.errors import UserError, nearest
 
 BUILT_IN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
@@ -64,6 +65,8 @@ def open_corpus(corpus: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
 
 def _parse(corpus: str) -> tuple[str, str]:
     name, _, path = corpus.partition(":")
+    if name not in BUILT_IN and names_files(corpus):
+        return "text_files", corpus
     version = re.fullmatch(r"(\d+\.\d+\.\d+)(?::(.*))?", path)  # a TFDS version: c4/en:3.1.0
     return (f"{name}:{version[1]}", version[2] or "") if version else (name, path)
 
@@ -191,19 +194,25 @@ class TfdsCorpus:
 
 def _tfds_builder(corpus: str, name: str, data_dir: str):
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import naming
 
     try:
         return tfds.builder(name, data_dir=data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
-        if not isinstance(error, tfds.core.DatasetNotFoundError):
+        if not isinstance(error, tfds.core.DatasetNotFoundError) and naming.is_valid_dataset_name(name):
             raise UserError(f"corpus {corpus!r}: TFDS cannot open it: {_first_line(error)}") from None
-        from tensorflow_datasets.core import registered
+        raise _unknown(corpus, name) from None
 
-        listed = registered.list_imported_builders() if hasattr(registered, "list_imported_builders") else []
-        known = [*BUILT_IN, *listed]
-        raise UserError(
-            f"unknown corpus {corpus!r}; it must be {', '.join(BUILT_IN)} or a TFDS data set{nearest(name, known)}"
-        ) from None
+
+def _unknown(corpus: str, name: str) -> UserError:
+    from tensorflow_datasets.core import registered
+
+    listed = registered.list_imported_builders() if hasattr(registered, "list_imported_builders") else []
+    no_path = "; there is no such file or directory either" if set(corpus) & set("./~*?") else ""
+    return UserError(
+        f"unknown corpus {corpus!r}; it must be {', '.join(BUILT_IN)}, a TFDS data set or an existing path"
+        f"{nearest(name, [*BUILT_IN, *listed])}{no_path}"
+    )
 
 
 def _is_held_out(text: bytes) -> bool:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,12 @@ COMPRESSED_SUFFIXES = (".gz", ".xz")
 _DECOMPRESSION_ERRORS = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
+def names_files(path: str) -> bool:
+    """Whether `path` is an existing file or directory, or a glob with a match."""
+    base = Path(path).expanduser()
+    return bool(path) and (base.exists() or bool(_glob(base)))
+
+
 def find_files(path: str, corpus: str) -> list[Path]:
     """The files of a path, which is a file, a directory (searched recursively) or a glob; sorted.
 
@@ -30,13 +35,17 @@ def find_files(path: str, corpus: str) -> list[Path]:
         found = [p for p in base.rglob("*") if p.is_file() and _is_text(p) and not _is_hidden(p, base)]
         wanted = f"files named *{', *'.join(TEXT_SUFFIXES)} (also with .gz or .xz)"
     else:
-        import glob
-
-        found = [Path(p) for p in glob.glob(str(base), recursive=True) if os.path.isfile(p)]
+        found = [file for file in _glob(base) if file.is_file()]
         wanted = "an existing file, directory or glob"
     if not found:
         raise UserError(f"corpus {corpus!r}: no file matches {path!r}; it must be {wanted}")
     return sorted(found)
+
+
+def _glob(pattern: Path) -> list[Path]:
+    import glob
+
+    return [Path(path) for path in glob.glob(str(pattern), recursive=True)]
 
 
 def _is_text(path: Path) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
+from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.errors import UserError
 from xfresearch.interop.mapping import rope_order
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
@@ -33,6 +34,7 @@ from xfresearch.trees import path_name
 MAGIC = b"24ka"
 LEGACY_BYTES = 28  # of the header
 VERSION_1_BYTES = 256
+TOKENIZER_BYTES = 64 << 20  # a larger file is no tokenizer, and is not read to find out
 EMBED = "embed/table"
 FINAL_NORM = "final_norm/gain"
 HEAD = "head/table"
@@ -93,13 +95,28 @@ def read_layout(path: Path) -> Layout:
         head = file.read(VERSION_1_BYTES)
     if head[:2] == b"PK" or (head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")):
         raise UserError(f"{path}: a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors")
-    layout = _layout(path, head)
+    try:
+        layout = _layout(path, head)
+    except UserError:
+        if _is_tokenizer(path):
+            raise UserError(f"{path}: a llama2.c tokenizer: it must be a model") from None
+        raise
     size = path.stat().st_size
     expected = layout.start + 4 * sum(map(math.prod, layout.shapes.values()))
     if size != expected:
         fields = ", ".join(f"{name}={value}" for name, value in layout.header._asdict().items())
         raise UserError(f"{path}: has {size} bytes; a llama2.c model with {fields} must have {expected}")
     return layout
+
+
+def _is_tokenizer(path: Path) -> bool:
+    if path.stat().st_size > TOKENIZER_BYTES:
+        return False
+    try:
+        Llama2cTokenizer(path.read_bytes())
+    except UserError:
+        return False
+    return True
 
 
 def _layout(path: Path, head: bytes) -> Layout:

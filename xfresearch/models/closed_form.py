@@ -9,11 +9,13 @@ from xfresearch.models.transformer import Transformer
 def costs(config, sequence_length: int | None = None) -> Costs:
     """Costs of a model, given a ModelConfig, `config.model` of ml-collections, or the config of a run.
 
-    `sequence_length` is the number of tokens that attention reads, by default the model's max_length. Raises UserError
-    if the config is invalid or its vocabulary is not known yet (model.vocab_size = 0).
+    `sequence_length` is the number of tokens that attention reads, by default the model's max_length. If
+    model.vocab_size is 0, the tokenizer of the run's config decides. Raises UserError if the config is invalid or the
+    vocabulary is not known.
     """
     model = model_from(config)
     length = sequence_length or model.max_length
-    require(model.vocab_size > 0, "model.vocab_size", model.vocab_size, "known, at least 1, to compute costs")
+    allowed = "at least 1 to compute costs, unless the config of the run is given, whose tokenizer decides"
+    require(model.vocab_size > 0, "model.vocab_size", model.vocab_size, allowed)
     require(length > 0, "model.max_length", length, "at least 1 to compute costs, unless sequence_length is given")
     return Transformer.costs(model, length)

@@ -145,6 +145,9 @@ def main(arguments: list[str]) -> None:
     file = Path(options.json)
     rows = json.loads(file.read_text())["rows"] if file.exists() else {}
     selected = [plan for plan in named() if options.only in f"{plan.group} {plan.name}"]
+    if not selected:
+        groups = ", ".join(dict.fromkeys(plan.group for plan in named()))
+        raise UserError(f"--only={options.only} is not allowed: it must be a part of a group ({groups}) or name of a plan")
     missing = [plan for plan in selected if options.again or plan.name not in rows]
     for plan in tqdm(missing, desc="plans", unit="plan", file=sys.stderr, disable=None):
         found = compile_one(plan)

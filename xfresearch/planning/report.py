@@ -2,6 +2,8 @@
 
 from xfresearch.planning.chips import GIB
 
+PEAK = 0.995  # the estimate does not distinguish a larger utilisation from the chip's peak
+
 
 def text(plan: dict) -> str:
     """The tables that the command prints."""
@@ -28,7 +30,7 @@ def _ranked(rows: list[dict]) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()) or "one device"
         times = ("does not fit", "", "")
         if row["utilisation"]:
-            times = (f"{row['step_seconds'][0]:.3g}", *(percent(u) for u in row["utilisation"]))
+            times = (f"{row['step_seconds'][0]:.3g}", *bounds(row["utilisation"]))
         cells.append((mesh, row["remat"], str(row["batch"]), percent(row["memory"]), *times))
     return table(cells)
 
@@ -124,7 +126,7 @@ def _estimate(plan: dict) -> str:
     rows.append(("step", *(f"{t:.4g} s" for t in plan["step_seconds"])))
     rows.append(("tokens per second", *(number(r) for r in plan["tokens_per_second"])))
     rows.append(("per chip", *(number(r / plan["topology"]["chips"]) for r in plan["tokens_per_second"])))
-    rows.append(("model-FLOPs utilisation", *(percent(u) for u in plan["utilisation"])))
+    rows.append(("model-FLOPs utilisation", *bounds(plan["utilisation"])))
     budget = number(plan["budget_tokens"])
     rows.append((f"hours to {budget} tokens", *(f"{h:,.1f}" for h in plan["hours"])))
     rows.append((f"chip-hours to {budget} tokens", *(f"{h:,.0f}" for h in plan["chip_hours"])))
@@ -159,4 +161,15 @@ def gib(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    """'12.3 %', or 'all'."""
+    text = f"{100 * value:.1f} %"
+    return "all" if text == "100.0 %" else text
+
+
+def bounds(utilisation: tuple[float, float]) -> list[str]:
+    """The utilisation without overlap, and the bound that full overlap gives. No program reaches the chip's peak."""
+    forms = ("{}", "at most {}")
+    return [
+        form.format(percent(value)) if value < PEAK else "below the peak"
+        for form, value in zip(forms, utilisation, strict=True)
+    ]

@@ -40,6 +40,17 @@ SHARDED_BY = {
     "F": (("tensor",), ("tensor",)),
     "E": (("expert",), ()),
 }
+# letter: (name of the dimension, the option that decides its size)
+DIMENSIONS = {
+    "B": ("the rows", "batch_size"),
+    "L": ("the positions", "sequence_length"),
+    "V": ("the vocabulary", "model.vocab_size"),
+    "D": ("the width", "model.width"),
+    "H": ("the heads", "attention.heads"),
+    "G": ("the key-value heads", "attention.kv_heads"),
+    "F": ("the hidden units", "feed_forward.hidden"),
+    "E": ("the experts", "feed_forward.moe.experts"),
+}
 # Never sharded: N layers, K head size, M slots, R distances, U lambda depth, S positions that every device needs.
 SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUS"}
 

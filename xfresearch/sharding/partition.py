@@ -7,8 +7,8 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xfresearch.errors import UserError
-from xfresearch.sharding.letters import BATCH, SHARDED_BY
+from xfresearch.errors import UserError, require
+from xfresearch.sharding.letters import BATCH, DIMENSIONS, SHARDED_BY
 from xfresearch.trees import path_name
 
 # Mesh axes that shard parameters, and the dimensions that they shard.
@@ -35,14 +35,21 @@ def _spec(mesh, letters: str, shape: tuple, name: str, column: int) -> Partition
     used = [axis for axes in by_dimension for axis in axes]
     if len(used) != len(set(used)):
         raise ValueError(f"{name} {shape}: one mesh axis shards two of its dimensions: {by_dimension}")
-    for axes, size in zip(by_dimension, shape, strict=True):
+    for letter, axes, size in zip(letters, by_dimension, shape, strict=True):
         for axis in axes:
-            if size % mesh.shape[axis]:
-                raise UserError(
-                    f"config.mesh.{axis}={mesh.shape[axis]} does not divide {size}, a dimension of {name} {shape}"
-                )
-            size //= mesh.shape[axis]
+            parts = mesh.shape[axis]
+            require(size % parts == 0, f"mesh.{axis}", parts, _divisor(size, parts, axis, letter, name))
+            size //= parts
     return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in by_dimension))
+
+
+def _divisor(size: int, parts: int, axis: str, letter: str, name: str) -> str:
+    """What is allowed for an axis that does not divide a dimension, and what to do about it."""
+    dimension, option = DIMENSIONS[letter]
+    other = f"another {option}"
+    if letter == "V":  # ids beyond the tokenizer's are allowed, and never occur
+        other = f"a larger vocabulary, --config.{option}={-(-size // parts) * parts}"
+    return f"a divisor of {size}, {dimension} of {name}: choose another mesh.{axis}, or {other}"
 
 
 def constrain(mesh, x, letters: str):

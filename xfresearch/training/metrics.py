@@ -47,8 +47,9 @@ class MetricsLog:
                 self._events = Events(str(path.parent / "tensorboard"), resume_step)
 
     def write(self, step: int, kind: str, values: dict) -> None:
-        """Writes one row. `values` are numbers, or dicts and lists of them; one that is not finite becomes null."""
-        self._pending += _line({"step": step, "kind": kind, **values}).encode()
+        """Writes one row, with the time. `values` are numbers, or dicts and lists of them; one that is not finite becomes
+        null."""
+        self._pending += _line({"step": step, "kind": kind, "unix_seconds": round(time.time(), 3), **values}).encode()
         if self._file is not None or time.monotonic() - self._written >= SECONDS_BETWEEN_UPLOADS:
             self.flush()
         with self._events_or_warning():
@@ -117,6 +118,13 @@ def read_metrics(path) -> list[dict]:
             raise UserError(f"{path}:{number}: {line[:80]!r} is not a JSON object with step and kind")
         rows.append(row)
     return rows
+
+
+def last_written(path) -> float:
+    """The time of the newest row of a metrics.jsonl; 0 without one. Damaged lines are left out."""
+    rows = map(_parsed, reversed(epath.Path(path).read_bytes().split(b"\n")[:-1]))
+    times = (row.get("unix_seconds") for row in rows if row)
+    return next((time for time in times if isinstance(time, float)), 0.0)
 
 
 def _parsed(line: bytes) -> dict | None:

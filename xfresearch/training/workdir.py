@@ -23,6 +23,7 @@ from xfresearch.config.run import Config
 from xfresearch.errors import UserError, disk_errors
 from xfresearch.files import exists, in_bucket, make_directory, move_damaged, read_object, write_json
 from xfresearch.training.fork import check_fork
+from xfresearch.training.metrics import last_written
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def record(path: epath.Path, config: Config, fork: bool, began: float | None = N
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         "seconds": now,
-        "gap": max(now - _last_write(path), 0.0) if before else 0.0,
+        "gap": max(now - _last_write(path, before), 0.0) if before else 0.0,
         "finished_before": bool(before and saved) and (steps or [0])[-1] >= saved.steps,
         "command": ["python", "-m", "xfresearch.train", *sys.argv[1:]],
         "commit": git_commit(),
@@ -178,11 +179,14 @@ def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
     """Seconds between `until`, the time of the checkpoint that the run resumes from, and its newest start: `lost` in
     work that was not saved, `down` while no process ran. The time after a run had finished counts as neither."""
     later = [start for start in all_starts if start["seconds"] > until]
-    lost = all_starts[-1]["seconds"] - until - sum(start["gap"] for start in later)
-    return {"lost": max(lost, 0.0), "down": sum(s["gap"] for s in later if not s["finished_before"])}
+    gaps = [min(start["gap"], start["seconds"] - until) for start in later]  # a checkpoint may be newer than the last row
+    lost = all_starts[-1]["seconds"] - until - sum(gaps)
+    down = sum(gap for gap, start in zip(gaps, later, strict=True) if not start["finished_before"])
+    return {"lost": max(lost, 0.0), "down": down}
 
 
-def _last_write(path: epath.Path) -> float:
-    """The time at which the previous process last wrote a file."""
-    files = [path / "run.json", path / "metrics.jsonl", store.directory(path)]
-    return max(file.stat().mtime for file in files if exists(file))
+def _last_write(path: epath.Path, before: list[dict]) -> float:
+    """The time at which the previous process wrote its last row, or started. The times of the files do not show it: a copy
+    of a run has those of the copying."""
+    metrics = path / "metrics.jsonl"
+    return max(before[-1]["seconds"], last_written(metrics) if exists(metrics) else 0.0)
