@@ -47,7 +47,7 @@ class Canvas:
         first = y + (27 if note else 9)
         self.text(x, first, text, 13, "paper" if kind == "memory" else "ink")
         if note:
-            self.text(x, y + 11, note, 10.5, "muted")
+            self.text(x, y + 11, note, 10.5, "ink" if kind == "mixer" else "muted")
         self._reach((x - width / 2, y), (x + width / 2, y + height))
         return y + height
 
