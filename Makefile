@@ -20,7 +20,7 @@ train: $(VENV)/.ready
 
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 long: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m long

@@ -22,11 +22,17 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
     atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
 ROOT = Path(__file__).parent.parent
+LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py", "test_adding.py")
 
 
 def pytest_configure(config):
     # Warnings from the code of other libraries are not errors.
     config.addinivalue_line("filterwarnings", r"error:::(xfresearch|tests)\b")
+
+
+def pytest_collection_modifyitems(items):
+    """Starts the files that take longest first, so that the workers end together."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_make_parametrize_id(val):

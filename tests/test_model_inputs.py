@@ -107,12 +107,10 @@ def test_a_replacement_steers_generated_text(gpt2):
     push = 4.0 * jax.random.normal(jax.random.key(0), (gpt2.config.width,))
     replace = {"blocks.0.*.residual": lambda x: x + push}
     ids = list(b"def")
-    for _ in range(6):
+    for _ in range(3):
         ids.append(int(gpt2([ids], replace=replace)[0, -1].argmax()))
-    steered = gpt2.generate("def", max_new_tokens=6, temperature=0.0, replace=replace)
-    assert steered == gpt2.tokenizer.decode(ids[3:]) != gpt2.generate("def", max_new_tokens=6, temperature=0.0)
-    same = gpt2.generate("def", max_new_tokens=20, replace={"blocks.*": lambda x: x})
-    assert same == gpt2.generate("def", max_new_tokens=20)
+    steered = gpt2.generate("def", max_new_tokens=3, temperature=0.0, replace=replace)
+    assert steered == gpt2.tokenizer.decode(ids[3:]) != gpt2.generate("def", max_new_tokens=3, temperature=0.0)
     with pytest.raises(xf.UserError, match="must be a function"):
         gpt2.generate("def", replace={"embed": 0.0})
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 
 from xfresearch import crash_log
 from xfresearch.checkpoints import store
@@ -168,3 +169,16 @@ def test_a_checkpoint_of_an_earlier_version_has_no_digest_and_is_not_damaged(tmp
     params = make_state()["params"]
     store.save_params(tmp_path, 5, params)
     jax.tree.map(np.testing.assert_array_equal, store.restore_params(tmp_path, 5, abstract(params)), params)
+
+
+def test_a_checkpoint_whose_arrays_were_not_joined_is_not_finished(tmp_path, monkeypatch):
+    """Orbax joins the arrays of processes that its glob finds. A directory that may not be listed has none for a glob."""
+    directory = epath.Path(tmp_path)
+    checkpoints = store.Checkpoints(directory, CheckpointConfig(keep=1))
+    checkpoints.save(1, make_state(), {})
+    checkpoints.wait()
+    monkeypatch.setattr(type(directory), "glob", lambda *_: iter(()))
+    with pytest.raises(Stopped, match="no manifest.ocdbt.*the last checkpoint, step 1, is intact"):
+        checkpoints.save(2, make_state(), {})
+        checkpoints.wait()
+    assert store.steps(directory) == [1]

@@ -176,7 +176,7 @@ def flags(tmp_path, path, workdir: str, *more: str) -> list[str]:
 
 
 def test_a_run_trains_on_resumes_without_the_path_and_records_its_lineage(trained, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(session, "_sample", lambda *_: ("", ""))  # takes as long as all the rest
+    monkeypatch.setattr(session, "draw_samples", lambda *_: [])  # takes as long as all the rest
     path, run = shutil.copytree(trained, tmp_path / "a"), epath.Path(tmp_path / "b")
     first = {"path": "pythia", "kind": "Hugging Face folder", "step": None, "digest": "0123"}
     write_lineage(epath.Path(path), [first])

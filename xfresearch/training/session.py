@@ -112,8 +112,11 @@ def _show(config: Config, path: epath.Path, arguments: list[str], tokenizer, res
     if tokenizer and len(config.data.corpus) == 1:
         with _optional("the compression baselines"):
             baselines = _baselines(config)
-    samples = draw_samples(config, tokenizer, result.params) if tokenizer and result.params else []
-    if tokenizer and not samples:
+    samples = []
+    if tokenizer and result.params:
+        with _optional("the samples"):
+            samples = draw_samples(config, tokenizer, result.params)
+    elif tokenizer:
         print("no samples: too many parameters to gather; python -m xfresearch.generate draws some", file=sys.stderr)
     commands = _commands(config, path, arguments, samples)
     start = starts(path)[-1]
