@@ -213,9 +213,10 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
             content.update(record)
             n_sequences += 1
             real = int(np.count_nonzero(row[0] != _pad(dtype)))
+            documents = int(row[1].max()) if len(row) == 2 else 1
             filled += real
-            segments += int(row[1].max()) if len(row) == 2 else 1
-            progress.update(real)
+            segments += documents
+            progress.update(real - documents)  # the last token of a row is the first one of the next
         writer.close()
     meta = {name: value for name, value in read_json(source / "meta.json").items() if name != "files"}
     meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
