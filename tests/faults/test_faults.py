@@ -81,8 +81,8 @@ def require_promises(answers: list[dict]) -> None:
     for answer in answers:
         code = answer.get("code", 0)
         allowed = [0, CODES.get(answer["case"].get("error"))]
-        if "no manifest.ocdbt" in answer.get("output", ""):  # a library hid the refusal: another try may go well
-            allowed.append(TRANSIENT)
+        if answer["case"].get("count") == 1 and "a checkpoint could not be written" in answer["output"]:
+            allowed.append(TRANSIENT)  # Orbax may hide a refusal, which has passed when we look for it
         wrong = [] if code in allowed else [f"exit code {code}: {answer['output'][-300:]}"]
         if wrong or answer["problems"]:
             broken.append(f"{answer.get('failed') or answer.get('after')} {answer['case']}: {wrong + answer['problems']}")

@@ -11,6 +11,7 @@ killed or failed never looks like a checkpoint.
 
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -117,7 +118,17 @@ class Checkpoints:
                 print(f"warning: an old checkpoint could not be removed: {_reason(error)}", file=sys.stderr)
                 return
             last = f"the last checkpoint, step {kept[-1]}, is intact" if kept else "there is no earlier checkpoint"
-            raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from error
+            cause = error if disk_errors(error) else _refusal(self.directory) or error
+            raise Stopped(f"a checkpoint could not be written ({_reason(error)}); {last}") from cause
+
+
+def _refusal(path: epath.Path) -> OSError | None:
+    """The error of a directory that cannot be listed. Orbax takes files that it may not see for missing, and hides it."""
+    try:
+        os.listdir(path)
+    except OSError as error:
+        return error
+    return None
 
 
 def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
