@@ -92,16 +92,21 @@ def describe_machine() -> dict:
     """Processor, memory and devices, for run.json."""
     import jax
 
-    kinds = [device.device_kind for device in jax.devices()]
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "backend": jax.default_backend(),
-        "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
+        "devices": kinds_of(jax.devices()),
         "processes": jax.process_count(),
     }
+
+
+def kinds_of(devices) -> str:
+    """'8 x TPU v5', for these jax.Devices."""
+    kinds = [device.device_kind for device in devices]
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
 
 
 def versions() -> dict[str, str]:

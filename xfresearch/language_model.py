@@ -259,6 +259,7 @@ def _loss(config: ModelConfig, params: dict, tokens_BL):
 
 
 def _next_token_loss(logits_BLV, tokens_BL):
+    """`_loss` for a pass that is not compiled: the tiles of token_nll would be compiled again in every call."""
     log_p_BLV = jax.nn.log_softmax(logits_BLV[:, :-1])
     return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1)[..., 0]
 

@@ -1,7 +1,7 @@
 """The outline of a run or of a model: a few lines for people, such as `train` prints first.
 
-    model      0.84 M parameters, 1.9 M FLOPs per token; width 128: 4 x pre-norm [RMSNorm, 4 heads of 32, SwiGLU 344]
-    data       notes: 12.3 MB, 12.3 M tokens to train on; validation 0.6 MB, 0.6 M tokens; tokenizer bytes
+    model      840 k parameters, 1.9 M FLOPs per token; width 128: 4 x pre-norm [RMSNorm, 4 heads of 32, SwiGLU 344]
+    data       notes: 12.3 MB, 12.3 M tokens to train on; validation 610 kB, 610 k tokens; tokenizer bytes
     optimizer  AdamW, learning rate 0.001 (cosine, warm-up of 100 updates); 400 updates of 16 x 256 tokens
     devices    1 x cpu, float32; attention: chunked (the fastest one on CPU)
     output     runs/a: config.json, metrics.jsonl, checkpoints/ every 100 updates, report.html at the end
@@ -12,9 +12,12 @@ from collections.abc import Mapping
 import jax
 
 from xfresearch.config.run import Config
+from xfresearch.hardware import kinds_of
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.words import model_in_words
+from xfresearch.progress import amount
+from xfresearch.tables import count
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
@@ -49,7 +52,7 @@ def data_line(config: Config, train: list, held_out) -> str:
 
 
 def _size(meta: dict) -> str:
-    text = f"{count(meta['n_bytes'])}B, " if meta.get("n_bytes") else ""
+    text = f"{amount(meta['n_bytes'], 'B')}, " if meta.get("n_bytes") else ""
     return f"{text}{count(meta['n_tokens'])} tokens in {meta['n_sequences']:,} sequences"
 
 
@@ -66,8 +69,7 @@ def optimizer_line(config: Config) -> str:
 
 def devices_line(config: Config, mesh, kernels: dict) -> str:
     """The devices, the axes of the mesh, the dtype, and the kernel of each sublayer with the reason for it."""
-    kinds = [device.device_kind for device in mesh.devices.flat]
-    parts = [", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))]
+    parts = [kinds_of(mesh.devices.flat)]
     parts += [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
     where = {}
     for (block, sublayer), choice in kernels.items():
@@ -91,14 +93,5 @@ def placed(params: dict) -> str:
     """The dtype of parameters, and the devices that they are on."""
     leaves = jax.tree.leaves(params)
     devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-    kinds = ", ".join(sorted({device.device_kind for device in devices})) or "host"
     dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves}))
-    return f"{dtypes} on {max(len(devices), 1)} x {kinds}"
-
-
-def count(number: float) -> str:
-    """A number in the units of figures: 12.3 k, 0.84 M, 7.24 G."""
-    for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size / 2:
-            return f"{number / size:.3g} {name}"
-    return f"{number:g}"
+    return f"{dtypes} on {kinds_of(devices) or 'the host'}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from xfresearch import distributed
+from xfresearch.tables import count
 
 SECONDS_BETWEEN_LINES = 10  # if standard error is not a terminal
 _opened: list["Stage"] = []  # the stages that run now: a stage inside another one prints nothing
@@ -87,11 +88,8 @@ def stage(title: str, total: int | None = None, unit: str = "B") -> Iterator[Sta
     print(current.line(running=False), file=sys.stderr, flush=True)
 
 
-def amount(count: int, unit: str) -> str:
+def amount(number: int, unit: str) -> str:
     """A number of units: '12.3 MB', '1,200 sequences'."""
     if unit != "B":
-        return f"{count:,} {unit}"
-    for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.3g} {name}"
-    return f"{count} B"
+        return f"{number:,} {unit}"
+    return f"{count(number)}B" if number >= 1000 else f"{number} B"

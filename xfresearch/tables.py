@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Tables and numbers for the terminal."""
 
 
 def table(columns: dict[str, list[str]]) -> str:
@@ -13,6 +13,14 @@ def table(columns: dict[str, list[str]]) -> str:
 def to_columns(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> dict[str, list[str]]:
     """{title: cells} of a table's rows."""
     return {title: [row[i] for row in rows] for i, title in enumerate(titles)}
+
+
+def count(number: float) -> str:
+    """A count with three digits and the prefix of its unit: 840 k, 12.3 M, 7.24 G."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {prefix}"
+    return f"{number:g}"
 
 
 def format_number(value: float | None) -> str:

@@ -92,7 +92,7 @@ def curve(run: Run, kind: str, measure: str, axis: str) -> np.ndarray:
 def _positions(run: Run, axis: str) -> dict[int, float]:
     """{step: value of `axis`} of every step with a row. An evaluation has the seconds of the training row before it."""
     tokens = run.config.batch_size * run.config.sequence_length  # per update
-    per_token = 3 * costs(run.config.model, run.config.sequence_length).flops_per_token
+    per_token = costs(run.config.model, run.config.sequence_length).training_flops_per_token
     scale = {"step": 1, "tokens": tokens, "flops": tokens * per_token}
     if axis != "seconds":
         return {row["step"]: row["step"] * scale[axis] for row in run.rows}

@@ -22,6 +22,11 @@ class Costs:
     cache_bytes_per_token: int = 0
     sequence_length: int = 0
 
+    @property
+    def training_flops_per_token(self) -> int:
+        """FLOPs of a training step."""
+        return 3 * self.flops_per_token
+
     def __add__(self, other: "Costs") -> "Costs":
         pairs = zip(vars(self).items(), vars(other).values(), strict=True)
         return Costs(**{k: max(a, b) if k == "sequence_length" else a + b for (k, a), b in pairs})

@@ -67,7 +67,7 @@ def header(config: Config, topology: Topology | None, mesh: dict[str, int], meth
         "mesh": mesh,
         "parameters": counted.parameters,
         "active_parameters": counted.active_parameters,
-        "model_flops": 3 * counted.flops_per_token * config.batch_size * config.sequence_length,
+        "model_flops": counted.training_flops_per_token * config.batch_size * config.sequence_length,
         "half_attention": 1 - attention / counted.flops_per_token / 2,  # share of the FLOPs if attention counts in half
         "batch": {
             "sequences": config.batch_size,

@@ -362,5 +362,5 @@ def _utilisation_per_rate(config: Config) -> float | None:
     if config.optimizer.trainable:
         return None
     peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
-    per_token = 3 * costs(config.model, config.sequence_length).flops_per_token
+    per_token = costs(config.model, config.sequence_length).training_flops_per_token
     return per_token / (peak * jax.device_count()) if peak else None

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.models.closed_form import costs
+from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, line_chart, thinned
 from xfresearch.pages.drawing import draw_block
@@ -61,9 +62,10 @@ def write_report(
     headline = "accuracy" if of_labels else "bits_per_byte"
     counted = costs(config.model, config.sequence_length)
     active = counted.active_parameters
+    tokens = config.batch_size * config.sequence_length  # per update
     sizes = {
         "parameters": counted.parameters,
-        "training_FLOPs": _flops_per_token(config) * result.get("step", 0) * config.batch_size * config.sequence_length,
+        "training_FLOPs": counted.training_flops_per_token * result.get("step", 0) * tokens,
     }
     sizes |= {"active_parameters": active} if active != counted.parameters else {}
     facts = {name: value for name, value in (sizes | result).items() if name not in (headline, "time")}
@@ -76,7 +78,7 @@ def write_report(
         of_labels=of_labels,
         machine=machine,
         bars=_bars(baselines, result),
-        charts=_charts(read_metrics(path.with_name("metrics.jsonl")), config, baselines),
+        charts=_charts(read_metrics(path.with_name("metrics.jsonl")), tokens, counted, baselines),
         facts=facts,
         terms={name: text for name, text in TERMS.items() if name == headline or name in facts},
         headline=headline.replace("_", " "),
@@ -99,14 +101,8 @@ def _bars(baselines: dict[str, float], result: dict) -> list[tuple[str, float, f
     return [(name, bits, 100 * bits / longest, ours) for name, bits, ours in sorted(rows, key=lambda row: -row[1])]
 
 
-def _flops_per_token(config: Config) -> int:
-    """FLOPs per token of an update: three times those of the forward pass (models/costs.py)."""
-    return 3 * costs(config.model, config.sequence_length).flops_per_token
-
-
-def _charts(rows: list[dict], config: Config, baselines: dict[str, float]) -> list[tuple[str, str, str]]:
-    """(title, caption, SVG) of every chart for which the rows have values."""
-    tokens = config.batch_size * config.sequence_length  # per update
+def _charts(rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, float]) -> list[tuple[str, str, str]]:
+    """(title, caption, SVG) of every chart for which the rows have values. tokens: those of one update."""
     of_text = any("bits_per_byte" in row for row in rows)
     caption = "by step, with the compression baselines" if baselines else "by step"
     bits_per_byte = ("Bits per byte", caption, "bits_per_byte", 1, baselines, False)
@@ -125,7 +121,7 @@ def _charts(rows: list[dict], config: Config, baselines: dict[str, float]) -> li
         curves = [Curve(points[kind], **style) for kind, style in STYLES.items() if len(points[kind])]
         if curves:
             bottom, top = _limits(curves, levels, from_zero)
-            second = ("training FLOPs", _flops_per_token(config)) if key == "loss" else None
+            second = ("training FLOPs", counted.training_flops_per_token) if key == "loss" else None
             charts.append((title, caption, line_chart(title, curves, levels, bottom, top, second)))
     return charts
 

@@ -106,9 +106,9 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
         moe = self.moe
         each = f"{ACTIVATIONS[moe.expert].title} {self.hidden}"
         chosen = f"top-{moe.top_k} of {moe.experts} experts" if moe.routing == "token_choice" else f"{moe.experts} experts"
-        said = ("experts", "top_k", "expert", "shared")
+        named = ("experts", "top_k", "expert", "shared")
         shared = [f"{moe.shared} shared"] if moe.shared else []
-        return ", ".join([f"{chosen} of {each}", *shared, *changed(moe, *said)])
+        return ", ".join([f"{chosen} of {each}", *shared, *changed(moe, *named)])
 
     @property
     def random(self) -> bool:

@@ -28,7 +28,7 @@ from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.mixers.softmax.attention import extended
-from xfresearch.models.mixers.softmax.config import SAID, check_rope, heads_in_words, with_sizes
+from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, check_rope, heads_in_words, with_sizes
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.norms import Norm, NormSpec
@@ -52,7 +52,7 @@ class DifferentialConfig(SublayerConfig):
 
     @property
     def words(self) -> str:
-        return ", ".join([heads_in_words(self, "differential heads"), *changed(self, *SAID)])
+        return ", ".join([heads_in_words(self, "differential heads"), *changed(self, *HEAD_OPTIONS)])
 
     @property
     def random(self) -> bool:

@@ -64,9 +64,9 @@ class SlotsConfig(SublayerConfig):
 
     @property
     def words(self) -> str:
-        said = ("kind", "memory_slots", "memory_activation", "heads", "head_size", "kv_heads")
-        reader = f"{self.memory_activation} alone" if wide_slots(self) else f"{self.heads} heads of {self.head_size}"
-        return ", ".join([f"{self.memory_slots} memory slots, read by {reader}", *changed(self, *said)])
+        named = ("kind", "memory_slots", "memory_activation", "heads", "head_size", "kv_heads")
+        kind = f"with {self.memory_activation}" if wide_slots(self) else f"for {self.heads} heads of {self.head_size}"
+        return ", ".join([f"{self.memory_slots} memory slots {kind}, without context", *changed(self, *named)])
 
     @property
     def random(self) -> bool:

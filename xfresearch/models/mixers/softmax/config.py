@@ -33,7 +33,7 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
     def words(self) -> str:
         slots = [f"{self.memory_slots} memory slots"] if self.memory_slots else []
         biases = ["biases"] if self.bias else []
-        return ", ".join([heads_in_words(self), *slots, *biases, *changed(self, *SAID, "memory_slots", "bias")])
+        return ", ".join([heads_in_words(self), *slots, *biases, *changed(self, *HEAD_OPTIONS, "memory_slots", "bias")])
 
     @property
     def norm_kinds(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
         return a
 
 
-SAID = ("kind", "heads", "head_size", "kv_heads", "position")  # options that `heads_in_words` gives
+HEAD_OPTIONS = ("kind", "heads", "head_size", "kv_heads", "position")  # those that `heads_in_words` names
 POSITIONS = {
     "none": "",
     "rope": " with RoPE",
