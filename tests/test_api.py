@@ -108,6 +108,14 @@ def test_several_prompts_give_the_same_texts_as_each_alone(gpt2):
     assert gpt2.generate([]) == []
 
 
+def test_each_prompt_may_have_a_seed(gpt2):
+    """A prompt with another seed is no copy of itself."""
+    seeds = [3, 4, 3]
+    texts = gpt2.generate(["def main("] * 3, max_new_tokens=8, temperature=1.5, seed=seeds)
+    assert texts[:2] == [gpt2.generate("def main(", max_new_tokens=8, temperature=1.5, seed=seed) for seed in (3, 4)]
+    assert len(set(texts)) == 3
+
+
 def test_streamed_text_is_the_returned_text_in_whole_characters(gpt2):
     pieces = {0: [], 1: []}
     texts = gpt2.generate(

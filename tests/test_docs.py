@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
+SLOW = ("launch.md", "processes.md", "sharding.md")  # other tests run their commands every day
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
@@ -49,7 +50,11 @@ def shell(command: str, here: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def marked(page: Path):
+    return pytest.param(page, id=page.name, marks=pytest.mark.long if page.name in SLOW else ())
+
+
+@pytest.mark.parametrize("page", map(marked, PAGES))
 def test_snippets_run(page, checkout):
     before = not_ignored(checkout)
     for language, group in groupby(snippets(page), key=lambda snippet: snippet[0]):

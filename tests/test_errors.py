@@ -54,6 +54,7 @@ STARTS = "--config.start.path=runs/a"
             "--fork is not allowed with --workdir=runs/a, which has no checkpoint to resume from: .*, use --start RUN",
         ),
         (lambda: tiny_model().generate("a", seed=-1), "seed=-1 is not allowed: it must be at least 0 and below 2.32"),
+        (lambda: tiny_model().generate("a", seed=[1, 2]), r"seed=\[1, 2\] .* one number, or one for each of 1 prompts"),
     ],
 )
 def test_a_mistake_is_one_line_with_key_value_and_what_is_allowed(mistake, text):

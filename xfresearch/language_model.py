@@ -165,7 +165,7 @@ class LanguageModel:
         temperature: float = DEFAULT.temperature,
         top_k: int = DEFAULT.top_k,
         top_p: float = DEFAULT.top_p,
-        seed: int = 0,
+        seed: int | list[int] = 0,
         stream: Callable[[int, str, list[int]], None] | None = None,
         replace: dict[str, Callable] | None = None,
     ) -> str | list[str]:
@@ -173,7 +173,8 @@ class LanguageModel:
 
         A text ends at an end-of-text token or after `max_new_tokens` tokens (default: 256, or fewer if the position
         table ends earlier). Temperature 0 is greedy. The same seed gives the same text, whatever the other prompts of
-        the call are, but copies of a prompt in one call differ. An empty prompt starts a new text.
+        the call are, but copies of a prompt with one seed differ. `seed` may be a list, one for each prompt. An empty
+        prompt starts a new text.
         `stream(index of the prompt, text, tokens)` is called while text is generated, always with whole characters.
         `replace` is that of a call, and is compiled: its functions get the values [B, L, ...] of the prompts, padded on
         the left, and then those [B, 1, ...] of each new token.
@@ -217,17 +218,20 @@ class LanguageModel:
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
     def _generate_tokens(
-        self, prompts, max_new_tokens: int | None, sampling, seed: int, replace: dict[str, Callable]
+        self, prompts, max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict[str, Callable]
     ) -> Iterator[list[list[int]]]:
-        if not 0 <= seed < 2**32:
+        seeds = seed if isinstance(seed, list) else [seed] * len(prompts)
+        if not all(0 <= each < 2**32 for each in seeds):
             raise UserError(f"seed={seed} is not allowed: it must be at least 0 and below 2^32")
+        if len(seeds) != len(prompts):
+            raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(prompts)} prompts")
         if not prompts:
             return iter(())
         tokens = [encode(self.config, self.tokenizer, prompt, "prompt") for prompt in prompts]
         count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
         limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
         steering = tuple(replacements(self.config, replace).items())
-        return decoding.generate(self.config, self.params, tokens, count, sampling, seed, **limits, replace=steering)
+        return decoding.generate(self.config, self.params, tokens, count, sampling, seeds, **limits, replace=steering)
 
     def _new_tokens(self, length: int, max_new_tokens: int | None) -> int:
         """The number of tokens to generate after a prompt of `length` tokens."""

@@ -98,6 +98,8 @@ def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, str]:
 
 def replacements(model: ModelConfig, replace: dict) -> dict:
     """{name of a tap: function} of {pattern: function}. Raises UserError for a value that is not a function."""
+    if not replace:
+        return {}  # the names of taps need a trace
     for pattern, function in replace.items():
         if not callable(function):
             raise UserError(f"replace[{pattern!r}] must be a function: to set a fixed value, pass lambda _: value")

@@ -39,7 +39,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling = DEFAULT,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     stops: tuple[int, ...] = (),
     vocab_size: int = 0,
     mesh=None,
@@ -47,10 +47,10 @@ def generate(
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until each has ended or has max_new_tokens.
 
-    `prompts` are lists of at least one token. A prompt ends before the first of the tokens `stops`, which are never
-    yielded. Ids of `vocab_size` and above are never sampled (0: the whole vocabulary). `mesh` is the mesh of the
-    parameters. It must divide the prompts evenly. `replace` are (name of a tap, function) pairs: the functions are
-    compiled into the passes over the prompts and over each new token.
+    `prompts` are lists of at least one token, with one `seed` for all or one for each. A prompt ends before the first of
+    the tokens `stops`, which are never yielded. Ids of `vocab_size` and above are never sampled (0: the whole
+    vocabulary). `mesh` is the mesh of the parameters. It must divide the prompts evenly. `replace` are (name of a tap,
+    function) pairs: the functions are compiled into the passes over the prompts and over each new token.
     """
     tokens_BP, segments_BP = pad_left(prompts)
     keys_B = row_keys(prompts, seed)
@@ -88,14 +88,16 @@ def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return tokens_BP, segments_BP
 
 
-def row_keys(prompts: Sequence[Sequence[int]], seed: int) -> jax.Array:
-    """A random key for each prompt [B]. It does not depend on the other prompts, but copies have different keys."""
+def row_keys(prompts: Sequence[Sequence[int]], seed: int | Sequence[int]) -> jax.Array:
+    """A random key for each prompt [B]. It does not depend on the other prompts, but copies with one seed have different
+    keys."""
     seen = Counter()
     numbers = []
-    for prompt in map(tuple, prompts):
-        numbers.append(zlib.crc32(repr((prompt, seen[prompt])).encode()))
-        seen[prompt] += 1
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.array(numbers, jnp.uint32))
+    seeds_B = np.broadcast_to(seed, len(prompts)).astype(np.uint32)
+    for row in zip(map(tuple, prompts), seeds_B.tolist(), strict=True):
+        numbers.append(zlib.crc32(repr((row[0], seen[row])).encode()))
+        seen[row] += 1
+    return jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(seeds_B), jnp.array(numbers, jnp.uint32))
 
 
 def shard_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:

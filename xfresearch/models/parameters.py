@@ -9,6 +9,23 @@ from flax import nnx
 from xfresearch.sharding.letters import Axes
 
 
+class Rngs:
+    """The keys of a module's initial parameters, with the values of nnx.Rngs(params=key).
+
+    nnx.Rngs counts in a Variable. Under a trace, each of its draws prints the whole trace into an error message that is
+    then dropped: half of the time of `transformer.abstract`.
+    """
+
+    def __init__(self, key):
+        self.key = key
+        self.count = 0
+
+    def params(self):
+        """The next key."""
+        self.count += 1
+        return jax.random.fold_in(self.key, self.count - 1)
+
+
 def parameter(value, letters: str, inputs: str = "", outputs: str = "", bounds=None) -> nnx.Param:
     """A trained array. letters, inputs, outputs and bounds are those of `Axes`, without the N of stacked layers."""
     return nnx.Param(value, axes=Axes(letters, inputs, outputs, bounds))

@@ -19,7 +19,7 @@ from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.parameters import parameter
+from xfresearch.models.parameters import Rngs, parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SharedTable
 from xfresearch.sharding.partition import constrain_parameters
@@ -185,7 +185,7 @@ def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
     for place in layers.stacks(stack):
         keys = jax.random.split(rngs.params(), place.repeats)
         block = stack.blocks[place.block]
-        make = jax.vmap(lambda key, block=block: Block(stack.around, stack.depth, block, nnx.Rngs(params=key)))
+        make = jax.vmap(lambda key, block=block: Block(stack.around, stack.depth, block, Rngs(key)))
         found[place.name] = make(keys)
     return nnx.Dict(found)
 

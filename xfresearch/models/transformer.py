@@ -23,7 +23,7 @@ from xfresearch.models.layers import stacks
 from xfresearch.models.linear import Bias
 from xfresearch.models.model_config import ModelConfig, position_rows
 from xfresearch.models.norms import Norm
-from xfresearch.models.parameters import draw, kernel_std, parameter, times
+from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times
 from xfresearch.models.positions import sinusoidal
 from xfresearch.sharding.letters import Axes
 
@@ -120,23 +120,22 @@ class Transformer(nnx.Module):
 
 def init(model: ModelConfig, key) -> dict:
     """Initial parameters of `model`, drawn from `key`: a nested dict of arrays with string keys."""
-    return nnx.to_pure_dict(nnx.state(Transformer(model, nnx.Rngs(params=key))))
-
-
-@cache
-def _split(model: ModelConfig):
-    return nnx.split(nnx.eval_shape(lambda: Transformer(model, nnx.Rngs(params=jax.random.key(0)))))
+    return nnx.to_pure_dict(nnx.state(Transformer(model, Rngs(key))))
 
 
 def abstract(model: ModelConfig) -> dict:
     """Shapes and dtypes of the parameters. Nothing is drawn."""
-    return jax.tree.map(lambda leaf: leaf, _abstract(model, jax.config.jax_enable_x64))
+    return nnx.to_pure_dict(_split(model)[1])
+
+
+def _split(model: ModelConfig):
+    return _traced(model, jax.config.jax_enable_x64)
 
 
 @cache
-def _abstract(model: ModelConfig, x64: bool) -> dict:
-    """Traced once for each model. `x64` is JAX's setting, on which float64 parameters depend."""
-    return jax.eval_shape(lambda: init(model, jax.random.key(0)))
+def _traced(model: ModelConfig, x64: bool):
+    """The graph and the abstract state of a model. `x64` is JAX's setting, on which float64 parameters depend."""
+    return nnx.split(nnx.eval_shape(lambda: Transformer(model, Rngs(jax.random.key(0)))))
 
 
 def axes(model: ModelConfig) -> dict:

@@ -13,15 +13,16 @@ BEGINNING = 1 << 16  # bytes of a document in which prompts are looked for
 def draw_samples(config: Config, tokenizer, params: dict) -> list[dict]:
     """[{prompt, seed, text}] for each prompt and each of SEEDS, sampled with the defaults (models/sampling.py)."""
     lm = LanguageModel(config.model, params, tokenizer, config)
-    asked = [text for text in (config.log.sample, *corpus_prompts(config)) if text][:2]
-    prompts = [tokenizer.decode(tokenizer.encode(text.encode())[: config.model.max_length // 2]) for text in asked]
-    with stage("sampling", len(prompts) * len(SEEDS), "texts") as progress:
-        found = []
-        for seed in SEEDS:
-            texts = lm.generate(prompts, seed=seed)
-            found += [{"prompt": p, "seed": seed, "text": text} for p, text in zip(prompts, texts, strict=True)]
-            progress.update(len(prompts))
-    return sorted(found, key=lambda sample: prompts.index(sample["prompt"]))
+    given = list(dict.fromkeys(text for text in (config.log.sample, *corpus_prompts(config)) if text))[:2]
+    prompts = [tokenizer.decode(tokenizer.encode(text.encode())[: config.model.max_length // 2]) for text in given]
+    asked = [(prompt, seed) for prompt in prompts for seed in SEEDS]
+    with stage("sampling", unit="tokens") as progress:
+
+        def count(number: int, text: str, tokens: list[int]) -> None:
+            progress.update(len(tokens))
+
+        texts = lm.generate([prompt for prompt, _ in asked], seed=[seed for _, seed in asked], stream=count)
+    return [{"prompt": prompt, "seed": seed, "text": text} for (prompt, seed), text in zip(asked, texts, strict=True)]
 
 
 def corpus_prompts(config: Config) -> list[str]:
