@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
-SLOW = ("launch.md", "processes.md", "sharding.md")  # other tests run their commands every day
+SLOW = ("data.md", "interop.md", "launch.md", "majority.md", "processes.md", "sharding.md")  # daily tests run the like
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def marked(page: Path):
     return pytest.param(page, id=page.name, marks=pytest.mark.long if page.name in SLOW else ())
 
 
-@pytest.mark.parametrize("page", map(marked, PAGES))
+@pytest.mark.parametrize("page", [*map(marked, PAGES)])
 def test_snippets_run(page, checkout):
     before = not_ignored(checkout)
     for language, group in groupby(snippets(page), key=lambda snippet: snippet[0]):

@@ -21,7 +21,8 @@ FILES = {
 }
 # A package may import the packages in its own group and in the groups below it.
 ORDER = (
-    {"planning", "interop", "harness", "comparing"},
+    {"surgery", "planning", "harness", "comparing"},
+    {"interop"},
     {"training"},
     {"checkpoints"},
     {"models"},

@@ -1,8 +1,13 @@
 """python -m xfresearch.convert import FOLDER WORKDIR
 python -m xfresearch.convert export WORKDIR FOLDER
+python -m xfresearch.convert NAME[,NAME...] WORKDIR NEW_WORKDIR
+python -m xfresearch.convert --list
 
-Converts a Hugging Face folder to a run's directory, and back. The folder has config.json, safetensors and a tokenizer.
-evaluate, generate and xf.load read both. docs/interop.md lists what is exact and what is not supported.
+import and export convert a Hugging Face folder to a run's directory, and back. The folder has config.json, safetensors and
+a tokenizer. evaluate, generate and xf.load read both. docs/interop.md lists what is exact and what is not supported.
+
+NAME is a conversion between variants, or a chain of them: the result computes the same function, with a certificate, or
+the conversion is refused (docs/surgery.md). --list shows the conversions and their conditions.
 """
 
 import re
@@ -12,24 +17,33 @@ from pathlib import Path
 
 from xfresearch import command
 from xfresearch.errors import UserError, require_new
+from xfresearch.files import write_json
 
 EPILOG = """\
 examples:
   python -m xfresearch.convert import models/pythia-70m runs/pythia --dtype float32
   python -m xfresearch.convert export runs/pythia models/copy
-  python -m xfresearch.convert export runs/a models/a --family llama --dtype bfloat16 --shard-size 500MB"""
+  python -m xfresearch.convert export runs/a models/a --family llama --dtype bfloat16 --shard-size 500MB
+  python -m xfresearch.convert fold_norm,merge_query_key runs/a runs/merged
+  python -m xfresearch.convert merge_query_key runs/a --dry-run"""
 
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9}
 
 
 def main(arguments: list[str]) -> None:
-    options = parse(arguments)
+    if arguments and arguments[0] not in ("import", "export") and not arguments[0].startswith("-"):
+        options = parse_surgery(arguments)
+    else:
+        options = parse(arguments)
     options.convert(options)
 
 
 def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.convert", description=__doc__, epilog=EPILOG)
-    conversions = parser.add_subparsers(required=True, metavar="import|export")
+    parser.add_argument(
+        "--list", action="store_const", dest="convert", const=list_conversions, help="show all conversions"
+    )
+    conversions = parser.add_subparsers(metavar="import|export|NAME")
 
     import_parser = conversions.add_parser("import", description=import_folder.__doc__)
     import_parser.add_argument("folder", metavar="FOLDER", help="a Hugging Face folder")
@@ -55,7 +69,83 @@ def parse(arguments: list[str]):
     add("--step", type=int, metavar="N", help="step of the checkpoint to export (default: the newest)")
     add("--shard-size", type=size, default="5GB", metavar="SIZE", help="largest size of a file (default: 5GB)")
     export_parser.set_defaults(convert=export_folder)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.convert is None:
+        parser.error("one of import|export|NAME is missing")
+    return options
+
+
+def parse_surgery(arguments: list[str]):
+    """The arguments of NAME WORKDIR NEW_WORKDIR. The options of the conversions are added to the parser's."""
+    from xfresearch.surgery import chain
+
+    names = arguments[0]
+    steps = chain(names)
+    parser = command.Parser(prog=f"python -m xfresearch.convert {names}", description=_conditions(steps))
+    parser.add_argument("workdir", metavar="WORKDIR", help="a run's directory, a checkpoint, or a Hugging Face folder")
+    parser.add_argument("new", metavar="NEW_WORKDIR", nargs="?", help="a new directory")
+    add = parser.add_argument
+    add("--layers", metavar="N,N", type=layer_numbers, help="numbers of the layers to convert (default: all)")
+    add("--step", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
+    add("--dry-run", action="store_true", help="only say whether the conversion applies")
+    add("--json", metavar="FILE", help="also write the certificate as JSON")
+    own = {key: option for step in steps for key, option in step.conversion.options.items()}
+    for key, option in own.items():
+        kind = type(option.default)
+        allowed = option.allowed or None
+        add(
+            f"--{key.replace('_', '-')}", type=kind, choices=allowed, help=f"{option.doc} (default: {option.default!r})"
+        )
+    options = parser.parse_args(arguments[1:])
+    given = {key: getattr(options, key) for key in own if getattr(options, key) is not None}
+    options.steps = chain(names, options.layers, given)
+    options.convert = dry_run if options.dry_run else operate
+    if not options.dry_run and not options.new:
+        parser.error("NEW_WORKDIR is missing")
+    return options
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """(0, 2) of '0,2'."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ArgumentTypeError(f"{text} is not allowed: it must be numbers of layers such as 0,2")
+    return tuple(map(int, text.split(",")))
+
+
+def _conditions(steps) -> str:
+    return "\n".join(
+        f"{step.conversion.name}: {step.conversion.about}\n  exact if: {step.conversion.conditions}" for step in steps
+    )
+
+
+def list_conversions(options) -> None:
+    """Prints every conversion with its conditions."""
+    from xfresearch.surgery import CONVERSIONS
+
+    for conversion in CONVERSIONS.values():
+        flags = "".join(f" [--{key.replace('_', '-')}]" for key in conversion.options)
+        print(f"{conversion.name}{flags}\n    {conversion.about}\n    exact if: {conversion.conditions}")
+
+
+def dry_run(options) -> None:
+    """Says whether the conversion applies to a checkpoint, and what the result is."""
+    from xfresearch import loading
+    from xfresearch.surgery.running import plan
+
+    print(plan(loading.load(options.workdir, options.step), options.steps))
+
+
+def operate(options) -> None:
+    """Converts a model to another variant, and writes the certificate beside it."""
+    require_new(Path(options.new), "convert")
+    from xfresearch import loading
+    from xfresearch.surgery import convert
+
+    lm, certificate = convert(loading.load(options.workdir, options.step), options.steps)
+    lm.save(options.new)
+    for path in (Path(options.new) / "certificate.json", *map(Path, filter(None, [options.json]))):
+        write_json(path, certificate.as_dict())
+    print(f"{certificate}\n{options.new}: {lm!r}")
 
 
 def size(text: str) -> int:

@@ -1,0 +1,46 @@
+"""W_V W_O as one matrix per head, or in another gauge."""
+
+import pytest
+
+from tests.surgery.comparing import assert_exact
+from tests.surgery.test_merge_query_key import changed
+from xfresearch import surgery
+
+CASES = [
+    {},
+    {"bias": "('value','output')", "kv_heads": 2},
+    {"bias": "()", "kv_heads": 1, "sink": "learned"},
+    {"bias": "('value',)", "memory_slots": 6, "kv_heads": 2},
+    {"bias": "()", "output_gate": "head"},
+]
+
+
+@pytest.mark.parametrize("gauge", ["merged", "balanced", "qr"])
+@pytest.mark.parametrize("options", CASES, ids=lambda options: ",".join(options) or "base")
+def test_the_matrices_compute_the_same(options, gauge):
+    model = assert_exact(changed(**options), "absorb_value_output", gauge=gauge)
+    assert (model.blocks["main"].attention.value == "identity_whole") == (gauge == "merged")
+
+
+def test_slots_that_heads_share_get_values_of_their_own():
+    model = assert_exact(changed(memory_slots=6, memory_heads="shared", kv_heads=2), "absorb_value_output")
+    assert model.blocks["main"].attention.memory_heads == "each"
+
+
+@pytest.mark.parametrize(
+    ("options", "term"),
+    [
+        ({"value": "key", "bias": "()"}, "value='key' is no matrix"),
+        ({"output": "identity", "bias": "()"}, "output='identity' is no matrix"),
+        ({"clip": 1.0, "bias": "()"}, "clip is not linear in x W_V"),
+        ({"output_gate": "elementwise"}, "multiplies each number between W_V and W_O"),
+        ({"bias": "('value',)", "sink": "off_by_one"}, "weights that sum to 1: sink="),
+        ({"bias": "('value',)", "shaping": "skip_init"}, "weights that sum to 1: shaping="),
+        ({"bias": "('value',)", "sees_itself": False}, "weights that sum to 1: .*the first token sees none"),
+        ({"bias": "('value',)", "output_gate": "head"}, "weights that sum to 1: output_gate="),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_refusal_names_the_term(options, term):
+    with pytest.raises(surgery.Refused, match=f"^absorb_value_output: layer 0: .*{term}"):
+        surgery.absorb_value_output(changed(**options))

@@ -1,0 +1,33 @@
+"""Exact conversions between variants: each is (lm, layers=None, ...) -> (lm, certificate).
+
+    lm2, certificate = surgery.merge_query_key(lm)
+
+A conversion raises Refused where the result would not compute the same function, and names the term in the way.
+docs/surgery.md has a table of them.
+"""
+
+from collections.abc import Callable
+
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.refused import Refused
+from xfresearch.surgery.registry import CONVERSIONS, chain
+from xfresearch.surgery.running import convert
+
+__all__ = ["CONVERSIONS", "Refused", "chain", "convert", *CONVERSIONS]
+
+
+def _function(conversion: Conversion) -> Callable:
+    def apply(lm, layers=None, **options):
+        chosen = None if layers is None else tuple(layers)
+        return convert(lm, chain(conversion.name, chosen, options))
+
+    arguments = "".join(f"\n{name}: {option.doc}" for name, option in conversion.options.items())
+    apply.__name__ = conversion.name
+    apply.__doc__ = f"{conversion.about}.\n\nExact if: {conversion.conditions}.{arguments}"
+    return apply
+
+
+absorb_value_output = _function(CONVERSIONS["absorb_value_output"])
+fold_norm = _function(CONVERSIONS["fold_norm"])
+merge_query_key = _function(CONVERSIONS["merge_query_key"])
+untie = _function(CONVERSIONS["untie"])

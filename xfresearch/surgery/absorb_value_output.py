@@ -1,0 +1,156 @@
+"""absorb_value_output: W_V and W_O become one matrix per head, or get another gauge.
+
+    y = sum_h (sum_s w_hs (x_s W_V + b_V)) W_O,h        = sum_h (sum_s w_hs x_s) W_V W_O,h + b_V W_O,h if sum_s w_hs = 1
+
+The weights w do not depend on the values, so W_h = W_V W_O,h of size D x D computes the same (value='identity_whole').
+Heads of a group share W_V, and each gets its own W_h. b_V moves to the output if the weights sum to 1: not under a sink,
+where shaping changes the sum, or where a token sees nothing. A slot's value m has no W_V:
+
+    (m - b_V) W_O,h = m' W_V W_O,h        m' = (m - b_V) (W_V^T W_V)^-1 W_V^T
+
+Instead of one matrix, gauge='balanced' or 'qr' keeps the size of the heads: W_V R and R^-1 W_O for an invertible R per
+group. With the SVD W_V W_O = U S Z^T, 'balanced' has W_V R = U sqrt(S) and R^-1 W_O = sqrt(S) Z^T: both factors have the
+same scale, which low precision wants. 'qr' has orthonormal W_V R from a QR with pivoted columns.
+
+An elementwise gate multiplies each number of a head between the two matrices, and clipping is not linear: refused.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import scipy.linalg
+
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.surgery.biases import add_bias
+from xfresearch.surgery.conversion import Conversion, Option
+from xfresearch.surgery.inverse import pseudo_inverse
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import refuse_unless
+
+GAUGES = ("merged", "balanced", "qr")
+
+
+def convert(network: Network, layers, broken: bool = False, gauge: str = "merged") -> Network:
+    for number in layers:
+        _check(network.layers[number].block, network.params(number), f"layer {number}")
+    if gauge == "merged":
+        return network.change(
+            layers, _merged, lambda number, block, params: _merge(network, number, block, params, broken)
+        )
+    return network.change(
+        layers, lambda block: block, lambda number, block, params: _regauged(block, params, gauge, broken)
+    )
+
+
+def _check(block: BlockConfig, params: Params, where: str) -> None:
+    a = block.attention
+    refuse_unless(isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} has no terms w x W_V W_O")
+    refuse_unless(a.value == "learned", f"{where}: value={a.value!r} is no matrix of its own")
+    refuse_unless(a.output == "learned", f"{where}: output={a.output!r} is no matrix")
+    refuse_unless(not a.clip, f"{where}: clip is not linear in x W_V")
+    gate = a.output_gate
+    refuse_unless(gate != "elementwise", f"{where}: output_gate={gate!r} multiplies each number between W_V and W_O")
+    if params.get("attention/value/bias", np.zeros(1)).any():
+        sums = "b_V W_O needs weights that sum to 1"
+        refuse_unless(a.sink == "none", f"{where}: {sums}: sink={a.sink!r} adds a term to the denominator")
+        refuse_unless(a.shaping == "none", f"{where}: {sums}: shaping={a.shaping!r} mixes them with I and C")
+        refuse_unless(gate == "none", f"{where}: {sums}: output_gate={gate!r} multiplies each head")
+        refuse_unless(
+            a.sees_itself or a.memory_slots, f"{where}: {sums}: with sees_itself=False the first token sees none"
+        )
+
+
+def _merged(block: BlockConfig) -> BlockConfig:
+    a = block.attention
+    bias = tuple(name for name in a.bias if name != "value")
+    bias += ("output",) if "value" in a.bias and "output" not in bias else ()
+    heads = {"memory_heads": "each"} if softmax_slots(a) else {}
+    return replace(block, attention=replace(a, value="identity_whole", bias=bias, **heads))
+
+
+def _groups(a: SoftmaxConfig) -> np.ndarray:
+    """The group of each head."""
+    return np.arange(a.heads) // (a.heads // a.kv_heads)
+
+
+def _merge(network: Network, number: int, block: BlockConfig, params: Params, broken: bool) -> Params:
+    a: SoftmaxConfig = block.attention
+    value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
+    value_DHV = value_DGV[:, _groups(a)]
+    merged_HDD = np.einsum("dhv,hve->hde", value_DHV, output_HVD)
+    new = {path: each for path, each in params.items() if not path.startswith("attention/value/")}
+    new["attention/output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
+    bias_GV = params.get("attention/value/bias", np.zeros(value_DGV.shape[1:]))
+    if "value" in a.bias:
+        add_bias(new, "attention/output", np.einsum("hv,hve->e", bias_GV[_groups(a)], output_HVD))
+    if softmax_slots(a):
+        new |= _slots(network, number, a, params, bias_GV)
+    return new
+
+
+def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params, bias_GV: np.ndarray) -> Params:
+    """The values of the slots as m' [M, G, D]. Their stored scale, the root of M, does not change."""
+    value_DGV = params["attention/value/kernel"]
+    stored_MGV = params["attention/memory/value"]
+    scale = np.sqrt(a.memory_slots)
+    inverse_GVD = np.stack(
+        [
+            pseudo_inverse(value_DGV[:, g], network.conditions, f"layer {number}, W_V of group {g}")
+            for g in range(a.kv_heads)
+        ]
+    )
+    value_MGD = np.einsum("mgv,gvd->mgd", scale * stored_MGV - bias_GV, inverse_GVD) / scale
+    found = {"attention/memory/value": value_MGD}
+    if slot_heads(a) == 1:
+        key_MGK = params["attention/memory/key"]
+        found["attention/memory/key"] = np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))
+    return found
+
+
+def _regauged(block: BlockConfig, params: Params, gauge: str, broken: bool) -> Params:
+    """The parameters with W_V R and R^-1 W_O; biases of the values and values of slots are multiplied by R too."""
+    a: SoftmaxConfig = block.attention
+    value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
+    new_value, new_output = value_DGV.copy(), output_HVD.copy()
+    rotations = []
+    for group in range(a.kv_heads):
+        heads = np.flatnonzero(_groups(a) == group)
+        output_VE = np.concatenate([output_HVD[head] for head in heads], 1)
+        rotation, inverse = _gauge(value_DGV[:, group], output_VE, gauge)
+        rotations.append(rotation)
+        new_value[:, group] = value_DGV[:, group] @ rotation
+        parts = (rotation.T if broken else inverse) @ output_VE
+        new_output[heads] = np.stack(np.split(parts, len(heads), 1))
+    rotation_GVV = np.stack(rotations)
+    new = params | {"attention/value/kernel": new_value, "attention/output/kernel": new_output}
+    if "attention/value/bias" in params:
+        new["attention/value/bias"] = np.einsum("gv,gvw->gw", params["attention/value/bias"], rotation_GVV)
+    if softmax_slots(a):
+        refuse_unless(slot_heads(a) == a.kv_heads, "slots that all heads share would need one gauge for all groups")
+        new["attention/memory/value"] = np.einsum("mgv,gvw->mgw", params["attention/memory/value"], rotation_GVV)
+    return new
+
+
+def _gauge(value_DV: np.ndarray, output_VE: np.ndarray, gauge: str) -> tuple[np.ndarray, np.ndarray]:
+    """R and its inverse for one group."""
+    _, upper_VV, order = scipy.linalg.qr(value_DV, mode="economic", pivoting=True)
+    upper_VV = upper_VV[:, np.argsort(order)]  # W_V is an orthonormal matrix times this one
+    if gauge == "qr":
+        return np.linalg.inv(upper_VV), upper_VV
+    left, sizes, _ = np.linalg.svd(upper_VV @ output_VE, full_matrices=False)
+    refuse_unless(sizes[-1] > 1e-12 * sizes[0], "W_V W_O has a smaller rank than the heads: it has no balanced gauge")
+    rotation = np.linalg.solve(upper_VV, left * np.sqrt(sizes))
+    return rotation, np.linalg.inv(rotation)
+
+
+ABSORB_VALUE_OUTPUT = Conversion(
+    name="absorb_value_output",
+    about="W_V W_O as one matrix per head, or in another gauge",
+    conditions="softmax attention with both matrices, without clipping or an elementwise gate; a bias of the value needs "
+    "weights that sum to 1",
+    broken="with W_V W_O transposed, or R^T for the inverse of R",
+    convert=convert,
+    options={"gauge": Option("merged", "merged, or the size of the heads is kept", GAUGES)},
+)

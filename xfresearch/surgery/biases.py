@@ -1,0 +1,32 @@
+"""Where the linear maps that read a sublayer's input keep their biases."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.feed_forwards.dense import DenseConfig
+from xfresearch.models.mixers.memory import wide_slots
+from xfresearch.models.mixers.slots import SlotsConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.softmax.options import PROJECTIONS
+from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.surgery.network import Params
+from xfresearch.surgery.refused import refuse_unless
+
+
+def with_biases(options: SublayerConfig, names: set[str]) -> SublayerConfig:
+    """`options` with biases on these linear maps. Raises Refused if one of them has no place for a bias."""
+    if isinstance(options, DenseConfig):
+        return replace(options, bias=True)
+    places = {SoftmaxConfig: PROJECTIONS, SlotsConfig: ("query", "output")}.get(type(options), ())
+    has = {*places, "memory"} if getattr(options, "memory_slots", 0) and wide_slots(options) else {*places}
+    for name in sorted(names - has):
+        refuse_unless(False, f"{name} of {options.kind!r} has no bias, and one would not be 0")
+    given = set(options.bias) | names - {"memory"}
+    return replace(options, bias=tuple(name for name in places if name in given))
+
+
+def add_bias(params: Params, path: str, value: np.ndarray) -> None:
+    """Adds `value` to the bias of the linear map at `path`, such as 'attention/query', in place."""
+    old = params.get(f"{path}/bias")
+    params[f"{path}/bias"] = value if old is None else old + value

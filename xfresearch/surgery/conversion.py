@@ -1,0 +1,44 @@
+"""A conversion: a map of networks that changes the variant and not the function."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from xfresearch.surgery.network import Network
+from xfresearch.surgery.refused import Refused
+
+
+class Option(NamedTuple):
+    """An argument of a conversion."""
+
+    default: Any  # its type is that of the value on the command line
+    doc: str
+    allowed: tuple = ()  # the allowed values, () for all
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion between variants.
+
+    convert(network, layers, broken=False, **options) is the converted network. It raises Refused if the result would not
+    compute the same function, except where the conversion is an approximation. `layers` are the numbers of the layers to
+    convert. With `broken` it makes the negative control instead: the same surgery without one step, whose logits must
+    differ.
+    """
+
+    name: str
+    about: str  # one line
+    conditions: str  # when it is exact
+    broken: str  # the step that the control leaves out
+    convert: Callable[..., Network]
+    approximate: bool = False  # the result may differ; the certificate tells by how much
+    options: dict[str, Option] = field(default_factory=dict)
+
+    def __call__(self, network: Network, layers=None, broken: bool = False, **options) -> Network:
+        """The network with `layers` (default: all) converted. Refused names the conversion."""
+        chosen = tuple(range(len(network.layers)) if layers is None else layers)
+        given = {name: option.default for name, option in self.options.items()} | options
+        try:
+            return self.convert(network, chosen, broken=broken, **given)
+        except Refused as refused:
+            raise Refused(f"{self.name}: {refused}") from refused

@@ -1,0 +1,253 @@
+"""fold_norm: the gain and the bias of a norm move into the linear maps that read it.
+
+    norm(x) = g h(x) + b                            h: the norm without its parameters, g: offset + gain
+    norm(x) W + c = h(x) diag(g) W + (b W + c)
+
+This is exact if every reader of the norm is a linear map with a trained matrix, and has a place for a bias where b is not
+0. The norm of a sublayer's input is read by this sublayer, and in parallel layouts by the next one too. The output of an
+'out' or 'post' norm is added to the residual stream, or is the residual stream: no linear map reads it alone, so its gain
+stays. DyT is tanh(alpha x), and alpha stays inside.
+
+query='merged' has the normed input on both sides of one matrix per head:
+
+    (g h + b) W (g h' + b)^T = h diag(g) W diag(g) h'^T + b W diag(g) h'^T + terms that do not depend on h'
+
+The softmax cancels the last terms, so b W diag(g) becomes the bias of the query. Slots and sinks do not have these terms:
+refused.
+
+The final norm moves into an untied head, n (g h + b) E^T = h (E diag(g))^T + b E^T. Without positions at the embedding,
+the embedding's norm is a function of the token alone, and the whole norm moves into the table.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.norms import NormSpec
+from xfresearch.surgery.biases import add_bias, with_biases
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.untie import untied
+
+OUTSIDE = {"final_norm": "the final norm", "embedding_norm": "the embedding's norm"}
+
+
+def convert(network: Network, layers, broken: bool = False) -> Network:
+    whole = len(layers) == len(network.layers)
+    outside = [name for name in OUTSIDE if whole and _affine(network.norm(getattr(network.model, name)))]
+    inside = [number for number in layers if sites(network.layers[number].block)]
+    refuse_unless(inside or outside, _nothing(network, layers))
+    axes = {number: network.axes(number) for number in inside}
+    needed = {number: _check(network, number, axes[number]) for number in inside}
+    by_block = {network.layers[number].block: set() for number in inside}
+    for number in inside:
+        by_block[network.layers[number].block] |= needed[number]
+    folded = network.change(
+        inside,
+        lambda block: _without(block, by_block[block]),
+        lambda number, block, params: _folded(block, params, axes[number], by_block[block], broken),
+    )
+    if "embedding_norm" in outside:
+        folded = _into_embedding(folded)
+    return _into_head(folded, broken) if "final_norm" in outside else folded
+
+
+def sites(block: BlockConfig) -> dict[str, list[str]]:
+    """{sublayer: the sublayers that read its input norm}, for each input norm with a gain or a bias."""
+    found = {}
+    sublayers = LAYOUTS[block.layout].sublayers
+    for index, sublayer in enumerate(sublayers):
+        if "in" in sublayer.norms and _affine(block.norm_at(f"{sublayer.name}_in")):
+            after = sublayers[index + 1 :]
+            found[sublayer.name] = [sublayer.name, *(each.name for each in after if each.reads == "before")]
+    return found
+
+
+def _affine(spec: NormSpec) -> bool:
+    return spec.parts["gain"] or spec.parts["bias"]
+
+
+def _nothing(network: Network, layers) -> str:
+    """Why no norm can be folded."""
+    block = network.layers[layers[0]].block
+    others = [site for site in LAYOUTS[block.layout].sites if _affine(block.norm_at(site))]
+    if others:
+        return (
+            f"norms.{others[0]} writes the residual stream, which the skip adds to: x + g h(f(x)) has no linear map that "
+            "reads g h alone"
+        )
+    return "no norm has a gain or a bias"
+
+
+def _gain_and_bias(params: Params, prefix: str, spec: NormSpec, width: int) -> tuple[np.ndarray, np.ndarray]:
+    gain_D = params.get(f"{prefix}/gain")
+    gain_D = np.ones(width) if gain_D is None else spec.offset + gain_D
+    return gain_D, params.get(f"{prefix}/bias", np.zeros(width))
+
+
+def _readers(axes: dict, sublayer: str) -> dict[str, int]:
+    """{path of a kernel: the place of D among its dimensions} of the linear maps that read the input of a sublayer."""
+    inside = {path: each for path, each in axes.items() if path.startswith(f"{sublayer}/")}
+    return {path: each.letters.index("D") for path, each in inside.items() if each.inputs == "D"}
+
+
+def _check(network: Network, number: int, axes: dict) -> set[str]:
+    """The linear maps of a layer that need a bias, as 'sublayer/name'. Raises Refused if a norm cannot be folded."""
+    block, params = network.layers[number].block, network.params(number)
+    needed = set()
+    for sublayer, readers in sites(block).items():
+        gain_D, bias_D = _gain_and_bias(
+            params, f"{sublayer}_norm_in", block.norm_at(f"{sublayer}_in"), network.model.width
+        )
+        for name in readers:
+            options = getattr(block, name)
+            _check_identities(options, gain_D, bias_D, f"layer {number}, {name}")
+            if bias_D.any():
+                needed |= {path.rsplit("/", 1)[0] for path in _readers(axes, name)}
+                names = {path.split("/")[1] for path in _readers(axes, name)}
+                _with_place(options, names, f"layer {number}, {name}")
+    return needed
+
+
+def _with_place(options, names: set[str], where: str) -> None:
+    try:
+        with_biases(options, names)
+    except Refused as refused:
+        raise Refused(f"{where}: {refused}: the norm's bias has no place") from refused
+
+
+def _check_identities(options, gain_D, bias_D, where: str) -> None:
+    """Raises Refused if a reader of the norm has no matrix, or cannot take the norm's bias."""
+    merged = getattr(options, "query", "") == "merged"
+    names = [] if merged else ["query"]
+    names += ["value"] if merged else ["key", "value"]
+    trivial = (gain_D == 1).all() and not bias_D.any()
+    for name in names:
+        kind = getattr(options, name, "learned")
+        bare = kind.startswith("identity")
+        refuse_unless(not bare or trivial, f"{where}: {name}={kind!r} has no matrix that could take the norm's gain")
+    constant = getattr(options, "memory_slots", 0) or getattr(options, "sink", "none") != "none"
+    refuse_unless(
+        not (merged and bias_D.any() and constant),
+        f"{where}: b W_h diag(g) h^T leaves terms that the softmax over the context cancels, and slots or a sink do not",
+    )
+
+
+def _without(block: BlockConfig, needed: set[str]) -> BlockConfig:
+    """The block without the gains and biases of its input norms, and with the biases that readers need."""
+    norms = {}
+    for sublayer in sites(block):
+        site = f"{sublayer}_in"
+        parts = {name for name, exists in block.norm_at(site).parts.items() if exists} - {"alpha"}
+        norms[site] = replace(getattr(block.norms, site), **dict.fromkeys(parts, False))
+    new = {"norms": replace(block.norms, **norms)}
+    for name, options in block.sublayers.items():
+        names = {path.split("/")[1] for path in needed if path.startswith(f"{name}/")}
+        new[name] = with_biases(options, names) if names else options
+    return replace(block, **new)
+
+
+def _folded(block: BlockConfig, params: Params, axes: dict, needed: set[str], broken: bool) -> Params:
+    width = next(params[path].shape[at] for name in sites(block) for path, at in _readers(axes, name).items())
+    new = dict(params)
+    for sublayer, readers in sites(block).items():
+        prefix = f"{sublayer}_norm_in"
+        gain_D, bias_D = _gain_and_bias(params, prefix, block.norm_at(f"{sublayer}_in"), width)
+        new = {path: value for path, value in new.items() if path not in (f"{prefix}/gain", f"{prefix}/bias")}
+        for name in readers:
+            merged = getattr(getattr(block, name), "query", "") == "merged"
+            for path, at in _readers(axes, name).items():
+                both = merged and path == f"{name}/query/kernel" and not block.sublayers[name].rank
+                kernel = params[path]
+                if path.rsplit("/", 1)[0] in needed:
+                    image = np.tensordot(bias_D, kernel, (0, at))
+                    add_bias(new, path.rsplit("/", 1)[0], image * gain_D if both else image)
+                if not broken:
+                    kernel = kernel * gain_D.reshape([-1 if axis == at else 1 for axis in range(kernel.ndim)])
+                    kernel = kernel * gain_D if both else kernel  # the last dimension meets the other token
+                new[path] = kernel
+    return _with_zero_biases(new, block, needed)
+
+
+def _with_zero_biases(params: Params, block: BlockConfig, needed: set[str]) -> Params:
+    """A feed-forward layer has either all of its biases or none: the new ones of the output are 0."""
+    for name in block.sublayers:
+        if f"{name}/down/kernel" in params and f"{name}/up/bias" in params and f"{name}/down/bias" not in params:
+            params[f"{name}/down/bias"] = np.zeros(params[f"{name}/down/kernel"].shape[-1])
+    return params
+
+
+def _into_head(network: Network, broken: bool) -> Network:
+    """The network with the final norm's gain and bias in the head."""
+    network = untied(network)
+    spec = network.norm(network.model.final_norm)
+    gain_D, bias_D = _gain_and_bias(network.outside, "final_norm", spec, network.model.width)
+    head_VD = network.outside["head/table"]
+    new = {"final_norm/gain": None, "final_norm/bias": None}
+    new["head/table"] = head_VD if broken else head_VD * gain_D
+    options = {}
+    if bias_D.any():
+        new["head_bias/bias"] = head_VD @ bias_D + network.outside.get("head_bias/bias", 0.0)
+        options = {"head_bias": True}
+    network = network.with_outside(new, **options)
+    return _first_block_without(network)
+
+
+def _first_block_without(network: Network) -> Network:
+    """The norms outside the blocks have the options of the first block's norms: its gain and bias are switched off, and
+    its own norms that keep them get options of their own. Norms of queries and keys have no such options."""
+    first = network.layers[0]
+    block = first.block
+    inner = [
+        kind for options in block.sublayers.values() for kind in options.norm_kinds if kind not in ("none", "hidden")
+    ]
+    refuse_unless(
+        not inner or not (block.norm_gain or block.norm_bias),
+        "the final norm shares its options with the norms of queries and keys, which keep their gain; give --layers to "
+        "fold the norms of the layers only",
+    )
+    kept = {}
+    for site in LAYOUTS[block.layout].sites:
+        spec = block.norm_at(site)
+        refuse_unless(not spec.offset or not spec.parts["gain"], f"norms.{site} keeps a gain with an offset")
+        if spec.kind != "none":
+            kept[site] = replace(getattr(block.norms, site), gain=spec.gain or None, bias=spec.bias or None)
+    new = replace(block, norm_gain=False, norm_bias=False, norm_offset=0.0, norms=replace(block.norms, **kept))
+    layers = tuple(replace(at, block=new) if at.block == block else at for at in network.layers)
+    return replace(network, layers=layers)
+
+
+def _into_embedding(network: Network) -> Network:
+    """The network with the whole norm of the embedding in the table."""
+    model, spec = network.model, network.norm(network.model.embedding_norm)
+    refuse_unless(
+        model.position == "none" and spec.kind != "dyt",
+        f"embedding_norm reads the token's embedding plus position={model.position!r}, and no table has their norm",
+    )
+    network = untied(network)
+    table_VD = network.outside["embed/table"] * _scale(network)
+    gain_D, bias_D = _gain_and_bias(network.outside, "embedding_norm", spec, model.width)
+    centred_VD = table_VD - table_VD.mean(-1, keepdims=True) if spec.kind in ("layer", "project") else table_VD
+    if spec.kind != "project":
+        centred_VD = centred_VD / np.sqrt(np.square(centred_VD).mean(-1, keepdims=True) + spec.epsilon)
+    new = {path: None for path in network.outside if path.startswith(("embedding_norm/", "embedding_scale"))}
+    new["embed/table"] = centred_VD * gain_D + bias_D
+    return network.with_outside(new, embedding_norm="none", embedding_scale="none")
+
+
+def _scale(network: Network) -> float:
+    """The factor of the token embedding."""
+    kind = network.model.embedding_scale
+    return {"none": 1.0, "sqrt_width": network.model.width**0.5}.get(kind) or float(network.outside["embedding_scale"])
+
+
+FOLD_NORM = Conversion(
+    name="fold_norm",
+    about="gain and bias of input norms, of the final norm and of the embedding's norm into the linear maps that read them",
+    conditions="every reader of the norm is a trained matrix, with a place for a bias if the norm has one",
+    broken="with the gain lost",
+    convert=convert,
+)

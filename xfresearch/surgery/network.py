@@ -1,0 +1,180 @@
+"""A model as a list of layers, for surgery: every layer has its own block and its own parameters.
+
+A conversion maps a Network to a Network. The parameters of a layer are computed when somebody asks for them, so that a
+large model is converted layer by layer. Arrays are NumPy arrays in float64; {path: array} maps 'attention/query/kernel'
+to the parameter of one layer.
+
+`take_apart` and `assemble` are the only code here that knows patterns, segments and stacks (models/layers.py).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import jax
+import numpy as np
+
+from xfresearch.errors import UserError
+from xfresearch.models import layers, transformer
+from xfresearch.models.block_config import BLOCKS, BlockConfig
+from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.models.norms import NormSpec
+from xfresearch.sharding.letters import Axes
+from xfresearch.surgery.refused import Refused
+from xfresearch.trees import by_path, path_name
+
+Params = dict[str, np.ndarray]  # {path: array} of one layer, or of what is outside the blocks
+
+
+@dataclass(frozen=True)
+class LayerBlock:
+    """The block of one layer: its name in model.blocks, and its options."""
+
+    name: str
+    block: BlockConfig
+
+
+@dataclass(frozen=True)
+class Network:
+    model: ModelConfig  # options outside the blocks; its blocks, pattern and segments are those before surgery
+    outside: Params  # embed, position, norms, head, shared tables
+    layers: tuple[LayerBlock, ...]
+    params: Callable[[int], Params]  # of a layer
+    conditions: dict[str, float] = field(default_factory=dict)  # condition numbers of the matrices that were inverted
+
+    def change(
+        self,
+        chosen: Iterable[int],
+        block: Callable[[BlockConfig], BlockConfig],
+        params: Callable[[int, BlockConfig, Params], Params],
+    ) -> "Network":
+        """The network with block(old) and params(number, old block, old parameters) for each of the `chosen` layers."""
+        chosen = set(chosen)
+        old = self.layers
+        new = [replace(at, block=block(at.block)) if number in chosen else at for number, at in enumerate(old)]
+
+        def of(number: int) -> Params:
+            found = self.params(number)
+            return params(number, old[number].block, found) if number in chosen else found
+
+        return replace(self, layers=tuple(new), params=of)
+
+    def with_outside(self, params: Params, **options) -> "Network":
+        """The network with these parameters outside the blocks (None removes one), and other options of the model."""
+        outside = {path: value for path, value in (self.outside | params).items() if value is not None}
+        return replace(self, model=replace(self.model, **options), outside=outside)
+
+    @property
+    def resolved(self) -> ModelConfig:
+        """The config of the whole network. Raises Refused if there is no such model."""
+        return with_layers(self.model, self.layers)
+
+    def axes(self, number: int) -> dict[str, Axes]:
+        """The letters of the parameters of a layer, by path."""
+        model = self.resolved
+        stack = transformer.axes(model)["blocks"][layers.layers(model)[number].stack]
+        found = {path: each for path, each in _leaves(stack, "")}
+        return {path: replace(each, letters=each.letters.removeprefix("N")) for path, each in found.items()}
+
+    def norm(self, kind: str) -> NormSpec:
+        """A norm outside the blocks: it has the norm options of the first block."""
+        return self.layers[0].block.norm_spec(kind)
+
+
+def _leaves(tree: dict, prefix: str):
+    for name, value in tree.items():
+        yield from _leaves(value, f"{prefix}{name}/") if isinstance(value, dict) else [(prefix + name, value)]
+
+
+def take_apart(model: ModelConfig, params: dict) -> Network:
+    """The layers of a resolved model. Raises UserError if the parameters do not match the config."""
+    check(model, by_path(params))
+    places = layers.layers(model)
+
+    def of(number: int) -> Params:
+        at = places[number]
+        stack = by_path(params["blocks"][at.stack])
+        return {path: np.asarray(leaf[at.index], np.float64) for path, leaf in stack.items()}
+
+    outside = {name: tree for name, tree in params.items() if name != "blocks"}
+    wide = {path: np.asarray(leaf, np.float64) for path, leaf in by_path(outside).items()}
+    return Network(model, wide, tuple(LayerBlock(at.block, model.blocks[at.block]) for at in places), of)
+
+
+def check(model: ModelConfig, found: Mapping) -> None:
+    """Raises UserError if {path: array} has not the paths and the shapes of the config's parameters."""
+    expected = by_path(transformer.abstract(model))
+    for path in sorted(expected.keys() | found.keys()):
+        shapes = [leaves[path].shape if path in leaves else None for leaves in (found, expected)]
+        if shapes[0] != shapes[1]:
+            has, needs = ("nothing" if shape is None else f"an array {shape}" for shape in shapes)
+            raise UserError(f"params: {path!r} is {has}, and the config needs {needs}")
+
+
+def assemble(network: Network, dtype: str) -> tuple[ModelConfig, dict]:
+    """The resolved config of a network, and its parameters in `dtype`. A stack is filled layer by layer."""
+    model = network.resolved
+    counts = {place.name: place.repeats for place in layers.stacks(model)}
+    found: Params = {path: leaf.astype(dtype) for path, leaf in network.outside.items()}
+    for at in layers.layers(model):
+        for path, leaf in network.params(at.number).items():
+            stack = f"blocks/{at.stack}/{path}"
+            if stack not in found:
+                found[stack] = np.empty((counts[at.stack], *leaf.shape), dtype)
+            found[stack][at.index] = leaf
+    check(model, found)
+    return model, jax.tree_util.tree_map_with_path(lambda path, _: found[path_name(path)], transformer.abstract(model))
+
+
+def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConfig:
+    """`model` with these layers: in its own pattern or segments if they still fit, otherwise in the shortest pattern
+    that repeats, or in segments of equal layers. Layers of one name that differ get names of their own."""
+    names, options = _named(blocks)
+    change = {"depth": len(names), "blocks": options}
+    fits = len(names) == model.depth and names == [at.block for at in layers.layers(model)]
+    if not fits:
+        change |= _arranged(names)
+    try:
+        return resolve_model(replace(model, **change))
+    except Refused:
+        raise
+    except UserError as error:  # the variant with these options does not exist
+        raise Refused(f"the result is not a model that this project has: {error}") from error
+
+
+def _arranged(names: list[str]) -> dict:
+    """Options `pattern` and `segments` for layers with these names."""
+    count = len(names)
+    period = next(p for p in range(1, count + 1) if count % p == 0 and names == names[:p] * (count // p))
+    if period <= max(1, count // 2):
+        return {"pattern": tuple(names[:period]), "segments": ()}
+    runs: list[list] = []
+    for name in names:
+        if runs and runs[-1][0] == (name,):
+            runs[-1][1] += 1
+        else:
+            runs.append([(name,), 1])
+    pattern = ModelConfig.__dataclass_fields__["pattern"].default
+    return {"pattern": pattern, "segments": tuple((name, repeats) for name, repeats in runs)}
+
+
+def _named(blocks: tuple[LayerBlock, ...]) -> tuple[list[str], dict[str, BlockConfig]]:
+    """The name of each layer's block, and the options by name."""
+    options: dict[str, BlockConfig] = {}
+    names = []
+    for each in blocks:
+        name, number = each.name, 2
+        while name in options and options[name] != each.block:
+            name, number = f"{each.name}_{number}", number + 1
+        options[name] = each.block
+        names.append(name)
+    return names, options
+
+
+def in_layout(block: BlockConfig, layout: str, **changes) -> BlockConfig:
+    """`block` with another layout. It keeps the options that both layouts have, and those of the norms that both have."""
+    cls = BLOCKS[layout]
+    names = {each.name for each in fields(cls)} & {each.name for each in fields(block)} - {"layout", "norms"}
+    norms = type(cls.__dataclass_fields__["norms"].default)()
+    kept = {site.name: getattr(block.norms, site.name) for site in fields(norms) if hasattr(block.norms, site.name)}
+    options = {name: getattr(block, name) for name in names} | {"norms": replace(norms, **kept)}
+    return cls(layout=layout, **options | changes)

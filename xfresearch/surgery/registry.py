@@ -1,0 +1,28 @@
+"""The table of conversions, and chains of them."""
+
+from xfresearch.errors import UserError, nearest
+from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.fold_norm import FOLD_NORM
+from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
+from xfresearch.surgery.running import Step
+from xfresearch.surgery.untie import UNTIE
+
+CONVERSIONS: dict[str, Conversion] = {each.name: each for each in (ABSORB_VALUE_OUTPUT, FOLD_NORM, MERGE_QUERY_KEY, UNTIE)}
+
+
+def chain(names: str, layers: tuple[int, ...] | None = None, options: dict | None = None) -> list[Step]:
+    """The steps of 'fold_norm,centre'. Each takes those of the `options` that it has. Raises UserError for a name that
+    is no conversion, and for an option that none of them has."""
+    steps = []
+    left = dict(options or {})
+    for name in names.split(","):
+        if name not in CONVERSIONS:
+            raise UserError(f"{name} is not a conversion{nearest(name, CONVERSIONS)} (convert --list shows them)")
+        conversion = CONVERSIONS[name]
+        own = {key: value for key, value in (options or {}).items() if key in conversion.options}
+        left = {key: value for key, value in left.items() if key not in own}
+        steps.append(Step(conversion, layers, own))
+    for key in left:
+        raise UserError(f"{key}={left[key]!r} is not allowed: {names} has no such option")
+    return steps

@@ -1,0 +1,112 @@
+"""Applies conversions to a language model, and certifies the result."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.errors import UserError
+from xfresearch.language_model import LanguageModel
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.words import model_in_words
+from xfresearch.progress import stage
+from xfresearch.surgery.certificate import BOUND, CONTROL, LONGEST, Certificate, Side, certify
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.network import Network, assemble, take_apart
+from xfresearch.surgery.refused import Refused
+
+TEXT_ROWS = 2
+
+
+class Step(NamedTuple):
+    """One conversion of a chain, with its arguments."""
+
+    conversion: Conversion
+    layers: tuple[int, ...] | None = None  # None for all
+    options: dict = {}
+
+
+def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Certificate]:
+    """The model after all steps, and the certificate of the chain.
+
+    Raises Refused if a step does not apply, or if the certificate shows that the result computes another function.
+    """
+    before = take_apart(lm.config, lm.params)
+    after = before
+    for step in steps:
+        check_layers(step.layers, after)
+        after = step.conversion(after, step.layers, **step.options)
+    found = Certificate([step.conversion.name for step in steps], any(step.conversion.approximate for step in steps))
+    with jax.enable_x64(True), stage("certificate"):
+        old, new = side_of(before), side_of(after)
+        found.condition_numbers = after.conditions
+        text_BL, n_bytes = held_out_text(lm)
+        certify(found, old, new, _controls(before, steps, new), text_BL, n_bytes)
+    if not found.approximate and not found.exact:
+        raise Refused(_why(found))
+    model = with_param_dtype(new.model, lm.config)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, model.param_dtype), new.params)
+    return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), found
+
+
+def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
+    """The model that the steps would make, in words. Raises Refused if one does not apply. Nothing is compared."""
+    network = take_apart(lm.config, lm.params)
+    for step in steps:
+        check_layers(step.layers, network)
+        network = step.conversion(network, step.layers, **step.options)
+    return f"{', '.join(step.conversion.name for step in steps)}: {model_in_words(network.resolved)}"
+
+
+def check_layers(chosen: tuple[int, ...] | None, network: Network) -> None:
+    """Raises UserError for a layer that the network does not have."""
+    last = len(network.layers) - 1
+    for number in chosen or ():
+        if not 0 <= number <= last:
+            raise UserError(f"layers={number} is not allowed: this model has layers 0 to {last}")
+
+
+def held_out_text(lm: LanguageModel) -> tuple[np.ndarray | None, int]:
+    """Token ids [B, L] of held-out text and the bytes of the tokens after the first; (None, 0) if there is none."""
+    length = min(lm.config.max_length or LONGEST, LONGEST)
+    try:
+        text_BL = np.concatenate([*lm.batches(length=length, limit=TEXT_ROWS)])
+    except (UserError, ValueError):  # no tokenizer, no corpus here, or less text than one row
+        return None, 0
+    return text_BL, sum(len(lm.tokenizer.decode(row[1:].tolist()).encode()) for row in text_BL)
+
+
+def with_param_dtype(new: ModelConfig, old: ModelConfig) -> ModelConfig:
+    """The new config with the dtypes of the old one."""
+    return replace(new, dtype=old.dtype, param_dtype=old.param_dtype)
+
+
+def side_of(network: Network) -> Side:
+    return Side(*assemble(network, "float64"))
+
+
+def _controls(before: Network, steps: Sequence[Step], after: Side) -> dict[str, Side]:
+    """For each step, the chain with this step broken."""
+    found = {}
+    for number, broken in enumerate(steps):
+        network = before
+        for other, step in enumerate(steps):
+            network = step.conversion(network, step.layers, broken=other == number, **step.options)
+        found[f"{broken.conversion.name}, {broken.conversion.broken}"] = side_of(network)
+    return found
+
+
+def _why(found: Certificate) -> str:
+    """The reason why a certificate is not exact."""
+    names = ", ".join(found.conversions)
+    if found.relative > BOUND:
+        where = f"; they first differ at {found.first_difference}" if found.first_difference else ""
+        return f"{names}: logits differ by {found.relative:.1e} relative in float64, more than {BOUND:.0e}{where}"
+    weak = min(found.controls, key=found.controls.get)
+    return (
+        f"{names}: the control ({weak}) differs by {found.controls[weak]:.1e} only, less than {CONTROL:.0e}: equal logits "
+        "prove nothing for these parameters"
+    )
