@@ -2,12 +2,14 @@
 python -m xfresearch.convert export WORKDIR FOLDER
 python -m xfresearch.convert NAME[,NAME...] WORKDIR NEW_WORKDIR
 python -m xfresearch.convert --list
+python -m xfresearch.convert --dry-run WORKDIR
 
 import and export convert a Hugging Face folder to a run's directory, and back. The folder has config.json, safetensors and
 a tokenizer. evaluate, generate and xf.load read both. docs/interop.md lists what is exact and what is not supported.
 
 NAME is a conversion between variants, or a chain of them: the result computes the same function, with a certificate, or
-the conversion is refused (docs/surgery.md). --list shows the conversions and their conditions.
+the conversion is refused (docs/surgery.md). --list shows the conversions and their conditions; --dry-run, which of them
+apply to a model, and why the others do not.
 """
 
 import re
@@ -43,6 +45,7 @@ def parse(arguments: list[str]):
     parser.add_argument(
         "--list", action="store_const", dest="convert", const=list_conversions, help="show all conversions"
     )
+    parser.add_argument("--dry-run", dest="workdir", metavar="WORKDIR", help="show which conversions apply to a model")
     conversions = parser.add_subparsers(metavar="import|export|NAME")
 
     import_parser = conversions.add_parser("import", description=import_folder.__doc__)
@@ -71,7 +74,9 @@ def parse(arguments: list[str]):
     export_parser.set_defaults(convert=export_folder)
     options = parser.parse_args(arguments)
     if options.convert is None:
-        parser.error("one of import|export|NAME is missing")
+        options.convert = dry_run_all
+        if options.workdir is None:
+            parser.error("one of import|export|NAME is missing")
     return options
 
 
@@ -133,6 +138,22 @@ def dry_run(options) -> None:
     from xfresearch.surgery.running import plan
 
     print(plan(loading.load(options.workdir, options.step), options.steps))
+
+
+def dry_run_all(options) -> None:
+    """Says for every conversion whether it applies to a checkpoint, or the reason why it does not."""
+    from xfresearch import loading
+    from xfresearch.surgery import CONVERSIONS, Refused, chain
+    from xfresearch.surgery.running import plan
+
+    lm = loading.load(options.workdir)
+    for name in CONVERSIONS:
+        try:
+            plan(lm, chain(name))
+            outcome = "applies"
+        except Refused as refused:
+            outcome = f"refused: {str(refused).removeprefix(f'{name}: ')}"
+        print(f"{name:<26}{outcome}")
 
 
 def operate(options) -> None:

@@ -17,7 +17,7 @@ from xfresearch.models import decoding, transformer
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
 from xfresearch.models.taps import Taps
-from xfresearch.tables import count, table, to_columns
+from xfresearch.tables import count
 
 BOUND = 1e-10  # relative, in float64: an exact conversion that misses it writes nothing
 CONTROL = 1000 * BOUND  # the control must differ by at least this much
@@ -69,21 +69,20 @@ class Certificate:
         return asdict(self) | {"relative": self.relative, "exact": self.exact, "bound": BOUND}
 
     def __str__(self) -> str:
-        """The certificate as a table."""
+        """The certificate as a table. Differences are relative."""
         verdict = "approximate" if self.approximate else "exact" if self.exact else "NOT exact"
-        rows = [("conversion", ", ".join(self.conversions), verdict)]
-        rows += [(f"logits, {name}", f"{each['relative']:.1e}", "float64") for name, each in self.differences.items()]
-        rows += [("gradient for the embedding", f"{self.gradient:.1e}", "float64")]
-        rows += [(f"control: {name}", f"{each:.1e}", "float64") for name, each in self.controls.items()]
-        rows += [("logits", f"{each:.1e}", dtype) for dtype, each in self.other_dtypes.items()]
-        rows += [(f"condition number, {name}", f"{each:.3g}", "") for name, each in self.condition_numbers.items()]
-        pairs = {"bits per byte": self.bits_per_byte} if self.bits_per_byte else {}
-        for name, pair in (pairs | self.costs).items():
-            shown = [
-                f"{pair[side]:.4f}" if name == "bits per byte" else count(pair[side]) for side in ("before", "after")
-            ]
-            rows.append((name, f"{shown[0]} before", f"{shown[1]} after"))
-        return table(to_columns(("", " ", "  "), rows))
+        rows = [(", ".join(self.conversions), verdict)]
+        differences = {name: each["relative"] for name, each in self.differences.items()}
+        rows += [(f"difference of logits, {name}, float64", f"{each:.1e}") for name, each in differences.items()]
+        rows += [("difference of the embedding's gradient, float64", f"{self.gradient:.1e}")]
+        rows += [(f"control: {name}, float64", f"{each:.1e}") for name, each in self.controls.items()]
+        rows += [(f"difference of logits, {dtype}", f"{each:.1e}") for dtype, each in self.other_dtypes.items()]
+        rows += [(f"condition number of {name}", f"{each:.3g}") for name, each in self.condition_numbers.items()]
+        if self.bits_per_byte:
+            rows.append(("bits per byte", " -> ".join(f"{each:.4f}" for each in self.bits_per_byte.values())))
+        rows += [(name, " -> ".join(count(each) for each in pair.values())) for name, pair in self.costs.items()]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 def certify(

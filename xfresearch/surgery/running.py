@@ -35,16 +35,13 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     Raises Refused if a step does not apply, or if the certificate shows that the result computes another function.
     """
     before = take_apart(lm.config, lm.params)
-    after = before
-    for step in steps:
-        check_layers(step.layers, after)
-        after = step.conversion(after, step.layers, **step.options)
+    after = _after(before, steps)
     found = Certificate([step.conversion.name for step in steps], any(step.conversion.approximate for step in steps))
     with jax.enable_x64(True), stage("certificate"):
         old, new = side_of(before), side_of(after)
         found.condition_numbers = after.conditions
         text_BL, n_bytes = held_out_text(lm)
-        certify(found, old, new, _controls(before, steps, new), text_BL, n_bytes)
+        certify(found, old, new, _controls(before, steps), text_BL, n_bytes)
     if not found.approximate and not found.exact:
         raise Refused(_why(found))
     model = with_param_dtype(new.model, lm.config)
@@ -54,11 +51,18 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
 
 def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
     """The model that the steps would make, in words. Raises Refused if one does not apply. Nothing is compared."""
-    network = take_apart(lm.config, lm.params)
-    for step in steps:
-        check_layers(step.layers, network)
-        network = step.conversion(network, step.layers, **step.options)
+    network = _after(take_apart(lm.config, lm.params), steps)
+    for number in range(len(network.layers)):
+        network.params(number)  # it may have no inverse
     return f"{', '.join(step.conversion.name for step in steps)}: {model_in_words(network.resolved)}"
+
+
+def _after(network: Network, steps: Sequence[Step], broken: int | None = None) -> Network:
+    """The network after the steps. The step with the number `broken` is its control."""
+    for number, step in enumerate(steps):
+        check_layers(step.layers, network)
+        network = step.conversion(network, step.layers, broken=number == broken, **step.options)
+    return network
 
 
 def check_layers(chosen: tuple[int, ...] | None, network: Network) -> None:
@@ -88,15 +92,12 @@ def side_of(network: Network) -> Side:
     return Side(*assemble(network, "float64"))
 
 
-def _controls(before: Network, steps: Sequence[Step], after: Side) -> dict[str, Side]:
+def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Side]:
     """For each step, the chain with this step broken."""
-    found = {}
-    for number, broken in enumerate(steps):
-        network = before
-        for other, step in enumerate(steps):
-            network = step.conversion(network, step.layers, broken=other == number, **step.options)
-        found[f"{broken.conversion.name}, {broken.conversion.broken}"] = side_of(network)
-    return found
+    return {
+        f"{step.conversion.name}, {step.conversion.broken}": side_of(_after(before, steps, number))
+        for number, step in enumerate(steps)
+    }
 
 
 def _why(found: Certificate) -> str:
