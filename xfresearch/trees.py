@@ -15,6 +15,18 @@ def by_path(tree) -> dict:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def nested(flat: dict) -> dict:
+    """The nested dict of {path as text: leaf}."""
+    tree: dict = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
 def split(tree: dict, chosen: Callable[[str], bool], prefix: str = "") -> tuple[dict, dict]:
     """Two nested dicts: the leaves of `tree` whose path is `chosen`, and the others. `prefix` is the path of `tree`."""
     parts = {}, {}

@@ -26,6 +26,7 @@ from xfresearch.models.norms import Norm
 from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times
 from xfresearch.models.positions import sinusoidal
 from xfresearch.sharding.letters import Axes
+from xfresearch.trees import nested
 
 
 class Output(NamedTuple):
@@ -61,21 +62,22 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none") -> Output:
         """The final hidden states. `layers` is 'scan' or 'unroll', with the same result; taps always unroll."""
-        x_BLD = ctx.tap("embed", ctx.shard(self._embed(tokens_BL, ctx), "BLD"))
+        x_BLD = ctx.tap("embed", ctx.shard(self.embedded(tokens_BL, ctx), "BLD"))
         run_blocks = stack.unroll if layers == "unroll" or ctx.taps else stack.scan
         stream = Stream(x_BLD, x_BLD if stack.has_dual(self.config) else None)
         remat = stack.REMAT["none" if ctx.taps else remat]
         block_ctx = replace(ctx, shared=self.shared.values())
         stream, caches, losses, statistics = run_blocks(self.config, self.blocks, stream, block_ctx, caches, remat)
-        return Output(ctx.tap("final", self._end(stream)), losses, caches, statistics)
+        return Output(ctx.tap("final", self.end(stream)), losses, caches, statistics)
 
-    def _end(self, stream: Stream):
+    def end(self, stream: Stream):
         """The output of the final norm; for a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
         if stream.sum_BLD is None:
             return self.final_norm(stream.x_BLD)
         return stream.x_BLD + self.final_norm(stream.sum_BLD)
 
-    def _embed(self, tokens_BL, ctx: Context):
+    def embedded(self, tokens_BL, ctx: Context):
+        """The residual stream [B, L, D] before the first block."""
         model = self.config
         # The lookup comes before the cast, so that the gradient of a row sums over all of its tokens in float32.
         x_BLD = lookup(self.embed.table[...], "VD", tokens_BL, ctx.mesh).astype(model.dtype)
@@ -140,17 +142,13 @@ def _traced(model: ModelConfig, x64: bool):
 
 def axes(model: ModelConfig) -> dict:
     """The letters of each parameter: a tree like the parameters, with Axes as leaves. Stacked ones start with N."""
-    found: dict = {}
+    found = {}
     for path, variable in nnx.to_flat_state(_split(model)[1]):
         leaf = variable.axes
         if path[0] == "blocks":
             leaf = Axes("N" + leaf.letters, leaf.inputs, leaf.outputs, leaf.bounds)
-        *parents, name = path
-        node = found
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return found
+        found["/".join(path)] = leaf
+    return nested(found)
 
 
 def bind(model: ModelConfig, params: dict) -> Transformer:

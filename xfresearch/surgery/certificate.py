@@ -5,18 +5,14 @@ decoding. A difference is the largest one over all logits; relative means over t
 """
 
 import math
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.model_inputs import forward, tap_names
-from xfresearch.models import decoding, transformer
 from xfresearch.models.closed_form import costs
-from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
-from xfresearch.models.taps import Taps
+from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.surgery.layerwise import Runner
+from xfresearch.surgery.network import Network
 from xfresearch.tables import count
 
 BOUND = 1e-10  # relative, in float64: an exact conversion that misses it writes nothing
@@ -24,20 +20,6 @@ CONTROL = 1000 * BOUND  # the control must differ by at least this much
 LONGEST = 1024  # tokens of a comparison
 CACHED = 4  # tokens that are decoded one by one
 DTYPES = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Side:
-    """A model before or after surgery, with parameters in float64."""
-
-    model: ModelConfig
-    params: dict
-
-    def in_dtype(self, dtype: str) -> "Side":
-        """The same model with this dtype of computation, and parameters in float32 or float64."""
-        wide = "float64" if dtype == "float64" else "float32"
-        model = resolve_model(replace(self.model, dtype=dtype, param_dtype=wide))
-        return Side(model, jax.tree.map(lambda leaf: jnp.asarray(leaf, wide), self.params))
 
 
 @dataclass
@@ -85,35 +67,36 @@ class Certificate:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def certify(
-    found: Certificate, before: Side, after: Side, broken: dict[str, Side], text_BL, n_bytes: int
-) -> Certificate:
-    """Fills in `found` by comparing two models. `broken` are the controls by name. `text_BL` are token ids of held-out
+def certify(found: Certificate, before: Network, after: Network, broken: dict[str, Network], text_BL, n_bytes: int) -> None:
+    """Fills in `found` by comparing two networks. `broken` are the controls by name. `text_BL` are token ids of held-out
     text with `n_bytes` bytes, or None. Call it with JAX in 64 bits."""
-    inputs = {"random tokens": random_tokens(before.model)} | ({} if text_BL is None else {"text": text_BL})
-    tokens_BL = np.concatenate([rows[:, : _length(inputs)] for rows in inputs.values()])
-    old, new = before.in_dtype("float64"), after.in_dtype("float64")
-    old_BLV, new_BLV = logits_of(old, tokens_BL), logits_of(new, tokens_BL)
+    inputs = {"random tokens": random_tokens(before.resolved)} | ({} if text_BL is None else {"text": text_BL})
+    length = min(rows.shape[1] for rows in inputs.values())
+    tokens_BL = np.concatenate([rows[:, :length] for rows in inputs.values()])
+    runners = [Runner(network, "float64") for network in (before, after)]
+    cached = min(CACHED, length - 1) if before.model.causal else 0
+    old, new = (runner.run(tokens_BL, cached) for runner in runners)
     first = 0
     for name, rows in inputs.items():
         at = slice(first, first + len(rows))
-        found.differences[name] = difference(old_BLV[at], new_BLV[at])
+        found.differences[name] = difference(old.logits_BLV[at], new.logits_BLV[at])
         first += len(rows)
-    if before.model.causal:
-        found.differences["with the cache"] = difference(_cached(old, tokens_BL), _cached(new, tokens_BL))
-    found.gradient = difference(_gradient(old, tokens_BL), _gradient(new, tokens_BL))["relative"]
-    for name, side in broken.items():
-        found.controls[name] = difference(old_BLV, logits_of(side.in_dtype("float64"), tokens_BL))["relative"]
+    if cached:
+        found.differences["with the cache"] = difference(old.cached_BCV, new.cached_BCV)
+    gradients = (each.gradient(tokens_BL, made.streams) for each, made in zip(runners, (old, new), strict=True))
+    found.gradient = difference(*gradients)["relative"]
+    for name, network in broken.items():
+        other = Runner(network, "float64").run(tokens_BL).logits_BLV
+        found.controls[name] = difference(old.logits_BLV, other)["relative"]
     for dtype in DTYPES:
-        sides = (logits_of(side.in_dtype(dtype), tokens_BL) for side in (before, after))
+        sides = (Runner(network, dtype).run(tokens_BL).logits_BLV for network in (before, after))
         found.other_dtypes[dtype] = difference(*sides)["relative"]
     if text_BL is not None:
-        logits = {"before": old_BLV, "after": new_BLV}
-        found.bits_per_byte = {name: _bits(each[-len(text_BL) :], text_BL, n_bytes) for name, each in logits.items()}
-    found.costs = _costs(before.model, after.model, tokens_BL.shape[1])
+        logits = {"before": old.logits_BLV, "after": new.logits_BLV}
+        found.bits_per_byte = {name: _bits(each[1:], text_BL[:, :length], n_bytes) for name, each in logits.items()}
+    found.costs = _costs(before.resolved, after.resolved, length)
     if found.relative > BOUND:
-        found.first_difference = first_difference(old, new, tokens_BL)
-    return found
+        found.first_difference = first_difference(*runners, old.streams, new.streams)
 
 
 def random_tokens(model: ModelConfig) -> np.ndarray:
@@ -122,61 +105,11 @@ def random_tokens(model: ModelConfig) -> np.ndarray:
     return np.random.default_rng(0).integers(model.vocab_size, size=(1, length))
 
 
-def _length(inputs: dict[str, np.ndarray]) -> int:
-    return min(rows.shape[1] for rows in inputs.values())
-
-
 def difference(a, b) -> dict[str, float]:
     """The largest absolute difference of two arrays, and the same relative to the largest number of the first."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     absolute = float(np.abs(a - b).max())
     return {"absolute": absolute, "relative": absolute / (float(np.abs(a).max()) or 1.0)}
-
-
-@partial(jax.jit, static_argnums=0)
-def _forward(model: ModelConfig, params: dict, tokens_BL):
-    lm, hidden_BLD = forward(model, params, tokens_BL)
-    return lm.logits(hidden_BLD)
-
-
-def logits_of(side: Side, tokens_BL) -> np.ndarray:
-    return np.asarray(_forward(side.model, side.params, jnp.asarray(tokens_BL, jnp.int32)), np.float64)
-
-
-def _cached(side: Side, tokens_BL) -> np.ndarray:
-    """Logits [B, CACHED, V] of the last tokens, decoded one by one after a pass over those before them."""
-    number = min(CACHED, tokens_BL.shape[1] - 1)
-    prompts = tokens_BL[:, :-number].tolist()
-    padded_BP, segments_BP = decoding.pad_left(prompts)
-    layers, keys_B = decoding.fast_layers(), decoding.row_keys(prompts, 0)
-    length = padded_BP.shape[1] + number
-    state = decoding.prefill(side.model, layers, length, side.params, padded_BP, segments_BP, keys_B)
-    found = []
-    for token_B in jnp.asarray(tokens_BL[:, -number:].T, jnp.int32):
-        state = _advance(side.model, layers, side.params, state, token_B)
-        found.append(state["logits"])
-    return np.stack(found, 1)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _advance(model: ModelConfig, layers: str, params: dict, state: dict, token_B) -> dict:
-    return decoding.advance(transformer.bind(model, params), layers, state, token_B, ())
-
-
-def _gradient(side: Side, tokens_BL):
-    """The gradient of the mean loss for factors [B, L, 1] of the embedding. A conversion may change the basis of the
-    residual stream, and so the gradient for x; it does not change x times that gradient."""
-    return _loss_gradient(side.model, side.params, jnp.asarray(tokens_BL, jnp.int32))
-
-
-@partial(jax.jit, static_argnums=0)
-def _loss_gradient(model: ModelConfig, params: dict, tokens_BL):
-    def loss(scale_BL1):
-        lm, hidden_BLD = forward(model, params, tokens_BL, Taps(replace={"embed": lambda x_BLD: x_BLD * scale_BL1}))
-        log_p_BLV = jax.nn.log_softmax(lm.logits(hidden_BLD)[:, :-1])
-        return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1).mean()
-
-    return jax.grad(loss)(jnp.ones((*tokens_BL.shape, 1), model.dtype))
 
 
 def _bits(logits_BLV: np.ndarray, tokens_BL: np.ndarray, n_bytes: int) -> float:
@@ -194,23 +127,19 @@ def _costs(before: ModelConfig, after: ModelConfig, length: int) -> dict[str, di
     return {name.replace("_", " "): {side: getattr(each, name) for side, each in both.items()} for name in names}
 
 
-def first_difference(before: Side, after: Side, tokens_BL) -> str:
-    """The first tap that both models have and at which they differ by more than BOUND; '' if there is none."""
-    common = [
-        name for name in tap_names(before.model) if name in set(tap_names(after.model)) and name.endswith("residual")
-    ]
-    values = [
-        _taps(side.model, tuple(common), side.params, jnp.asarray(tokens_BL, jnp.int32)) for side in (before, after)
-    ]
-    for name in common:
-        old, new = (each[name] for each in values)
-        if old.shape == new.shape and difference(old, new)["relative"] > BOUND:
-            return name
-    return ""
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _taps(model: ModelConfig, names: tuple[str, ...], params: dict, tokens_BL) -> dict:
-    taps = Taps(record=names)
-    forward(model, params, tokens_BL, taps)
-    return taps.values
+def first_difference(before: Runner, after: Runner, old: list, new: list) -> str:
+    """The first named value inside the first layer whose outputs differ by more than BOUND; '' if the layers of the two
+    networks do not correspond."""
+    if len(old) != len(new):
+        return ""
+    for number, streams in enumerate(zip(old[1:], new[1:], strict=True)):
+        shapes = {stream.x_BLD.shape for stream in streams}
+        if len(shapes) == 1 and difference(*(stream.x_BLD for stream in streams))["relative"] <= BOUND:
+            continue
+        values = before.taps(number, old[number]), after.taps(number, new[number])
+        for name in [name for name in values[0] if name in values[1]]:
+            a, b = (each[name] for each in values)
+            if a.shape == b.shape and difference(a, b)["relative"] > BOUND:
+                return name
+        return f"blocks.{number}"
+    return "final"

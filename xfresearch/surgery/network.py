@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.errors import UserError
@@ -111,7 +112,8 @@ def check(model: ModelConfig, found: Mapping) -> None:
 
 
 def assemble(network: Network, dtype: str) -> tuple[ModelConfig, dict]:
-    """The resolved config of a network, and its parameters in `dtype`. A stack is filled layer by layer."""
+    """The resolved config of a network, and its parameters in `dtype`. A stack is filled layer by layer, so the memory
+    is that of the result, of one layer in float64 and of the largest stack."""
     model = network.resolved
     counts = {place.name: place.repeats for place in layers.stacks(model)}
     found: Params = {path: leaf.astype(dtype) for path, leaf in network.outside.items()}
@@ -122,7 +124,8 @@ def assemble(network: Network, dtype: str) -> tuple[ModelConfig, dict]:
                 found[stack] = np.empty((counts[at.stack], *leaf.shape), dtype)
             found[stack][at.index] = leaf
     check(model, found)
-    return model, jax.tree_util.tree_map_with_path(lambda path, _: found[path_name(path)], transformer.abstract(model))
+    expected = transformer.abstract(model)
+    return model, jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(found.pop(path_name(path))), expected)
 
 
 def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConfig:

@@ -1,19 +1,16 @@
 """Applies conversions to a language model, and certifies the result."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.errors import UserError
 from xfresearch.language_model import LanguageModel
-from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.words import model_in_words
 from xfresearch.progress import stage
-from xfresearch.surgery.certificate import BOUND, CONTROL, LONGEST, Certificate, Side, certify
+from xfresearch.surgery.certificate import BOUND, CONTROL, LONGEST, Certificate, certify
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, assemble, take_apart
 from xfresearch.surgery.refused import Refused
@@ -38,14 +35,12 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     after = _after(before, steps)
     found = Certificate([step.conversion.name for step in steps], any(step.conversion.approximate for step in steps))
     with jax.enable_x64(True), stage("certificate"):
-        old, new = side_of(before), side_of(after)
-        found.condition_numbers = after.conditions
         text_BL, n_bytes = held_out_text(lm)
-        certify(found, old, new, _controls(before, steps), text_BL, n_bytes)
+        certify(found, before, after, _controls(before, steps), text_BL, n_bytes)
+        found.condition_numbers = after.conditions
     if not found.approximate and not found.exact:
         raise Refused(_why(found))
-    model = with_param_dtype(new.model, lm.config)
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, model.param_dtype), new.params)
+    model, params = assemble(after, lm.config.param_dtype)
     return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), found
 
 
@@ -83,19 +78,10 @@ def held_out_text(lm: LanguageModel) -> tuple[np.ndarray | None, int]:
     return text_BL, sum(len(lm.tokenizer.decode(row[1:].tolist()).encode()) for row in text_BL)
 
 
-def with_param_dtype(new: ModelConfig, old: ModelConfig) -> ModelConfig:
-    """The new config with the dtypes of the old one."""
-    return replace(new, dtype=old.dtype, param_dtype=old.param_dtype)
-
-
-def side_of(network: Network) -> Side:
-    return Side(*assemble(network, "float64"))
-
-
-def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Side]:
+def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Network]:
     """For each step, the chain with this step broken."""
     return {
-        f"{step.conversion.name}, {step.conversion.broken}": side_of(_after(before, steps, number))
+        f"{step.conversion.name}, {step.conversion.broken}": _after(before, steps, number)
         for number, step in enumerate(steps)
     }
 

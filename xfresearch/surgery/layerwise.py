@@ -1,0 +1,172 @@
+"""Runs a network layer by layer, with the parameters of one layer in memory at a time.
+
+The functions here are compiled once for each kind of block, however many layers have it. Arrays are in the dtype of the
+computation; parameters are in float64 for float64, otherwise in float32.
+"""
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from xfresearch.models import layers, stack, transformer
+from xfresearch.models.block import Block, Stream
+from xfresearch.models.context import Context
+from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.models.parameters import Rngs
+from xfresearch.models.taps import Taps
+from xfresearch.surgery.network import Network
+from xfresearch.trees import nested
+
+
+class Pass(NamedTuple):
+    """What a network computes for tokens [B, L]."""
+
+    logits_BLV: np.ndarray
+    streams: list[Stream]  # the input of each layer, and the output of the last one
+    cached_BCV: np.ndarray | None  # logits of the last tokens, decoded one by one
+
+
+class Runner:
+    """A network in a dtype of computation."""
+
+    def __init__(self, network: Network, dtype: str):
+        self.network = network
+        self.wide = "float64" if dtype == "float64" else "float32"
+        self.model = resolve_model(replace(network.resolved, dtype=dtype, param_dtype=self.wide))
+        self.outside = self._arrays(network.outside)
+
+    def _arrays(self, params: dict) -> dict:
+        return nested({path: jnp.asarray(leaf, self.wide) for path, leaf in params.items()})
+
+    def layer(self, number: int) -> tuple:
+        """The static arguments and the arrays of the functions below for a layer."""
+        name = layers.layer(self.model, number).block
+        arrays = self._arrays(self.network.params(number))
+        return (self.model, name), (arrays, self.outside.get("shared", {}), number)
+
+    def run(self, tokens_BL, cached: int = 0) -> Pass:
+        """The logits of a pass over the tokens, and of the last `cached` tokens decoded with the cache."""
+        tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
+        streams = [_embed(self.model, self.outside, tokens_BL)]
+        decoded = streams[0]
+        for number in range(len(self.network.layers)):
+            static, arrays = self.layer(number)
+            streams.append(_layer(*static, *arrays, streams[-1]))
+            decoded = _decode(*static, cached, *arrays, decoded) if cached else decoded
+        logits = [np.asarray(_logits(self.model, self.outside, stream), np.float64) for stream in (streams[-1], decoded)]
+        return Pass(logits[0], streams, logits[1][:, -cached:] if cached else None)
+
+    def gradient(self, tokens_BL, streams: list[Stream]) -> np.ndarray:
+        """The gradient [B, L] of the mean loss for a factor of each token's embedding. A conversion may change the basis
+        of the residual stream x, and so the gradient for x. It does not change x times that gradient."""
+        tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
+        cotangent = _end_gradient(self.model, self.outside, tokens_BL, streams[-1])
+        for number in reversed(range(len(self.network.layers))):
+            static, arrays = self.layer(number)
+            cotangent = _layer_gradient(*static, *arrays, streams[number], cotangent)
+        products = jax.tree.map(lambda x, dx: (x * dx).sum(-1), streams[0], cotangent)
+        return np.asarray(sum(jax.tree.leaves(products)), np.float64)
+
+    def taps(self, number: int, stream: Stream) -> dict[str, np.ndarray]:
+        """All named values of a layer, given its input."""
+        (model, name), (params, shared, _) = self.layer(number)
+        everything = _Everything()
+        ctx = Context(_positions(stream), shared=shared, taps=everything).layer(number, name)
+        _bind(model, name, params)(stream, ctx)
+        return everything.values
+
+
+class _Everything(Taps):
+    """Taps that record every value."""
+
+    def __call__(self, name: str, value):
+        self.values[name] = value
+        return value
+
+
+@cache
+def _split(model: ModelConfig, name: str, x64: bool):
+    make = lambda: Block(model.around, model.depth, model.blocks[name], Rngs(jax.random.key(0)))  # noqa: E731
+    return nnx.split(nnx.eval_shape(make))
+
+
+def _bind(model: ModelConfig, name: str, params: dict) -> Block:
+    graph, state = _split(model, name, jax.config.jax_enable_x64)
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)
+
+
+def _positions(stream: Stream, first: int = 0):
+    rows, length = stream.x_BLD.shape[:2]
+    return jnp.broadcast_to(first + jnp.arange(length), (rows, length))
+
+
+@partial(jax.jit, static_argnums=0)
+def _embed(model: ModelConfig, outside: dict, tokens_BL) -> Stream:
+    positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
+    x_BLD = transformer.bind(model, outside).embedded(tokens_BL, Context(positions_BL))
+    return Stream(x_BLD, x_BLD if stack.has_dual(model) else None)
+
+
+@partial(jax.jit, static_argnums=0)
+def _logits(model: ModelConfig, outside: dict, stream: Stream):
+    lm = transformer.bind(model, outside)
+    return lm.logits(lm.end(stream))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _layer(model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream) -> Stream:
+    ctx = Context(_positions(stream), shared=shared).layer(number, name)
+    return _bind(model, name, params)(stream, ctx)[0]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _decode(
+    model: ModelConfig, name: str, count: int, params: dict, shared: dict, number, stream: Stream
+) -> Stream:
+    """As `_layer`: a pass over the tokens but the last `count`, which are then read one by one with the cache."""
+    block = _bind(model, name, params)
+    rows, length = stream.x_BLD.shape[:2]
+    prompt = length - count
+    segments_BS = jnp.ones((rows, length), jnp.int32)
+
+    def read(part: Stream, first, cache):
+        positions_BL = _positions(part, first)
+        ctx = Context(
+            positions_BL, jnp.ones_like(positions_BL), shared=shared, cache_index=first, cache_segments_BS=segments_BS
+        )
+        new, cache, _ = block(part, ctx.layer(number, name), cache)
+        return cache, new
+
+    cache, begun = read(jax.tree.map(lambda x: x[:, :prompt], stream), 0, block.init_cache(rows, length))
+
+    def step(cache, xs):
+        index, part = xs
+        return read(jax.tree.map(lambda x: x[:, None], part), index, cache)
+
+    rest = jax.tree.map(lambda x: x[:, prompt:].swapaxes(0, 1), stream)
+    _, decoded = jax.lax.scan(step, cache, (jnp.arange(prompt, length), rest))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, :, 0].swapaxes(0, 1)], 1), begun, decoded)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _layer_gradient(
+    model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream, cotangent: Stream
+) -> Stream:
+    _, back = jax.vjp(lambda stream: _layer(model, name, params, shared, number, stream), stream)
+    return back(cotangent)[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _end_gradient(model: ModelConfig, outside: dict, tokens_BL, stream: Stream) -> Stream:
+    def loss(stream: Stream):
+        log_p_BLV = jax.nn.log_softmax(_logits(model, outside, stream)[:, :-1])
+        return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1).mean()
+
+    return jax.grad(loss)(stream)
