@@ -62,12 +62,12 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
                 trial = Trial(config)
                 row = {"config": fingerprint, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
                 row["relative_speed"] = relative_speed(trial.timer(), baseline())
-                rows[name] = row | _environment()
+                rows[name] = row | environment()
                 write_rows(output, rows)
     return rows
 
 
-def _environment() -> dict:
+def environment() -> dict:
     """The date, machine, library versions and commit of a measurement."""
     from xfresearch.hardware import describe_machine, git_commit, versions
 

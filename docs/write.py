@@ -14,6 +14,8 @@ HERE = Path(__file__).parent
 KEYS = "## Every key\n\n"
 TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
+CONVERSIONS_TITLE = "## The conversions\n\n"
+OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
 def configuration() -> str:
@@ -101,6 +103,25 @@ def scale() -> str:
     return (HERE / "scale.md").read_text().split(PLANS)[0] + PLANS + tables(rows)
 
 
+def surgery() -> str:
+    """docs/surgery.md with the list of conversions, and the outcomes of docs/data/surgery.json."""
+    from docs.surgery import table
+    from xfresearch.surgery import CONVERSIONS
+
+    text = (HERE / "surgery.md").read_text().split(CONVERSIONS_TITLE)[0]
+    lines = "".join(_conversion(each) for each in CONVERSIONS.values())
+    head = "| conversion | what it does | exact if | options |\n|---|---|---|---|\n"
+    rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
+    where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
+    about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. Differences are relative, in float64.\n\n"
+    return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{OUTCOMES_TITLE}{about}{table(rows)}"
+
+
+def _conversion(conversion) -> str:
+    options = ", ".join(f"`{name}`: {option.doc}" for name, option in conversion.options.items())
+    return f"| `{conversion.name}` | {conversion.about} | {conversion.conditions} | {options or '-'} |\n"
+
+
 def layout_drawing(layout: str) -> str:
     """The drawing of a layout, without the options of its sublayers."""
     from xfresearch.models.block_config import BLOCKS
@@ -112,7 +133,7 @@ def layout_drawing(layout: str) -> str:
     return draw_block(block, words=False, standalone=True)
 
 
-PAGES = {"configuration.md": configuration, "variants.md": variants, "scale.md": scale}
+PAGES = {"configuration.md": configuration, "variants.md": variants, "scale.md": scale, "surgery.md": surgery}
 PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOUTS}
 
 
