@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.tiny_runs import make_run
 from xfresearch import bench
 from xfresearch.errors import UserError
 
@@ -32,3 +33,12 @@ def test_implementations_that_support_the_call_are_compared(tmp_path, capsys, mo
     assert [row["implementation"] for row in rows] == ["plain", "blocked", "chunked", "floor"]
     assert all(row[phase]["ms"] > 0 for row in rows for phase in ("forward", "forward+backward"))
     assert "auto: blocked, " in capsys.readouterr().out
+
+
+def test_decoding_of_models_is_compared(tmp_path, capsys):
+    runs = [str(make_run(tmp_path / name, name, steps=(1,))) for name in ("gpt2", "all_attention")]
+    bench.main(["decode", *runs, "--rounds", "1", "--tokens", "4", "--json", str(tmp_path / "figures.json")])
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == runs and rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
+    assert all(row["tokens/s"] > 0 and row["cache bytes per token"] == 512 for row in rows)
+    assert capsys.readouterr().out.count("\n") == 3

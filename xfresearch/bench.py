@@ -4,6 +4,7 @@
     python -m xfresearch.bench cross_entropy --vocab 32000 --rows 512,1024,4096
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
+    python -m xfresearch.bench decode runs/a runs/b
 
 Every round calls each implementation once, so that a busy machine slows all of them equally. A figure is the fastest
 round. The floor is the time that the operation's matrix products would take at the rate of one large product, which is
@@ -39,7 +40,7 @@ def size(word: str) -> int:
 def parse(arguments):
     parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
     operations = parser.add_subparsers(
-        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf"
+        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf|decode"
     )
     sizes = {
         "attention": {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0},
@@ -63,7 +64,46 @@ def parse(arguments):
         command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
     command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the files")
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    command = operations.add_parser("decode", description=bench_decode.__doc__)
+    command.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="a run's directory, a checkpoint or a folder")
+    for name, default in {"batch": 1, "prompt": 16, "tokens": 64, "rounds": 15}.items():
+        command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
+    command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     return parser.parse_args(arguments)
+
+
+def bench_decode(a) -> None:
+    """Generated tokens per second of several models, and the bytes that their caches hold per token. The prompts are random
+    tokens."""
+    import numpy as np
+
+    from xfresearch import loading
+    from xfresearch.models import decoding
+    from xfresearch.models.closed_form import costs
+
+    models = {workdir: loading.load(workdir) for workdir in a.workdirs}
+    times = {workdir: [] for workdir in models}
+    for call in range(a.rounds + 1):
+        for workdir, lm in models.items():
+            prompts = np.random.default_rng(0).integers(lm.config.vocab_size, size=(a.batch, a.prompt)).tolist()
+            start = time.perf_counter()
+            for _ in decoding.generate(lm.config, lm.params, prompts, a.tokens):
+                pass
+            if call:  # the first call compiles
+                times[workdir].append(time.perf_counter() - start)
+    rows = []
+    for workdir, lm in models.items():
+        counted = costs(lm.config, a.prompt + a.tokens)
+        speed = a.batch * a.tokens / min(times[workdir])
+        ratios = [first / own for first, own in zip(times[a.workdirs[0]], times[workdir], strict=True)]
+        row = {"model": workdir, "tokens/s": speed, "ratio": float(np.median(ratios)), "parameters": counted.parameters}
+        rows.append(row | {"cache bytes per token": counted.cache_bytes_per_token})
+    print(f"{'tokens/s':>10}{'ratio':>8}{'parameters':>14}{'cache bytes per token':>24}  model")
+    for row in rows:
+        speed, ratio, parameters, cache = (row[name] for name in list(row)[1:])
+        print(f"{speed:10.1f}{ratio:8.2f}{parameters:14,}{cache:24,}  {row['model']}")
+    if a.json:
+        write_json(a.json, {"arguments": vars(a), "rows": rows})
 
 
 def bench_import(a) -> None:
@@ -164,6 +204,7 @@ OPERATIONS = {
     "cross_entropy": bench_cross_entropy,
     "grouped_matmul": bench_grouped_matmul,
 }
+ALONE = {"import_hf": bench_import, "decode": bench_decode}  # operations that are not one function of arrays
 
 
 def forward_and_backward(function):
@@ -213,8 +254,8 @@ def compare(functions: dict, arguments, flops: float, square, rounds: int) -> li
 
 def main(arguments) -> None:
     a = parse(arguments)
-    if a.operation == "import_hf":
-        bench_import(a)
+    if a.operation in ALONE:
+        ALONE[a.operation](a)
         return
     import jax
     import numpy as np
