@@ -182,6 +182,8 @@ def _with_zero_biases(params: Params, block: BlockConfig, needed: set[str]) -> P
 
 def _into_head(network: Network, broken: bool) -> Network:
     """The network with the final norm's gain and bias in the head."""
+    dual = any(LAYOUTS[at.block.layout].dual for at in network.layers)
+    refuse_unless(not dual, "the head reads x + norm(sum of all outputs) with layout='resi_dual', not the norm alone")
     network = untied(network)
     spec = network.norm(network.model.final_norm)
     gain_D, bias_D = _gain_and_bias(network.outside, "final_norm", spec, network.model.width)
