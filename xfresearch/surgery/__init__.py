@@ -28,6 +28,7 @@ def _function(conversion: Conversion) -> Callable:
 
 
 absorb_value_output = _function(CONVERSIONS["absorb_value_output"])
+centre = _function(CONVERSIONS["centre"])
 fold_norm = _function(CONVERSIONS["fold_norm"])
 merge_query_key = _function(CONVERSIONS["merge_query_key"])
 untie = _function(CONVERSIONS["untie"])
