@@ -8,6 +8,7 @@ from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.running import Step
 from xfresearch.surgery.untie import UNTIE
+from xfresearch.surgery.upcycle import UPCYCLE
 
 CONVERSIONS: dict[str, Conversion] = {
     each.name: each
@@ -17,6 +18,7 @@ CONVERSIONS: dict[str, Conversion] = {
         FOLD_NORM,
         MERGE_QUERY_KEY,
         UNTIE,
+        UPCYCLE,
     )
 }
 

@@ -39,7 +39,8 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     for step in steps:
         check_layers(step.layers, after)
         after = step.conversion(after, step.layers, **step.options)
-    found = Certificate([step.conversion.name for step in steps], any(step.conversion.approximate for step in steps))
+    approximate = any(step.conversion.approximates(step.options) for step in steps)
+    found = Certificate([step.conversion.name for step in steps], approximate)
     with jax.enable_x64(True), stage("certificate"):
         old, new = side_of(before), side_of(after)
         found.condition_numbers = after.conditions
