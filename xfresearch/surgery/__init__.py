@@ -28,6 +28,10 @@ def _function(conversion: Conversion) -> Callable:
 
 
 absorb_value_output = _function(CONVERSIONS["absorb_value_output"])
+centre = _function(CONVERSIONS["centre"])
+expand_groups = _function(CONVERSIONS["expand_groups"])
 fold_norm = _function(CONVERSIONS["fold_norm"])
 merge_query_key = _function(CONVERSIONS["merge_query_key"])
+pool_groups = _function(CONVERSIONS["pool_groups"])
 untie = _function(CONVERSIONS["untie"])
+upcycle = _function(CONVERSIONS["upcycle"])

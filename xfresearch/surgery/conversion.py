@@ -31,14 +31,21 @@ class Conversion:
     conditions: str  # when it is exact
     broken: str  # the step that the control leaves out
     convert: Callable[..., Network]
-    approximate: bool = False  # the result may differ; the certificate tells by how much
+    # Whether the result may differ, perhaps as a function of the options; the certificate tells by how much.
+    approximate: bool | Callable[..., bool] = False
     options: dict[str, Option] = field(default_factory=dict)
 
     def __call__(self, network: Network, layers=None, broken: bool = False, **options) -> Network:
         """The network with `layers` (default: all) converted. Refused names the conversion."""
         chosen = tuple(range(len(network.layers)) if layers is None else layers)
-        given = {name: option.default for name, option in self.options.items()} | options
         try:
-            return self.convert(network, chosen, broken=broken, **given)
+            return self.convert(network, chosen, broken=broken, **self._all(options))
         except Refused as refused:
             raise Refused(f"{self.name}: {refused}") from refused
+
+    def approximates(self, options: dict) -> bool:
+        """Whether the result with these options may differ."""
+        return self.approximate(**self._all(options)) if callable(self.approximate) else self.approximate
+
+    def _all(self, options: dict) -> dict:
+        return {name: option.default for name, option in self.options.items()} | options

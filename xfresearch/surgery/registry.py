@@ -2,13 +2,29 @@
 
 from xfresearch.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
+from xfresearch.surgery.centre import CENTRE
 from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.expand_groups import EXPAND_GROUPS
 from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
+from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
 from xfresearch.surgery.untie import UNTIE
+from xfresearch.surgery.upcycle import UPCYCLE
 
-CONVERSIONS: dict[str, Conversion] = {each.name: each for each in (ABSORB_VALUE_OUTPUT, FOLD_NORM, MERGE_QUERY_KEY, UNTIE)}
+CONVERSIONS: dict[str, Conversion] = {
+    each.name: each
+    for each in (
+        ABSORB_VALUE_OUTPUT,
+        CENTRE,
+        EXPAND_GROUPS,
+        FOLD_NORM,
+        MERGE_QUERY_KEY,
+        POOL_GROUPS,
+        UNTIE,
+        UPCYCLE,
+    )
+}
 
 
 def chain(names: str, layers: tuple[int, ...] | None = None, options: dict | None = None) -> list[Step]:

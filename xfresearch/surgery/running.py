@@ -33,7 +33,8 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     """
     before = take_apart(lm.config, lm.params)
     after = _after(before, steps)
-    found = Certificate([step.conversion.name for step in steps], any(step.conversion.approximate for step in steps))
+    approximate = any(step.conversion.approximates(step.options) for step in steps)
+    found = Certificate([step.conversion.name for step in steps], approximate)
     with jax.enable_x64(True), stage("certificate"):
         text_BL, n_bytes = held_out_text(lm)
         certify(found, before, after, _controls(before, steps), text_BL, n_bytes)

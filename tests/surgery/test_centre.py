@@ -1,0 +1,80 @@
+"""Mean removal in everything that writes the residual stream."""
+
+import pytest
+
+from tests.surgery.comparing import assert_exact
+from tests.surgery.test_merge_query_key import changed
+from tests.tiny_runs import tiny_model
+from xfresearch import surgery
+
+BLOCK = "model__blocks__main__"
+MEMORY = {BLOCK + "attention__memory_slots": 6, BLOCK + "attention__memory_activation": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("gpt2", {"model__embedding_scale": "learned"}),
+        ("gptj", {}),
+        ("gpt2", MEMORY),
+        ("gpt2", {BLOCK + "attention__kind": "differential"}),
+        ("moe", {BLOCK + "norm": "layer", "model__final_norm": "layer", "model__embedding_scale": "sqrt_width"}),
+        ("palm", {BLOCK + "layout": "parallel_two_norms", BLOCK + "norm": "layer", "model__final_norm": "layer"}),
+        ("gpt2", {BLOCK + "layout": "fused_output", BLOCK + "attention__bias": "()"}),
+        ("gpt2", {BLOCK + "layout": "no_residual_between"}),
+        ("gpt2", {BLOCK + "layout": "no_skip"}),
+        ("gpt2", {BLOCK + "layout": "skipless"}),
+    ],
+    ids=lambda value: ",".join(map(str, value.values())) or "base" if isinstance(value, dict) else value,
+)
+def test_the_model_with_rms_norms_computes_the_same(name, overrides):
+    model = assert_exact(tiny_model(name, **overrides), "centre")
+    assert model.final_norm == "rms" and {block.norm for block in model.blocks.values()} == {"rms"}
+
+
+def test_projections_without_a_gain_are_no_norms():
+    project = {BLOCK + "norm": "project", BLOCK + "norm_gain": False, BLOCK + "norm_bias": False}
+    model = assert_exact(tiny_model("gpt2", model__final_norm="project", **project), "centre")
+    assert model.final_norm == "none" and model.blocks["main"].norm == "none"
+
+
+def test_a_projection_with_a_gain_stays():
+    project = {BLOCK + "norms__attention_in__kind": "project", BLOCK + "norms__feed_forward_in__epsilon": 0.1}
+    block = assert_exact(tiny_model("gpt2", **project), "centre").blocks["main"]
+    assert block.norm_at("attention_in").kind == "project" and block.norm_at("feed_forward_in").kind == "rms"
+    with pytest.raises(surgery.Refused, match="^centre: all norms are of kind 'project' with a gain or a bias"):
+        surgery.centre(tiny_model("gpt2", model__final_norm="project", **{BLOCK + "norm": "project"}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "term"),
+    [
+        ({BLOCK + "layout": "no_norm_between"}, "layer 0: feed_forward reads the residual stream without a norm"),
+        ({BLOCK + "layout": "post_norm", "model__final_norm": "none"}, "the final norm of kind 'none' reads the mean"),
+        ({BLOCK + "layout": "resi_dual"}, "layer 0: the output of norms.attention_post, .*is the residual stream"),
+        ({BLOCK + "layout": "peri_norm"}, "layer 0: the output of norms.attention_out, .*is added to the residual"),
+        ({"model__final_norm": "rms"}, "the final norm of kind 'rms' reads the mean"),
+        ({BLOCK + "norms__feed_forward_in__kind": "dyt"}, "norms.feed_forward_in of kind 'dyt' reads the mean"),
+        ({"model__embedding_norm": "layer"}, "the embedding's norm of kind 'layer' writes the stream"),
+        ({"model__position": "sinusoidal"}, "position='sinusoidal' is a fixed table"),
+        ({BLOCK + "attention__kind": "lambda"}, "layer 0: attention of kind 'lambda' .* writes its heads"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_refusal_names_the_term(overrides, term):
+    if BLOCK + "attention__kind" in overrides:
+        overrides |= {BLOCK + "attention__lambdas__window": 4}
+    with pytest.raises(surgery.Refused, match=f"^centre: .*{term}"):
+        surgery.centre(tiny_model("gpt2", **overrides))
+
+
+def test_heads_in_the_stream_are_refused():
+    with pytest.raises(surgery.Refused, match="attention of kind 'softmax' with output='identity' writes its heads"):
+        surgery.centre(changed(output="identity", bias="()"))
+    with pytest.raises(surgery.Refused, match="^centre: all layers add to one residual stream"):
+        surgery.centre(changed(), layers=(0,))
+
+
+def test_the_certificate_measures_the_result():
+    lm, certificate = surgery.centre(changed())
+    assert certificate.exact and certificate.gradient < 1e-10 and lm.config.final_norm == "rms"

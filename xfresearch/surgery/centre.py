@@ -1,0 +1,159 @@
+"""centre: the mean leaves everything that writes the residual stream, so that LayerNorm becomes RMSNorm.
+
+    C = I - 1 1^T / D        (x C has mean 0)        layer(x) = rms(x C)        project(x) = x C
+
+The stream x may be replaced by x C if everything that reads it removes the mean anyway: all input norms and the final
+norm are of kind 'layer' or 'project'. The stream is a sum of what is written to it, and C is linear, so C goes into the
+embedding, the learned positions, and the last kernels and biases of the sublayers:
+
+    (e + p + sum_i h_i W_i + b_i) C = e C + p C + sum_i h_i (W_i C) + b_i C
+
+Then a norm of kind 'layer' is a norm of kind 'rms' with the same epsilon, and 'project' without gain and bias is none.
+Where a feed-forward layer reads the output of attention without a norm and no skip adds it, this output is no part of the
+stream and keeps its mean.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.block_config import BlockConfig, NormSite
+from xfresearch.models.feed_forwards.dense import HIDDEN
+from xfresearch.models.layouts import LAYOUTS, Sublayer
+from xfresearch.models.norms import NormSpec
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.network import LayerBlock, Network
+from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.stream import last_maps
+from xfresearch.surgery.untie import untied
+
+BLIND = ("layer", "project")  # kinds of norms that do not read the mean
+
+
+def convert(network: Network, layers, broken: bool = False) -> Network:
+    refuse_unless(len(layers) == len(network.layers), "all layers add to one residual stream: convert all of them")
+    _check_outside(network)
+    blocks = [at.block for at in network.layers]
+    maps = {}
+    for number, block in enumerate(blocks):
+        where, axes = f"layer {number}", network.axes(number)
+        maps[number] = [path for name in written(block, where) for path in last_maps(block, axes, name, where)]
+    outside = {path: network.outside[path] for path in tables(network)}
+    outside = outside if broken else {path: without_mean(value) for path, value in outside.items()}
+    centred = untied(network).with_outside(outside)
+    centred = centred.change(
+        layers,
+        lambda block: block,
+        lambda number, block, params: params | {path: without_mean(params[path]) for path in maps[number]},
+    )
+    return _kinds_without_mean(centred)
+
+
+def without_mean(array_xD: np.ndarray) -> np.ndarray:
+    return array_xD - array_xD.mean(-1, keepdims=True)
+
+
+def tables(network: Network) -> list[str]:
+    """Paths of the tables that write the first residual stream."""
+    return [path for path in ("embed/table", "position/table") if path in network.outside]
+
+
+def _check_outside(network: Network) -> None:
+    model = network.model
+    refuse_unless(
+        model.position != "sinusoidal", "position='sinusoidal' is a fixed table, whose mean is not 0 and cannot be removed"
+    )
+    refuse_unless(
+        model.embedding_norm == "none",
+        f"the embedding's norm of kind {model.embedding_norm!r} writes the stream, and its output has a mean (fold_norm "
+        "can remove this norm)",
+    )
+    refuse_unless(
+        model.final_norm in BLIND, f"the final norm of kind {model.final_norm!r} reads the mean of the residual stream"
+    )
+
+
+def written(block: BlockConfig, where: str) -> list[str]:
+    """Names of the sublayers that write the stream. Raises Refused if something reads its mean, or if a norm writes it."""
+    found = []
+    sublayers = LAYOUTS[block.layout].sublayers
+    before = True  # whether the tensor before this sublayer is the stream
+    for sublayer, following in zip(sublayers, (*sublayers[1:], None), strict=True):
+        _check_output_norms(block, sublayer, where)
+        if sublayer.reads == "block" or (sublayer.reads == "stream" and before):
+            _check_reader(block, sublayer, where)
+        before = following is None or following.skip == "stream" or following.reads != "stream" or _blind(block, following)
+        found += [sublayer.name] if before else []
+    return found
+
+
+def _blind(block: BlockConfig, sublayer: Sublayer) -> bool:
+    return "in" in sublayer.norms and block.norm_at(f"{sublayer.name}_in").kind in BLIND
+
+
+def _check_reader(block: BlockConfig, sublayer: Sublayer, where: str) -> None:
+    site = f"{sublayer.name}_in"
+    kind = block.norm_at(site).kind if "in" in sublayer.norms else "none"
+    refuse_unless(kind != "none", f"{where}: {sublayer.name} reads the residual stream without a norm, and so its mean")
+    refuse_unless(kind in BLIND, f"{where}: norms.{site} of kind {kind!r} reads the mean of the residual stream")
+
+
+def _check_output_norms(block: BlockConfig, sublayer: Sublayer, where: str) -> None:
+    for at, what in (("post", "is the residual stream itself"), ("out", "is added to the residual stream")):
+        site = f"{sublayer.name}_{at}"
+        refuse_unless(
+            at not in sublayer.norms or block.norm_at(site).kind == "none",
+            f"{where}: the output of norms.{site}, with a mean, {what}",
+        )
+
+
+def _kind_after(spec: NormSpec) -> str:
+    """The kind of a norm that reads a stream without a mean."""
+    bare = not (spec.parts["gain"] or spec.parts["bias"])
+    return {"layer": "rms", "project": "none" if bare else "project"}.get(spec.kind, spec.kind)
+
+
+def _kinds_without_mean(network: Network) -> Network:
+    """The network with the kinds of norms that a stream without a mean needs."""
+    final = _kind_after(network.norm(network.model.final_norm))
+    first = network.layers[0].block
+    layers = tuple(
+        LayerBlock(at.name, _block_after(at.block, (final,) if at.block == first else ())) for at in network.layers
+    )
+    changed = final != network.model.final_norm or any(
+        new.block != old.block for new, old in zip(layers, network.layers, strict=True)
+    )
+    refuse_unless(changed, "all norms are of kind 'project' with a gain or a bias, and would stay (fold_norm first)")
+    return replace(network, layers=layers, model=replace(network.model, final_norm=final))
+
+
+def _block_after(block: BlockConfig, elsewhere: tuple[str, ...]) -> BlockConfig:
+    """`block` with other kinds of norms. `elsewhere` are kinds of norms outside the blocks with this block's options."""
+    sites = {site: getattr(block.norms, site) for site in LAYOUTS[block.layout].sites}
+    kinds = {site: _kind_after(block.norm_at(site)) for site in sites}
+    inherited = {kinds[site] for site, own in sites.items() if not own.kind}
+    common = inherited.pop() if len(inherited) == 1 else ""  # the kind of the norms that have none of their own
+    new = {}
+    for site, own in sites.items():
+        kind = "" if common and not own.kind else kinds[site]
+        new[site] = NormSite(kind=kind) if kinds[site] == "none" else replace(own, kind=kind)
+    block = replace(block, norm=common or "layer", norms=replace(block.norms, **new))
+    return _without_unread(block, {*kinds.values(), *elsewhere})
+
+
+def _without_unread(block: BlockConfig, kinds: set[str]) -> BlockConfig:
+    """`block` with the defaults of the options that no norm reads any more."""
+    kinds |= {kind for options in block.sublayers.values() for kind in options.norm_kinds}
+    names = [] if kinds - {"none", HIDDEN} else ["norm_gain", "norm_bias", "norm_offset"]
+    names += [] if kinds - {"none"} else ["norm_cast"]
+    return replace(block, **{name: BlockConfig.__dataclass_fields__[name].default for name in names})
+
+
+CENTRE = Conversion(
+    name="centre",
+    about="mean removal in everything that writes the residual stream: LayerNorm becomes RMSNorm",
+    conditions="all input norms and the final norm are of kind 'layer' or 'project', and only matrices and tables write "
+    "the residual stream",
+    broken="with the embedding and its positions as they were",
+    convert=convert,
+)

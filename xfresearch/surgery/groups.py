@@ -1,0 +1,32 @@
+"""The parameters of attention that exist once for each key-value head."""
+
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.slots import SlotsConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.sharding.letters import Axes
+from xfresearch.surgery.refused import refuse_unless
+
+SPLIT = ("identity", "identity_plus")  # each key-value head is a part of the input
+
+
+def group_axes(block: BlockConfig, axes: dict[str, Axes], where: str) -> dict[str, int]:
+    """{path: the place of the key-value heads among the dimensions}. Raises Refused if the heads are parts of the input,
+    whose number is fixed by the width."""
+    a = block.attention
+    known = isinstance(a, SoftmaxConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
+    refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no key-value heads that query heads share")
+    for name in ("key", "value"):
+        kind = getattr(a, name, "learned")
+        refuse_unless(
+            kind not in SPLIT, f"{where}: {name}={kind!r} splits the input among kv_heads={a.kv_heads}: width / head_size"
+        )
+    whole_key = getattr(a, "key", "learned") == "identity_whole"
+    found = {}
+    for path, each in axes.items():
+        _, name, *_ = (*path.split("/"), "")
+        once = name == "memory" and a.memory_heads == "shared"  # one set of slots for all key-value heads
+        whole = name.startswith("key") and whole_key  # one key for all heads, the input itself
+        if path.startswith("attention/") and "G" in each.letters and not once and not whole:
+            found[path] = each.letters.index("G")
+    return found
