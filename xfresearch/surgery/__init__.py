@@ -29,5 +29,6 @@ def _function(conversion: Conversion) -> Callable:
 
 absorb_value_output = _function(CONVERSIONS["absorb_value_output"])
 fold_norm = _function(CONVERSIONS["fold_norm"])
+fuse_output = _function(CONVERSIONS["fuse_output"])
 merge_query_key = _function(CONVERSIONS["merge_query_key"])
 untie = _function(CONVERSIONS["untie"])

@@ -4,11 +4,21 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.fold_norm import FOLD_NORM
+from xfresearch.surgery.fuse_output import FUSE_OUTPUT
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.running import Step
 from xfresearch.surgery.untie import UNTIE
 
-CONVERSIONS: dict[str, Conversion] = {each.name: each for each in (ABSORB_VALUE_OUTPUT, FOLD_NORM, MERGE_QUERY_KEY, UNTIE)}
+CONVERSIONS: dict[str, Conversion] = {
+    each.name: each
+    for each in (
+        ABSORB_VALUE_OUTPUT,
+        FOLD_NORM,
+        FUSE_OUTPUT,
+        MERGE_QUERY_KEY,
+        UNTIE,
+    )
+}
 
 
 def chain(names: str, layers: tuple[int, ...] | None = None, options: dict | None = None) -> list[Step]:
