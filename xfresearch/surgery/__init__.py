@@ -28,7 +28,9 @@ def _function(conversion: Conversion) -> Callable:
 
 
 absorb_value_output = _function(CONVERSIONS["absorb_value_output"])
+feed_forward_to_memory = _function(CONVERSIONS["feed_forward_to_memory"])
 fold_norm = _function(CONVERSIONS["fold_norm"])
 fuse_output = _function(CONVERSIONS["fuse_output"])
+memory_to_feed_forward = _function(CONVERSIONS["memory_to_feed_forward"])
 merge_query_key = _function(CONVERSIONS["merge_query_key"])
 untie = _function(CONVERSIONS["untie"])

@@ -3,8 +3,10 @@
 from xfresearch.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
 from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.fuse_output import FUSE_OUTPUT
+from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.running import Step
 from xfresearch.surgery.untie import UNTIE
@@ -13,8 +15,10 @@ CONVERSIONS: dict[str, Conversion] = {
     each.name: each
     for each in (
         ABSORB_VALUE_OUTPUT,
+        FEED_FORWARD_TO_MEMORY,
         FOLD_NORM,
         FUSE_OUTPUT,
+        MEMORY_TO_FEED_FORWARD,
         MERGE_QUERY_KEY,
         UNTIE,
     )
