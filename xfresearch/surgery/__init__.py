@@ -28,6 +28,10 @@ def _function(conversion: Conversion) -> Callable:
 
 
 absorb_value_output = _function(CONVERSIONS["absorb_value_output"])
+drop_key = _function(CONVERSIONS["drop_key"])
+drop_output = _function(CONVERSIONS["drop_output"])
+drop_query = _function(CONVERSIONS["drop_query"])
+drop_value = _function(CONVERSIONS["drop_value"])
 feed_forward_to_memory = _function(CONVERSIONS["feed_forward_to_memory"])
 fold_norm = _function(CONVERSIONS["fold_norm"])
 fuse_output = _function(CONVERSIONS["fuse_output"])

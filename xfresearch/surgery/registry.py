@@ -3,6 +3,10 @@
 from xfresearch.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.drop_key import DROP_KEY
+from xfresearch.surgery.drop_output import DROP_OUTPUT
+from xfresearch.surgery.drop_query import DROP_QUERY
+from xfresearch.surgery.drop_value import DROP_VALUE
 from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
 from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.fuse_output import FUSE_OUTPUT
@@ -15,6 +19,10 @@ CONVERSIONS: dict[str, Conversion] = {
     each.name: each
     for each in (
         ABSORB_VALUE_OUTPUT,
+        DROP_KEY,
+        DROP_OUTPUT,
+        DROP_QUERY,
+        DROP_VALUE,
         FEED_FORWARD_TO_MEMORY,
         FOLD_NORM,
         FUSE_OUTPUT,
