@@ -132,6 +132,7 @@ def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConf
     """`model` with these layers: in its own pattern or segments if they still fit, otherwise in the shortest pattern
     that repeats, or in segments of equal layers. Layers of one name that differ get names of their own."""
     names, options = _named(blocks)
+    options = {name: each if name == names[0] else _with_read_norms(each) for name, each in options.items()}
     change = {"depth": len(names), "blocks": options}
     fits = len(names) == model.depth and names == [at.block for at in layers.layers(model)]
     if not fits:
@@ -142,6 +143,19 @@ def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConf
         raise
     except UserError as error:  # the variant with these options does not exist
         raise Refused(f"the result is not a model that this project has: {error}") from error
+
+
+def _with_read_norms(block: BlockConfig) -> BlockConfig:
+    """A block without norm options that nothing reads. The first block's are those of the norms outside the blocks, and a
+    layer that gets a block of its own has to leave them behind if it has no norm."""
+    sites = [getattr(block.norms, site.name) for site in fields(block.norms)]
+    kinds = [site.kind or block.norm for site in sites]
+    kinds += [kind for options in block.sublayers.values() for kind in options.norm_kinds]
+    if any(kind != "none" for kind in kinds):
+        return block
+    inherits = {"norm"} if any(not site.kind for site in sites) else set()
+    unread = [each for each in fields(BlockConfig) if each.name.startswith("norm") and each.name not in inherits]
+    return replace(block, **{each.name: each.default for each in unread})
 
 
 def _arranged(names: list[str]) -> dict:

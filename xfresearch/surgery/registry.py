@@ -4,8 +4,15 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.centre import CENTRE
 from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.drop_key import DROP_KEY
+from xfresearch.surgery.drop_output import DROP_OUTPUT
+from xfresearch.surgery.drop_query import DROP_QUERY
+from xfresearch.surgery.drop_value import DROP_VALUE
 from xfresearch.surgery.expand_groups import EXPAND_GROUPS
+from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
 from xfresearch.surgery.fold_norm import FOLD_NORM
+from xfresearch.surgery.fuse_output import FUSE_OUTPUT
+from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
@@ -17,8 +24,15 @@ CONVERSIONS: dict[str, Conversion] = {
     for each in (
         ABSORB_VALUE_OUTPUT,
         CENTRE,
+        DROP_KEY,
+        DROP_OUTPUT,
+        DROP_QUERY,
+        DROP_VALUE,
         EXPAND_GROUPS,
+        FEED_FORWARD_TO_MEMORY,
         FOLD_NORM,
+        FUSE_OUTPUT,
+        MEMORY_TO_FEED_FORWARD,
         MERGE_QUERY_KEY,
         POOL_GROUPS,
         UNTIE,

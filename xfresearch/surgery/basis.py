@@ -1,0 +1,215 @@
+"""Another basis for the input of a layer without a skip and without a norm (Graef 2024).
+
+    x' = x Q + b        x W + c = x' (Q^-1 W) + (c - b Q^-1 W)
+
+What writes x is multiplied by Q: W_down of the layer before, or the tables of the embedding. What reads x is multiplied
+by Q^-1. With Q = W_Q and b = b_Q the query is x' itself, and W_Q disappears; the same with W_K or W_V. `drop_query`,
+`drop_key` and `drop_value` each choose one of them. Only what leaves the layer is compared: queries, keys and values do
+not change, so RoPE, norms of queries and keys, slots and sinks stay as they are.
+
+This is a change of one layer's input only. With a skip, x is also a part of the output and of all later inputs:
+
+    x + f(x)  ->  x Q + f(x)
+
+so all layers would need the same Q. A norm between x and the matrices has another length for x Q: norm(x Q) is not
+norm(x) Q. Sinusoidal positions are no table that Q could multiply.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.feed_forwards.dense import DenseConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.surgery.biases import add_bias, with_biases
+from xfresearch.surgery.inverse import inverse
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.untie import untied
+
+READ = {"no_skip": ("attention",), "skipless_parallel": ("attention", "feed_forward")}  # sublayers that read x
+WRITE = {
+    "no_skip": ("feed_forward",),
+    "skipless_parallel": ("attention", "feed_forward"),
+}  # those that write the next x
+SKIP = "x Q for this layer alone: x is also added to the output (skip), so all layers would need the same Q"
+
+
+def drop(network: Network, layers, name: str, broken: bool) -> Network:
+    """The network without the matrix `name` of attention in `layers`: its output is the basis of the layer's input."""
+    for number in layers:
+        _check_reads(network, number, name)
+        _check_writes(network, number)
+    shifted = any(_shift(network.params(number), name).any() for number in layers)
+    if shifted:
+        _check_shift(network, layers, name)
+    reads = {number: _paths(network, number, READ, "inputs") for number in layers}
+    writes = {number - 1: _paths(network, number - 1, WRITE, "outputs") for number in layers if number}
+    read = network.change(
+        layers,
+        lambda block: _without(block, name, shifted),
+        lambda number, block, params: _read(network, number, params, reads[number], name, shifted, broken),
+    )
+    written = read.change(
+        writes,
+        lambda block: replace(block, feed_forward=with_biases(block.feed_forward, {"down"})) if shifted else block,
+        lambda number, block, params: _write(params, writes[number], network.params(number + 1), name, shifted),
+    )
+    return _embed(written, network.params(0), name) if 0 in layers else written
+
+
+def matrix(params: Params, name: str) -> np.ndarray:
+    """Q: a matrix of attention, with all heads in one dimension."""
+    kernel = params[f"attention/{name}/kernel"]
+    return kernel.reshape(len(kernel), -1)
+
+
+def _shift(params: Params, name: str) -> np.ndarray:
+    """b: the bias of that matrix, or zero."""
+    return params.get(f"attention/{name}/bias", np.zeros(1)).reshape(-1)
+
+
+def _symbol(name: str) -> str:
+    return f"W_{name[0].upper()}"
+
+
+def _check_reads(network: Network, number: int, name: str) -> None:
+    block, where = network.layers[number].block, f"layer {number}"
+    refuse_unless(block.layout in READ, f"{where}, layout={block.layout!r}: {SKIP}")
+    norm = block.norm_at("attention_in").kind
+    refuse_unless(norm == "none", f"{where}: norm(x Q) is not norm(x) Q, and norms.attention_in is {norm!r}")
+    a = block.attention
+    refuse_unless(
+        isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} cannot do without {_symbol(name)}"
+    )
+    given = getattr(a, name)
+    refuse_unless(given == "learned", f"{where}: {name}={given!r} is no matrix {_symbol(name)}")
+    for other in ("query", "key", "value"):
+        bare = getattr(a, other).startswith("identity")
+        refuse_unless(not bare, f"{where}: {other}={getattr(a, other)!r} reads x itself and has no matrix for Q^-1")
+    rows, columns = matrix(network.params(number), name).shape
+    refuse_unless(rows == columns, f"{where}: {_symbol(name)} is {rows} x {columns}, not square: it has no inverse")
+
+
+def _check_writes(network: Network, number: int) -> None:
+    """Raises Refused if what writes the input of a layer cannot be multiplied by Q."""
+    model = network.model
+    if number == 0:
+        kind = model.embedding_norm
+        refuse_unless(kind == "none", f"layer 0: norm(x) Q is not a norm of x Q, and embedding_norm is {kind!r}")
+        refuse_unless(
+            model.position != "sinusoidal",
+            "layer 0: x is E + sinusoids, and there is no table of the sinusoids that Q could multiply",
+        )
+        return
+    block, where = network.layers[number - 1].block, f"layer {number - 1}"
+    refuse_unless(block.layout in WRITE, f"{where}, layout={block.layout!r}, writes x of layer {number}: {SKIP}")
+    if "attention" in WRITE[block.layout]:
+        has = "attention/output/kernel" in network.params(number - 1)
+        refuse_unless(has, f"{where}: the heads write x of layer {number} without a matrix W_O that Q could multiply")
+
+
+def _check_shift(network: Network, layers, name: str) -> None:
+    """Raises Refused if the bias has no place where x is read or written."""
+    for number in layers:
+        block, axes = network.layers[number].block, _paths(network, number, READ, "inputs")
+        for sublayer in READ[block.layout]:
+            maps = {path.split("/")[1] for path in axes if path.startswith(f"{sublayer}/")} - {name}
+            _placed(getattr(block, sublayer), maps, f"layer {number}: the bias of the {name}")
+        if number:
+            before = network.layers[number - 1].block
+            where = f"layer {number - 1}: the bias of the {name} of layer {number}"
+            refuse_unless(before.layout == "no_skip", f"{where} has no place behind the gains of {before.layout!r}")
+            _placed(before.feed_forward, {"down"}, where)
+        else:
+            model = network.model
+            scaled = model.position == "none" and model.embedding_scale != "none"
+            refuse_unless(not scaled, f"layer 0: the bias of the {name} would have embedding_scale as a factor")
+
+
+def _placed(options, maps: set[str], where: str) -> None:
+    try:
+        with_biases(options, maps)
+    except Refused as refused:
+        raise Refused(f"{where} has no place: {refused}") from refused
+
+
+def _paths(network: Network, number: int, table: dict, side: str) -> dict[str, int]:
+    """{path: the place of D among the dimensions} of the matrices that read (side 'inputs') or write ('outputs') x."""
+    sublayers = tuple(f"{name}/" for name in table[network.layers[number].block.layout])
+    axes = network.axes(number)
+    found = {path: each for path, each in axes.items() if path.startswith(sublayers) and getattr(each, side) == "D"}
+    return {path: each.letters.index("D") for path, each in found.items()}
+
+
+def _without(block: BlockConfig, name: str, shifted: bool) -> BlockConfig:
+    """The block without the matrix, and with biases on the other maps of x if they are needed."""
+    a = block.attention
+    a = replace(a, **{name: "identity"}, bias=tuple(each for each in a.bias if each != name))
+    if not shifted:
+        return replace(block, attention=a)
+    maps = {each for each in ("query", "key", "value") if getattr(a, each) in ("learned", "merged")}
+    f = block.feed_forward
+    # in every layer, also where nothing needs it: the layers keep one block
+    f = with_biases(f, {"up", "down"}) if isinstance(f, DenseConfig) else f
+    return replace(block, attention=with_biases(a, maps), feed_forward=f)
+
+
+def _read(
+    network: Network, number: int, params: Params, paths: dict[str, int], name: str, shifted: bool, broken: bool
+) -> Params:
+    """The parameters with Q^-1 W for every W that reads x."""
+    basis_DD = matrix(params, name)
+    inverse_DD = inverse(basis_DD, network.conditions, f"layer {number}, {_symbol(name)}")
+    inverse_DD = basis_DD.T if broken else inverse_DD
+    new = {path: value for path, value in params.items() if not path.startswith(f"attention/{name}/")}
+    for path in paths.keys() & new.keys():
+        at = paths[path]
+        new[path] = np.moveaxis(np.tensordot(inverse_DD, params[path], (1, at)), 0, at)
+        if shifted:
+            shift_D = np.broadcast_to(_shift(params, name), len(basis_DD))
+            add_bias(new, path.rsplit("/", 1)[0], -np.tensordot(shift_D, new[path], (0, at)))
+    return _with_zero_biases(new) if shifted else new
+
+
+def _write(params: Params, paths: dict[str, int], after: Params, name: str, shifted: bool) -> Params:
+    """The parameters with W Q for every W that writes x of the layer with the parameters `after`."""
+    basis_DD, shift = matrix(after, name), _shift(after, name)
+    new = dict(params)
+    for path in paths:
+        new[path] = params[path] @ basis_DD
+        bias = path.removesuffix("/kernel") + "/bias"
+        if path.endswith("/kernel") and bias in params:
+            new[bias] = params[bias] @ basis_DD
+    if shifted:
+        new = _with_zero_biases(new)
+        new["feed_forward/down/bias"] = new["feed_forward/down/bias"] + shift
+    return new
+
+
+def _with_zero_biases(params: Params) -> Params:
+    """The parameters with all biases of a dense feed-forward layer."""
+    maps = [
+        path.removesuffix("/kernel") for path in params if path.startswith("feed_forward/") and path.endswith("/kernel")
+    ]
+    dense = {f"{path}/bias": np.zeros(params[f"{path}/kernel"].shape[-1]) for path in maps}
+    return params if "feed_forward/router/kernel" in params else dense | params
+
+
+def _embed(network: Network, first: Params, name: str) -> Network:
+    """The network with the embedding and its positions in the basis of layer 0."""
+    network = untied(network)
+    basis_DD, shift = matrix(first, name), _shift(first, name)
+    tables = [path for path in ("embed/table", "position/table") if path in network.outside]
+    new = {path: network.outside[path] @ basis_DD for path in tables}
+    new[tables[-1]] = new[tables[-1]] + shift  # each token has one row of either table
+    return network.with_outside(new)
+
+
+def conditions(matrix_name: str) -> str:
+    """When a matrix of attention can be dropped."""
+    return (
+        f"layouts without skips ('no_skip', 'skipless_parallel'), no norm at attention_in, a square and well-conditioned "
+        f"{matrix_name}, and other matrices on everything that reads and writes x"
+    )

@@ -1,0 +1,166 @@
+"""feed_forward_to_memory: a feed-forward layer becomes slots of the model's width (Sukhbaatar et al. 2019, sec. 3).
+
+    f(x W_up + b) W_down + c  =  f(x k^T + b) v + c        k = W_up^T, v = W_down
+
+The columns of W_up are the keys, the rows of W_down are the values. This is exact for an activation f that acts on each
+hidden unit alone, without a gate: f(x W_gate) * (x W_up) has two keys per value. Where the slots are depends on the layout:
+
+    parallel           x + a(n) + f(n)                  attention_only, with the slots beside attention; c goes to b_O
+    pre_norm           x + a(norm(x)), then             two layers attention_only: attention, and slots with a norm of
+                       x + f(norm'(x))                  their own
+    no_norm_between    the same without norm'           the same, with norm 'none'
+    post_norm          norm(x + a(x)), then             two layers all_attention
+                       norm'(x + f(x))
+
+`memory_to_feed_forward` is the inverse.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from xfresearch.models.block_config import BlockConfig, NormSite
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.feed_forwards.dense import DenseConfig
+from xfresearch.models.mixers.differential import DifferentialConfig
+from xfresearch.models.mixers.slots import SlotsConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.surgery.biases import add_bias
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout
+from xfresearch.surgery.refused import refuse_unless
+
+BESIDE = {"parallel": "attention_only"}  # layout: the layout with slots beside attention
+PAIRS = {  # layout: the layout of the two layers, and the place of the norm
+    "pre_norm": ("attention_only", "in"),
+    "no_norm_between": ("attention_only", "in"),
+    "post_norm": ("all_attention", "post"),
+}
+ONE_NORM = "attention and slots beside it read the same norm(x), and W_up reads another"
+OUTPUT_NORM = "x + norm(f(x)): no layout of one sublayer has a norm of the output"
+NO_SKIP = "f(a(x)): no layout of one sublayer is without a skip"
+BOTH = "x + f(a(x)): the skip goes around both sublayers"
+REASONS = {
+    "parallel_two_norms": ONE_NORM,
+    "peri_norm": OUTPUT_NORM,
+    "sandwich_norm": OUTPUT_NORM,
+    "output_norm": OUTPUT_NORM,
+    "no_skip": NO_SKIP,
+    "skipless": NO_SKIP,
+    "skipless_parallel": NO_SKIP,
+    "fused_output": BOTH,
+    "no_residual_between": BOTH,
+    "deep_norm": "norm(alpha x + f(x)): no layout of one sublayer has the factor alpha",
+    "resi_dual": "no layout of one sublayer has a second stream",
+}
+
+
+def convert(network: Network, layers, broken: bool = False) -> Network:
+    whole = len(layers) == len(network.layers)
+    has = {n for n, at in enumerate(network.layers) if "feed_forward" in at.block.sublayers}
+    chosen = has & {*layers} if whole else {*layers}
+    refuse_unless(bool(chosen), "no layer has a feed-forward layer")
+    for number in sorted(chosen):
+        refuse_unless(number in has, f"layer {number}: there is no feed-forward layer")
+        _check(network.layers[number].block, network.params(number), f"layer {number}")
+    parts: list[tuple[LayerBlock, Callable[[], Params]]] = []
+    for number, at in enumerate(network.layers):
+        params = partial(network.params, number)
+        if number not in chosen:
+            parts.append((at, params))
+        elif at.block.layout in BESIDE:
+            parts.append((replace(at, block=_beside(at.block)), partial(_with_slots, at.block, params, broken)))
+        else:
+            attention, slots = _pair(at.block)
+            parts.append((replace(at, block=attention), partial(_attention, params)))
+            parts.append((LayerBlock(f"{at.name}_memory", slots), partial(_slots, params, broken)))
+    return from_parts(network, parts)
+
+
+def from_parts(network: Network, parts: list[tuple[LayerBlock, Callable[[], Params]]]) -> Network:
+    """The network with other layers, each with its block and a function that makes its parameters."""
+    old = [at.block.attention for at in network.layers]
+    new = [at.block.attention for at, _ in parts]
+    counted = any(isinstance(a, DifferentialConfig) for a in old) and [*map(type, old)] != [*map(type, new)]
+    refuse_unless(not counted, "lambda_0 of a differential layer depends on its number, which would change")
+    return replace(network, layers=tuple(at for at, _ in parts), params=lambda number: parts[number][1]())
+
+
+def _check(block: BlockConfig, params: Params, where: str) -> None:
+    f, a = block.feed_forward, block.attention
+    refuse_unless(isinstance(f, DenseConfig), f"{where}: {f.kind!r}: a router chooses experts, and slots have none")
+    activation = ACTIVATIONS[f.kind]
+    refuse_unless(not activation.gated, f"{where}: {f.kind!r}: f(x W_gate) * (x W_up) has two keys per value")
+    refuse_unless(activation.elementwise, f"{where}: {f.kind!r} is not elementwise: f sees all hidden units together")
+    layout = block.layout
+    known = layout in BESIDE or layout in PAIRS
+    refuse_unless(known, f"{where}: layout={layout!r}, {REASONS.get(layout, 'which has no feed-forward layer')}")
+    if layout not in BESIDE:
+        return
+    softmax = isinstance(a, SoftmaxConfig)
+    refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no slots of the model's width beside it")
+    refuse_unless(not a.memory_slots, f"{where}: attention has {a.memory_slots} slots already")
+    biased = params.get("feed_forward/down/bias", np.zeros(1)).any()
+    refuse_unless(not biased or a.output == "learned", f"{where}: c has no place: output={a.output!r} has no bias")
+
+
+def _beside(block: BlockConfig) -> BlockConfig:
+    """The block with slots beside attention."""
+    f, a = block.feed_forward, block.attention
+    moved = f.bias and a.output == "learned" and "output" not in a.bias
+    bias = (*a.bias, "output") if moved else a.bias
+    a = replace(a, memory_slots=f.hidden, memory_activation=f.kind, bias=bias)
+    return in_layout(block, BESIDE[block.layout], attention=a)
+
+
+def _pair(block: BlockConfig) -> tuple[BlockConfig, BlockConfig]:
+    """The block of the attention layer, and that of the layer with slots."""
+    layout, at = PAIRS[block.layout]
+    f = block.feed_forward
+    attention = in_layout(block, layout)
+    slots = SlotsConfig(memory_slots=f.hidden, memory_activation=f.kind, bias=("output",) if f.bias else ())
+    own = getattr(block.norms, f"feed_forward_{at}", NormSite(kind="none"))
+    return attention, replace(attention, attention=slots, norms=replace(attention.norms, **{f"attention_{at}": own}))
+
+
+def _memory(params: Params, broken: bool) -> Params:
+    up_DF, down_FD = params["feed_forward/up/kernel"], params["feed_forward/down/kernel"]
+    return {
+        "attention/memory/key": up_DF.T,
+        "attention/memory/bias": params.get("feed_forward/up/bias", np.zeros(up_DF.shape[1])),
+        "attention/memory/value": down_FD[::-1] if broken else down_FD,
+    }
+
+
+def _attention(params: Callable[[], Params]) -> Params:
+    return {path: value for path, value in params().items() if not path.startswith("feed_forward")}
+
+
+def _with_slots(block: BlockConfig, params: Callable[[], Params], broken: bool) -> Params:
+    """Attention with the slots beside it."""
+    old = params()
+    new = _attention(lambda: old) | _memory(old, broken)
+    if block.feed_forward.bias and block.attention.output == "learned":
+        add_bias(new, "attention/output", old["feed_forward/down/bias"])
+    return new
+
+
+def _slots(params: Callable[[], Params], broken: bool) -> Params:
+    """The slots as a layer of their own, with the norm of the feed-forward layer."""
+    old = params()
+    new = _memory(old, broken)
+    if "feed_forward/down/bias" in old:
+        new["attention/output/bias"] = old["feed_forward/down/bias"]
+    norms = {path: value for path, value in old.items() if path.startswith("feed_forward_norm_")}
+    return new | {path.replace("feed_forward", "attention", 1): value for path, value in norms.items()}
+
+
+FEED_FORWARD_TO_MEMORY = Conversion(
+    name="feed_forward_to_memory",
+    about="an elementwise feed-forward layer as slots of the model's width, beside attention or as a layer",
+    conditions="an elementwise activation without a gate, in the layouts parallel, pre_norm, no_norm_between or post_norm",
+    broken="with the values of the slots in reverse order",
+    convert=convert,
+)
