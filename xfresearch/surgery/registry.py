@@ -11,6 +11,7 @@ from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
 from xfresearch.surgery.untie import UNTIE
 from xfresearch.surgery.upcycle import UPCYCLE
+from xfresearch.surgery.widen import WIDEN
 
 CONVERSIONS: dict[str, Conversion] = {
     each.name: each
@@ -23,6 +24,7 @@ CONVERSIONS: dict[str, Conversion] = {
         POOL_GROUPS,
         UNTIE,
         UPCYCLE,
+        WIDEN,
     )
 }
 
