@@ -9,6 +9,8 @@ from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
+from xfresearch.surgery.stack import STACK
+from xfresearch.surgery.unstack import UNSTACK
 from xfresearch.surgery.untie import UNTIE
 from xfresearch.surgery.upcycle import UPCYCLE
 from xfresearch.surgery.widen import WIDEN
@@ -22,6 +24,8 @@ CONVERSIONS: dict[str, Conversion] = {
         FOLD_NORM,
         MERGE_QUERY_KEY,
         POOL_GROUPS,
+        STACK,
+        UNSTACK,
         UNTIE,
         UPCYCLE,
         WIDEN,
