@@ -75,6 +75,43 @@ def test_heads_in_the_stream_are_refused():
         surgery.centre(changed(), layers=(0,))
 
 
-def test_the_certificate_measures_the_result():
-    lm, certificate = surgery.centre(changed())
-    assert certificate.exact and certificate.gradient < 1e-10 and lm.config.final_norm == "rms"
+def test_the_certificate_measures_the_result_after_fold_norm():
+    """GPT-2 with RMSNorm without gains, in D - 1 dimensions."""
+    before = changed()
+    lm, certificate = surgery.convert(before, surgery.chain("fold_norm,centre", options={"width": "less_one"}))
+    assert certificate.exact and certificate.gradient < 1e-10
+    assert lm.config.final_norm == "rms" and lm.config.width == before.config.width - 1
+
+
+WITHOUT_GAINS = {BLOCK + "norm_gain": False, BLOCK + "norm_bias": False}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model__embedding_scale": "sqrt_width", BLOCK + "norm_epsilon": 0.3} | MEMORY,
+        {BLOCK + "layout": "parallel", BLOCK + "norm": "project", BLOCK + "feed_forward__hidden_factor": 3.0},
+        {BLOCK + "layout": "fused_output", BLOCK + "attention__bias": "()", "model__final_norm": "project"},
+        {"model__position": "none", BLOCK + "norms__feed_forward_in__kind": "project"},
+    ],
+    ids=lambda overrides: ",".join(map(str, overrides.values())),
+)
+def test_a_stream_without_a_mean_has_one_dimension_less(overrides):
+    lm = tiny_model("gpt2", **WITHOUT_GAINS | overrides)
+    assert assert_exact(lm, "centre", width="less_one").width == lm.config.width - 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "term"),
+    [
+        ({BLOCK + "norm_gain": True}, "the final norm has a gain or a bias of size D .fold_norm first"),
+        ({BLOCK + "norms__feed_forward_in__gain": True}, "layer 0: norms.feed_forward_in has a gain or a bias of size D"),
+        ({BLOCK + "layout": "no_residual_between"}, "layer 0: the output of attention is no part of the stream"),
+        ({BLOCK + "attention__value": "identity_whole", BLOCK + "attention__bias": "()"}, "value='identity_whole' reads"),
+        ({BLOCK + "attention__kind": "differential"}, "layer 0: the final norm shares its epsilon"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_needs_all_dimensions_is_refused(overrides, term):
+    with pytest.raises(surgery.Refused, match=f"^centre: width='less_one': .*{term}"):
+        surgery.centre(tiny_model("gpt2", **WITHOUT_GAINS | overrides), width="less_one")

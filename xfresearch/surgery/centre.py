@@ -11,6 +11,13 @@ embedding, the learned positions, and the last kernels and biases of the sublaye
 Then a norm of kind 'layer' is a norm of kind 'rms' with the same epsilon, and 'project' without gain and bias is none.
 Where a feed-forward layer reads the output of attention without a norm and no skip adds it, this output is no part of the
 stream and keeps its mean.
+
+width='less_one' also drops the dimension that is always 0. With an orthonormal basis Q [D, D - 1] of the vectors with
+mean 0, the stream is x Q, writers have W Q, and readers Q^T W. Its RMSNorm is over D - 1 numbers:
+
+    rms(x; eps) = sqrt(D / (D - 1)) rms(x Q; eps D / (D - 1)) Q^T
+
+Readers take the factor. A gain or a bias between would have no place in the smaller space: fold them first.
 """
 
 from dataclasses import replace
@@ -21,7 +28,8 @@ from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.dense import HIDDEN
 from xfresearch.models.layouts import LAYOUTS, Sublayer
 from xfresearch.models.norms import NormSpec
-from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.conversion import Conversion, Option
+from xfresearch.surgery.narrower import narrowed
 from xfresearch.surgery.network import LayerBlock, Network
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream import last_maps
@@ -30,7 +38,7 @@ from xfresearch.surgery.untie import untied
 BLIND = ("layer", "project")  # kinds of norms that do not read the mean
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
+def convert(network: Network, layers, broken: bool = False, width: str = "same") -> Network:
     refuse_unless(len(layers) == len(network.layers), "all layers add to one residual stream: convert all of them")
     _check_outside(network)
     blocks = [at.block for at in network.layers]
@@ -38,6 +46,8 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     for number, block in enumerate(blocks):
         where, axes = f"layer {number}", network.axes(number)
         maps[number] = [path for name in written(block, where) for path in last_maps(block, axes, name, where)]
+    if width == "less_one":
+        return narrowed(untied(network), maps, _kinds_without_mean, broken)
     outside = {path: network.outside[path] for path in tables(network)}
     outside = outside if broken else {path: without_mean(value) for path, value in outside.items()}
     centred = untied(network).with_outside(outside)
@@ -156,4 +166,5 @@ CENTRE = Conversion(
     "the residual stream",
     broken="with the embedding and its positions as they were",
     convert=convert,
+    options={"width": Option("same", "same, or less_one: the stream loses the dimension that is 0", ("same", "less_one"))},
 )

@@ -16,8 +16,11 @@ from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
+from xfresearch.surgery.stack import STACK
+from xfresearch.surgery.unstack import UNSTACK
 from xfresearch.surgery.untie import UNTIE
 from xfresearch.surgery.upcycle import UPCYCLE
+from xfresearch.surgery.widen import WIDEN
 
 CONVERSIONS: dict[str, Conversion] = {
     each.name: each
@@ -35,8 +38,11 @@ CONVERSIONS: dict[str, Conversion] = {
         MEMORY_TO_FEED_FORWARD,
         MERGE_QUERY_KEY,
         POOL_GROUPS,
+        STACK,
+        UNSTACK,
         UNTIE,
         UPCYCLE,
+        WIDEN,
     )
 }
 

@@ -1,0 +1,174 @@
+"""widen: more heads, hidden units or slots, whose outputs are 0 at first (Chen et al. 2016; Gesmundo & Maile 2023).
+
+    y = sum_h o_h W_O,h + sum_new o_h 0        f(x W_up + b) W_down = sum_f f_f W_down,f + sum_new f_f 0
+
+New heads have drawn queries, keys and values and rows of 0 in W_O; new hidden units have drawn columns of W_up and rows
+of 0 in W_down; new slots of the model's width have drawn keys and values of 0. The drawn numbers have the standard
+deviation of the old ones, new biases are 0.
+
+This needs outputs that do not depend on how many there are. ALiBi's slopes and a norm over all heads do, and so do the
+softmax and SoLU over hidden units and slots in the softmax, where a new one takes weight from the others. Heads in the
+residual stream, and heads that are parts of the input, cannot become more. The table of T5 has a column for each head and
+is one for all layers: they are widened together, and its new columns are 0.
+
+Groups of key-value heads keep their number of heads, so that there are more groups; a single key-value head for all heads
+stays a single one.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.feed_forwards.dense import HiddenOptions
+from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.slots import SlotsConfig
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.sharding.letters import Axes
+from xfresearch.surgery.conversion import Conversion, Option
+from xfresearch.surgery.groups import SPLIT
+from xfresearch.surgery.hidden import with_hidden
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import refuse_unless
+
+T5_TABLE = "shared/relative_bias"  # [buckets, H] of all layers
+OUTPUTS = {  # the parameters that are 0 for a new head, slot or hidden unit
+    "attention/output/kernel": "H",
+    "attention/memory/value": "M",
+    "feed_forward/down/kernel": "F",
+    "feed_forward/experts/down": "F",
+    "feed_forward/shared/down/kernel": "F",
+}
+
+
+def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, slots=0, seed=0) -> Network:
+    refuse_unless(heads or hidden or slots, "heads=0, hidden=0 and slots=0: nothing grows")
+    for number in layers:
+        where, block = f"layer {number}", network.layers[number].block
+        for check, total in ((_check_heads, heads), (_check_hidden, hidden), (_check_slots, slots)):
+            if total:
+                check(block, total, where)
+    axes = {number: network.axes(number) for number in layers}
+
+    def wider(block: BlockConfig) -> BlockConfig:
+        return _wider(block, heads, hidden, slots)
+
+    def params(number: int, block: BlockConfig, old: Params) -> Params:
+        random = np.random.default_rng((seed, number))
+        sizes = _sizes(block, wider(block))
+        return {path: _grown(path, value, axes[number][path], sizes, random, broken) for path, value in old.items()}
+
+    outside = _with_t5_columns(network, layers, heads) if heads else network
+    return outside.change(layers, wider, params)
+
+
+def _check_heads(block: BlockConfig, heads: int, where: str) -> None:
+    a = block.attention
+    known = isinstance(a, SoftmaxConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
+    refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no heads of softmax attention")
+    refuse_unless(heads > a.heads, f"{where}: heads={heads} is not above its {a.heads} heads")
+    refuse_unless(a.output == "learned", f"{where}: output={a.output!r} has no rows of W_O that could be 0")
+    for name in ("query", "key", "value"):
+        kind = getattr(a, name, "learned")
+        refuse_unless(kind not in SPLIT, f"{where}: {name}={kind!r} splits the input among the heads")
+    refuse_unless(
+        getattr(a, "position", "none") != "alibi", f"{where}: ALiBi's slopes 2^(-8 h / H) depend on the number H of heads"
+    )
+    over = getattr(a, "qk_norm_over", "head")
+    refuse_unless(over != "heads", f"{where}: qk_norm_over='heads' divides by a mean square over all heads")
+    refuse_unless(
+        heads % _per_group(a) == 0,
+        f"{where}: heads={heads} is no multiple of the {_per_group(a)} heads of each of its {a.kv_heads} key-value heads",
+    )
+
+
+def _per_group(a) -> int:
+    """The number of heads of each key-value head, 1 if a single one serves any number of heads."""
+    return a.heads // a.kv_heads if a.kv_heads > 1 else 1
+
+
+def _check_hidden(block: BlockConfig, hidden: int, where: str) -> None:
+    options = block.sublayers.get("feed_forward")
+    refuse_unless(isinstance(options, HiddenOptions), f"{where}: layout={block.layout!r} has no feed-forward layer")
+    kind = options.activation
+    refuse_unless(
+        ACTIVATIONS[kind].elementwise, f"{where}: {kind!r} is normalised over the hidden units: a new one changes the others"
+    )
+    refuse_unless(hidden > options.hidden, f"{where}: hidden={hidden} is not above its {options.hidden} hidden units")
+
+
+def _check_slots(block: BlockConfig, slots: int, where: str) -> None:
+    a = block.attention
+    old = getattr(a, "memory_slots", 0)
+    refuse_unless(old > 0, f"{where}: attention has no slots")
+    refuse_unless(not softmax_slots(a), f"{where}: a new slot in the softmax takes weight from the others")
+    refuse_unless(slots > old, f"{where}: slots={slots} is not above its {old} slots")
+
+
+def _wider(block: BlockConfig, heads: int, hidden: int, slots: int) -> BlockConfig:
+    a = block.attention
+    if heads:
+        groups = 1 if a.kv_heads == 1 < a.heads else heads // _per_group(a)
+        a = replace(a, heads=heads, kv_heads=groups)
+    a = replace(a, memory_slots=slots) if slots else a
+    block = replace(block, attention=a)
+    return replace(block, feed_forward=with_hidden(block.feed_forward, hidden)) if hidden else block
+
+
+def _sizes(old: BlockConfig, new: BlockConfig) -> dict[tuple[str, str], tuple[int, int]]:
+    """{(start of a path, letter): its size before and after} of the dimensions that grow."""
+    before, after = old.attention, new.attention
+    found = {("attention/", "H"): (getattr(before, "heads", 0), getattr(after, "heads", 0))}
+    found["attention/memory/", "M"] = getattr(before, "memory_slots", 0), getattr(after, "memory_slots", 0)
+    each = getattr(before, "memory_heads", "each") == "each"
+    for part in ("key", "value", *(["memory"] if each else [])):
+        found[f"attention/{part}/", "G"] = getattr(before, "kv_heads", 0), getattr(after, "kv_heads", 0)
+    if hasattr(old, "feed_forward"):
+        sizes = old.feed_forward.hidden, new.feed_forward.hidden
+        shared = getattr(getattr(old.feed_forward, "moe", None), "shared", 0)
+        for part in ("up", "gate", "down", "experts"):
+            found[f"feed_forward/{part}/", "F"] = sizes
+        found["feed_forward/shared/", "F"] = sizes[0] * shared, sizes[1] * shared
+    return {key: sizes for key, sizes in found.items() if sizes[0] != sizes[1]}
+
+
+def _grown(path: str, array, axes: Axes, sizes: dict, random: np.random.Generator, broken: bool) -> np.ndarray:
+    """`array` with more heads, groups, slots or hidden units at the end of their dimensions."""
+    for (start, letter), (old, new) in sizes.items():
+        axis = axes.letters.find(letter)
+        if path.startswith(start) and axis >= 0:
+            shape = [*array.shape[:axis], new - old, *array.shape[axis + 1 :]]
+            zero = not axes.matrix or (OUTPUTS.get(path) == letter and not broken)
+            more = np.zeros(shape) if zero else array.std() * random.normal(size=shape)
+            array = np.concatenate([array, more], axis)
+    return array
+
+
+def _with_t5_columns(network: Network, layers, heads: int) -> Network:
+    """The network with a column of T5's table for each new head."""
+    sharing = {number for number, at in enumerate(network.layers) if getattr(at.block.attention, "position", "") == "t5"}
+    if not sharing & {*layers}:
+        return network
+    left = sharing - {*layers}
+    refuse_unless(
+        not left, f"layer {min(left, default=0)}: its T5 table has a column for each head and is that of the layers to widen"
+    )
+    table_RH = network.outside[T5_TABLE]
+    return network.with_outside({T5_TABLE: np.pad(table_RH, ((0, 0), (0, heads - table_RH.shape[1])))})
+
+
+WIDEN = Conversion(
+    name="widen",
+    about="more heads, hidden units or slots, whose outputs are 0",
+    conditions="no output depends on the number of heads, hidden units or slots: no ALiBi, no norm over all heads, no "
+    "softmax over hidden units or slots; heads with W_O",
+    broken="with drawn outputs",
+    convert=convert,
+    options={
+        "heads": Option(0, "number of heads afterwards, 0 as before"),
+        "hidden": Option(0, "hidden size afterwards, of each expert; 0 as before"),
+        "slots": Option(0, "number of slots of the model's width afterwards, 0 as before"),
+        "seed": Option(0, "seed of the drawn parameters"),
+    },
+)
