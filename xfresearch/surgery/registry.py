@@ -7,6 +7,7 @@ from xfresearch.surgery.drop_key import DROP_KEY
 from xfresearch.surgery.drop_output import DROP_OUTPUT
 from xfresearch.surgery.drop_query import DROP_QUERY
 from xfresearch.surgery.drop_value import DROP_VALUE
+from xfresearch.surgery.factor_query_key import FACTOR_QUERY_KEY
 from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
 from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.fuse_output import FUSE_OUTPUT
@@ -23,6 +24,7 @@ CONVERSIONS: dict[str, Conversion] = {
         DROP_OUTPUT,
         DROP_QUERY,
         DROP_VALUE,
+        FACTOR_QUERY_KEY,
         FEED_FORWARD_TO_MEMORY,
         FOLD_NORM,
         FUSE_OUTPUT,
