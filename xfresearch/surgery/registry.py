@@ -14,6 +14,7 @@ from xfresearch.surgery.fuse_output import FUSE_OUTPUT
 from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.running import Step
+from xfresearch.surgery.sink import SINK_TO_SLOT, SLOT_TO_SINK
 from xfresearch.surgery.untie import UNTIE
 
 CONVERSIONS: dict[str, Conversion] = {
@@ -30,6 +31,8 @@ CONVERSIONS: dict[str, Conversion] = {
         FUSE_OUTPUT,
         MEMORY_TO_FEED_FORWARD,
         MERGE_QUERY_KEY,
+        SINK_TO_SLOT,
+        SLOT_TO_SINK,
         UNTIE,
     )
 }
