@@ -38,7 +38,7 @@ def to_slot(network: Network, layers, broken: bool = False) -> Network:
         _check_sink(network.layers[number].block.attention, network.params(number), f"layer {number}")
     return network.change(
         layers,
-        lambda block: replace(block, attention=_slotted(block.attention, width)),
+        lambda block: replace(block, attention=_slotted(block.attention, width, broken)),
         lambda number, block, params: _add_slot(block.attention, params, width, broken),
     )
 
@@ -66,9 +66,9 @@ def _check_sink(a, params: Params, where: str) -> None:
         refuse_unless(same, f"{where}: no rope.fraction rotates {rotary} of {a.head_size + 1} dimensions")
 
 
-def _slotted(a: SoftmaxConfig, width: int) -> SoftmaxConfig:
+def _slotted(a: SoftmaxConfig, width: int, broken: bool) -> SoftmaxConfig:
     """The options with a slot for the sink."""
-    new = replace(a, sink="none", memory_slots=a.memory_slots + 1)
+    new = replace(a, sink="none", memory_slots=a.memory_slots + _count(a, broken))
     new = new if a.memory_slots else replace(new, memory_heads="shared")
     if a.sink == "off_by_one":
         return new
@@ -80,19 +80,22 @@ def _slotted(a: SoftmaxConfig, width: int) -> SoftmaxConfig:
     return replace(new, head_size=size, scale=logit_scale(a, width), rope=rope, bias=bias)
 
 
+def _count(a: SoftmaxConfig, broken: bool) -> int:
+    """The number of slots that replace the sink. The control has two slots of zeros."""
+    return 2 if broken and a.sink == "off_by_one" else 1
+
+
 def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Params:
     """The parameters with a slot of zeros, or for a learned sink with one more dimension and its logit there."""
     new = {path: value for path, value in params.items() if path != "attention/sink"}
     if a.sink == "learned":
         new = _wider(a, new, params["attention/sink"])
-    sizes = head_sizes(_slotted(a, width), width)
+    sizes = head_sizes(_slotted(a, width, broken), width)
     groups = slot_heads(a) if a.memory_slots else 1
-    key_1GK, value_1GV = np.zeros((1, groups, sizes.qk)), np.zeros((1, groups, sizes.v))
+    key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
     if a.sink == "learned":
-        key_1GK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
-    elif broken:
-        value_1GV += 1.0
-    return _with_slots(new, _slots(new, a), (key_1GK, value_1GV))
+        key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
+    return _with_slots(new, _slots(new, a), (key_MGK, value_MGV))
 
 
 def _slots(params: Params, a: SoftmaxConfig) -> tuple | None:
@@ -176,7 +179,7 @@ SINK_TO_SLOT = Conversion(
     about="the sink of the softmax as a slot whose value is 0",
     conditions="softmax attention with a sink; for a learned sink: matrices of queries, keys and outputs, and no relative "
     "keys, norms or clipping of queries",
-    broken="with a value of 1, or with the logit 0 for b",
+    broken="with two slots, or with the logit 0 for b",
     convert=to_slot,
 )
 SLOT_TO_SINK = Conversion(
