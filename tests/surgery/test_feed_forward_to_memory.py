@@ -6,7 +6,7 @@ import pytest
 from tests.surgery.comparing import assert_exact
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
-from xfresearch.surgery.network import take_apart
+from xfresearch.surgery.network import assemble, take_apart
 
 BLOCK = "model__blocks__main__"
 TO, BACK = "feed_forward_to_memory", "memory_to_feed_forward"
@@ -42,7 +42,8 @@ def test_slots_compute_the_same(name, options):
 def test_there_and_back_restores_every_bit(name, options):
     lm = changed(name, **options)
     before = take_apart(lm.config, lm.params)
-    after = surgery.CONVERSIONS[BACK](surgery.CONVERSIONS[TO](before))
+    slots = take_apart(*assemble(surgery.CONVERSIONS[TO](before), "float64"))
+    after = surgery.CONVERSIONS[BACK](slots)
     assert after.resolved.depth == before.resolved.depth
     for number, at in enumerate(after.layers):
         old, new = before.params(number), after.params(number)
@@ -55,7 +56,7 @@ def test_there_and_back_restores_every_bit(name, options):
 def test_the_way_back_computes_the_same():
     for lm in (changed("gptj"), changed("gpt2")):
         slots = surgery.CONVERSIONS[TO](take_apart(lm.config, lm.params))
-        model, params = surgery.network.assemble(slots, "float32")
+        model, params = assemble(slots, "float32")
         lm.config, lm.params = model, params
         assert "feed_forward" in assert_exact(lm, BACK).blocks["main"].sublayers
 
@@ -80,6 +81,7 @@ def test_one_layer_of_two():
         ("gpt2", {"layout": "no_skip"}, "no layout of one sublayer is without a skip"),
         ("gpt2", {"layout": "parallel_two_norms"}, r"read the same norm\(x\), and W_up reads another"),
         ("gptj", {"attention__memory_slots": 4}, "attention has 4 slots already"),
+        ("gptj", {"attention__sink": "learned"}, "attention with sink='learned' has no slots in this project"),
         ("gptj", {"attention__output": "identity"}, "c has no place: output='identity' has no bias"),
         ("gptj", {"attention__kind": "slots", "attention__memory_slots": 4}, "a mixer of kind 'slots' has no slots of"),
     ],

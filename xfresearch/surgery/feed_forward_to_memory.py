@@ -102,6 +102,8 @@ def _check(block: BlockConfig, params: Params, where: str) -> None:
     softmax = isinstance(a, SoftmaxConfig)
     refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no slots of the model's width beside it")
     refuse_unless(not a.memory_slots, f"{where}: attention has {a.memory_slots} slots already")
+    for name, value in (("sink", a.sink if a.sink == "learned" else "none"), ("shaping", a.shaping)):
+        refuse_unless(value == "none", f"{where}: attention with {name}={value!r} has no slots in this project")
     biased = params.get("feed_forward/down/bias", np.zeros(1)).any()
     refuse_unless(not biased or a.output == "learned", f"{where}: c has no place: output={a.output!r} has no bias")
 

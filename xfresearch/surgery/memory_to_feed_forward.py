@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.models.mixers.slots import SlotsConfig
@@ -86,11 +86,17 @@ def _check_pair(network: Network, number: int, chosen: set[int]) -> None:
         before.layout == at.block.layout and number - 1 not in chosen,
         f"{where}: the layer before the slots is no layer of layout={at.block.layout!r} with attention alone",
     )
-    for each in fields(BlockConfig):
-        ours, theirs = getattr(at.block, each.name), getattr(before, each.name)
+    names = [each.name for each in fields(BlockConfig)]
+    for name in [name for name in names if not (_bare(at.block) and name.startswith("norm"))]:
+        ours, theirs = getattr(at.block, name), getattr(before, name)
         refuse_unless(
-            ours == theirs, f"{where}: {each.name}={ours!r}, and {theirs!r} in the layer before: one block has one"
+            ours == theirs, f"{where}: {name}={ours!r}, and {theirs!r} in the layer before: one block has one"
         )
+
+
+def _bare(block: BlockConfig) -> bool:
+    """Whether a layer with slots has no norm."""
+    return block.norm_at(f"attention_{PAIRS[block.layout][1]}").kind == "none"
 
 
 def _biased(block: BlockConfig, params: Params) -> bool:
@@ -113,7 +119,8 @@ def _parallel(block: BlockConfig, bias: bool) -> BlockConfig:
 def _paired(before: BlockConfig, slots: BlockConfig, bias: bool) -> BlockConfig:
     layout, at = PAIRS[slots.layout]
     new = in_layout(before, layout, feed_forward=_feed_forward(slots.attention, bias))
-    return replace(new, norms=replace(new.norms, **{f"feed_forward_{at}": getattr(slots.norms, f"attention_{at}")}))
+    site = NormSite(kind="none") if _bare(slots) else getattr(slots.norms, f"attention_{at}")
+    return replace(new, norms=replace(new.norms, **{f"feed_forward_{at}": site}))
 
 
 def _matrices(params: Params, bias: bool, broken: bool) -> Params:

@@ -9,6 +9,7 @@ from xfresearch.surgery.drop_output import DROP_OUTPUT
 from xfresearch.surgery.drop_query import DROP_QUERY
 from xfresearch.surgery.drop_value import DROP_VALUE
 from xfresearch.surgery.expand_groups import EXPAND_GROUPS
+from xfresearch.surgery.factor_query_key import FACTOR_QUERY_KEY
 from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY
 from xfresearch.surgery.fold_norm import FOLD_NORM
 from xfresearch.surgery.fuse_output import FUSE_OUTPUT
@@ -16,6 +17,7 @@ from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
+from xfresearch.surgery.sink import SINK_TO_SLOT, SLOT_TO_SINK
 from xfresearch.surgery.stack import STACK
 from xfresearch.surgery.unstack import UNSTACK
 from xfresearch.surgery.untie import UNTIE
@@ -32,12 +34,15 @@ CONVERSIONS: dict[str, Conversion] = {
         DROP_QUERY,
         DROP_VALUE,
         EXPAND_GROUPS,
+        FACTOR_QUERY_KEY,
         FEED_FORWARD_TO_MEMORY,
         FOLD_NORM,
         FUSE_OUTPUT,
         MEMORY_TO_FEED_FORWARD,
         MERGE_QUERY_KEY,
         POOL_GROUPS,
+        SINK_TO_SLOT,
+        SLOT_TO_SINK,
         STACK,
         UNSTACK,
         UNTIE,

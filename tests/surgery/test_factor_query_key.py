@@ -1,0 +1,67 @@
+"""The merged matrix of a head as two factors."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.surgery.comparing import LENGTH, assert_exact
+from tests.surgery.test_merge_query_key import changed
+from xfresearch import surgery
+from xfresearch.surgery import CONVERSIONS
+from xfresearch.surgery.certificate import BOUND, CONTROL, difference, logits_of
+from xfresearch.surgery.network import take_apart
+from xfresearch.surgery.running import side_of
+
+MERGED = {"query": "merged", "bias": "('query',)"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": "()", "kv_heads": 2, "position": "t5", "softcap": 2.0},
+        {"bias": "('query','key')", "kv_heads": 1, "position": "alibi", "sink": "off_by_one", "key_bias": 0},
+        {"bias": "('query','key')", "memory_slots": 6, "kv_heads": 2, "memory_heads": "shared"},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_merged_matrices_get_their_rank_back(options):
+    zero_bias = "key_bias" in options
+    lm = changed(**{key: value for key, value in options.items() if key != "key_bias"})
+    if zero_bias:
+        bias = lm.params["blocks"]["main"]["attention"]["key"]["bias"]
+        lm.params["blocks"]["main"]["attention"]["key"]["bias"] = 0 * bias
+    tokens_BL = np.random.default_rng(1).integers(lm.config.vocab_size, size=(2, LENGTH))
+    before = take_apart(lm.config, lm.params)
+    merged = CONVERSIONS["merge_query_key"](before)
+    with jax.enable_x64(True):
+        sides = [side_of(before)]
+        sides += [side_of(CONVERSIONS["factor_query_key"](merged, broken=broken)) for broken in (False, True)]
+        old, new, control = (logits_of(side.in_dtype("float64"), tokens_BL) for side in sides)
+    a = sides[1].model.blocks["main"].attention
+    assert (a.query, a.rank, a.key) == ("merged", 8, "learned")
+    assert difference(old, new)["relative"] <= BOUND and difference(old, control)["relative"] >= CONTROL
+
+
+def test_a_full_rank_needs_its_rank():
+    lm = changed(**MERGED, value="key", memory_slots=4)
+    assert assert_exact(lm, "factor_query_key", rank=32).blocks["main"].attention.value == "identity_whole"
+    network = take_apart(lm.config, lm.params)
+    with pytest.raises(
+        surgery.Refused, match="^factor_query_key: layer 0: W_h with b_h has rank 32, the width: two factors"
+    ):
+        CONVERSIONS["factor_query_key"](network)
+
+
+@pytest.mark.parametrize(
+    ("options", "rank", "term"),
+    [
+        ({}, 0, "query='learned' is no merged matrix W_h"),
+        (MERGED | {"rank": 4, "bias": "()"}, 0, "W_h has factors of rank 4 already"),
+        (MERGED, 8, "W_h with b_h has rank 32: rank=8 leaves .W_h - A_h B.T. = "),
+        (MERGED | {"position": "relative_key"}, 0, "relative keys read x W_h itself"),
+    ],
+)
+def test_a_refusal_names_the_term(options, rank, term):
+    lm = changed(**options)
+    with pytest.raises(surgery.Refused, match=f"^factor_query_key: layer 0: .*{term}"):
+        CONVERSIONS["factor_query_key"](take_apart(lm.config, lm.params), rank=rank)

@@ -1,0 +1,119 @@
+"""factor_query_key: the merged matrix of a head becomes two factors of rank r. Inverse of `merge_query_key`.
+
+    (x W_h + b_h) y^T = (x A_h + a_h) (y B)^T        W_h = A_h B^T,  b_h = a_h B^T
+
+The heads of a group share B [D, r]. With the rows of all their W_h and b_h below each other,
+
+    M = [W_1; b_1; W_2; b_2; ...] = U S V^T          A = U sqrt(S),  B = V sqrt(S)
+
+by the singular value decomposition. This is exact if the rank of M is at most r. A smaller r leaves out singular values,
+and the logits would differ: refused, with the smallest exact rank and the norm |M - A B^T| of what would be left out.
+rank=0 takes the smallest exact rank, the largest over groups and layers.
+
+A slot with key m becomes m B, since (x W_h + b_h) m^T = (x A_h + a_h) (m B)^T. Relative keys read x W_h itself, of size D.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.surgery.conversion import Conversion, Option
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import refuse_unless
+
+EXACT = 1e-12  # singular values below this, relative to the largest, are rounding errors of float64
+
+
+def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Network:
+    for number in layers:
+        _check(network.layers[number].block.attention, f"layer {number}")
+    spectra = {number: _spectra(network, number) for number in layers}
+    smallest = {number: max(int((s > EXACT * s[0]).sum()) for s in spectra[number]) for number in layers}
+    width = network.model.width
+    refuse_unless(
+        0 <= rank <= width, f"rank={rank} is not between 1 and the width {width}, or 0 for the smallest exact one"
+    )
+    for number in layers:
+        left = max(s[rank] for s in spectra[number]) if 0 < rank < smallest[number] else 0.0
+        exact = f"W_h with b_h has rank {smallest[number]}"
+        refuse_unless(not left, f"layer {number}: {exact}: rank={rank} leaves |W_h - A_h B^T| = {left:.2e}")
+        full = not rank and smallest[number] == width
+        refuse_unless(
+            not full, f"layer {number}: {exact}, the width: two factors are not smaller (rank={width} makes them)"
+        )
+    rank = rank or max(smallest.values())
+    return network.change(
+        layers,
+        lambda block: replace(block, attention=_factored(block.attention, rank)),
+        lambda number, block, params: _factor(block, params, rank, broken),
+    )
+
+
+def _check(a, where: str) -> None:
+    softmax = isinstance(a, SoftmaxConfig)
+    refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no merged matrix W_h")
+    refuse_unless(a.query == "merged", f"{where}: query={a.query!r} is no merged matrix W_h")
+    refuse_unless(not a.rank, f"{where}: W_h has factors of rank {a.rank} already")
+    refuse_unless(a.position != "relative_key", f"{where}: x W_h r_(l - s)^T: relative keys read x W_h itself")
+
+
+def _stacked(a: SoftmaxConfig, params: Params) -> np.ndarray:
+    """M [G, R, D]: the rows of W_h and b_h of each group."""
+    kernel_DHE = params["attention/query/kernel"]
+    bias_HE = params.get("attention/query/bias", np.zeros(kernel_DHE.shape[1:]))
+    rows_HRE = np.concatenate([kernel_DHE.swapaxes(0, 1), bias_HE[:, None]], 1)
+    return rows_HRE.reshape(a.kv_heads, -1, rows_HRE.shape[-1])
+
+
+def _spectra(network: Network, number: int) -> list[np.ndarray]:
+    """The singular values of each group."""
+    rows_GRE = _stacked(network.layers[number].block.attention, network.params(number))
+    return [np.linalg.svd(rows_RE, compute_uv=False) for rows_RE in rows_GRE]
+
+
+def _factored(a: SoftmaxConfig, rank: int) -> SoftmaxConfig:
+    # value='key' was x itself, the key of a merged matrix
+    value = "identity_whole" if a.value == "key" else a.value
+    heads = {"memory_heads": "each"} if softmax_slots(a) else {}
+    return replace(a, rank=rank, key="learned", value=value, **heads)
+
+
+def _factor(block: BlockConfig, params: Params, rank: int, broken: bool) -> Params:
+    a: SoftmaxConfig = block.attention
+    width = params["attention/query/kernel"].shape[0]
+    query_HRr, key_DGr = [], []
+    for rows_RE in _stacked(a, params):
+        left, sizes, right = np.linalg.svd(rows_RE, full_matrices=False)
+        root_r = np.sqrt(sizes[:rank])
+        query_HRr.append((left[:, :rank] * root_r).reshape(-1, width + 1, rank))
+        key_DGr.append(right[:rank].T * (1.0 if broken else root_r))
+    query_HRr, key_DGr = np.concatenate(query_HRr), np.stack(key_DGr, 1)
+    new = params | {"attention/query/kernel": query_HRr[:, :width].swapaxes(0, 1), "attention/key/kernel": key_DGr}
+    if "attention/query/bias" in params:
+        new["attention/query/bias"] = query_HRr[:, width]
+    return new | (_slots(a, params, key_DGr) if softmax_slots(a) else {})
+
+
+def _slots(a: SoftmaxConfig, params: Params, key_DGr: np.ndarray) -> Params:
+    """The slots with keys m B for each group. Keys are stored over the root of their size."""
+    stored_MGD, stored_MGV = params["attention/memory/key"], params["attention/memory/value"]
+    shape = (a.memory_slots, a.kv_heads)
+    key_MGD = np.broadcast_to(stored_MGD, (*shape, stored_MGD.shape[-1]))
+    key_MGr = np.einsum("mgd,dgr->mgr", key_MGD, key_DGr) * np.sqrt(key_DGr.shape[0] / key_DGr.shape[-1])
+    found = {"attention/memory/key": key_MGr}
+    if slot_heads(a) == 1:
+        found["attention/memory/value"] = np.broadcast_to(stored_MGV, (*shape, stored_MGV.shape[-1]))
+    return found
+
+
+FACTOR_QUERY_KEY = Conversion(
+    name="factor_query_key",
+    about="the merged matrix of each head as two factors, with one factor of the key for each group",
+    conditions="query='merged' at full rank, without relative keys, and matrices with a rank of at most r",
+    broken="without the roots of the singular values in the factor of the key",
+    convert=convert,
+    options={"rank": Option(0, "rank r of the factors; 0 for the smallest exact one")},
+)

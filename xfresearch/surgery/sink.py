@@ -1,0 +1,191 @@
+"""sink_to_slot and slot_to_sink: a term in the denominator of the softmax is a slot whose value is 0.
+
+    e^b / (e^b + sum_s e^(q k_s)) 0  +  sum_s e^(q k_s) v_s / (e^b + sum_s e^(q k_s))
+
+The off-by-one sink has b = 0, which is the logit of a slot with key 0. It becomes one more slot with zeros, next to those
+that the heads have. Back, a slot whose key and value are 0 becomes this sink.
+
+The learned sink has a logit b for each head, which does not depend on the token. Each head gets one more dimension:
+
+    q' = [q, b]        k_s' = [k_s, 0]        k_slot = [0, 1 / scale]
+    scale q' k_s'^T = scale q k_s^T        scale q' k_slot^T = b
+
+b becomes the query's bias there. `scale` is the factor of the logits before: it stays, although the size of the heads
+grows. Values have the size of the heads too: W_V gets a column and W_O a row of zeros. With a softcap c, c tanh(z / c) = b
+needs z = c atanh(b / c) in the place of b. RoPE rotates the dimensions that it rotated; slots see queries before it.
+
+There is no place for this dimension where heads are slices of x or x itself, and none in the tables of relative keys. A
+norm of queries would divide by a length with b in it, and clipping would limit b. Merged queries have x for a key.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.mixers.memory import slot_heads, softmax_slots
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
+from xfresearch.models.mixers.softmax.projections import head_sizes, logit_scale
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import refuse_unless
+
+KEY, VALUE = "attention/memory/key", "attention/memory/value"
+
+
+def to_slot(network: Network, layers, broken: bool = False) -> Network:
+    width = network.model.width
+    for number in layers:
+        _check_sink(network.layers[number].block.attention, network.params(number), f"layer {number}")
+    return network.change(
+        layers,
+        lambda block: replace(block, attention=_slotted(block.attention, width, broken)),
+        lambda number, block, params: _add_slot(block.attention, params, width, broken),
+    )
+
+
+def _check_sink(a, params: Params, where: str) -> None:
+    softmax = isinstance(a, SoftmaxConfig)
+    refuse_unless(softmax and a.sink != "none", f"{where}: there is no sink")
+    wide = a.memory_slots and not softmax_slots(a)
+    refuse_unless(not wide, f"{where}: attention has slots of the model's width, and only one kind of slots")
+    if a.sink == "off_by_one":
+        return
+    plain = {"query": ("learned",), "key": ("learned",), "value": ("learned", "key", "identity_whole")}
+    for name, kinds in (plain | {"output": ("learned",)}).items():
+        given = getattr(a, name)
+        refuse_unless(given in kinds, f"{where}: {name}={given!r} has no matrix that one more dimension could join")
+    refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries would divide by a length with b in it")
+    refuse_unless(not a.clip, f"{where}: clip would limit b")
+    refuse_unless(a.position != "relative_key", f"{where}: the table of relative keys has the size of a query")
+    largest = np.abs(params["attention/sink"]).max()
+    bounded = not a.softcap or largest < a.softcap
+    refuse_unless(bounded, f"{where}: c tanh(z / c) = b has no z: |b| = {largest:.3g} is not below softcap={a.softcap}")
+    if a.position == "rope":
+        rotary = rotary_size(a.head_size, a.rope.fraction)
+        same = rotary_size(a.head_size + 1, rotary / (a.head_size + 1)) == rotary
+        refuse_unless(same, f"{where}: no rope.fraction rotates {rotary} of {a.head_size + 1} dimensions")
+
+
+def _slotted(a: SoftmaxConfig, width: int, broken: bool) -> SoftmaxConfig:
+    """The options with a slot for the sink."""
+    new = replace(a, sink="none", memory_slots=a.memory_slots + _count(a, broken))
+    new = new if a.memory_slots else replace(new, memory_heads="shared")
+    if a.sink == "off_by_one":
+        return new
+    size = a.head_size + 1
+    rope = a.rope
+    if a.position == "rope":
+        rope = replace(rope, fraction=rotary_size(a.head_size, rope.fraction) / size)
+    bias = a.bias if "query" in a.bias else (*a.bias, "query")
+    return replace(new, head_size=size, scale=logit_scale(a, width), rope=rope, bias=bias)
+
+
+def _count(a: SoftmaxConfig, broken: bool) -> int:
+    """The number of slots that replace the sink. The control has two slots of zeros."""
+    return 2 if broken and a.sink == "off_by_one" else 1
+
+
+def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Params:
+    """The parameters with a slot of zeros, or for a learned sink with one more dimension and its logit there."""
+    new = {path: value for path, value in params.items() if path != "attention/sink"}
+    if a.sink == "learned":
+        new = _wider(a, new, params["attention/sink"])
+    sizes = head_sizes(_slotted(a, width, broken), width)
+    groups = slot_heads(a) if a.memory_slots else 1
+    key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
+    if a.sink == "learned":
+        key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
+    return _with_slots(new, _slots(new, a), (key_MGK, value_MGV))
+
+
+def _slots(params: Params, a: SoftmaxConfig) -> tuple | None:
+    """Keys and values of the slots in the scale that attention reads, None without slots."""
+    if not a.memory_slots:
+        return None
+    key_MGK, value_MGV = params[KEY], params[VALUE]
+    return np.sqrt(key_MGK.shape[-1]) * key_MGK, np.sqrt(len(value_MGV)) * value_MGV
+
+
+def _with_slots(params: Params, *slots: tuple | None) -> Params:
+    """The parameters with these slots, which are stored over the roots of their size and their number."""
+    key_MGK, value_MGV = (np.concatenate(each) for each in zip(*filter(None, slots), strict=True))
+    stored = {KEY: key_MGK / np.sqrt(key_MGK.shape[-1]), VALUE: value_MGV / np.sqrt(len(value_MGV))}
+    return params | stored
+
+
+def _wider(a: SoftmaxConfig, params: Params, sink_H: np.ndarray) -> Params:
+    """The parameters with one more dimension of each head: b in the query, 0 elsewhere."""
+    new = dict(params)
+    maps = ["query", "key"] + (["value"] if a.value == "learned" else [])
+    maps += ["gate"] if a.output_gate == "elementwise" and a.value != "identity_whole" else []
+    for name in maps:
+        for part in ("kernel", "bias"):
+            if f"attention/{name}/{part}" in params:
+                new[f"attention/{name}/{part}"] = _padded(params[f"attention/{name}/{part}"], -1)
+    new.setdefault("attention/query/bias", np.zeros(new["attention/query/kernel"].shape[1:]))
+    cap = a.softcap
+    new["attention/query/bias"][:, -1] = cap * np.arctanh(sink_H / cap) if cap else sink_H
+    if a.value != "identity_whole":
+        new["attention/output/kernel"] = _padded(params["attention/output/kernel"], 1)
+    return new
+
+
+def _padded(value: np.ndarray, axis: int) -> np.ndarray:
+    """An array with one more zero at the end of a dimension."""
+    sizes = [(0, 0)] * value.ndim
+    sizes[axis] = (0, 1)
+    return np.pad(value, sizes)
+
+
+def to_sink(network: Network, layers, broken: bool = False) -> Network:
+    for number in layers:
+        _check_slot(network.layers[number].block.attention, network.params(number), f"layer {number}")
+    return network.change(
+        layers,
+        lambda block: replace(block, attention=_sunk(block.attention, broken)),
+        lambda number, block, params: _without_slot(block.attention, params),
+    )
+
+
+def _check_slot(a, params: Params, where: str) -> None:
+    softmax = isinstance(a, SoftmaxConfig) and softmax_slots(a)
+    refuse_unless(bool(softmax), f"{where}: there are no slots in the softmax of attention")
+    refuse_unless(a.sink == "none", f"{where}: there is a sink already: sink={a.sink!r}")
+    key_M, value_M = (np.abs(params[path]).max((1, 2)) for path in (KEY, VALUE))
+    refuse_unless(
+        bool(((key_M == 0) & (value_M == 0)).any()),
+        f"{where}: no slot has key 0 and value 0 in every head: e^(q k) of the others depends on the token, or adds v",
+    )
+
+
+def _sunk(a: SoftmaxConfig, broken: bool) -> SoftmaxConfig:
+    left = a.memory_slots - 1
+    return replace(
+        a, sink="none" if broken else "off_by_one", memory_slots=left, **({} if left else {"memory_heads": "each"})
+    )
+
+
+def _without_slot(a: SoftmaxConfig, params: Params) -> Params:
+    """The parameters without the first slot of zeros."""
+    key_MGK, value_MGV = _slots(params, a)
+    zero_M = ~key_MGK.any((1, 2)) & ~value_MGV.any((1, 2))
+    others = np.arange(len(zero_M)) != np.argmax(zero_M)
+    new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
+    return _with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
+
+
+SINK_TO_SLOT = Conversion(
+    name="sink_to_slot",
+    about="the sink of the softmax as a slot whose value is 0",
+    conditions="softmax attention with a sink; for a learned sink: matrices of queries, keys and outputs, and no relative "
+    "keys, norms or clipping of queries",
+    broken="with two slots, or with the logit 0 for b",
+    convert=to_slot,
+)
+SLOT_TO_SINK = Conversion(
+    name="slot_to_sink",
+    about="a slot of zeros as the off-by-one sink of the softmax",
+    conditions="a slot in the softmax whose key and value are 0, and no sink",
+    broken="with the sink lost",
+    convert=to_sink,
+)
