@@ -9,21 +9,26 @@ from xfresearch.models.model_config import ModelConfig
 from xfresearch.surgery import CONVERSIONS
 from xfresearch.surgery.certificate import BOUND, CONTROL, difference
 from xfresearch.surgery.layerwise import Runner
-from xfresearch.surgery.network import assemble, take_apart
+from xfresearch.surgery.network import Network, assemble, take_apart
 
-LENGTH = 12
+LENGTH = 8
+
+
+def logits(network: Network) -> np.ndarray:
+    """The network's logits in float64 for random tokens."""
+    tokens_BL = np.random.default_rng(1).integers(network.model.vocab_size, size=(2, LENGTH))
+    with jax.enable_x64(True):
+        return Runner(network, "float64").run(tokens_BL).logits_BLV
 
 
 def apart(lm: LanguageModel, name: str, layers=None, **options) -> tuple[ModelConfig, float, float]:
     """The converted config, and how far its logits and those of the control are from the model's, relative."""
     before = take_apart(lm.config, lm.params)
-    tokens_BL = np.random.default_rng(1).integers(lm.config.vocab_size, size=(2, LENGTH))
-    networks = [before, *(CONVERSIONS[name](before, layers, broken=broken, **options) for broken in (False, True))]
-    with jax.enable_x64(True):
-        old, new, control = (Runner(network, "float64").run(tokens_BL).logits_BLV for network in networks)
-    model, params = assemble(networks[1], "float32")
+    after, control = (CONVERSIONS[name](before, layers, broken=broken, **options) for broken in (False, True))
+    model, params = assemble(after, "float32")
     assert jax.tree.structure(params) == jax.tree.structure(transformer.abstract(model))
-    return model, difference(old, new)["relative"], difference(old, control)["relative"]
+    old, new, wrong = map(logits, (before, after, control))
+    return model, difference(old, new)["relative"], difference(old, wrong)["relative"]
 
 
 def assert_exact(lm: LanguageModel, name: str, layers=None, **options) -> ModelConfig:

@@ -1,16 +1,13 @@
 """The merged matrix of a head as two factors."""
 
-import jax
-import numpy as np
 import pytest
 
-from tests.surgery.comparing import LENGTH, assert_exact
+from tests.surgery.comparing import assert_exact, logits
 from tests.surgery.test_merge_query_key import changed
 from xfresearch import surgery
 from xfresearch.surgery import CONVERSIONS
-from xfresearch.surgery.certificate import BOUND, CONTROL, difference, logits_of
+from xfresearch.surgery.certificate import BOUND, CONTROL, difference
 from xfresearch.surgery.network import take_apart
-from xfresearch.surgery.running import side_of
 
 MERGED = {"query": "merged", "bias": "('query',)"}
 
@@ -30,14 +27,11 @@ def test_merged_matrices_get_their_rank_back(options):
     if zero_bias:
         bias = lm.params["blocks"]["main"]["attention"]["key"]["bias"]
         lm.params["blocks"]["main"]["attention"]["key"]["bias"] = 0 * bias
-    tokens_BL = np.random.default_rng(1).integers(lm.config.vocab_size, size=(2, LENGTH))
     before = take_apart(lm.config, lm.params)
     merged = CONVERSIONS["merge_query_key"](before)
-    with jax.enable_x64(True):
-        sides = [side_of(before)]
-        sides += [side_of(CONVERSIONS["factor_query_key"](merged, broken=broken)) for broken in (False, True)]
-        old, new, control = (logits_of(side.in_dtype("float64"), tokens_BL) for side in sides)
-    a = sides[1].model.blocks["main"].attention
+    networks = [CONVERSIONS["factor_query_key"](merged, broken=broken) for broken in (False, True)]
+    old, new, control = map(logits, (before, *networks))
+    a = networks[0].resolved.blocks["main"].attention
     assert (a.query, a.rank, a.key) == ("merged", 8, "learned")
     assert difference(old, new)["relative"] <= BOUND and difference(old, control)["relative"] >= CONTROL
 

@@ -5,28 +5,19 @@ A conversion may refuse. If it does not, the logits are equal in float64.
 
 from dataclasses import replace
 
-import jax
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contracts.test_grammar import COMMON, models
 from tests.contracts.variants import ALL, DISTINCT, random_params
+from tests.surgery.comparing import logits
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.surgery import CONVERSIONS, Refused
 from xfresearch.surgery.certificate import BOUND, difference
-from xfresearch.surgery.layerwise import Runner
 from xfresearch.surgery.network import Network, assemble, take_apart
 
 EXACT = [name for name, conversion in CONVERSIONS.items() if not conversion.approximate]
-LENGTH = 8
-
-
-def logits(network: Network) -> np.ndarray:
-    tokens_BL = np.random.default_rng(3).integers(network.model.vocab_size, size=(2, LENGTH))
-    with jax.enable_x64(True):
-        return Runner(network, "float64").run(tokens_BL).logits_BLV
 
 
 def converted(network: Network, names) -> tuple[Network, list[str]]:
