@@ -7,6 +7,7 @@ status is 1 if any survived. A mutation is stale unless its text occurs exactly 
 counts as survived.
 """
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def read(text: str) -> list[Mutation]:
             continue
         name, file, *lines, pytest = entry.split("\n")
         old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in "-+")
-        found.append(Mutation(name, file, old, new, pytest.split()))
+        found.append(Mutation(name, file, old, new, shlex.split(pytest)))
     return found
 
 

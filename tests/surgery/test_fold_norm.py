@@ -52,3 +52,8 @@ def test_a_refusal_names_the_term(name, overrides, term):
 def test_an_identity_has_no_matrix():
     with pytest.raises(surgery.Refused, match="layer 0, attention: value='identity' has no matrix"):
         surgery.fold_norm(changed(value="identity", bias="()"))
+
+
+def test_a_gain_with_an_offset():
+    overrides = {"model__blocks__main__norm_offset": 1.0, "model__blocks__main__norm": "rms", "model__final_norm": "rms"}
+    assert_exact(tiny_model("llama", **overrides), "fold_norm")
