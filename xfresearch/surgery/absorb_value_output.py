@@ -79,7 +79,7 @@ def _merge(network: Network, number: int, block: BlockConfig, params: Params, br
     a: SoftmaxConfig = block.attention
     value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
     value_DHV = value_DGV[:, _groups(a)]
-    merged_HDD = np.einsum("dhv,hve->hde", value_DHV, output_HVD)
+    merged_HDD = value_DHV.swapaxes(0, 1) @ output_HVD
     new = {path: each for path, each in params.items() if not path.startswith("attention/value/")}
     new["attention/output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
     bias_GV = params.get("attention/value/bias", np.zeros(value_DGV.shape[1:]))

@@ -80,9 +80,9 @@ def _merge(network: Network, number: int, block: BlockConfig, params: Params, br
     group_H = np.arange(a.heads) // (a.heads // a.kv_heads)
     key_DHK = key_DGK[:, group_H]
     change = logit_scale(a, network.model.width) / logit_scale(_merged(block).attention, network.model.width)
-    merged_DHD = change * np.einsum("dhk,ehk->dhe", query_DHK, key_DHK)
+    merged_HDD = change * query_DHK.swapaxes(0, 1) @ key_DHK.transpose(1, 2, 0)
     new = {path: value for path, value in params.items() if not path.startswith("attention/key/")}
-    new["attention/query/kernel"] = merged_DHD.transpose(2, 1, 0) if broken else merged_DHD
+    new["attention/query/kernel"] = merged_HDD.transpose((2, 0, 1) if broken else (1, 0, 2))
     if "query" in a.bias:
         new["attention/query/bias"] = change * np.einsum("hk,ehk->he", params["attention/query/bias"], key_DHK)
     if a.value == "key":

@@ -1,0 +1,170 @@
+"""python -m docs.surgery [--only WORD,...] [--json FILE]
+python -m docs.surgery --billion
+
+Applies every conversion (xfresearch/surgery/) to every named config at :tiny, with random parameters, and records its
+certificate or its refusal. docs/surgery.md has the table. A pair is skipped if the output file has it from the same code of
+xfresearch/surgery/, so an interrupted run continues.
+
+--billion converts a model of a billion parameters with merge_query_key, and records seconds and the peak of memory.
+"""
+
+import hashlib
+import json
+import resource
+import time
+from pathlib import Path
+
+import jax
+
+from xfresearch.command import Parser, run
+
+HERE = Path(__file__).parent
+SEED = 0
+
+
+def configs() -> list[str]:
+    """The --config arguments of the named configs that have a tiny size."""
+    files = sorted(path for path in Path("configs").glob("*.py") if "def get_config" in path.read_text())
+    return [f"configs/{file.name}:tiny" for file in files if ":tiny" in file.read_text()]
+
+
+def rough_model(name: str, overrides: list[str] = ()):
+    """A language model with the config `name`, whose gains, biases and scales are all random."""
+    from xfresearch.config.files import parse
+    from xfresearch.data.labels import open_data_set, trains_on_labels
+    from xfresearch.data.tokenizers import tokenizer_for
+    from xfresearch.language_model import LanguageModel
+    from xfresearch.models import transformer
+    from xfresearch.training.abstract import with_vocabulary
+
+    config = parse(["--config", name, *overrides])
+    labelled = trains_on_labels(config.data)
+    tokenizer = None if labelled else tokenizer_for(config.data)
+    source = open_data_set(config.data.corpus[0], config.sequence_length) if labelled else tokenizer
+    config = with_vocabulary(config, source.vocab_size)
+    params = transformer.init(config.model, jax.random.key(SEED))
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(SEED + 1), len(leaves))
+    for index, key in enumerate(keys):  # one at a time: the model may be large
+        leaf = leaves[index]
+        scale = 0.1 if leaf.size < 2**20 else leaf.std()
+        leaves[index] = leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
+    return LanguageModel(config.model, structure.unflatten(leaves), tokenizer, config)
+
+
+def outcome(lm, name: str) -> dict:
+    """The certificate of a conversion in short, or the reason of the refusal."""
+    from xfresearch import surgery
+
+    try:
+        _, found = surgery.convert(lm, surgery.chain(name))
+    except surgery.Refused as refused:
+        return {"refused": str(refused).removeprefix(f"{name}: ")}
+    return {
+        "relative": found.relative,
+        "control": min(found.controls.values()),
+        "gradient": found.gradient,
+        "approximate": found.approximate,
+        "condition": max(found.condition_numbers.values(), default=None),
+    }
+
+
+def code() -> str:
+    """A digest of the code of the conversions."""
+    files = sorted((HERE.parent / "xfresearch" / "surgery").glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def measure(output: str, only: list[str]) -> None:
+    """Writes the outcome of every pair to `output`, after each one."""
+    from tqdm import tqdm
+
+    from docs.comparison import environment
+    from xfresearch.files import write_rows
+    from xfresearch.surgery import CONVERSIONS
+
+    path = Path(output)
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    pairs = [(config, name) for config in configs() for name in CONVERSIONS]
+    pairs = [pair for pair in pairs if not only or any(word in " ".join(pair) for word in only)]
+    version = code()
+    models: dict = {}
+    with tqdm(pairs, unit="pair", disable=None) as bar:
+        for config, name in bar:
+            bar.set_postfix_str(f"{name} {config}")
+            old = rows.get(config, {})
+            outcomes = old.get("outcomes", {}) if old.get("code") == version else {}
+            if name not in outcomes:
+                models = models if config in models else {config: rough_model(config)}
+                outcomes |= {name: outcome(models[config], name)}
+                rows[config] = {"code": version, "outcomes": outcomes} | environment()
+                write_rows(output, rows)
+
+
+def billion(output: str) -> None:
+    """Writes the seconds and the peak of memory of merge_query_key on a GPT-2 with a billion parameters."""
+    from docs.comparison import environment
+    from xfresearch import surgery
+    from xfresearch.files import write_json
+    from xfresearch.models.closed_form import costs
+
+    sizes = {"width": 2048, "depth": 20, "max_length": 128, "blocks.main.attention.heads": 16}
+    sizes |= {"blocks.main.feed_forward.hidden": 8192}
+    lm = rough_model("configs/gpt2.py:tiny", [f"--config.model.{key}={value}" for key, value in sizes.items()])
+    memory = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]
+    begin = time.perf_counter()
+    new, certificate = surgery.merge_query_key(lm)
+    found = {
+        "seconds": time.perf_counter() - begin,
+        "parameters": [costs(each.config, 128).parameters for each in (lm, new)],
+        "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(each.params)) for each in (lm, new)],
+        "peak_bytes": [*memory, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024],
+    }
+    write_json(output, found | {"certificate": certificate.as_dict()} | environment())
+    print(certificate)
+
+
+def table(rows: dict) -> str:
+    """The outcomes in Markdown: for each conversion, the configs with the same verdict in one row."""
+    text = ""
+    for name in next(iter(rows.values()))["outcomes"]:
+        found: dict[str, dict] = {}
+        for config, row in rows.items():
+            outcome = row["outcomes"][name]
+            short = config.split("/")[1].removesuffix(".py:tiny")
+            found.setdefault(_verdict(outcome), {})[short] = outcome
+        names = {verdict: ", ".join(f"`{each}`" for each in of) for verdict, of in found.items()}
+        lines = "".join(f"| {names[verdict]} | {_cell(verdict, of)} |\n" for verdict, of in found.items())
+        text += f"### {name}\n\n| configs | outcome |\n|---|---|\n{lines}\n"
+    return text.rstrip() + "\n"
+
+
+def _verdict(outcome: dict) -> str:
+    if "refused" in outcome:
+        return "refused: " + outcome["refused"].replace("|", "\\|")
+    return "approximate" if outcome["approximate"] else "exact"
+
+
+def _cell(verdict: str, outcomes: dict) -> str:
+    """The verdict, with the largest difference of the models and the smallest of their controls."""
+    if verdict.startswith("refused"):
+        return verdict
+    largest = max(outcome["relative"] for outcome in outcomes.values())
+    control = min(outcome["control"] for outcome in outcomes.values())
+    return f"{verdict}: at most {largest:.0e}, controls at least {control:.0e}"
+
+
+def main(arguments) -> None:
+    parser = Parser(prog="python -m docs.surgery", description=__doc__)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts of names to select")
+    parser.add_argument("--json", default=str(HERE / "data" / "surgery.json"), metavar="FILE", help="output")
+    parser.add_argument("--billion", action="store_true", help="measure a model of a billion parameters instead")
+    options = parser.parse_args(arguments)
+    if options.billion:
+        billion(str(HERE / "data" / "surgery_billion.json"))
+        return
+    measure(options.json, options.only)
+
+
+if __name__ == "__main__":
+    run(main)
