@@ -37,15 +37,15 @@ def with_inverses(lm):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("drop_query", {"attention__bias": "('query','key','value','output')"}),
+        ("drop_query", {"attention__bias": "('key','value','output')"}),
         (
             "drop_query",
             {"attention__position": "rope", "attention__qk_norm": "rms", "attention__kv_heads": 1}
             | {"feed_forward__bias": False, "attention__value": "key"},
         ),
         ("drop_query", {"attention__output_gate": "elementwise", "attention__memory_slots": 6, "attention__clip": 1.0}),
-        ("drop_key", {"attention__value": "key", "attention__bias": "('key',)", "feed_forward__bias": False}),
-        ("drop_value", {"attention__bias": "('value','output')", "attention__sink": "learned"}),
+        ("drop_key", {"attention__value": "key", "attention__bias": "('query',)", "feed_forward__bias": False}),
+        ("drop_value", {"attention__bias": "('key','output')", "attention__sink": "learned"}),
         (
             "drop_value",
             {"attention__memory_slots": 6, "attention__memory_activation": "relu", "attention__query": "merged"},
@@ -67,9 +67,15 @@ def test_parallel_sublayers_and_experts_read_and_write_the_same_basis():
     assert assert_exact(with_inverses(lm), "drop_query").blocks["main"].attention.query == "identity"
 
 
-def test_one_layer_changes_the_layer_before():
-    model = assert_exact(normless(attention__bias="('query',)"), "drop_query", layers=(1,))
-    assert [block.attention.query for block in model.blocks.values()] == ["learned", "identity"]
+@pytest.mark.parametrize("name", ["query", "value"])
+def test_one_layer_changes_the_layer_before_with_its_bias(name):
+    slots = {
+        "attention__memory_slots": 6,
+        "attention__memory_activation": "relu",
+        "feed_forward__bias": name == "query",
+    }
+    model = assert_exact(normless(attention__bias=f"('{name}',)", **slots), f"drop_{name}", layers=(1,))
+    assert [getattr(block.attention, name) for block in model.blocks.values()] == ["learned", "identity"]
     assert model.tie_embeddings
 
 
@@ -103,11 +109,8 @@ WITH_SKIP = "x Q for this layer alone: x is also added to the output .skip., so 
         ),
         (
             "drop_query",
-            {
-                "attention__bias": "('query',)",
-                "model": {"model__position": "none", "model__embedding_scale": "learned"},
-            },
-            "the bias of the query would have embedding_scale as a factor",
+            {"attention__bias": "('query',)"},
+            "x Q . b shifts the embedding by the bias of the query, so that its gradient is no longer that of x",
         ),
         (
             "drop_output",

@@ -12,7 +12,8 @@ This is a change of one layer's input only. With a skip, x is also a part of the
     x + f(x)  ->  x Q + f(x)
 
 so all layers would need the same Q. A norm between x and the matrices has another length for x Q: norm(x Q) is not
-norm(x) Q. Sinusoidal positions are no table that Q could multiply.
+norm(x) Q. Sinusoidal positions are no table that Q could multiply. The embedding has no bias for b: as a shift of the table
+it would not be a change of basis, and a factor of the embedding would act on b too. So b must be 0 in layer 0.
 """
 
 from dataclasses import replace
@@ -33,6 +34,7 @@ WRITE = {
     "no_skip": ("feed_forward",),
     "skipless_parallel": ("attention", "feed_forward"),
 }  # those that write the next x
+SKIPLESS = "b a(x) + c f(norm(a(x))): W_O and W_down both write the next x, and W_1 reads what W_O writes"
 SKIP = "x Q for this layer alone: x is also added to the output (skip), so all layers would need the same Q"
 
 
@@ -74,9 +76,14 @@ def _symbol(name: str) -> str:
     return f"W_{name[0].upper()}"
 
 
+def _in_the_way(block: BlockConfig) -> str:
+    """Why the input of a layer with this layout has no basis of its own."""
+    return SKIPLESS if block.layout == "skipless" else SKIP
+
+
 def _check_reads(network: Network, number: int, name: str) -> None:
     block, where = network.layers[number].block, f"layer {number}"
-    refuse_unless(block.layout in READ, f"{where}, layout={block.layout!r}: {SKIP}")
+    refuse_unless(block.layout in READ, f"{where}, layout={block.layout!r}: {_in_the_way(block)}")
     norm = block.norm_at("attention_in").kind
     refuse_unless(norm == "none", f"{where}: norm(x Q) is not norm(x) Q, and norms.attention_in is {norm!r}")
     a = block.attention
@@ -104,7 +111,9 @@ def _check_writes(network: Network, number: int) -> None:
         )
         return
     block, where = network.layers[number - 1].block, f"layer {number - 1}"
-    refuse_unless(block.layout in WRITE, f"{where}, layout={block.layout!r}, writes x of layer {number}: {SKIP}")
+    refuse_unless(
+        block.layout in WRITE, f"{where}, layout={block.layout!r}, writes x of layer {number}: {_in_the_way(block)}"
+    )
     if "attention" in WRITE[block.layout]:
         has = "attention/output/kernel" in network.params(number - 1)
         refuse_unless(has, f"{where}: the heads write x of layer {number} without a matrix W_O that Q could multiply")
@@ -122,10 +131,11 @@ def _check_shift(network: Network, layers, name: str) -> None:
             where = f"layer {number - 1}: the bias of the {name} of layer {number}"
             refuse_unless(before.layout == "no_skip", f"{where} has no place behind the gains of {before.layout!r}")
             _placed(before.feed_forward, {"down"}, where)
-        else:
-            model = network.model
-            scaled = model.position == "none" and model.embedding_scale != "none"
-            refuse_unless(not scaled, f"layer 0: the bias of the {name} would have embedding_scale as a factor")
+    first = network.params(0) if 0 in layers else None
+    refuse_unless(
+        first is None or not _shift(first, name).any(),
+        f"layer 0: x Q + b shifts the embedding by the bias of the {name}, so that its gradient is no longer that of x",
+    )
 
 
 def _placed(options, maps: set[str], where: str) -> None:
@@ -200,16 +210,14 @@ def _with_zero_biases(params: Params) -> Params:
 def _embed(network: Network, first: Params, name: str) -> Network:
     """The network with the embedding and its positions in the basis of layer 0."""
     network = untied(network)
-    basis_DD, shift = matrix(first, name), _shift(first, name)
+    basis_DD = matrix(first, name)
     tables = [path for path in ("embed/table", "position/table") if path in network.outside]
-    new = {path: network.outside[path] @ basis_DD for path in tables}
-    new[tables[-1]] = new[tables[-1]] + shift  # each token has one row of either table
-    return network.with_outside(new)
+    return network.with_outside({path: network.outside[path] @ basis_DD for path in tables})
 
 
 def conditions(matrix_name: str) -> str:
     """When a matrix of attention can be dropped."""
     return (
         f"layouts without skips ('no_skip', 'skipless_parallel'), no norm at attention_in, a square and well-conditioned "
-        f"{matrix_name}, and other matrices on everything that reads and writes x"
+        f"{matrix_name} without a bias in layer 0, and other matrices on everything that reads and writes x"
     )
