@@ -19,7 +19,7 @@ WIDE = {"memory_slots": 6, "memory_activation": "relu"}
         ({}, {"heads": 5, "hidden": 200}),
         ({"kv_heads": 2, "position": "rope", "memory_slots": 3, "qk_norm": "rms", "sink": "off_by_one"}, {"heads": 8}),
         ({"kv_heads": 1, "position": "t5", "sink": "learned", "output_gate": "head"}, {"heads": 6}),
-        ({"query": "merged", "value": "identity_whole", "bias": "('output',)"}, {"heads": 6}),
+        ({"query": "merged", "value": "identity_whole", "shaping": "shaped", "bias": "('output',)"}, {"heads": 6}),
         (WIDE, {"slots": 9, "heads": 6}),
         ({"kind": "slots", "memory_slots": 5, "bias": "()"}, {"heads": 6}),
     ],

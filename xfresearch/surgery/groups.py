@@ -12,7 +12,7 @@ SPLIT = ("identity", "identity_plus")  # each key-value head is a part of the in
 
 def group_axes(block: BlockConfig, axes: dict[str, Axes], where: str) -> dict[str, int]:
     """{path: the place of the key-value heads among the dimensions}. Raises Refused if the heads are parts of the input,
-    whose number is fixed by the width."""
+    whose number is fixed by the width, or if there are none."""
     a = block.attention
     known = isinstance(a, SoftmaxConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
     refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no key-value heads that query heads share")
@@ -29,4 +29,5 @@ def group_axes(block: BlockConfig, axes: dict[str, Axes], where: str) -> dict[st
         whole = name.startswith("key") and whole_key  # one key for all heads, the input itself
         if path.startswith("attention/") and "G" in each.letters and not once and not whole:
             found[path] = each.letters.index("G")
+    refuse_unless(bool(found), f"{where}: all heads read the same keys and values")
     return found

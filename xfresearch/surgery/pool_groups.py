@@ -24,7 +24,6 @@ def convert(network: Network, layers, broken: bool = False, kv_heads: int = 1) -
         block, where = network.layers[number].block, f"layer {number}"
         places[number] = group_axes(block, network.axes(number), where)
         groups = block.attention.kv_heads
-        refuse_unless(bool(places[number]), f"{where}: all heads read the same keys and values already")
         refuse_unless(
             1 <= kv_heads < groups and groups % kv_heads == 0,
             f"{where}: kv_heads={kv_heads} is not a smaller divisor of its {groups} key-value heads",

@@ -139,8 +139,12 @@ def _grown(path: str, array, axes: Axes, sizes: dict, random: np.random.Generato
         axis = axes.letters.find(letter)
         if path.startswith(start) and axis >= 0:
             shape = [*array.shape[:axis], new - old, *array.shape[axis + 1 :]]
-            zero = not axes.matrix or (OUTPUTS.get(path) == letter and not broken)
-            more = np.zeros(shape) if zero else array.std() * random.normal(size=shape)
+            if not axes.matrix:  # a shaped head with gains of 0 would never learn
+                more = np.full(shape, float("/shaping/" in path))
+            elif OUTPUTS.get(path) == letter and not broken:
+                more = np.zeros(shape)
+            else:
+                more = array.std() * random.normal(size=shape)
             array = np.concatenate([array, more], axis)
     return array
 
