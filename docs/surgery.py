@@ -65,7 +65,7 @@ def outcome(lm, name: str) -> dict:
         "control": min(found.controls.values()),
         "gradient": found.gradient,
         "approximate": found.approximate,
-        "condition": max(found.condition_numbers.values(), default=None),
+        "condition": max(found.figures.values(), default=None),
     }
 
 

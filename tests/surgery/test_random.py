@@ -17,7 +17,7 @@ from xfresearch.surgery import CONVERSIONS, Refused
 from xfresearch.surgery.certificate import BOUND, difference
 from xfresearch.surgery.network import Network, assemble, take_apart
 
-EXACT = [name for name, conversion in CONVERSIONS.items() if not conversion.approximate]
+EXACT = [name for name, conversion in CONVERSIONS.items() if not conversion.approximates({})]
 
 
 def converted(network: Network, names) -> tuple[Network, list[str]]:

@@ -97,7 +97,7 @@ def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params, bias
     scale = np.sqrt(a.memory_slots)
     inverse_GVD = np.stack(
         [
-            pseudo_inverse(value_DGV[:, g], network.conditions, f"layer {number}, W_V of group {g}")
+            pseudo_inverse(value_DGV[:, g], network.figures, f"layer {number}, W_V of group {g}")
             for g in range(a.kv_heads)
         ]
     )

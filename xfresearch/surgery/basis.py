@@ -171,7 +171,7 @@ def _read(
 ) -> Params:
     """The parameters with Q^-1 W for every W that reads x."""
     basis_DD = matrix(params, name)
-    inverse_DD = inverse(basis_DD, network.conditions, f"layer {number}, {_symbol(name)}")
+    inverse_DD = inverse(basis_DD, network.figures, f"layer {number}, {_symbol(name)}")
     inverse_DD = basis_DD.T if broken else inverse_DD
     new = {path: value for path, value in params.items() if not path.startswith(f"attention/{name}/")}
     for path in paths.keys() & new.keys():

@@ -34,7 +34,7 @@ class Certificate:
     other_dtypes: dict[str, float] = field(default_factory=dict)  # as information
     bits_per_byte: dict[str, float] = field(default_factory=dict)  # before, after
     costs: dict[str, dict[str, float]] = field(default_factory=dict)  # {name: {before, after}}
-    condition_numbers: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)  # condition numbers, error bounds
     first_difference: str = ""  # the tap at which the models first differ; '' if they do not
 
     @property
@@ -52,14 +52,14 @@ class Certificate:
 
     def __str__(self) -> str:
         """The certificate as a table. Differences are relative."""
-        verdict = "approximate" if self.approximate else "exact" if self.exact else "NOT exact"
+        verdict = "exact" if self.exact else "approximate" if self.approximate else "NOT exact"
         rows = [(", ".join(self.conversions), verdict)]
         differences = {name: each["relative"] for name, each in self.differences.items()}
         rows += [(f"difference of logits, {name}, float64", f"{each:.1e}") for name, each in differences.items()]
         rows += [("difference of the embedding's gradient, float64", f"{self.gradient:.1e}")]
         rows += [(f"control: {name}, float64", f"{each:.1e}") for name, each in self.controls.items()]
         rows += [(f"difference of logits, {dtype}", f"{each:.1e}") for dtype, each in self.other_dtypes.items()]
-        rows += [(f"condition number of {name}", f"{each:.3g}") for name, each in self.condition_numbers.items()]
+        rows += [(name, f"{each:.3g}") for name, each in self.figures.items()]
         if self.bits_per_byte:
             rows.append(("bits per byte", " -> ".join(f"{each:.4f}" for each in self.bits_per_byte.values())))
         rows += [(name, " -> ".join(count(each) for each in pair.values())) for name, pair in self.costs.items()]

@@ -6,9 +6,10 @@ The heads of a group share B [D, r]. With the rows of all their W_h and b_h belo
 
     M = [W_1; b_1; W_2; b_2; ...] = U S V^T          A = U sqrt(S),  B = V sqrt(S)
 
-by the singular value decomposition. This is exact if the rank of M is at most r. A smaller r leaves out singular values,
-and the logits would differ: refused, with the smallest exact rank and the norm |M - A B^T| of what would be left out.
-rank=0 takes the smallest exact rank, the largest over groups and layers.
+by the singular value decomposition. This is exact if the rank of M is at most r. rank=0 takes the smallest exact rank, the
+largest over groups and layers. A smaller rank is an approximation, the best one in the spectral norm (Eckart & Young 1936):
+the logit of x and y changes by at most |x| |y| |M - A B^T|, the first singular value left out, which is in the certificate.
+A matrix that was merged and then saved in float32 has full rank by rounding: give the size of the heads as the rank.
 
 A slot with key m becomes m B, since (x W_h + b_h) m^T = (x A_h + a_h) (m B)^T. Relative keys read x W_h itself, of size D.
 """
@@ -37,9 +38,9 @@ def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Ne
         0 <= rank <= width, f"rank={rank} is not between 1 and the width {width}, or 0 for the smallest exact one"
     )
     for number in layers:
-        left = max(s[rank] for s in spectra[number]) if 0 < rank < smallest[number] else 0.0
+        if 0 < rank < smallest[number]:
+            network.figures[f"layer {number}, largest |W_h - A_h B^T|"] = float(max(s[rank] for s in spectra[number]))
         exact = f"W_h with b_h has rank {smallest[number]}"
-        refuse_unless(not left, f"layer {number}: {exact}: rank={rank} leaves |W_h - A_h B^T| = {left:.2e}")
         full = not rank and smallest[number] == width
         refuse_unless(
             not full, f"layer {number}: {exact}, the width: two factors are not smaller (rank={width} makes them)"
@@ -115,5 +116,6 @@ FACTOR_QUERY_KEY = Conversion(
     conditions="query='merged' at full rank, without relative keys, and matrices with a rank of at most r",
     broken="without the roots of the singular values in the factor of the key",
     convert=convert,
-    options={"rank": Option(0, "rank r of the factors; 0 for the smallest exact one")},
+    approximate=lambda rank: rank > 0,
+    options={"rank": Option(0, "rank r of the factors; 0 for the smallest exact one, below which it is an approximation")},
 )

@@ -87,7 +87,6 @@ def _merge(network: Network, number: int, block: BlockConfig, params: Params, br
         new["attention/query/bias"] = change * np.einsum("hk,ehk->he", params["attention/query/bias"], key_DHK)
     if a.value == "key":
         keys = {path: value for path, value in params.items() if path.startswith("attention/key/")}
-        keys = {path: value for path, value in params.items() if path.startswith("attention/key/")}
         new |= {path.replace("/key/", "/value/"): value for path, value in keys.items()}
     if softmax_slots(a):
         new |= _slots(network, number, a, params)
@@ -103,7 +102,7 @@ def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params) -> P
     stored_MGK = np.broadcast_to(params["attention/memory/key"], (a.memory_slots, groups, size))
     slots_MGK = np.sqrt(size) * stored_MGK - bias_GK
     inverse_GKD = np.stack(
-        [pseudo_inverse(key_DGK[:, g], network.conditions, f"layer {number}, W_K of group {g}") for g in range(groups)]
+        [pseudo_inverse(key_DGK[:, g], network.figures, f"layer {number}, W_K of group {g}") for g in range(groups)]
     )
     key_MGD = np.einsum("mgk,gkd->mgd", slots_MGK, inverse_GKD) / np.sqrt(width)
     found = {"attention/memory/key": key_MGD}

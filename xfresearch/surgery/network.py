@@ -40,7 +40,7 @@ class Network:
     outside: Params  # embed, position, norms, head, shared tables
     layers: tuple[LayerBlock, ...]
     params: Callable[[int], Params]  # of a layer
-    conditions: dict[str, float] = field(default_factory=dict)  # condition numbers of the matrices that were inverted
+    figures: dict[str, float] = field(default_factory=dict)  # for the certificate, such as condition numbers
 
     def change(
         self,

@@ -1,6 +1,7 @@
 """Applies conversions to a language model, and certifies the result."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -37,8 +38,11 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     found = Certificate([step.conversion.name for step in steps], approximate)
     with jax.enable_x64(True), stage("certificate"):
         text_BL, n_bytes = held_out_text(lm)
-        certify(found, before, after, _controls(before, steps), text_BL, n_bytes)
-        found.condition_numbers = after.conditions
+        try:
+            certify(found, before, after, _controls(before, steps), text_BL, n_bytes)
+        except Refused as refused:  # of a layer's parameters, which are computed late: a matrix has no inverse
+            raise Refused(f"{', '.join(found.conversions)}: {refused}") from refused
+        found.figures = after.figures
     if not found.approximate and not found.exact:
         raise Refused(_why(found))
     model, params = assemble(after, lm.config.param_dtype)
@@ -55,6 +59,7 @@ def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
 
 def _after(network: Network, steps: Sequence[Step], broken: int | None = None) -> Network:
     """The network after the steps. The step with the number `broken` is its control."""
+    network = replace(network, figures={})
     for number, step in enumerate(steps):
         check_layers(step.layers, network)
         network = step.conversion(network, step.layers, broken=number == broken, **step.options)
