@@ -32,7 +32,7 @@ from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import Refused, refuse_unless
 from xfresearch.surgery.untie import untied
 
-OUTSIDE = {"final_norm": "the final norm", "embedding_norm": "the embedding's norm"}
+OUTSIDE = ("final_norm", "embedding_norm")
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
