@@ -65,6 +65,16 @@ def settings_of_jax():
         jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_jax():
+    """Drops compiled programs before they reach the system's limit of mappings of memory (65,530 by default), where LLVM
+    ends the process."""
+    yield
+    maps = Path("/proc/self/maps")
+    if "jax" in sys.modules and maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+        sys.modules["jax"].clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real data sets, which is next to the repository and never committed."""
