@@ -67,11 +67,10 @@ def settings_of_jax():
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_jax():
-    """Drops compiled programs before they reach the system's limit of mappings of memory (65,530 by default), where LLVM
-    ends the process."""
+    """Drops compiled programs before a worker has some gigabytes of them: LLVM ends a process with 65,530 mappings."""
     yield
     maps = Path("/proc/self/maps")
-    if "jax" in sys.modules and maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+    if "jax" in sys.modules and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         sys.modules["jax"].clear_caches()
 
 
