@@ -36,6 +36,7 @@ def test_compiled_programs_are_saved_in_the_users_cache(tmp_path, monkeypatch, m
     run = make_run(tmp_path / "a", "gpt2", data__cache_dir=str(tmp_path / "theirs"), data__manual_dir="theirs")
     assert loading.run_config(run).data == DataConfig()
     monkeypatch.setenv("XFRESEARCH_CACHE", str(tmp_path / "ours"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     folders = []
     monkeypatch.setattr(loading, "load", lambda *_: folders.append(jax.config.jax_compilation_cache_dir) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
