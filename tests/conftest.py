@@ -20,9 +20,6 @@ if version("jaxlib").startswith("0.10."):  # later versions lack the first flag;
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
-    # Both workers and all commands share what they compile: a third of the time of the contracts.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["XFRESEARCH_CACHE"] + "/compiled"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py", "test_adding.py")
