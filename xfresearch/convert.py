@@ -86,7 +86,8 @@ def parse_surgery(arguments: list[str]):
 
     names = arguments[0]
     steps = chain(names)
-    parser = command.Parser(prog=f"python -m xfresearch.convert {names}", description=_conditions(steps))
+    about = "\n".join(str(step.conversion) for step in steps)
+    parser = command.Parser(prog=f"python -m xfresearch.convert {names}", description=about)
     parser.add_argument("workdir", metavar="WORKDIR", help="a run's directory, a checkpoint, or a Hugging Face folder")
     parser.add_argument("new", metavar="NEW_WORKDIR", nargs="?", help="a new directory")
     add = parser.add_argument
@@ -117,19 +118,12 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _conditions(steps) -> str:
-    return "\n".join(
-        f"{step.conversion.name}: {step.conversion.about}\n  exact if: {step.conversion.conditions}" for step in steps
-    )
-
-
 def list_conversions(options) -> None:
     """Prints every conversion with its conditions."""
     from xfresearch.surgery import CONVERSIONS
 
     for conversion in CONVERSIONS.values():
-        flags = "".join(f" [--{key.replace('_', '-')}]" for key in conversion.options)
-        print(f"{conversion.name}{flags}\n    {conversion.about}\n    exact if: {conversion.conditions}")
+        print(conversion)
 
 
 def dry_run(options) -> None:

@@ -25,7 +25,7 @@ from xfresearch.evaluation import check_length
 from xfresearch.files import new_directory
 from xfresearch.interop import exporting
 from xfresearch.interop.source import Source
-from xfresearch.kernels.cross_entropy import token_nll
+from xfresearch.kernels.cross_entropy import nll_of_logits, token_nll
 from xfresearch.model_inputs import as_tokens, encode, forward, matching, replacements, tap_names
 from xfresearch.models import decoding, transformer
 from xfresearch.models.memory import memory
@@ -112,7 +112,7 @@ class LanguageModel:
         if not replace:
             return _loss(self.config, self.params, tokens_BL)
         lm, hidden_BLD = self._replaced(tokens_BL, replace)
-        return _next_token_loss(lm.logits(hidden_BLD), tokens_BL)
+        return nll_of_logits(lm.logits(hidden_BLD[:, :-1]), tokens_BL[:, 1:])
 
     def unembed(self, x, normed: bool = False):
         """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
@@ -260,12 +260,6 @@ def _logits(config: ModelConfig, params: dict, tokens_BL):
 def _loss(config: ModelConfig, params: dict, tokens_BL):
     lm, hidden_BLD = forward(config, params, tokens_BL)
     return token_nll(hidden_BLD[:, :-1], lm.logit_head(), tokens_BL[:, 1:])[0]
-
-
-def _next_token_loss(logits_BLV, tokens_BL):
-    """`_loss` for a pass that is not compiled: the tiles of token_nll would be compiled again in every call."""
-    log_p_BLV = jax.nn.log_softmax(logits_BLV[:, :-1])
-    return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1)[..., 0]
 
 
 @partial(jax.jit, static_argnums=(0, 1))

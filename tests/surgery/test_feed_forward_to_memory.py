@@ -124,3 +124,61 @@ def test_the_numbers_of_differential_layers_are_a_part_of_their_function():
 def test_both_ways_have_a_certificate():
     lm, certificate = surgery.convert(changed("gptj"), surgery.chain(TO))
     assert certificate.exact and lm.config.blocks["main"].attention.memory_activation == "gelu_tanh"
+
+
+SOFTMAX = {"form": "softmax"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt2", {}),
+        ("gptj", {"attention__value": "identity_whole"}),
+        ("gpt2", {"layout": "post_norm", "model__final_norm": "none"}),
+    ],
+    ids=name_of,
+)
+def test_softmax_slots_have_the_keys_and_values_of_the_hidden_units(name, options):
+    """In float64, from the equations: with heads of the model's width, scale W_Q k is W_up and v W_O is W_down."""
+    wide = {"attention__heads": 1, "attention__kv_heads": 1, "attention__head_size": 32}
+    lm = changed(name, **wide, **options)
+    before = take_apart(lm.config, lm.params)
+    after = surgery.CONVERSIONS[TO](before, **SOFTMAX)
+    a = after.resolved.blocks["main"].attention
+    assert (a.memory_activation, after.resolved.depth) == ("softmax", before.resolved.depth)
+    for number in range(len(before.layers)):
+        old, new = before.params(number), after.params(number)
+        keys_MK = np.sqrt(32) * new["attention/memory/key"][:, 0]
+        values_MV = np.sqrt(a.memory_slots) * new["attention/memory/value"][:, 0]
+        np.testing.assert_allclose(
+            keys_MK @ new["attention/query/kernel"][:, 0].T / np.sqrt(32), old["feed_forward/up/kernel"].T, atol=1e-9
+        )
+        np.testing.assert_allclose(
+            values_MV @ new["attention/output/kernel"][0], old["feed_forward/down/kernel"], atol=1e-9
+        )
+        bias = old["feed_forward/down/bias"] + old.get("attention/output/bias", 0.0)
+        np.testing.assert_array_equal(new["attention/output/bias"], bias)
+
+
+def test_the_softmax_form_is_labelled_approximate():
+    _, certificate = surgery.feed_forward_to_memory(changed("gpt2"), **SOFTMAX)
+    assert certificate.approximate and not certificate.exact and certificate.relative > 1e-3
+    assert "approximate" in str(certificate)
+
+
+@pytest.mark.parametrize(
+    ("options", "term"),
+    [
+        ({"attention__query": "merged", "attention__bias": "()"}, "query='merged' is no matrix for which a slot"),
+        ({"attention__kv_heads": 2}, "heads of a group share their slots"),
+        ({"feed_forward__hidden": 30}, "30 hidden units do not divide among 4 heads"),
+        (
+            {"attention__kind": "slots", "attention__memory_slots": 4, "attention__bias": "()"},
+            "a mixer of kind 'slots' has no softmax with slots",
+        ),
+    ],
+)
+def test_a_refusal_of_the_softmax_form_names_the_term(options, term):
+    lm = changed("gpt2", **options)
+    with pytest.raises(surgery.Refused, match=f"^{TO}: layer 0: {term}"):
+        surgery.CONVERSIONS[TO](take_apart(lm.config, lm.params), **SOFTMAX)

@@ -40,7 +40,7 @@ def test_some_layers_only():
     ("name", "overrides", "term"),
     [
         ("all_attention", {}, "norms.attention_post writes the residual stream"),
-        ("moe", {"model__blocks__main__norm_bias": True}, "of 'moe' has no bias, .* the norm's bias has no place"),
+        ("moe", {"model__blocks__main__norm_bias": True}, "the norm's bias has no place: .* of 'moe' has no bias"),
         ("gpt2", {"model__embedding_norm": "layer"}, "embedding_norm reads the token's embedding plus position='learned'"),
     ],
 )

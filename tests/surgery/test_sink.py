@@ -1,11 +1,14 @@
 """A sink as a slot whose value is 0, and back."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.surgery.comparing import assert_exact
 from tests.surgery.test_merge_query_key import changed
 from xfresearch import surgery
 from xfresearch.surgery.network import assemble, take_apart
+from xfresearch.trees import by_path
 
 OFF_BY_ONE = {"sink": "off_by_one", "bias": "()"}
 LEARNED = {"sink": "learned", "bias": "()"}
@@ -77,17 +80,80 @@ def test_a_refusal_names_the_term(options, term):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        LEARNED | {"position": "rope", "rope__fraction": 0.5, "bias": "('query','key')", "kv_heads": 2},
+        LEARNED | {"value": "identity_whole", "softcap": 3.0, "scale": 0.2, "output_gate": "elementwise"},
+        OFF_BY_ONE | {"memory_slots": 3, "position": "rope"},
+    ],
+    ids=name_of,
+)
+def test_there_and_back_restores_every_bit(options):
+    lm = changed(**options)
+    network = take_apart(lm.config, lm.params)
+    for name in ("sink_to_slot", "slot_to_sink"):
+        network = surgery.CONVERSIONS[name](network)
+    model, params = assemble(network, "float32")
+    assert model == lm.config
+    old, new = by_path(lm.params), by_path(params)
+    assert old.keys() == new.keys() and all(np.array_equal(old[path], new[path]) for path in old)
+
+
+def constant_slot(lm):
+    """A model whose slots have value 0 and a constant logit: W_Q is 0 in the one dimension of their key."""
+    attention = lm.params["blocks"]["main"]["attention"]
+    attention["query"]["kernel"] = attention["query"]["kernel"].at[..., 3].set(0)
+    attention["memory"]["key"] = jnp.zeros_like(attention["memory"]["key"]).at[..., 3].set(0.7)
+    attention["memory"]["value"] = jnp.zeros_like(attention["memory"]["value"])
+    return lm
+
+
+SLOT = {"memory_slots": 1, "bias": "('query',)"}
+
+
+@pytest.mark.parametrize(
+    "options", [SLOT | {"kv_heads": 2, "softcap": 2.0}, SLOT | {"memory_heads": "shared"}], ids=name_of
+)
+def test_a_constant_logit_is_a_learned_sink(options):
+    a = assert_exact(constant_slot(changed(**options)), "slot_to_sink").blocks["main"].attention
+    assert (a.sink, a.memory_slots, a.head_size) == ("learned", 0, 8)
+
+
+@pytest.mark.parametrize(
     ("options", "term"),
     [
         ({}, "there are no slots in the softmax"),
         (OFF_BY_ONE | {"memory_slots": 4}, "there is a sink already: sink='off_by_one'"),
-        ({"memory_slots": 4}, "no slot has key 0 and value 0 in every head"),
+        ({"memory_slots": 4}, "no slot has the value 0 in every head"),
     ],
     ids=name_of,
 )
 def test_a_slot_that_is_no_sink(options, term):
     lm = changed(**options)
     with pytest.raises(surgery.Refused, match=f"^slot_to_sink: layer 0: {term}"):
+        surgery.CONVERSIONS["slot_to_sink"](take_apart(lm.config, lm.params))
+
+
+@pytest.mark.parametrize(
+    ("options", "term"),
+    [
+        ({"qk_norm": "rms"}, "the norm of queries divides b_Q k by a length"),
+        ({"clip": 1.0}, "clip would limit b_Q"),
+        ({"memory_slots": 2}, "a learned sink has no slots beside it, and 1 stay"),
+    ],
+    ids=name_of,
+)
+def test_a_logit_that_is_no_sink(options, term):
+    lm = constant_slot(changed(**SLOT | options))
+    with pytest.raises(surgery.Refused, match=f"^slot_to_sink: layer 0: {term}"):
+        surgery.CONVERSIONS["slot_to_sink"](take_apart(lm.config, lm.params))
+
+
+def test_a_logit_that_depends_on_the_token():
+    lm = constant_slot(changed(**SLOT))
+    kernel = lm.params["blocks"]["main"]["attention"]["query"]["kernel"]
+    lm.params["blocks"]["main"]["attention"]["query"]["kernel"] = kernel.at[1, 0, 0, 3].set(0.1)
+    with pytest.raises(surgery.Refused, match="layer 1: no slot with value 0 has W_Q k = 0 in every head"):
         surgery.CONVERSIONS["slot_to_sink"](take_apart(lm.config, lm.params))
 
 

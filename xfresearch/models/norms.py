@@ -74,6 +74,11 @@ class NormSpec:
         exists = self.kind != "none"
         return {"gain": exists and self.gain, "bias": exists and self.bias, "alpha": self.kind == "dyt"}
 
+    @property
+    def affine(self) -> bool:
+        """Whether the norm has a gain or a bias."""
+        return self.parts["gain"] or self.parts["bias"]
+
     def costs(self, *shape: int) -> Costs:
         """Costs of the norm over dimensions of these sizes."""
         parts = self.parts

@@ -55,3 +55,12 @@ def times(x, factor):
 def rounded(parameter, dtype):
     """`parameter` rounded to `dtype`, but stored in float32 or wider."""
     return parameter.astype(dtype).astype(jnp.promote_types(dtype, jnp.float32))
+
+
+def with_params(split, params: dict):
+    """The module whose nnx.split of abstract parameters is `split`, with the nested dict `params`. The split is not
+    changed, so that callers may cache it."""
+    graph, state = split
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)

@@ -23,7 +23,7 @@ from xfresearch.models.layers import stacks
 from xfresearch.models.linear import Bias
 from xfresearch.models.model_config import ModelConfig, position_rows
 from xfresearch.models.norms import Norm
-from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times
+from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times, with_params
 from xfresearch.models.positions import sinusoidal
 from xfresearch.sharding.letters import Axes
 from xfresearch.trees import nested
@@ -153,10 +153,7 @@ def axes(model: ModelConfig) -> dict:
 
 def bind(model: ModelConfig, params: dict) -> Transformer:
     """The model with the parameters `params`. Under jit this only happens during tracing, so it is cheap."""
-    graph, state = _split(model)
-    state = jax.tree.map(lambda leaf: leaf, state)
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
+    return with_params(_split(model), params)
 
 
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:

@@ -25,7 +25,7 @@ from xfresearch.models.mixers.memory import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.inverse import pseudo_inverse
+from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
 
@@ -70,21 +70,16 @@ def _merged(block: BlockConfig) -> BlockConfig:
     return replace(block, attention=replace(a, value="identity_whole", bias=bias, **heads))
 
 
-def _groups(a: SoftmaxConfig) -> np.ndarray:
-    """The group of each head."""
-    return np.arange(a.heads) // (a.heads // a.kv_heads)
-
-
 def _merge(network: Network, number: int, block: BlockConfig, params: Params, broken: bool) -> Params:
     a: SoftmaxConfig = block.attention
     value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
-    value_DHV = value_DGV[:, _groups(a)]
+    value_DHV = value_DGV[:, group_of_heads(a)]
     merged_HDD = value_DHV.swapaxes(0, 1) @ output_HVD
     new = {path: each for path, each in params.items() if not path.startswith("attention/value/")}
     new["attention/output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
     bias_GV = params.get("attention/value/bias", np.zeros(value_DGV.shape[1:]))
     if "value" in a.bias:
-        add_bias(new, "attention/output", np.einsum("hv,hve->e", bias_GV[_groups(a)], output_HVD))
+        add_bias(new, "attention/output", np.einsum("hv,hve->e", bias_GV[group_of_heads(a)], output_HVD))
     if softmax_slots(a):
         new |= _slots(network, number, a, params, bias_GV)
     return new
@@ -95,12 +90,7 @@ def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params, bias
     value_DGV = params["attention/value/kernel"]
     stored_MGV = params["attention/memory/value"]
     scale = np.sqrt(a.memory_slots)
-    inverse_GVD = np.stack(
-        [
-            pseudo_inverse(value_DGV[:, g], network.figures, f"layer {number}, W_V of group {g}")
-            for g in range(a.kv_heads)
-        ]
-    )
+    inverse_GVD = pseudo_inverses(network, number, value_DGV, "W_V")
     value_MGD = np.einsum("mgv,gvd->mgd", scale * stored_MGV - bias_GV, inverse_GVD) / scale
     found = {"attention/memory/value": value_MGD}
     if slot_heads(a) == 1:
@@ -116,7 +106,7 @@ def _regauged(block: BlockConfig, params: Params, gauge: str, broken: bool) -> P
     new_value, new_output = value_DGV.copy(), output_HVD.copy()
     rotations = []
     for group in range(a.kv_heads):
-        heads = np.flatnonzero(_groups(a) == group)
+        heads = np.flatnonzero(group_of_heads(a) == group)
         output_VE = np.concatenate([output_HVD[head] for head in heads], 1)
         rotation, inverse = _gauge(value_DGV[:, group], output_VE, gauge)
         rotations.append(rotation)

@@ -23,10 +23,11 @@ import numpy as np
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
-from xfresearch.surgery.biases import add_bias, with_biases
+from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params
-from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.stream import first_maps, last_kernels, tables
 from xfresearch.surgery.untie import untied
 
 READ = {"no_skip": ("attention",), "skipless_parallel": ("attention", "feed_forward")}  # sublayers that read x
@@ -46,8 +47,8 @@ def drop(network: Network, layers, name: str, broken: bool) -> Network:
     shifted = any(_shift(network.params(number), name).any() for number in layers)
     if shifted:
         _check_shift(network, layers, name)
-    reads = {number: _paths(network, number, READ, "inputs") for number in layers}
-    writes = {number - 1: _paths(network, number - 1, WRITE, "outputs") for number in layers if number}
+    reads = {number: _reads(network, number) for number in layers}
+    writes = {number - 1: _writes(network, number - 1) for number in layers if number}
     read = network.change(
         layers,
         lambda block: _without(block, name, shifted),
@@ -122,15 +123,15 @@ def _check_writes(network: Network, number: int) -> None:
 def _check_shift(network: Network, layers, name: str) -> None:
     """Raises Refused if the bias has no place where x is read or written."""
     for number in layers:
-        block, axes = network.layers[number].block, _paths(network, number, READ, "inputs")
+        block, axes = network.layers[number].block, _reads(network, number)
         for sublayer in READ[block.layout]:
             maps = {path.split("/")[1] for path in axes if path.startswith(f"{sublayer}/")} - {name}
-            _placed(getattr(block, sublayer), maps, f"layer {number}: the bias of the {name}")
+            check_places(getattr(block, sublayer), maps, f"layer {number}: the bias of the {name}")
         if number:
             before = network.layers[number - 1].block
             where = f"layer {number - 1}: the bias of the {name} of layer {number}"
             refuse_unless(before.layout == "no_skip", f"{where} has no place behind the gains of {before.layout!r}")
-            _placed(before.feed_forward, {"down"}, where)
+            check_places(before.feed_forward, {"down"}, where)
     first = network.params(0) if 0 in layers else None
     refuse_unless(
         first is None or not _shift(first, name).any(),
@@ -138,19 +139,12 @@ def _check_shift(network: Network, layers, name: str) -> None:
     )
 
 
-def _placed(options, maps: set[str], where: str) -> None:
-    try:
-        with_biases(options, maps)
-    except Refused as refused:
-        raise Refused(f"{where} has no place: {refused}") from refused
+def _reads(network: Network, number: int) -> dict[str, int]:
+    return first_maps(network.axes(number), *READ[network.layers[number].block.layout])
 
 
-def _paths(network: Network, number: int, table: dict, side: str) -> dict[str, int]:
-    """{path: the place of D among the dimensions} of the matrices that read (side 'inputs') or write ('outputs') x."""
-    sublayers = tuple(f"{name}/" for name in table[network.layers[number].block.layout])
-    axes = network.axes(number)
-    found = {path: each for path, each in axes.items() if path.startswith(sublayers) and getattr(each, side) == "D"}
-    return {path: each.letters.index("D") for path, each in found.items()}
+def _writes(network: Network, number: int) -> list[str]:
+    return last_kernels(network.axes(number), *WRITE[network.layers[number].block.layout])
 
 
 def _without(block: BlockConfig, name: str, shifted: bool) -> BlockConfig:
@@ -180,10 +174,11 @@ def _read(
         if shifted:
             shift_D = np.broadcast_to(_shift(params, name), len(basis_DD))
             add_bias(new, path.rsplit("/", 1)[0], -np.tensordot(shift_D, new[path], (0, at)))
-    return _with_zero_biases(new) if shifted else new
+    dense = isinstance(network.layers[number].block.feed_forward, DenseConfig)
+    return with_all_biases(new, "feed_forward") if shifted and dense else new
 
 
-def _write(params: Params, paths: dict[str, int], after: Params, name: str, shifted: bool) -> Params:
+def _write(params: Params, paths: list[str], after: Params, name: str, shifted: bool) -> Params:
     """The parameters with W Q for every W that writes x of the layer with the parameters `after`."""
     basis_DD, shift = matrix(after, name), _shift(after, name)
     new = dict(params)
@@ -193,26 +188,16 @@ def _write(params: Params, paths: dict[str, int], after: Params, name: str, shif
         if path.endswith("/kernel") and bias in params:
             new[bias] = params[bias] @ basis_DD
     if shifted:
-        new = _with_zero_biases(new)
+        new = with_all_biases(new, "feed_forward")
         new["feed_forward/down/bias"] = new["feed_forward/down/bias"] + shift
     return new
-
-
-def _with_zero_biases(params: Params) -> Params:
-    """The parameters with all biases of a dense feed-forward layer."""
-    maps = [
-        path.removesuffix("/kernel") for path in params if path.startswith("feed_forward/") and path.endswith("/kernel")
-    ]
-    dense = {f"{path}/bias": np.zeros(params[f"{path}/kernel"].shape[-1]) for path in maps}
-    return params if "feed_forward/router/kernel" in params else dense | params
 
 
 def _embed(network: Network, first: Params, name: str) -> Network:
     """The network with the embedding and its positions in the basis of layer 0."""
     network = untied(network)
     basis_DD = matrix(first, name)
-    tables = [path for path in ("embed/table", "position/table") if path in network.outside]
-    return network.with_outside({path: network.outside[path] @ basis_DD for path in tables})
+    return network.with_outside({path: network.outside[path] @ basis_DD for path in tables(network)})
 
 
 def conditions(matrix_name: str) -> str:

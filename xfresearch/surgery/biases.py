@@ -11,7 +11,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.network import Params
-from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.refused import Refused, refuse_unless
 
 
 def with_biases(options: SublayerConfig, names: set[str]) -> SublayerConfig:
@@ -24,6 +24,21 @@ def with_biases(options: SublayerConfig, names: set[str]) -> SublayerConfig:
         refuse_unless(False, f"{name} of {options.kind!r} has no bias, and one would not be 0")
     given = set(options.bias) | names - {"memory"}
     return replace(options, bias=tuple(name for name in places if name in given))
+
+
+def check_places(options: SublayerConfig, names: set[str], what: str) -> None:
+    """Raises Refused if one of these linear maps has no place for a bias. `what` names the bias."""
+    try:
+        with_biases(options, names)
+    except Refused as refused:
+        raise Refused(f"{what} has no place: {refused}") from refused
+
+
+def with_all_biases(params: Params, *sublayers: str) -> Params:
+    """The parameters with all biases of these dense feed-forward layers, which have either all or none. New ones are 0."""
+    kernels = [path for path in params if path.split("/")[0] in sublayers and path.endswith("/kernel")]
+    zero = {path.removesuffix("kernel") + "bias": np.zeros(params[path].shape[-1]) for path in kernels}
+    return zero | params
 
 
 def add_bias(params: Params, path: str, value: np.ndarray) -> None:

@@ -32,7 +32,7 @@ from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.narrower import narrowed
 from xfresearch.surgery.network import LayerBlock, Network
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import last_maps
+from xfresearch.surgery.stream import last_maps, tables
 from xfresearch.surgery.untie import untied
 
 BLIND = ("layer", "project")  # kinds of norms that do not read the mean
@@ -61,11 +61,6 @@ def convert(network: Network, layers, broken: bool = False, width: str = "same")
 
 def without_mean(array_xD: np.ndarray) -> np.ndarray:
     return array_xD - array_xD.mean(-1, keepdims=True)
-
-
-def tables(network: Network) -> list[str]:
-    """Paths of the tables that write the first residual stream."""
-    return [path for path in ("embed/table", "position/table") if path in network.outside]
 
 
 def _check_outside(network: Network) -> None:
@@ -119,8 +114,7 @@ def _check_output_norms(block: BlockConfig, sublayer: Sublayer, where: str) -> N
 
 def _kind_after(spec: NormSpec) -> str:
     """The kind of a norm that reads a stream without a mean."""
-    bare = not (spec.parts["gain"] or spec.parts["bias"])
-    return {"layer": "rms", "project": "none" if bare else "project"}.get(spec.kind, spec.kind)
+    return {"layer": "rms", "project": "project" if spec.affine else "none"}.get(spec.kind, spec.kind)
 
 
 def _kinds_without_mean(network: Network) -> Network:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig, longest_sequence
 from xfresearch.surgery.layerwise import Runner
@@ -114,11 +115,7 @@ def difference(a, b) -> dict[str, float]:
 
 def _bits(logits_BLV: np.ndarray, tokens_BL: np.ndarray, n_bytes: int) -> float:
     """Bits per byte of the text, without its first token."""
-    logits_BLV = logits_BLV[:, :-1]
-    top_BL = logits_BLV.max(-1)
-    log_total_BL = top_BL + np.log(np.exp(logits_BLV - top_BL[..., None]).sum(-1))
-    chosen_BL = np.take_along_axis(logits_BLV, tokens_BL[:, 1 : logits_BLV.shape[1] + 1, None], -1)[..., 0]
-    return float((log_total_BL - chosen_BL).sum() / math.log(2) / n_bytes)
+    return float(nll_of_logits(logits_BLV[:, :-1], tokens_BL[:, 1:]).sum() / math.log(2) / n_bytes)
 
 
 def _costs(before: ModelConfig, after: ModelConfig, length: int) -> dict[str, dict[str, float]]:

@@ -43,6 +43,11 @@ class Conversion:
         except Refused as refused:
             raise Refused(f"{self.name}: {refused}") from refused
 
+    def __str__(self) -> str:
+        """The name, the options of the command line, what the conversion does, and when it is exact."""
+        flags = "".join(f" [--{key.replace('_', '-')}]" for key in self.options)
+        return f"{self.name}{flags}\n    {self.about}\n    exact if: {self.conditions}"
+
     def approximates(self, options: dict) -> bool:
         """Whether the result with these options may differ."""
         return self.approximate(**self._all(options)) if callable(self.approximate) else self.approximate

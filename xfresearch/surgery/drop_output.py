@@ -12,13 +12,13 @@ from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.fuse_output import (
     between,
     check_output,
-    first_matrices,
     into_first,
     output_bias,
     without_output,
 )
 from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.stream import first_maps
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
@@ -32,7 +32,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
         heads, size, width = params["attention/output/kernel"].shape
         refuse_unless(heads * size == width, f"{where}: o has {heads} * {size} numbers, and the model has {width}")
     biased = {network.layers[n].block for n in layers if output_bias(network.params(n)).any()}
-    readers = {number: first_matrices(network, number) for number in layers}
+    readers = {number: first_maps(network.axes(number), "feed_forward") for number in layers}
     return network.change(
         layers,
         lambda block: replace(block, **without_output(block, block in biased)),

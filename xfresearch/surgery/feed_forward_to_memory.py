@@ -12,7 +12,8 @@ hidden unit alone, without a gate: f(x W_gate) * (x W_up) has two keys per value
     post_norm          norm(x + a(x)), then             two layers all_attention
                        norm'(x + f(x))
 
-`memory_to_feed_forward` is the inverse.
+`memory_to_feed_forward` is the inverse. form='softmax' puts the slots into the softmax of the heads instead, which is an
+approximation (softmax_form.py).
 """
 
 from collections.abc import Callable
@@ -28,9 +29,10 @@ from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias
-from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.softmax_form import check_slots, to_softmax
 
 BESIDE = {"parallel": "attention_only"}  # layout: the layout with slots beside attention
 PAIRS = {  # layout: the layout of the two layers, and the place of the norm
@@ -38,6 +40,7 @@ PAIRS = {  # layout: the layout of the two layers, and the place of the norm
     "no_norm_between": ("attention_only", "in"),
     "post_norm": ("all_attention", "post"),
 }
+LAYOUT = BESIDE | {name: layout for name, (layout, _) in PAIRS.items()}
 ONE_NORM = "attention and slots beside it read the same norm(x), and W_up reads another"
 OUTPUT_NORM = "x + norm(f(x)): no layout of one sublayer has a norm of the output"
 NO_SKIP = "f(a(x)): no layout of one sublayer is without a skip"
@@ -57,14 +60,18 @@ REASONS = {
 }
 
 
-def convert(network: Network, layers, broken: bool = False) -> Network:
+def convert(network: Network, layers, broken: bool = False, form: str = "elementwise") -> Network:
     whole = len(layers) == len(network.layers)
     has = {n for n, at in enumerate(network.layers) if "feed_forward" in at.block.sublayers}
     chosen = has & {*layers} if whole else {*layers}
     refuse_unless(bool(chosen), "no layer has a feed-forward layer")
     for number in sorted(chosen):
         refuse_unless(number in has, f"layer {number}: there is no feed-forward layer")
-        _check(network.layers[number].block, network.params(number), f"layer {number}")
+        _check(network.layers[number].block, f"layer {number}")
+    if form == "softmax":
+        return to_softmax(network, chosen, LAYOUT, broken)
+    for number in sorted(chosen):
+        _check_beside(network.layers[number].block, network.params(number), f"layer {number}")
     parts: list[tuple[LayerBlock, Callable[[], Params]]] = []
     for number, at in enumerate(network.layers):
         params = partial(network.params, number)
@@ -74,7 +81,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
             parts.append((replace(at, block=_beside(at.block)), partial(_with_slots, at.block, params, broken)))
         else:
             attention, slots = _pair(at.block)
-            parts.append((replace(at, block=attention), partial(_attention, params)))
+            parts.append((replace(at, block=attention), lambda params=params: _attention(params())))
             parts.append((LayerBlock(f"{at.name}_memory", slots), partial(_slots, params, broken)))
     return from_parts(network, parts)
 
@@ -88,8 +95,8 @@ def from_parts(network: Network, parts: list[tuple[LayerBlock, Callable[[], Para
     return replace(network, layers=tuple(at for at, _ in parts), params=lambda number: parts[number][1]())
 
 
-def _check(block: BlockConfig, params: Params, where: str) -> None:
-    f, a = block.feed_forward, block.attention
+def _check(block: BlockConfig, where: str) -> None:
+    f = block.feed_forward
     refuse_unless(isinstance(f, DenseConfig), f"{where}: {f.kind!r}: a router chooses experts, and slots have none")
     activation = ACTIVATIONS[f.kind]
     refuse_unless(not activation.gated, f"{where}: {f.kind!r}: f(x W_gate) * (x W_up) has two keys per value")
@@ -97,13 +104,16 @@ def _check(block: BlockConfig, params: Params, where: str) -> None:
     layout = block.layout
     known = layout in BESIDE or layout in PAIRS
     refuse_unless(known, f"{where}: layout={layout!r}, {REASONS.get(layout, 'which has no feed-forward layer')}")
-    if layout not in BESIDE:
+
+
+def _check_beside(block: BlockConfig, params: Params, where: str) -> None:
+    """Raises Refused if attention has no place for the slots of a parallel feed-forward layer."""
+    a = block.attention
+    if block.layout not in BESIDE:
         return
     softmax = isinstance(a, SoftmaxConfig)
     refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no slots of the model's width beside it")
-    refuse_unless(not a.memory_slots, f"{where}: attention has {a.memory_slots} slots already")
-    for name, value in (("sink", a.sink if a.sink == "learned" else "none"), ("shaping", a.shaping)):
-        refuse_unless(value == "none", f"{where}: attention with {name}={value!r} has no slots in this project")
+    check_slots(a, where)
     biased = params.get("feed_forward/down/bias", np.zeros(1)).any()
     refuse_unless(not biased or a.output == "learned", f"{where}: c has no place: output={a.output!r} has no bias")
 
@@ -136,14 +146,14 @@ def _memory(params: Params, broken: bool) -> Params:
     }
 
 
-def _attention(params: Callable[[], Params]) -> Params:
-    return {path: value for path, value in params().items() if not path.startswith("feed_forward")}
+def _attention(params: Params) -> Params:
+    return {path: value for path, value in params.items() if not path.startswith("feed_forward")}
 
 
 def _with_slots(block: BlockConfig, params: Callable[[], Params], broken: bool) -> Params:
     """Attention with the slots beside it."""
     old = params()
-    new = _attention(lambda: old) | _memory(old, broken)
+    new = _attention(old) | _memory(old, broken)
     if block.feed_forward.bias and block.attention.output == "learned":
         add_bias(new, "attention/output", old["feed_forward/down/bias"])
     return new
@@ -165,4 +175,12 @@ FEED_FORWARD_TO_MEMORY = Conversion(
     conditions="an elementwise activation without a gate, in the layouts parallel, pre_norm, no_norm_between or post_norm",
     broken="with the values of the slots in reverse order",
     convert=convert,
+    approximate=lambda form: form == "softmax",
+    options={
+        "form": Option(
+            "elementwise",
+            "elementwise: slots with the activation, exact; softmax: slots in the softmax, only a start for training",
+            ("elementwise", "softmax"),
+        )
+    },
 )

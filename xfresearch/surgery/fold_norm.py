@@ -26,10 +26,11 @@ import numpy as np
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NormSpec
-from xfresearch.surgery.biases import add_bias, with_biases
+from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params
-from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.stream import first_maps
 from xfresearch.surgery.untie import untied
 
 OUTSIDE = ("final_norm", "embedding_norm")
@@ -37,7 +38,7 @@ OUTSIDE = ("final_norm", "embedding_norm")
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
     whole = len(layers) == len(network.layers)
-    outside = [name for name in OUTSIDE if whole and _affine(network.norm(getattr(network.model, name)))]
+    outside = [name for name in OUTSIDE if whole and network.norm(getattr(network.model, name)).affine]
     inside = [number for number in layers if sites(network.layers[number].block)]
     refuse_unless(inside or outside, _nothing(network, layers))
     axes = {number: network.axes(number) for number in inside}
@@ -60,20 +61,16 @@ def sites(block: BlockConfig) -> dict[str, list[str]]:
     found = {}
     sublayers = LAYOUTS[block.layout].sublayers
     for index, sublayer in enumerate(sublayers):
-        if "in" in sublayer.norms and _affine(block.norm_at(f"{sublayer.name}_in")):
+        if "in" in sublayer.norms and block.norm_at(f"{sublayer.name}_in").affine:
             after = sublayers[index + 1 :]
             found[sublayer.name] = [sublayer.name, *(each.name for each in after if each.reads == "before")]
     return found
 
 
-def _affine(spec: NormSpec) -> bool:
-    return spec.parts["gain"] or spec.parts["bias"]
-
-
 def _nothing(network: Network, layers) -> str:
     """Why no norm can be folded."""
     block = network.layers[layers[0]].block
-    others = [site for site in LAYOUTS[block.layout].sites if _affine(block.norm_at(site))]
+    others = [site for site in LAYOUTS[block.layout].sites if block.norm_at(site).affine]
     if others:
         return (
             f"norms.{others[0]} writes the residual stream, which the skip adds to: x + g h(f(x)) has no linear map that "
@@ -88,12 +85,6 @@ def _gain_and_bias(params: Params, prefix: str, spec: NormSpec, width: int) -> t
     return gain_D, params.get(f"{prefix}/bias", np.zeros(width))
 
 
-def _readers(axes: dict, sublayer: str) -> dict[str, int]:
-    """{path of a kernel: the place of D among its dimensions} of the linear maps that read the input of a sublayer."""
-    inside = {path: each for path, each in axes.items() if path.startswith(f"{sublayer}/")}
-    return {path: each.letters.index("D") for path, each in inside.items() if each.inputs == "D"}
-
-
 def _check(network: Network, number: int, axes: dict) -> set[str]:
     """The linear maps of a layer that need a bias, as 'sublayer/name'. Raises Refused if a norm cannot be folded."""
     block, params = network.layers[number].block, network.params(number)
@@ -106,17 +97,10 @@ def _check(network: Network, number: int, axes: dict) -> set[str]:
             options = getattr(block, name)
             _check_identities(options, gain_D, bias_D, f"layer {number}, {name}")
             if bias_D.any():
-                needed |= {path.rsplit("/", 1)[0] for path in _readers(axes, name)}
-                names = {path.split("/")[1] for path in _readers(axes, name)}
-                _with_place(options, names, f"layer {number}, {name}")
+                maps = {path.rsplit("/", 1)[0] for path in first_maps(axes, name)}
+                check_places(options, {path.split("/")[1] for path in maps}, f"layer {number}, {name}: the norm's bias")
+                needed |= maps
     return needed
-
-
-def _with_place(options, names: set[str], where: str) -> None:
-    try:
-        with_biases(options, names)
-    except Refused as refused:
-        raise Refused(f"{where}: {refused}: the norm's bias has no place") from refused
 
 
 def _check_identities(options, gain_D, bias_D, where: str) -> None:
@@ -151,7 +135,7 @@ def _without(block: BlockConfig, needed: set[str]) -> BlockConfig:
 
 
 def _folded(block: BlockConfig, params: Params, axes: dict, needed: set[str], broken: bool) -> Params:
-    width = next(params[path].shape[at] for name in sites(block) for path, at in _readers(axes, name).items())
+    width = next(params[path].shape[at] for name in sites(block) for path, at in first_maps(axes, name).items())
     new = dict(params)
     for sublayer, readers in sites(block).items():
         prefix = f"{sublayer}_norm_in"
@@ -159,7 +143,7 @@ def _folded(block: BlockConfig, params: Params, axes: dict, needed: set[str], br
         new = {path: value for path, value in new.items() if path not in (f"{prefix}/gain", f"{prefix}/bias")}
         for name in readers:
             merged = getattr(getattr(block, name), "query", "") == "merged"
-            for path, at in _readers(axes, name).items():
+            for path, at in first_maps(axes, name).items():
                 both = merged and path == f"{name}/query/kernel" and not block.sublayers[name].rank
                 kernel = params[path]
                 if path.rsplit("/", 1)[0] in needed:
@@ -169,15 +153,7 @@ def _folded(block: BlockConfig, params: Params, axes: dict, needed: set[str], br
                     kernel = kernel * gain_D.reshape([-1 if axis == at else 1 for axis in range(kernel.ndim)])
                     kernel = kernel * gain_D if both else kernel  # the last dimension meets the other token
                 new[path] = kernel
-    return _with_zero_biases(new, block, needed)
-
-
-def _with_zero_biases(params: Params, block: BlockConfig, needed: set[str]) -> Params:
-    """A feed-forward layer has either all of its biases or none: the new ones of the output are 0."""
-    for name in block.sublayers:
-        if f"{name}/down/kernel" in params and f"{name}/up/bias" in params and f"{name}/down/bias" not in params:
-            params[f"{name}/down/bias"] = np.zeros(params[f"{name}/down/kernel"].shape[-1])
-    return params
+    return with_all_biases(new, *(name for name in block.sublayers if f"{name}/up" in needed))
 
 
 def _into_head(network: Network, broken: bool) -> Network:

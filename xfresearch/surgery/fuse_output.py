@@ -23,10 +23,11 @@ import numpy as np
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS, Sublayer
 from xfresearch.models.mixers.memory import wide_slots
-from xfresearch.surgery.biases import add_bias, with_biases
+from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, in_layout
-from xfresearch.surgery.refused import Refused, refuse_unless
+from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.stream import first_maps
 
 DIVIDES = "the norm divides by a length that depends on W_O"
 NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES, "dyt": "tanh is not linear in W_O"}
@@ -44,7 +45,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
             "drop_output makes W_O W_1 if o has the width of the model",
         )
     biased = {network.layers[n].block for n in layers if output_bias(network.params(n)).any()}
-    readers = {number: first_matrices(network, number) for number in layers}
+    readers = {number: first_maps(network.axes(number), "feed_forward") for number in layers}
     return network.change(
         layers,
         lambda block: in_layout(block, "fused_output", **without_output(block, block in biased)),
@@ -99,22 +100,12 @@ def check_output(block: BlockConfig, params: Params, where: str) -> None:
     wide = getattr(a, "memory_slots", 0) and wide_slots(a)
     refuse_unless(not wide, f"{where}: W_1 reads o W_O + f(x k^T + b) v: the slots are added after W_O")
     if output_bias(params).any():
-        try:
-            with_biases(block.feed_forward, {"up"})
-        except Refused as refused:
-            raise Refused(f"{where}: b_O W_1 has no place: {refused}") from refused
+        check_places(block.feed_forward, {"up"}, f"{where}: b_O W_1")
 
 
 def output_bias(params: Params) -> np.ndarray:
     """b_O, or zero."""
     return params.get("attention/output/bias", np.zeros(1))
-
-
-def first_matrices(network: Network, number: int) -> dict[str, int]:
-    """{path: the place of the input among the dimensions} of W_1: each matrix that reads the feed-forward's input."""
-    axes = network.axes(number)
-    found = {path: each for path, each in axes.items() if path.startswith("feed_forward/") and each.inputs == "D"}
-    return {path: each.letters.index("D") for path, each in found.items()}
 
 
 def without_output(block: BlockConfig, biased: bool) -> dict:
@@ -139,9 +130,7 @@ def into_first(params: Params, readers: dict[str, int], biased: bool, broken: bo
         if biased:
             image = np.broadcast_to(output_bias(params), output_OD.shape[1]) @ first
             add_bias(new, path.removesuffix("/kernel"), image)
-    if biased and "feed_forward/down/bias" not in new:  # a feed-forward layer has all of its biases or none
-        new["feed_forward/down/bias"] = np.zeros(new["feed_forward/down/kernel"].shape[-1])
-    return new
+    return with_all_biases(new, "feed_forward") if biased else new
 
 
 FUSE_OUTPUT = Conversion(

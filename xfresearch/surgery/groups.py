@@ -1,10 +1,14 @@
-"""The parameters of attention that exist once for each key-value head."""
+"""The parameters of attention that exist once for each key-value head, a group of query heads."""
+
+import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.memory import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.sharding.letters import Axes
+from xfresearch.surgery.inverse import pseudo_inverse
+from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
 
 SPLIT = ("identity", "identity_plus")  # each key-value head is a part of the input
@@ -31,3 +35,15 @@ def group_axes(block: BlockConfig, axes: dict[str, Axes], where: str) -> dict[st
             found[path] = each.letters.index("G")
     refuse_unless(bool(found), f"{where}: all heads read the same keys and values")
     return found
+
+
+def group_of_heads(a: SoftmaxConfig) -> np.ndarray:
+    """The group [H] of each head."""
+    return np.arange(a.heads) // (a.heads // a.kv_heads)
+
+
+def pseudo_inverses(network: Network, number: int, kernel_DGK: np.ndarray, symbol: str) -> np.ndarray:
+    """The pseudo-inverse [G, K, D] of the matrix `symbol` of each group in a layer."""
+    where = f"layer {number}, {symbol} of group"
+    groups = enumerate(kernel_DGK.swapaxes(0, 1))
+    return np.stack([pseudo_inverse(kernel_DK, network.figures, f"{where} {group}") for group, kernel_DK in groups])

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models import layers, stack, transformer
 from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig, resolve_model
-from xfresearch.models.parameters import Rngs
+from xfresearch.models.parameters import Rngs, with_params
 from xfresearch.models.taps import Taps
 from xfresearch.surgery.network import Network
 from xfresearch.trees import nested
@@ -58,8 +59,11 @@ class Runner:
             static, arrays = self.layer(number)
             streams.append(_layer(*static, *arrays, streams[-1]))
             decoded = _decode(*static, cached, *arrays, decoded) if cached else decoded
-        logits = [np.asarray(_logits(self.model, self.outside, stream), np.float64) for stream in (streams[-1], decoded)]
-        return Pass(logits[0], streams, logits[1][:, -cached:] if cached else None)
+        cached_BCV = self._logits(decoded)[:, -cached:] if cached else None
+        return Pass(self._logits(streams[-1]), streams, cached_BCV)
+
+    def _logits(self, stream: Stream) -> np.ndarray:
+        return np.asarray(_logits(self.model, self.outside, stream), np.float64)
 
     def gradient(self, tokens_BL, streams: list[Stream]) -> np.ndarray:
         """The gradient [B, L] of the mean loss for a factor of each token's embedding. A conversion may change the basis
@@ -96,10 +100,7 @@ def _split(model: ModelConfig, name: str, x64: bool):
 
 
 def _bind(model: ModelConfig, name: str, params: dict) -> Block:
-    graph, state = _split(model, name, jax.config.jax_enable_x64)
-    state = jax.tree.map(lambda leaf: leaf, state)
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
+    return with_params(_split(model, name, jax.config.jax_enable_x64), params)
 
 
 def _positions(stream: Stream, first: int = 0):
@@ -166,7 +167,6 @@ def _layer_gradient(
 @partial(jax.jit, static_argnums=0)
 def _end_gradient(model: ModelConfig, outside: dict, tokens_BL, stream: Stream) -> Stream:
     def loss(stream: Stream):
-        log_p_BLV = jax.nn.log_softmax(_logits(model, outside, stream)[:, :-1])
-        return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1).mean()
+        return nll_of_logits(_logits(model, outside, stream)[:, :-1], tokens_BL[:, 1:]).mean()
 
     return jax.grad(loss)(stream)

@@ -26,7 +26,7 @@ from xfresearch.models.mixers.memory import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.inverse import pseudo_inverse
+from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
 
@@ -77,8 +77,7 @@ def _merged(block: BlockConfig) -> BlockConfig:
 def _merge(network: Network, number: int, block: BlockConfig, params: Params, broken: bool) -> Params:
     a: SoftmaxConfig = block.attention
     query_DHK, key_DGK = params["attention/query/kernel"], params["attention/key/kernel"]
-    group_H = np.arange(a.heads) // (a.heads // a.kv_heads)
-    key_DHK = key_DGK[:, group_H]
+    key_DHK = key_DGK[:, group_of_heads(a)]
     change = logit_scale(a, network.model.width) / logit_scale(_merged(block).attention, network.model.width)
     merged_HDD = change * query_DHK.swapaxes(0, 1) @ key_DHK.transpose(1, 2, 0)
     new = {path: value for path, value in params.items() if not path.startswith("attention/key/")}
@@ -101,9 +100,7 @@ def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params) -> P
     size, groups, width = a.head_size, a.kv_heads, len(key_DGK)
     stored_MGK = np.broadcast_to(params["attention/memory/key"], (a.memory_slots, groups, size))
     slots_MGK = np.sqrt(size) * stored_MGK - bias_GK
-    inverse_GKD = np.stack(
-        [pseudo_inverse(key_DGK[:, g], network.figures, f"layer {number}, W_K of group {g}") for g in range(groups)]
-    )
+    inverse_GKD = pseudo_inverses(network, number, key_DGK, "W_K")
     key_MGD = np.einsum("mgk,gkd->mgd", slots_MGK, inverse_GKD) / np.sqrt(width)
     found = {"attention/memory/key": key_MGD}
     if slot_heads(a) == 1:

@@ -15,6 +15,7 @@ from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.hidden import with_hidden
 from xfresearch.surgery.network import LayerBlock, Network, Params
 from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.stream import first_maps, tables
 
 Maps = dict[int, list[str]]  # paths of what writes the stream, by layer
 
@@ -36,8 +37,8 @@ def narrowed(network: Network, maps: Maps, centred: Callable[[Network], Network]
             new[path] = kernel * (factor if kind == "layer" else 1.0)
         return new
 
-    paths = [path for path in ("embed/table", "position/table") if path in network.outside]
-    outside = {path: network.outside[path][:, :-1] if broken else network.outside[path] @ basis_DE for path in paths}
+    table = {path: network.outside[path] for path in tables(network)}
+    outside = {path: each[:, :-1] if broken else each @ basis_DE for path, each in table.items()}
     if model.embedding_scale == "sqrt_width":  # the root of the smaller width is smaller
         outside["embed/table"] = outside["embed/table"] * factor
     outside["head/table"] = network.outside["head/table"] @ basis_DE * (factor if model.final_norm == "layer" else 1.0)
@@ -63,14 +64,14 @@ def basis(width: int) -> np.ndarray:
 
 def _check(network: Network, maps: Maps) -> None:
     final = network.norm(network.model.final_norm)
-    refuse_unless(not _affine(final), "width='less_one': the final norm has a gain or a bias of size D (fold_norm first)")
+    refuse_unless(not final.affine, "width='less_one': the final norm has a gain or a bias of size D (fold_norm first)")
     for number, at in enumerate(network.layers):
         where, block = f"width='less_one': layer {number}", at.block
         written = {path.split("/")[0] for path in maps[number]}
         for sublayer in LAYOUTS[block.layout].sublayers:
             name, options = sublayer.name, getattr(block, sublayer.name)
             site = f"{name}_in"
-            affine = "in" in sublayer.norms and _affine(block.norm_at(site))
+            affine = "in" in sublayer.norms and block.norm_at(site).affine
             refuse_unless(not affine, f"{where}: norms.{site} has a gain or a bias of size D (fold_norm first)")
             refuse_unless(
                 name in written or sublayer.bare,
@@ -84,10 +85,6 @@ def _check(network: Network, maps: Maps) -> None:
                 )
 
 
-def _affine(spec) -> bool:
-    return spec.parts["gain"] or spec.parts["bias"]
-
-
 def _readers(block: BlockConfig, axes: dict[str, Axes]) -> dict[str, tuple[int, str]]:
     """{path: (the place of D among its dimensions, the kind of the norm before)} of the kernels that read the stream."""
     found = {}
@@ -96,9 +93,8 @@ def _readers(block: BlockConfig, axes: dict[str, Axes]) -> dict[str, tuple[int, 
     for sublayer in LAYOUTS[block.layout].sublayers:
         name = sublayer.name
         kind = block.norm_at(f"{name}_in").kind if "in" in sublayer.norms else kind
-        for path, each in axes.items():
-            if path.startswith(f"{name}/") and each.inputs == "D" and not bare:
-                found[path] = each.letters.index("D"), kind
+        if not bare:
+            found |= {path: (at, kind) for path, at in first_maps(axes, name).items()}
         bare = sublayer.bare  # the next sublayer reads heads, and no stream
     return found
 

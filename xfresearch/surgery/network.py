@@ -9,6 +9,7 @@ to the parameter of one layer.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ class Network:
         outside = {path: value for path, value in (self.outside | params).items() if value is not None}
         return replace(self, model=replace(self.model, **options), outside=outside)
 
-    @property
+    @cached_property
     def resolved(self) -> ModelConfig:
         """The config of the whole network. Raises Refused if there is no such model."""
         return with_layers(self.model, self.layers)
@@ -73,17 +74,11 @@ class Network:
         """The letters of the parameters of a layer, by path."""
         model = self.resolved
         stack = transformer.axes(model)["blocks"][layers.layers(model)[number].stack]
-        found = {path: each for path, each in _leaves(stack, "")}
-        return {path: replace(each, letters=each.letters.removeprefix("N")) for path, each in found.items()}
+        return {path: replace(each, letters=each.letters.removeprefix("N")) for path, each in by_path(stack).items()}
 
     def norm(self, kind: str) -> NormSpec:
         """A norm outside the blocks: it has the norm options of the first block."""
         return self.layers[0].block.norm_spec(kind)
-
-
-def _leaves(tree: dict, prefix: str):
-    for name, value in tree.items():
-        yield from _leaves(value, f"{prefix}{name}/") if isinstance(value, dict) else [(prefix + name, value)]
 
 
 def take_apart(model: ModelConfig, params: dict) -> Network:
@@ -139,8 +134,6 @@ def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConf
         change |= _arranged(names)
     try:
         return resolve_model(replace(model, **change))
-    except Refused:
-        raise
     except UserError as error:  # the variant with these options does not exist
         raise Refused(f"the result is not a model that this project has: {error}") from error
 

@@ -17,7 +17,8 @@ from xfresearch.surgery.memory_to_feed_forward import MEMORY_TO_FEED_FORWARD
 from xfresearch.surgery.merge_query_key import MERGE_QUERY_KEY
 from xfresearch.surgery.pool_groups import POOL_GROUPS
 from xfresearch.surgery.running import Step
-from xfresearch.surgery.sink import SINK_TO_SLOT, SLOT_TO_SINK
+from xfresearch.surgery.sink_to_slot import SINK_TO_SLOT
+from xfresearch.surgery.slot_to_sink import SLOT_TO_SINK
 from xfresearch.surgery.stack import STACK
 from xfresearch.surgery.unstack import UNSTACK
 from xfresearch.surgery.untie import UNTIE

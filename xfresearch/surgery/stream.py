@@ -1,9 +1,26 @@
-"""The parameters of a layer that write the residual stream."""
+"""The parameters that read and write the residual stream."""
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.lambda_layer import LambdaConfig
 from xfresearch.sharding.letters import Axes
+from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
+
+
+def tables(network: Network) -> list[str]:
+    """Paths of the tables that write the first residual stream. Their last dimension is D."""
+    return [path for path in ("embed/table", "position/table") if path in network.outside]
+
+
+def first_maps(axes: dict[str, Axes], *sublayers: str) -> dict[str, int]:
+    """{path of a kernel: the place of D among its dimensions} of the linear maps that read the input of sublayers."""
+    inside = _inside(axes, sublayers)
+    return {path: each.letters.index("D") for path, each in inside.items() if each.inputs == "D"}
+
+
+def last_kernels(axes: dict[str, Axes], *sublayers: str) -> list[str]:
+    """Paths of the kernels whose sum is the output of sublayers, without biases. The last dimension of each is D."""
+    return [path for path, each in _inside(axes, sublayers).items() if each.outputs == "D"]
 
 
 def last_maps(block: BlockConfig, axes: dict[str, Axes], sublayer: str, where: str) -> list[str]:
@@ -15,9 +32,11 @@ def last_maps(block: BlockConfig, axes: dict[str, Axes], sublayer: str, where: s
         output == "learned",
         f"{where}: {sublayer} of kind {options.kind!r} with output='identity' writes its heads, and no matrix after them",
     )
-    inside = {path: each for path, each in axes.items() if path.startswith(f"{sublayer}/")}
-    return [path for path, each in inside.items() if each.outputs == "D" or _output_bias(path, each)]
+    inside = _inside(axes, [sublayer])
+    biases = [path for path, each in inside.items() if each.letters == "D" and path.endswith("/bias")]
+    return [*last_kernels(axes, sublayer), *biases]
 
 
-def _output_bias(path: str, axes: Axes) -> bool:
-    return axes.letters == "D" and path.endswith("/bias")
+def _inside(axes: dict[str, Axes], sublayers) -> dict[str, Axes]:
+    prefixes = tuple(f"{name}/" for name in sublayers)
+    return {path: each for path, each in axes.items() if path.startswith(prefixes)}

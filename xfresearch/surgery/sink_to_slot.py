@@ -1,9 +1,9 @@
-"""sink_to_slot and slot_to_sink: a term in the denominator of the softmax is a slot whose value is 0.
+"""sink_to_slot: a term in the denominator of the softmax becomes a slot whose value is 0.
 
     e^b / (e^b + sum_s e^(q k_s)) 0  +  sum_s e^(q k_s) v_s / (e^b + sum_s e^(q k_s))
 
 The off-by-one sink has b = 0, which is the logit of a slot with key 0. It becomes one more slot with zeros, next to those
-that the heads have. Back, a slot whose key and value are 0 becomes this sink.
+that the heads have.
 
 The learned sink has a logit b for each head, which does not depend on the token. Each head gets one more dimension:
 
@@ -16,6 +16,7 @@ needs z = c atanh(b / c) in the place of b. RoPE rotates the dimensions that it 
 
 There is no place for this dimension where heads are slices of x or x itself, and none in the tables of relative keys. A
 norm of queries would divide by a length with b in it, and clipping would limit b. Merged queries have x for a key.
+`slot_to_sink` is the inverse.
 """
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ from xfresearch.surgery.refused import refuse_unless
 KEY, VALUE = "attention/memory/key", "attention/memory/value"
 
 
-def to_slot(network: Network, layers, broken: bool = False) -> Network:
+def convert(network: Network, layers, broken: bool = False) -> Network:
     width = network.model.width
     for number in layers:
         _check_sink(network.layers[number].block.attention, network.params(number), f"layer {number}")
@@ -95,10 +96,10 @@ def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Par
     key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
     if a.sink == "learned":
         key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
-    return _with_slots(new, _slots(new, a), (key_MGK, value_MGV))
+    return with_slots(new, stored_slots(new, a), (key_MGK, value_MGV))
 
 
-def _slots(params: Params, a: SoftmaxConfig) -> tuple | None:
+def stored_slots(params: Params, a: SoftmaxConfig) -> tuple | None:
     """Keys and values of the slots in the scale that attention reads, None without slots."""
     if not a.memory_slots:
         return None
@@ -106,7 +107,7 @@ def _slots(params: Params, a: SoftmaxConfig) -> tuple | None:
     return np.sqrt(key_MGK.shape[-1]) * key_MGK, np.sqrt(len(value_MGV)) * value_MGV
 
 
-def _with_slots(params: Params, *slots: tuple | None) -> Params:
+def with_slots(params: Params, *slots: tuple | None) -> Params:
     """The parameters with these slots, which are stored over the roots of their size and their number."""
     key_MGK, value_MGV = (np.concatenate(each) for each in zip(*filter(None, slots), strict=True))
     stored = {KEY: key_MGK / np.sqrt(key_MGK.shape[-1]), VALUE: value_MGV / np.sqrt(len(value_MGV))}
@@ -137,55 +138,11 @@ def _padded(value: np.ndarray, axis: int) -> np.ndarray:
     return np.pad(value, sizes)
 
 
-def to_sink(network: Network, layers, broken: bool = False) -> Network:
-    for number in layers:
-        _check_slot(network.layers[number].block.attention, network.params(number), f"layer {number}")
-    return network.change(
-        layers,
-        lambda block: replace(block, attention=_sunk(block.attention, broken)),
-        lambda number, block, params: _without_slot(block.attention, params),
-    )
-
-
-def _check_slot(a, params: Params, where: str) -> None:
-    softmax = isinstance(a, SoftmaxConfig) and softmax_slots(a)
-    refuse_unless(bool(softmax), f"{where}: there are no slots in the softmax of attention")
-    refuse_unless(a.sink == "none", f"{where}: there is a sink already: sink={a.sink!r}")
-    key_M, value_M = (np.abs(params[path]).max((1, 2)) for path in (KEY, VALUE))
-    refuse_unless(
-        bool(((key_M == 0) & (value_M == 0)).any()),
-        f"{where}: no slot has key 0 and value 0 in every head: e^(q k) of the others depends on the token, or adds v",
-    )
-
-
-def _sunk(a: SoftmaxConfig, broken: bool) -> SoftmaxConfig:
-    left = a.memory_slots - 1
-    return replace(
-        a, sink="none" if broken else "off_by_one", memory_slots=left, **({} if left else {"memory_heads": "each"})
-    )
-
-
-def _without_slot(a: SoftmaxConfig, params: Params) -> Params:
-    """The parameters without the first slot of zeros."""
-    key_MGK, value_MGV = _slots(params, a)
-    zero_M = ~key_MGK.any((1, 2)) & ~value_MGV.any((1, 2))
-    others = np.arange(len(zero_M)) != np.argmax(zero_M)
-    new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
-    return _with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
-
-
 SINK_TO_SLOT = Conversion(
     name="sink_to_slot",
     about="the sink of the softmax as a slot whose value is 0",
     conditions="softmax attention with a sink; for a learned sink: matrices of queries, keys and outputs, and no relative "
     "keys, norms or clipping of queries",
     broken="with two slots, or with the logit 0 for b",
-    convert=to_slot,
-)
-SLOT_TO_SINK = Conversion(
-    name="slot_to_sink",
-    about="a slot of zeros as the off-by-one sink of the softmax",
-    conditions="a slot in the softmax whose key and value are 0, and no sink",
-    broken="with the sink lost",
-    convert=to_sink,
+    convert=convert,
 )

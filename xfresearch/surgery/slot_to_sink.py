@@ -1,0 +1,156 @@
+"""slot_to_sink: a slot whose value is 0 and whose logit is constant becomes a term in the denominator of the softmax.
+
+    sum_s e^(q k_s) v_s / (e^b + sum_s e^(q k_s))        b: the logit of the slot
+
+A slot with key 0 has the logit 0 for every token: it becomes the off-by-one sink. A slot with key k has the logit
+
+    scale (x W_Q + b_Q) k^T = scale b_Q k^T = b        if W_Q k^T = 0
+
+for each head, which becomes the learned sink; with a softcap c, c tanh(b / c). Attention with a learned sink has no other
+slots here.
+
+Then the last dimension of the heads goes, if all keys and all values are 0 there. So this is the inverse of
+`sink_to_slot`. RoPE must not rotate this dimension.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
+from xfresearch.models.mixers.softmax.projections import logit_scale
+from xfresearch.surgery.conversion import Conversion
+from xfresearch.surgery.groups import group_of_heads
+from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.refused import refuse_unless
+from xfresearch.surgery.sink_to_slot import KEY, VALUE, stored_slots, with_slots
+
+SHARED = "e^(q k) of the others depends on the token, or adds v"
+
+
+def convert(network: Network, layers, broken: bool = False) -> Network:
+    for number in layers:
+        _check(network.layers[number].block.attention, network.params(number), f"layer {number}")
+    zero = all(_zero_slots(network.params(number)).any() for number in layers)
+    sink = "off_by_one" if zero else "learned"
+    for number in layers:
+        count = network.layers[number].block.attention.memory_slots
+        refuse_unless(zero or count == 1, f"layer {number}: a learned sink has no slots beside it, and {count - 1} stay")
+    width = network.model.width
+    sunk = network.change(
+        layers,
+        lambda block: replace(block, attention=_sunk(block.attention, "none" if broken else sink)),
+        lambda number, block, params: _without_slot(block.attention, params, sink, width, broken),
+    )
+    free = all(_last_is_free(sunk.layers[number].block.attention, sunk.params(number)) for number in layers)
+    return _without_last(sunk, layers) if free else sunk
+
+
+def _check(a, params: Params, where: str) -> None:
+    softmax = isinstance(a, SoftmaxConfig) and softmax_slots(a)
+    refuse_unless(bool(softmax), f"{where}: there are no slots in the softmax of attention")
+    refuse_unless(a.sink == "none", f"{where}: there is a sink already: sink={a.sink!r}")
+    if _zero_slots(params).any():
+        return
+    valueless = ~params[VALUE].any((1, 2))
+    refuse_unless(bool(valueless.any()), f"{where}: no slot has the value 0 in every head: {SHARED}")
+    linear = "attention/query/kernel" in params and not a.rank
+    refuse_unless(linear, f"{where}: query={a.query!r} gives no slot a constant logit but key 0")
+    refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries divides b_Q k by a length, which depends on the token")
+    refuse_unless(not a.clip, f"{where}: clip would limit b_Q")
+    images_DH = np.einsum("dhk,hk->dh", params["attention/query/kernel"], _key_of_heads(a, params))
+    refuse_unless(not images_DH.any(), f"{where}: no slot with value 0 has W_Q k = 0 in every head: {SHARED}")
+
+
+def _zero_slots(params: Params) -> np.ndarray:
+    """Which slots [M] have key 0 and value 0 in every head."""
+    return ~params[KEY].any((1, 2)) & ~params[VALUE].any((1, 2))
+
+
+def _key_of_heads(a: SoftmaxConfig, params: Params) -> np.ndarray:
+    """The key [H, K] of the first slot for each head, in the scale that attention reads."""
+    key_MGK, _ = stored_slots(params, a)
+    return np.broadcast_to(key_MGK[0], (a.kv_heads, key_MGK.shape[-1]))[group_of_heads(a)]
+
+
+def _sunk(a: SoftmaxConfig, sink: str) -> SoftmaxConfig:
+    left = a.memory_slots - 1
+    return replace(a, sink=sink, memory_slots=left, memory_heads=a.memory_heads if left else "each")
+
+
+def _without_slot(a: SoftmaxConfig, params: Params, sink: str, width: int, broken: bool) -> Params:
+    """The parameters without the first slot of zeros, or with the logit of the only slot."""
+    new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
+    if sink == "learned":
+        return new if broken else new | {"attention/sink": _logits(a, params, width)}
+    key_MGK, value_MGV = stored_slots(params, a)
+    others = np.arange(len(key_MGK)) != np.argmax(_zero_slots(params))
+    return with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
+
+
+def _logits(a: SoftmaxConfig, params: Params, width: int) -> np.ndarray:
+    """The logit b [H] of the only slot."""
+    bias_HK = params.get("attention/query/bias", np.zeros(1))
+    logits_H = logit_scale(a, width) * (bias_HK * _key_of_heads(a, params)).sum(-1)
+    return a.softcap * np.tanh(logits_H / a.softcap) if a.softcap else logits_H
+
+
+def _last_is_free(a: SoftmaxConfig, params: Params) -> bool:
+    """Whether nothing reads the last dimension of the heads."""
+    plain = a.query == a.key == a.output == "learned" and a.value in ("learned", "key", "identity_whole")
+    rotary = rotary_size(a.head_size, a.rope.fraction) if a.position == "rope" else 0
+    fixed = a.qk_norm != "none" or a.position == "relative_key"  # a norm's length and a table have all dimensions
+    if not plain or fixed or a.clip or a.rank or rotary == a.head_size:
+        return False
+    paths = [KEY, VALUE, *(f"attention/{name}/{part}" for name in ("key", "value") for part in ("kernel", "bias"))]
+    paths = [path for path in paths if path in params]
+    paths = [path for path in paths if a.value != "identity_whole" or path != VALUE]  # its values have the model's width
+    return not any(params[path][..., -1].any() for path in paths)
+
+
+def _without_last(network: Network, layers) -> Network:
+    """The network without the last dimension of the heads, and without query biases if all of them are 0 then."""
+    bias = any(network.params(number).get("attention/query/bias", np.zeros(2))[..., :-1].any() for number in layers)
+    width = network.model.width
+    return network.change(
+        layers,
+        lambda block: replace(block, attention=_smaller(block.attention, width, bias)),
+        lambda number, block, params: _cut(block.attention, params, bias),
+    )
+
+
+def _smaller(a: SoftmaxConfig, width: int, bias: bool) -> SoftmaxConfig:
+    size = a.head_size - 1
+    rope = a.rope
+    if a.position == "rope":
+        rope = replace(rope, fraction=rotary_size(a.head_size, rope.fraction) / size)
+    given = tuple(name for name in a.bias if bias or name != "query")
+    new = replace(a, head_size=size, rope=rope, bias=given, scale=0.0)
+    scale = logit_scale(a, width)
+    return new if logit_scale(new, width) == scale else replace(new, scale=scale)
+
+
+def _cut(a: SoftmaxConfig, params: Params, bias: bool) -> Params:
+    """The parameters without the last dimension of the heads."""
+    maps = ["query", "key"] + (["value"] if a.value == "learned" else [])
+    maps += ["gate"] if a.output_gate == "elementwise" and a.value != "identity_whole" else []
+    cut = {f"attention/{name}/{part}" for name in maps for part in ("kernel", "bias")}
+    gone = set() if bias else {"attention/query/bias"}
+    new = {path: value[..., :-1] if path in cut else value for path, value in params.items() if path not in gone}
+    if a.value != "identity_whole":
+        new["attention/output/kernel"] = params["attention/output/kernel"][:, :-1]
+    if a.memory_slots:
+        key_MGK, value_MGV = stored_slots(params, a)
+        value_MGV = value_MGV if a.value == "identity_whole" else value_MGV[..., :-1]
+        new = with_slots(new, (key_MGK[..., :-1], value_MGV))
+    return new
+
+
+SLOT_TO_SINK = Conversion(
+    name="slot_to_sink",
+    about="a slot with value 0 and a constant logit as the sink of the softmax",
+    conditions="a slot in the softmax with value 0, and with key 0 or W_Q k = 0 in every head; no sink",
+    broken="with the sink lost",
+    convert=convert,
+)
