@@ -20,6 +20,7 @@ if version("jaxlib").startswith("0.10."):  # later versions lack the first flag;
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # tests compile the same small programs again and again
     atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py", "test_adding.py")
@@ -55,11 +56,17 @@ def pytest_runtest_call(item):
 @pytest.fixture(autouse=True)
 def settings_of_jax():
     """Resets the settings that commands and float64 models change for the whole process: the next test would have other
-    initial values."""
+    initial values. All workers share one cache of compiled programs."""
+    _reset_jax()
     yield
+    _reset_jax()
+
+
+def _reset_jax():
     if jax := sys.modules.get("jax"):
         jax.config.update("jax_enable_x64", False)
-        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
+        shared = os.path.join(os.environ["XFRESEARCH_CACHE"], "compiled")
+        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", shared))
 
 
 @pytest.fixture(autouse=True, scope="module")
