@@ -5,7 +5,6 @@ import atexit
 import os
 import re
 import shutil
-import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +21,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # tests compile the same small programs again and again
     atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
+PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.environ["XFRESEARCH_CACHE"] + "/compiled")
+import jax  # noqa: E402 - it reads the variables above
+
+# All workers share the programs that they compile. JAX decides at the first compilation whether it has a cache.
+jax.config.update("jax_compilation_cache_dir", PROGRAMS)
 ROOT = Path(__file__).parent.parent
-LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py", "test_adding.py")
+LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py")
 
 
 def pytest_configure(config):
@@ -56,17 +60,10 @@ def pytest_runtest_call(item):
 @pytest.fixture(autouse=True)
 def settings_of_jax():
     """Resets the settings that commands and float64 models change for the whole process: the next test would have other
-    initial values. All workers share one cache of compiled programs."""
-    _reset_jax()
+    initial values."""
     yield
-    _reset_jax()
-
-
-def _reset_jax():
-    if jax := sys.modules.get("jax"):
-        jax.config.update("jax_enable_x64", False)
-        shared = os.path.join(os.environ["XFRESEARCH_CACHE"], "compiled")
-        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", shared))
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_compilation_cache_dir", PROGRAMS)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,8 +71,8 @@ def programs_of_jax():
     """Drops compiled programs before a worker has some gigabytes of them: LLVM ends a process with 65,530 mappings."""
     yield
     maps = Path("/proc/self/maps")
-    if "jax" in sys.modules and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
-        sys.modules["jax"].clear_caches()
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

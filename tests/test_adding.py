@@ -20,7 +20,6 @@ CONTRACTS = {
     "mean_abs": {"counts", "reference"},
     "moving_average": {"counts", "equalities", "gradients", "kernels", "lowering", "options", "reference", "writes"},
 }
-EVERY_DAY = ("counts", "reference")  # of these contracts, the ones that `make test` runs for the examples
 QUICK = ["--config.steps=2", "--config.optimizer.warmup=0", "--config.evaluation.final_sequences=8"]
 QUICK += ["--config.data.corpus=('python_stdlib',)", "--seeds=1"]
 
@@ -50,17 +49,15 @@ def changed(text: str, hunk: str, file: str) -> str:
     return text.replace(old, new)
 
 
-def run(command: str, tree: Path, only: tuple[str, ...] = ()) -> str:
-    """The output of a command of the page in the copy, for both examples at once. `only` limits the contracts."""
+def run(command: str, tree: Path) -> str:
+    """The output of a command of the page in the copy, for both examples at once."""
     words = shlex.split(command)
     if words[0] == "make":
         assert f"\n{words[1]}: " in (tree / "Makefile").read_text()
         words = ["python", "-m", "docs.write"]
     assert words[0] in ("python", "ruff")
     words[:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "ruff"]
-    cases = " or ".join(CONTRACTS)
-    cases = f"({cases}) and ({' or '.join(only)})" if only else cases
-    joined = {"-k": cases, "--only": ",".join(CONTRACTS)}
+    joined = {"-k": " or ".join(CONTRACTS), "--only": ",".join(CONTRACTS)}
     words = [joined[words[i - 1]] if word == "NAME" else word for i, word in enumerate(words)]
     words += QUICK if "docs.comparison" in words else []
     verbose = os.environ | {"PYTEST_ADDOPTS": "-vv -p no:cacheprovider"}
@@ -76,12 +73,12 @@ def tree(tmp_path_factory):
     return tree
 
 
-@pytest.mark.parametrize("only", [EVERY_DAY, pytest.param((), marks=pytest.mark.long)], ids=["daily", "all"])
-def test_the_examples_pass_the_checks_of_the_page(tree, only):
-    outputs = [run(command, tree, only) for command in commands()[0]]
+@pytest.mark.long
+def test_the_examples_pass_the_checks_of_the_page(tree):
+    outputs = [run(command, tree) for command in commands()[0]]
     passed = re.findall(r"^tests/contracts/test_(\w+).py::\w+\[(\S+)\] PASSED", "\n".join(outputs), re.M)
     for name, contracts in CONTRACTS.items():
-        assert {contract for contract, case in passed if name in case} == contracts & {*(only or contracts)}
+        assert {contract for contract, case in passed if name in case} == contracts
     assert "`'moving_average'`" in (tree / "docs" / "configuration.md").read_text()
 
 

@@ -20,6 +20,7 @@ def test_every_named_model_and_every_choice_is_compared():
     assert len(names) == len(VARIANTS) + 1 + sum(name.endswith(":3m") for name in names)
 
 
+@pytest.mark.long
 def test_a_variant_is_trained_again_only_if_its_config_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "names", lambda: TINY)
     monkeypatch.setattr(comparison, "BASELINE", TINY[0])

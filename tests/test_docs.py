@@ -18,7 +18,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
 # Pages with commands that other tests run daily in a like form. These are tested under `long`.
-SLOW = ("data.md", "interop.md", "launch.md", "majority.md", "processes.md", "sharding.md", "w_o.md", "w_q.md")
+SLOW = ("compare.md", "configuration.md", "data.md", "interop.md", "launch.md", "majority.md", "processes.md", "recipes.md")
+SLOW += ("sharding.md", "surgery.md", "training.md", "w_o.md", "w_q.md")
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:

@@ -228,6 +228,7 @@ def random_batch() -> dict:
     return batch | {"weights": np.ones((4, 16), np.float32)}
 
 
+@pytest.mark.long
 def test_sharded_batches_have_the_same_sums():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, cwd=ROOT, capture_output=True, text=True)

@@ -7,7 +7,7 @@ import pytest
 from tests.contracts import behaviour
 
 RECORDED = json.loads(behaviour.RECORDED.read_text())
-DEFAULT_RUN = ("gpt2", "simplified")
+DEFAULT_RUN = ("simplified",)
 
 
 def test_every_named_config_is_recorded():

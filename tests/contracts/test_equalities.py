@@ -1,7 +1,7 @@
 """Contracts 2 and 3: models are causal, by their gradients, and cached decoding equals the full forward pass.
 
-The default run tests variants with every kind of attention and experts; `long` tests all variants. test_reference.py
-also implies that all variants are causal.
+The default run tests the gradient of every kind of attention, and decoding with every kind of cache; `long` tests all
+variants. test_reference.py also implies that all variants are causal.
 """
 
 import jax
@@ -46,13 +46,21 @@ CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if n
 
 @pytest.fixture(params=[case for case in marked(CACHED) if ALL[case.values[0]].causal])
 def variant(request, x64):
+    return case(request.param)
+
+
+def case(name: str) -> tuple:
     """A variant in float64, its parameters, and tokens."""
-    config = in_float64(ALL[request.param])
+    config = in_float64(ALL[name])
     return config, random_params(config), tokens_for(config)
 
 
-def test_is_causal_by_gradient(variant):
-    config, params, tokens_BL = variant
+KINDS_OF_ATTENTION = ["base", *(f"attention.kind={kind}" for kind in KINDS["attention"])]
+
+
+@pytest.mark.parametrize("name", marked(KINDS_OF_ATTENTION, [name for name in ALL if ALL[name].causal]))
+def test_is_causal_by_gradient(name, x64):
+    config, params, tokens_BL = case(name)
 
     def logits(shift_BLD):
         taps = Taps(replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})
@@ -93,7 +101,7 @@ def test_cached_decoding_equals_the_full_pass(variant):
         assert relative_error(decode(config, params, tokens_BL, chunks), logits) < TOLERANCE["float64"], chunks
 
 
-@pytest.mark.parametrize("name", ["base", *(f"attention.kind={kind}" for kind in KINDS["attention"])])
+@pytest.mark.parametrize("name", KINDS_OF_ATTENTION)
 def test_padding_before_a_prompt_changes_nothing(name, x64):
     """Decoding pads shorter prompts on the left, with segment 0 (models/decoding.py)."""
     config = in_float64(VARIANTS[name])

@@ -40,8 +40,8 @@ def state_of(workdir) -> dict:
 
 
 def _cases() -> list:
-    """The default run has two configs that differ most; experts are in training/test_resume.py. `long` has all."""
-    often = ("gpt2", "lambda_lm")
+    """The default run has one config; experts are in training/test_resume.py. `long` has all."""
+    often = ("lambda_lm",)
     rest = [name for name in NAMED if name not in often]
     return [*often, *(pytest.param(name, marks=pytest.mark.long) for name in rest)]
 

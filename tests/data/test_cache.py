@@ -54,6 +54,9 @@ def result(process) -> list:
     return json.loads(out.splitlines()[-1])
 
 
+STALLS = ("builders.prepare", "tokenizers.bpe.train", "packed._tokenise")
+
+
 @pytest.fixture
 def corpus(text_dir):
     return text_dir({f"{i}.txt": f"text number {i}, and more of it\n" * 5 for i in range(400)})
@@ -71,7 +74,10 @@ def test_processes_that_prepare_at_once_agree(tmp_path, corpus):
     ] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("stall", ["builders.prepare", "tokenizers.bpe.train", "packed._tokenise", "packed._pack"])
+@pytest.mark.parametrize(
+    "stall",
+    ["packed._pack", *(pytest.param(each, marks=pytest.mark.long) for each in STALLS)],
+)
 def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, stall):
     killed = child(tmp_path / "cache", corpus, stall)
     assert killed.stdout.readline() == "stalled\n", killed.stderr.read()

@@ -1,8 +1,8 @@
 """One update of a named config on a mesh of 8 simulated devices equals that on one device: loss, gradients, new
 parameters.
 
-By default three configs, which have all axes but `context` (see tests/kernels/test_attention_on_mesh.py); under `long`
-every config on every mesh that supports it.
+By default two configs; tests/contracts/test_sharded.py has one with all axes but `context`, which is in
+tests/kernels/test_attention_on_mesh.py. Under `long` every config on every mesh that supports it.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
 from tests.training.mesh_worker import DEVICES, MESHES
 
-DAILY = ["llama@fsdp", "gpt2@mixed", "mixtral_8x7b@expert"]
+DAILY = ["llama@fsdp", "mixtral_8x7b@expert"]
 TEST = "test_an_update_equals_that_of_one_device"
 
 

@@ -189,6 +189,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpo
     assert int(step) - 1 == int(batch) == int(good) == store.steps(tmp_path)[-1]
 
 
+@pytest.mark.long  # every day: tests/faults/test_faults.py
 def test_a_failed_write_stops_the_run_and_leaves_earlier_checkpoints_intact(tmp_path, cache, unbroken):
     """A file-size limit acts like a full disk: both make write() fail in the middle of a checkpoint."""
     shutil.copytree(unbroken, tmp_path / "run")

@@ -33,8 +33,8 @@ def last_maps(block: BlockConfig, axes: dict[str, Axes], sublayer: str, where: s
         f"{where}: {sublayer} of kind {options.kind!r} with output='identity' writes its heads, and no matrix after them",
     )
     inside = _inside(axes, [sublayer])
-    biases = [path for path, each in inside.items() if each.letters == "D" and path.endswith("/bias")]
-    return [*last_kernels(axes, sublayer), *biases]
+    kernels = last_kernels(axes, sublayer)
+    return [path for path, each in inside.items() if path in kernels or each.letters == "D" and path.endswith("/bias")]
 
 
 def _inside(axes: dict[str, Axes], sublayers) -> dict[str, Axes]:
