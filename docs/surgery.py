@@ -1,20 +1,24 @@
 """python -m docs.surgery [--only WORD,...] [--json FILE]
 python -m docs.surgery --billion
+python -m docs.surgery --decode
 
 Applies every conversion (xfresearch/surgery/) to every named config at :tiny, with random parameters, and records its
 certificate or its refusal. docs/surgery.md has the table. A pair is skipped if the output file has it from the same code of
 xfresearch/surgery/, so an interrupted run continues.
 
 --billion converts a model of a billion parameters with merge_query_key, and records seconds and the peak of memory.
+--decode records the speed of decoding before and after conversions, on models of 100 million random parameters.
 """
 
 import hashlib
 import json
 import resource
+import tempfile
 import time
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from xfresearch.command import Parser, run
 
@@ -126,6 +130,62 @@ def billion(output: str) -> None:
     print(certificate)
 
 
+WIDE = {"width": 1024, "depth": 8, "max_length": 128}
+ATTENTION = "blocks.main.attention."
+LLAMA = {f"{ATTENTION}heads": 16, "blocks.main.feed_forward.hidden": 2816, "blocks.main.norm": "none"}
+MODELS = {  # {model: (config, options of the model, chains of conversions)}
+    "16 heads, without skips and norms": (
+        "configs/llama.py:tiny",
+        WIDE | LLAMA | {"blocks.main.layout": "no_skip"},
+        ("drop_query,drop_output", "drop_key,drop_output"),
+    ),
+    "1 head": (
+        "configs/gpt2.py:tiny",
+        WIDE | {f"{ATTENTION}heads": 1},
+        ("merge_query_key", "absorb_value_output", "merge_query_key,absorb_value_output"),
+    ),
+    "16 heads": ("configs/gpt2.py:tiny", WIDE | {f"{ATTENTION}heads": 16}, ("merge_query_key", "absorb_value_output")),
+}
+
+
+def decode(output: str) -> None:
+    """Writes tokens per second and cache bytes per token of models before and after conversions."""
+    from docs.comparison import environment
+    from xfresearch.files import write_json
+
+    rows = {}
+    for title, (config, options, chains) in MODELS.items():
+        lm = rough_model(config, [f"--config.model.{key}={value}" for key, value in options.items()])
+        query = lm.params["blocks"]["main"]["attention"]["query"]
+        eye = np.eye(lm.config.width, dtype="float32").reshape(query["kernel"].shape[1:])
+        query["kernel"] = query["kernel"] + eye  # W_Q of random numbers alone may have no exact inverse
+        key = lm.params["blocks"]["main"]["attention"]["key"]
+        key["kernel"] = key["kernel"] + eye
+        rows[title] = decoded(lm, chains)
+        write_json(output, {"models": rows} | environment())
+
+
+def decoded(lm, chains: tuple[str, ...]) -> list[dict]:
+    """The rows of `bench decode` for a model and its conversions. Their certificates are those of measure()."""
+    from xfresearch import bench
+    from xfresearch.language_model import LanguageModel
+    from xfresearch.surgery import chain
+    from xfresearch.surgery.network import assemble, take_apart
+
+    with tempfile.TemporaryDirectory() as directory:
+        lm.save(f"{directory}/before")
+        for names in chains:
+            network = take_apart(lm.config, lm.params)
+            for step in chain(names):
+                network = step.conversion(network)
+            model, params = assemble(network, "float32")
+            LanguageModel(model, params, lm.tokenizer, lm.run).save(f"{directory}/{names}")
+        workdirs = [f"{directory}/{name}" for name in ("before", *chains)]
+        bench.main(["decode", *workdirs, "--json", f"{directory}/rows.json"])
+        rows = json.loads(Path(directory, "rows.json").read_text())["rows"]
+    return [row | {"model": Path(row["model"]).name} for row in rows]
+
+
 def table(rows: dict) -> str:
     """The outcomes in Markdown: for each conversion, the configs with the same verdict in one row."""
     text = ""
@@ -161,7 +221,11 @@ def main(arguments) -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="parts of names to select")
     parser.add_argument("--json", default=str(HERE / "data" / "surgery.json"), metavar="FILE", help="output")
     parser.add_argument("--billion", action="store_true", help="measure a model of a billion parameters instead")
+    parser.add_argument("--decode", action="store_true", help="measure decoding instead")
     options = parser.parse_args(arguments)
+    if options.decode:
+        decode(str(HERE / "data" / "surgery_decode.json"))
+        return
     if options.billion:
         billion(str(HERE / "data" / "surgery_billion.json"))
         return

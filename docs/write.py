@@ -15,6 +15,14 @@ KEYS = "## Every key\n\n"
 TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
 CONVERSIONS_TITLE = "## The conversions\n\n"
+DECODING_TITLE = """## What an exact conversion buys
+
+Decoding one sequence reads every parameter once per token, so a model with fewer parameters is faster. In a model without
+skips and norms, W_O and one of W_Q and W_K go. With one head, W_Q W_K^T is as large as one of the two, and so is W_V W_O.
+With 16 heads these products are 16 times as large: the pair is the cheaper form, and the product is one to analyse, not to
+decode with. The ratio is the speed relative to the model before, the median over rounds that alternate between the models.
+
+"""
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
@@ -114,7 +122,40 @@ def surgery() -> str:
     rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
     where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
     about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. Differences are relative, in float64.\n\n"
-    return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{OUTCOMES_TITLE}{about}{table(rows)}"
+    measured = f"{_cost_of_a_billion()}\n{_decoding()}\n{OUTCOMES_TITLE}{about}{table(rows)}"
+    return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{measured}"
+
+
+def _cost_of_a_billion() -> str:
+    """The section about a large model, of docs/data/surgery_billion.json."""
+    found = json.loads((HERE / "data" / "surgery_billion.json").read_text())
+    first, last = (f"{count / 1e9:.2f} B" for count in found["parameters"])
+    before, after = (f"{size / 1e9:.1f} GB" for size in found["bytes"])
+    loaded, peak = (f"{size / 1e9:.1f} GB" for size in found["peak_bytes"])
+    return (
+        "## A billion parameters\n\n`python -m docs.surgery --billion` "
+        f"{_where(found)}: `merge_query_key` on a GPT-2 with {first} parameters ({before}) makes one with {last} ({after}), "
+        f"with its certificate, in {found['seconds'] / 60:.1f} minutes. The process had used {loaded} of memory when the "
+        f"model was loaded, and {peak} at its peak: layers are converted and compared one at a time, and the result is "
+        "held beside the original. The logits differ by "
+        f"{found['certificate']['relative']:.0e} relative in float64.\n"
+    )
+
+
+def _decoding() -> str:
+    """What conversions do to decoding, of docs/data/surgery_decode.json."""
+    found = json.loads((HERE / "data" / "surgery_decode.json").read_text())
+    text = "| model | conversion | tokens/s | ratio | parameters | cache bytes per token |\n|---|---|---|---|---|---|\n"
+    for model, rows in found["models"].items():
+        for row in rows:
+            name = "-" if row["model"] == "before" else f"`{row['model']}`"
+            text += f"| {model} | {name} | {row['tokens/s']:.1f} | {row['ratio']:.2f} | {row['parameters']:,} "
+            text += f"| {row['cache bytes per token']:,} |\n"
+    return f"{DECODING_TITLE}`python -m docs.surgery --decode` {_where(found)}.\n\n{text}"
+
+
+def _where(found: dict) -> str:
+    return f"on {found['date']} at commit {found['commit']} on {found['machine']['cpu']}"
 
 
 def _conversion(conversion) -> str:
