@@ -132,11 +132,11 @@ def billion(output: str) -> None:
 
 WIDE = {"width": 1024, "depth": 8, "max_length": 128}
 ATTENTION = "blocks.main.attention."
-LLAMA = {f"{ATTENTION}heads": 16, "blocks.main.feed_forward.hidden": 2816, "blocks.main.norm": "none"}
+LLAMA = {f"{ATTENTION}heads": 16, "blocks.main.norm": "none", "blocks.main.layout": "no_skip"}
 MODELS = {  # {model: (config, options of the model, chains of conversions)}
     "16 heads, without skips and norms": (
         "configs/llama.py:tiny",
-        WIDE | LLAMA | {"blocks.main.layout": "no_skip"},
+        WIDE | LLAMA,
         ("drop_query,drop_output", "drop_key,drop_output"),
     ),
     "1 head": (
@@ -149,20 +149,25 @@ MODELS = {  # {model: (config, options of the model, chains of conversions)}
 
 
 def decode(output: str) -> None:
-    """Writes tokens per second and cache bytes per token of models before and after conversions."""
+    """Writes tokens per second and cache bytes per token of models before and after conversions. A model is skipped if the
+    output has it from the same commit."""
     from docs.comparison import environment
     from xfresearch.files import write_json
 
-    rows = {}
+    path, here = Path(output), environment()
+    old = json.loads(path.read_text()) if path.exists() else {}
+    rows = old["models"] if old.get("commit") == here["commit"] else {}
     for title, (config, options, chains) in MODELS.items():
+        if title in rows:
+            continue
         lm = rough_model(config, [f"--config.model.{key}={value}" for key, value in options.items()])
         query = lm.params["blocks"]["main"]["attention"]["query"]
-        eye = np.eye(lm.config.width, dtype="float32").reshape(query["kernel"].shape[1:])
+        eye = 3 * np.eye(lm.config.width, dtype="float32").reshape(query["kernel"].shape[1:])
         query["kernel"] = query["kernel"] + eye  # W_Q of random numbers alone may have no exact inverse
         key = lm.params["blocks"]["main"]["attention"]["key"]
         key["kernel"] = key["kernel"] + eye
         rows[title] = decoded(lm, chains)
-        write_json(output, {"models": rows} | environment())
+        write_json(output, {"models": rows} | here)
 
 
 def decoded(lm, chains: tuple[str, ...]) -> list[dict]:

@@ -1,6 +1,7 @@
 """Writes the generated parts of the documentation: python -m docs.write. tests/test_docs.py checks them."""
 
 import json
+import textwrap
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,14 +133,14 @@ def _cost_of_a_billion() -> str:
     first, last = (f"{count / 1e9:.2f} B" for count in found["parameters"])
     before, after = (f"{size / 1e9:.1f} GB" for size in found["bytes"])
     loaded, peak = (f"{size / 1e9:.1f} GB" for size in found["peak_bytes"])
-    return (
-        "## A billion parameters\n\n`python -m docs.surgery --billion` "
-        f"{_where(found)}: `merge_query_key` on a GPT-2 with {first} parameters ({before}) makes one with {last} ({after}), "
-        f"with its certificate, in {found['seconds'] / 60:.1f} minutes. The process had used {loaded} of memory when the "
-        f"model was loaded, and {peak} at its peak: layers are converted and compared one at a time, and the result is "
-        "held beside the original. The logits differ by "
-        f"{found['certificate']['relative']:.0e} relative in float64.\n"
+    text = (
+        f"`python -m docs.surgery --billion` {_where(found)}: `merge_query_key` on a GPT-2 with {first} parameters ({before}) "
+        f"makes one with {last} ({after}), with its certificate, in {found['seconds'] / 60:.1f} minutes. The peak of memory "
+        f"was {loaded} until the model was loaded, and {peak} in all. Layers are converted and compared one at a time, and "
+        f"the result is held beside the original. The logits differ by {found['certificate']['relative']:.0e} relative in "
+        "float64."
     )
+    return f"## A billion parameters\n\n{textwrap.fill(text, 125)}\n"
 
 
 def _decoding() -> str:
@@ -155,7 +156,7 @@ def _decoding() -> str:
 
 
 def _where(found: dict) -> str:
-    return f"on {found['date']} at commit {found['commit']} on {found['machine']['cpu']}"
+    return f"on {found['date']} at commit {found['commit'][:12]} on {found['machine']['cpu']}"
 
 
 def _conversion(conversion) -> str:
