@@ -136,8 +136,8 @@ def _cost_of_a_billion() -> str:
     text = (
         f"`python -m docs.surgery --billion` {_where(found)}: `merge_query_key` on a GPT-2 with {first} parameters "
         f"({before}) makes one with {last} ({after}), with its certificate, in {found['seconds'] / 60:.1f} minutes. The "
-        f"peak of memory was {loaded} until the model was loaded, and {peak} in all. Layers are converted and compared one at "
-        "a time, and the result is held beside the original. The logits differ by "
+        f"peak of memory was {loaded} until the model was loaded, and {peak} in all. Layers are converted and compared one "
+        "at a time, and the result is held beside the original. The logits differ by "
         f"{found['certificate']['relative']:.0e} relative in float64."
     )
     return f"## A billion parameters\n\n{textwrap.fill(text, 125)}\n"
