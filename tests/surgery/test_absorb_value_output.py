@@ -15,7 +15,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("gauge", ["merged", "balanced", "qr"])
+@pytest.mark.parametrize("gauge", ["merged", "balanced", "qr", "first_rows"])
 @pytest.mark.parametrize("options", CASES, ids=lambda options: ",".join(options) or "base")
 def test_the_matrices_compute_the_same(options, gauge):
     model = assert_exact(changed(**options), "absorb_value_output", gauge=gauge)

@@ -10,7 +10,8 @@ where shaping changes the sum, or where a token sees nothing. A slot's value m h
 
 Instead of one matrix, gauge='balanced' or 'qr' keeps the size of the heads: W_V R and R^-1 W_O for an invertible R per
 group. With the SVD W_V W_O = U S Z^T, 'balanced' has W_V R = U sqrt(S) and R^-1 W_O = sqrt(S) Z^T: both factors have the
-same scale, which low precision wants. 'qr' has orthonormal W_V R from a QR with pivoted columns.
+same scale, which low precision wants. 'qr' has orthonormal W_V R from a QR with pivoted columns. 'first_rows' is the naive
+choice, for comparison: the first rows of W_V R are the identity, and the others have the errors of an inverse.
 
 An elementwise gate multiplies each number of a head between the two matrices, and clipping is not linear: refused.
 """
@@ -26,10 +27,11 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
+from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
 
-GAUGES = ("merged", "balanced", "qr")
+GAUGES = ("merged", "balanced", "qr", "first_rows")
 
 
 def convert(network: Network, layers, broken: bool = False, gauge: str = "merged") -> Network:
@@ -40,7 +42,9 @@ def convert(network: Network, layers, broken: bool = False, gauge: str = "merged
             layers, _merged, lambda number, block, params: _merge(network, number, block, params, broken)
         )
     return network.change(
-        layers, lambda block: block, lambda number, block, params: _regauged(block, params, gauge, broken)
+        layers,
+        lambda block: block,
+        lambda number, block, params: _regauged(network, number, block, params, gauge, broken),
     )
 
 
@@ -99,7 +103,9 @@ def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params, bias
     return found
 
 
-def _regauged(block: BlockConfig, params: Params, gauge: str, broken: bool) -> Params:
+def _regauged(
+    network: Network, number: int, block: BlockConfig, params: Params, gauge: str, broken: bool
+) -> Params:
     """The parameters with W_V R and R^-1 W_O; biases of the values and values of slots are multiplied by R too."""
     a: SoftmaxConfig = block.attention
     value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
@@ -108,10 +114,11 @@ def _regauged(block: BlockConfig, params: Params, gauge: str, broken: bool) -> P
     for group in range(a.kv_heads):
         heads = np.flatnonzero(group_of_heads(a) == group)
         output_VE = np.concatenate([output_HVD[head] for head in heads], 1)
-        rotation, inverse = _gauge(value_DGV[:, group], output_VE, gauge)
+        where = f"layer {number}, first rows of W_V of group {group}"
+        rotation, back = _gauge(value_DGV[:, group], output_VE, gauge, network.figures, where)
         rotations.append(rotation)
         new_value[:, group] = value_DGV[:, group] @ rotation
-        parts = (rotation.T if broken else inverse) @ output_VE
+        parts = (rotation.T if broken else back) @ output_VE
         new_output[heads] = np.stack(np.split(parts, len(heads), 1))
     rotation_GVV = np.stack(rotations)
     new = params | {"attention/value/kernel": new_value, "attention/output/kernel": new_output}
@@ -123,8 +130,11 @@ def _regauged(block: BlockConfig, params: Params, gauge: str, broken: bool) -> P
     return new
 
 
-def _gauge(value_DV: np.ndarray, output_VE: np.ndarray, gauge: str) -> tuple[np.ndarray, np.ndarray]:
-    """R and its inverse for one group."""
+def _gauge(value_DV, output_VE, gauge: str, figures: dict[str, float], first_rows: str) -> tuple[np.ndarray, np.ndarray]:
+    """R and its inverse for one group. `first_rows` names the matrix that the naive gauge inverts."""
+    if gauge == "first_rows":
+        rows_VV = value_DV[: value_DV.shape[1]]
+        return inverse(rows_VV, figures, first_rows), rows_VV
     _, upper_VV, order = scipy.linalg.qr(value_DV, mode="economic", pivoting=True)
     upper_VV = upper_VV[:, np.argsort(order)]  # W_V is an orthonormal matrix times this one
     if gauge == "qr":
