@@ -18,8 +18,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
 # Pages with commands that other tests run daily in a like form. These are tested under `long`.
-SLOW = ("compare.md", "configuration.md", "data.md", "interop.md", "launch.md", "majority.md", "processes.md", "recipes.md")
-SLOW += ("sharding.md", "surgery.md", "training.md", "w_o.md", "w_q.md")
+SLOW = ("compare.md", "configuration.md", "data.md", "finetune.md", "inside.md", "interop.md", "launch.md", "majority.md")
+SLOW += ("processes.md", "recipes.md", "sharding.md", "surgery.md", "training.md", "w_o.md", "w_q.md")
+RUNS = {"runs/a": "all_attention", "runs/quickstart": "quickstart"}  # runs that pages use: their configs
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
@@ -28,9 +29,7 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A directory like a checkout, with a temporary runs/ that contains the runs which the pages use.
-
-    All that the pages make must be ignored by git.
+    """A directory like a checkout, with a temporary runs/. All that the pages make must be ignored by git.
 
     Fake programs for gcloud and similar commands record their calls and return successful answers.
     """
@@ -40,9 +39,15 @@ def checkout(tmp_path_factory):
     (here / ".gitignore").write_text((ROOT / ".gitignore").read_text())  # git follows no link to it
     subprocess.run(["git", "init", "--quiet", str(here)], check=True)
     stand_ins.install(here / "runs" / "stand-ins")
-    shell("python -m xfresearch.train --config configs/all_attention.py:tiny --workdir runs/a", here)
-    shell("python -m xfresearch.train --config configs/quickstart.py:tiny --workdir runs/quickstart", here)
     return here
+
+
+def train_what_it_uses(page: Path, here: Path) -> None:
+    """Makes the runs that the page uses, except those that it trains itself."""
+    for workdir, config in RUNS.items():
+        first = re.search(rf"^.*{workdir}\b.*$", page.read_text(), re.M)
+        if first and "xfresearch.train" not in first[0] and not (here / workdir).exists():
+            shell(f"python -m xfresearch.train --config configs/{config}.py:tiny --workdir {workdir}", here)
 
 
 def shell(command: str, here: Path) -> None:
@@ -58,6 +63,7 @@ def marked(page: Path):
 
 @pytest.mark.parametrize("page", [*map(marked, PAGES)])
 def test_snippets_run(page, checkout):
+    train_what_it_uses(page, checkout)
     before = not_ignored(checkout)
     for language, group in groupby(snippets(page), key=lambda snippet: snippet[0]):
         texts = [text for _, text in group]
