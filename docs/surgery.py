@@ -15,6 +15,7 @@ import json
 import resource
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -56,12 +57,39 @@ def rough_model(name: str, overrides: list[str] = ()):
     return LanguageModel(config.model, structure.unflatten(leaves), tokenizer, config)
 
 
-def outcome(lm, name: str) -> dict:
+def cases() -> dict[str, Callable]:
+    """{title: (conversion, its options) of a model}: every conversion with its defaults, and some with options."""
+    from xfresearch.surgery import CONVERSIONS
+
+    def fixed(name: str, **options) -> Callable:
+        return lambda lm: (name, options)
+
+    found = {name: fixed(name) for name in CONVERSIONS if name != "widen"}  # it has no default
+    for name, option, value in (
+        ("absorb_value_output", "gauge", "balanced"),
+        ("fold_norm,centre", "width", "less_one"),
+        ("feed_forward_to_memory", "form", "softmax"),
+    ):
+        found[f"{name} --{option} {value}"] = fixed(name, **{option: value})
+    for option in ("heads", "hidden", "slots"):
+        found[f"widen --{option}"] = lambda lm, option=option: ("widen", {option: 2 * sizes(lm)[option] or 1})
+    return dict(sorted(found.items()))
+
+
+def sizes(lm) -> dict[str, int]:
+    """The numbers of heads, hidden units and slots in the first layer, 0 without."""
+    block = next(iter(lm.config.blocks.values()))
+    hidden = getattr(block.sublayers.get("feed_forward"), "hidden", 0)
+    slots = getattr(block.attention, "memory_slots", 0)
+    return {"heads": getattr(block.attention, "heads", 0), "hidden": hidden, "slots": slots}
+
+
+def outcome(lm, name: str, options: dict) -> dict:
     """The certificate of a conversion in short, or the reason of the refusal."""
     from xfresearch import surgery
 
     try:
-        _, found = surgery.convert(lm, surgery.chain(name))
+        _, found = surgery.convert(lm, surgery.chain(name, options=options))
     except surgery.Refused as refused:
         return {"refused": str(refused).removeprefix(f"{name}: ")}
     return {
@@ -85,24 +113,24 @@ def measure(output: str, only: list[str]) -> None:
 
     from docs.comparison import environment
     from xfresearch.files import write_rows
-    from xfresearch.surgery import CONVERSIONS
 
     path = Path(output)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
-    pairs = [(config, name) for config in configs() for name in CONVERSIONS]
+    converted = cases()
+    pairs = [(config, title) for config in configs() for title in converted]
     pairs = [pair for pair in pairs if not only or any(word in " ".join(pair) for word in only)]
     version = code()
     models: dict = {}
     with tqdm(pairs, unit="pair", disable=None) as bar:
-        for config, name in bar:
-            bar.set_postfix_str(f"{name} {config}")
+        for config, title in bar:
+            bar.set_postfix_str(f"{title} {config}")
             old = rows.get(config, {})
             outcomes = old.get("outcomes", {}) if old.get("code") == version else {}
-            if name not in outcomes:
+            if title not in outcomes:
                 if config not in models:
                     jax.clear_caches()  # hundreds of programs would fill the memory
                     models = {config: rough_model(config)}
-                outcomes |= {name: outcome(models[config], name)}
+                outcomes |= {title: outcome(models[config], *converted[title](models[config]))}
                 rows[config] = {"code": version, "outcomes": outcomes} | environment()
                 write_rows(output, rows)
 
@@ -194,7 +222,7 @@ def decoded(lm, chains: tuple[str, ...]) -> list[dict]:
 def table(rows: dict) -> str:
     """The outcomes in Markdown: for each conversion, the configs with the same verdict in one row."""
     text = ""
-    for name in next(iter(rows.values()))["outcomes"]:
+    for name in cases():
         found: dict[str, dict] = {}
         for config, row in rows.items():
             outcome = row["outcomes"][name]
