@@ -77,7 +77,7 @@ def cases() -> dict[str, Callable]:
 
 
 def sizes(lm) -> dict[str, int]:
-    """The numbers of heads, hidden units and slots in the first layer, 0 without."""
+    """The numbers of heads, hidden units and slots of the first block, 0 without."""
     block = next(iter(lm.config.blocks.values()))
     hidden = getattr(block.sublayers.get("feed_forward"), "hidden", 0)
     slots = getattr(block.attention, "memory_slots", 0)
@@ -189,17 +189,17 @@ def decode(output: str) -> None:
         if title in rows:
             continue
         lm = rough_model(config, [f"--config.model.{key}={value}" for key, value in options.items()])
-        query = lm.params["blocks"]["main"]["attention"]["query"]
-        eye = 3 * np.eye(lm.config.width, dtype="float32").reshape(query["kernel"].shape[1:])
-        query["kernel"] = query["kernel"] + eye  # W_Q of random numbers alone may have no exact inverse
-        key = lm.params["blocks"]["main"]["attention"]["key"]
-        key["kernel"] = key["kernel"] + eye
+        attention = lm.params["blocks"]["main"]["attention"]
+        for name in ("query", "key"):  # a matrix of random numbers alone may have no exact inverse
+            kernel = attention[name]["kernel"]
+            eye = np.eye(lm.config.width, dtype="float32").reshape(kernel.shape[1:])
+            attention[name]["kernel"] = kernel + 3 * eye
         rows[title] = decoded(lm, chains)
         write_json(output, {"models": rows} | here)
 
 
 def decoded(lm, chains: tuple[str, ...]) -> list[dict]:
-    """The rows of `bench decode` for a model and its conversions. Their certificates are those of measure()."""
+    """The rows of `bench decode` for a model and its conversions, which have no certificates here: only speed counts."""
     from xfresearch import bench
     from xfresearch.language_model import LanguageModel
     from xfresearch.surgery import chain

@@ -96,10 +96,10 @@ def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Par
     key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
     if a.sink == "learned":
         key_MGK[..., -1] = 0.0 if broken else 1 / logit_scale(a, width)
-    return with_slots(new, stored_slots(new, a), (key_MGK, value_MGV))
+    return with_slots(new, scaled_slots(new, a), (key_MGK, value_MGV))
 
 
-def stored_slots(params: Params, a: SoftmaxConfig) -> tuple | None:
+def scaled_slots(params: Params, a: SoftmaxConfig) -> tuple | None:
     """Keys and values of the slots in the scale that attention reads, None without slots."""
     if not a.memory_slots:
         return None
@@ -114,12 +114,16 @@ def with_slots(params: Params, *slots: tuple | None) -> Params:
     return params | stored
 
 
+def maps_to_heads(a: SoftmaxConfig) -> list[str]:
+    """The linear maps whose last dimension is that of a head."""
+    maps = ["query", "key"] + (["value"] if a.value == "learned" else [])
+    return maps + (["gate"] if a.output_gate == "elementwise" and a.value != "identity_whole" else [])
+
+
 def _wider(a: SoftmaxConfig, params: Params, sink_H: np.ndarray) -> Params:
     """The parameters with one more dimension of each head: b in the query, 0 elsewhere."""
     new = dict(params)
-    maps = ["query", "key"] + (["value"] if a.value == "learned" else [])
-    maps += ["gate"] if a.output_gate == "elementwise" and a.value != "identity_whole" else []
-    for name in maps:
+    for name in maps_to_heads(a):
         for part in ("kernel", "bias"):
             if f"attention/{name}/{part}" in params:
                 new[f"attention/{name}/{part}"] = _padded(params[f"attention/{name}/{part}"], -1)

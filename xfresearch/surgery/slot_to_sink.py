@@ -24,18 +24,18 @@ from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.groups import group_of_heads
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.sink_to_slot import KEY, VALUE, stored_slots, with_slots
+from xfresearch.surgery.sink_to_slot import KEY, VALUE, maps_to_heads, scaled_slots, with_slots
 
-SHARED = "e^(q k) of the others depends on the token, or adds v"
+OTHERS = "e^(q k) of the others depends on the token, or adds v"
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
-    for number in layers:
-        _check(network.layers[number].block.attention, network.params(number), f"layer {number}")
-    zero = all(_zero_slots(network.params(number)).any() for number in layers)
+    blocks = {number: network.layers[number].block for number in layers}
+    # A list, so that every layer is checked.
+    zero = all([_check(block.attention, network.params(number), f"layer {number}") for number, block in blocks.items()])
     sink = "off_by_one" if zero else "learned"
-    for number in layers:
-        count = network.layers[number].block.attention.memory_slots
+    for number, block in blocks.items():
+        count = block.attention.memory_slots
         refuse_unless(zero or count == 1, f"layer {number}: a learned sink has no slots beside it, and {count - 1} stay")
     width = network.model.width
     sunk = network.change(
@@ -47,20 +47,22 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
     return _without_last(sunk, layers) if free else sunk
 
 
-def _check(a, params: Params, where: str) -> None:
+def _check(a, params: Params, where: str) -> bool:
+    """Whether a slot has key 0 and value 0 in every head. Raises Refused if no slot is a sink."""
     softmax = isinstance(a, SoftmaxConfig) and softmax_slots(a)
     refuse_unless(bool(softmax), f"{where}: there are no slots in the softmax of attention")
     refuse_unless(a.sink == "none", f"{where}: there is a sink already: sink={a.sink!r}")
     if _zero_slots(params).any():
-        return
+        return True
     valueless = ~params[VALUE].any((1, 2))
-    refuse_unless(bool(valueless.any()), f"{where}: no slot has the value 0 in every head: {SHARED}")
+    refuse_unless(bool(valueless.any()), f"{where}: no slot has the value 0 in every head: {OTHERS}")
     linear = "attention/query/kernel" in params and not a.rank
     refuse_unless(linear, f"{where}: query={a.query!r} gives no slot a constant logit but key 0")
     refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries divides b_Q k by a length, which depends on the token")
     refuse_unless(not a.clip, f"{where}: clip would limit b_Q")
     images_DH = np.einsum("dhk,hk->dh", params["attention/query/kernel"], _key_of_heads(a, params))
-    refuse_unless(not images_DH.any(), f"{where}: no slot with value 0 has W_Q k = 0 in every head: {SHARED}")
+    refuse_unless(not images_DH.any(), f"{where}: no slot with value 0 has W_Q k = 0 in every head: {OTHERS}")
+    return False
 
 
 def _zero_slots(params: Params) -> np.ndarray:
@@ -70,7 +72,7 @@ def _zero_slots(params: Params) -> np.ndarray:
 
 def _key_of_heads(a: SoftmaxConfig, params: Params) -> np.ndarray:
     """The key [H, K] of the first slot for each head, in the scale that attention reads."""
-    key_MGK, _ = stored_slots(params, a)
+    key_MGK, _ = scaled_slots(params, a)
     return np.broadcast_to(key_MGK[0], (a.kv_heads, key_MGK.shape[-1]))[group_of_heads(a)]
 
 
@@ -84,7 +86,7 @@ def _without_slot(a: SoftmaxConfig, params: Params, sink: str, width: int, broke
     new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
     if sink == "learned":
         return new if broken else new | {"attention/sink": _logits(a, params, width)}
-    key_MGK, value_MGV = stored_slots(params, a)
+    key_MGK, value_MGV = scaled_slots(params, a)
     others = np.arange(len(key_MGK)) != np.argmax(_zero_slots(params))
     return with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
 
@@ -133,15 +135,13 @@ def _smaller(a: SoftmaxConfig, width: int, bias: bool) -> SoftmaxConfig:
 
 def _cut(a: SoftmaxConfig, params: Params, bias: bool) -> Params:
     """The parameters without the last dimension of the heads."""
-    maps = ["query", "key"] + (["value"] if a.value == "learned" else [])
-    maps += ["gate"] if a.output_gate == "elementwise" and a.value != "identity_whole" else []
-    cut = {f"attention/{name}/{part}" for name in maps for part in ("kernel", "bias")}
+    cut = {f"attention/{name}/{part}" for name in maps_to_heads(a) for part in ("kernel", "bias")}
     gone = set() if bias else {"attention/query/bias"}
     new = {path: value[..., :-1] if path in cut else value for path, value in params.items() if path not in gone}
     if a.value != "identity_whole":
         new["attention/output/kernel"] = params["attention/output/kernel"][:, :-1]
     if a.memory_slots:
-        key_MGK, value_MGV = stored_slots(params, a)
+        key_MGK, value_MGV = scaled_slots(params, a)
         value_MGV = value_MGV if a.value == "identity_whole" else value_MGV[..., :-1]
         new = with_slots(new, (key_MGK[..., :-1], value_MGV))
     return new
