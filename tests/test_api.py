@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -79,7 +80,7 @@ def test_replacing_patches_one_run_with_another(lm):
     if lm.run.model.blocks["main"].layout == "all_attention":  # nothing bypasses the first block
         assert relative_error(patched, lm(other_BL)) < TOLERANCE["float32"]
     assert relative_error(patched, lm(TOKENS_BL)) > 1e-2
-    assert relative_error(lm(TOKENS_BL, replace={deeper: np.zeros_like}), lm(TOKENS_BL)) > 1e-2
+    assert relative_error(lm(TOKENS_BL, replace={deeper: jnp.zeros_like}), lm(TOKENS_BL)) > 1e-2
 
 
 def test_a_replacement_function_may_change_between_calls(gpt2):
@@ -272,7 +273,10 @@ def test_mistakes_in_calls_give_one_line_errors(gpt2):
         (lambda: gpt2.capture([[1]], ["embde"]), "tap 'embde'.*did you mean 'embed'"),
         (lambda: gpt2([[1]], replace={"blocks.0.attention.otu": abs}), "did you mean 'blocks.0.attention.out'"),
         (lambda: gpt2([[1]], replace={"embed": lambda x: x[:, :, 0]}), "returned shape"),
-        (lambda: gpt2([[1]], replace={"embed": np.zeros((1, 1, 32))}), "replace.'embed'. must be a function"),
+        (lambda: gpt2([[1]], replace={"embed": "x"}), "replace.'embed'. must be a function, the new value or an xf.Patch"),
+        (lambda: gpt2([[1]], replace={"embed": np.zeros_like}), "replace.'embed'. cannot be traced: it must use jax.numpy"),
+        (lambda: gpt2([[1]], replace={"embed": np.zeros((2, 1, 1))}), r"'embed'. returned shape \(2, 1, 1\): it must be"),
+        (lambda: gpt2.capture([[1]], "embed", segments_BL=[[1, 1]]), r"segments_BL of shape \(1, 2\).* \(1, 1\)"),
         (lambda: gpt2.generate([1, 2, 3]), "prompt=1.* a string"),
         (lambda: gpt2.generate("a" * 60, max_new_tokens=5), "at least 1 and at most 4 after a prompt of 60"),
         (lambda: gpt2.generate("a" * 64), "a prompt of 64 tokens.* shorter"),

@@ -9,6 +9,8 @@ import xfresearch as xf
 from tests.tiny_runs import CONFIGS, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.pipeline import stream_tokens
+from xfresearch.language_model import _logits
+from xfresearch.models.traced import traced
 
 TEXT = "def main():\n"
 IDS = [list(TEXT.encode())]
@@ -112,7 +114,7 @@ def test_a_replacement_steers_generated_text(gpt2):
     steered = gpt2.generate("def", max_new_tokens=3, temperature=0.0, replace=replace)
     assert steered == gpt2.tokenizer.decode(ids[3:]) != gpt2.generate("def", max_new_tokens=3, temperature=0.0)
     with pytest.raises(xf.UserError, match="must be a function"):
-        gpt2.generate("def", replace={"embed": 0.0})
+        gpt2.generate("def", replace={"embed": "x"})
 
 
 def test_jit_grad_and_vmap_work_around_a_pass_with_replacements(gpt2):
@@ -137,3 +139,100 @@ def test_the_representation_is_a_few_lines(lm):
     assert "not here" in lines[3]
     trained = xf.LanguageModel(lm.config, lm.params, lm.tokenizer, lm.run, step=7)
     assert f"on python_stdlib, 7 of {lm.run.steps} updates" in repr(trained)
+
+
+def test_a_replacement_is_a_function_a_value_or_a_patch(gpt2):
+    name = "blocks.1.attention.out"
+    zero = gpt2(TEXT, replace={name: jnp.zeros_like})
+    np.testing.assert_array_equal(gpt2(TEXT, replace={name: 0.0}), zero)
+    np.testing.assert_array_equal(gpt2(TEXT, replace={name: xf.Patch(lambda x: 0 * x)}), zero)
+    value = gpt2.capture(TEXT, name)[name]
+    assert relative_error(gpt2(TEXT, replace={name: value}), gpt2(TEXT)) < TOLERANCE["float32"]
+    first = np.arange(len(TEXT))[None] < 4
+    (patched,) = gpt2.capture(TEXT, name, replace={name: xf.Patch(arguments=(jnp.float32(0),), where=first)}).values()
+    np.testing.assert_array_equal(patched, np.where(first[..., None], 0, value))
+
+
+def test_replacements_with_the_same_operations_share_a_compiled_program(gpt2):
+    """Whatever arrays they use, and in whatever layer: a loop over layers, heads or examples compiles once."""
+    before = _logits._cache_size()
+    for layer in range(gpt2.config.depth):
+        for number in range(3):
+            by = jnp.full(gpt2.config.width, number, jnp.float32)
+            gpt2(TEXT, replace={f"blocks.{layer}.attention.out": lambda x, by=by: x.at[:, -1].add(by)})
+    assert _logits._cache_size() == before + 1
+
+
+def test_replacements_with_other_operations_or_derivatives_are_not_confused(gpt2):
+    def with_gradient(factor):
+        @jax.custom_vjp
+        def same(x):
+            return x
+
+        same.defvjp(lambda x: (x, None), lambda _, gradient: (factor * gradient,))
+        return same
+
+    def slope(replacement):
+        return jax.grad(lambda shift: gpt2.loss(TEXT, replace={"embed": lambda x: replacement(x + shift)})[0, -1])(0.0)
+
+    one, two = (float(slope(with_gradient(factor))) for factor in (1.0, 2.0))
+    assert two == pytest.approx(2 * one, rel=1e-5) and one != 0
+    triple = gpt2(TEXT, replace={"embed": lambda x: 3.0 * x})
+    assert relative_error(gpt2(TEXT, replace={"embed": lambda x: 2.0 * x}), triple) > 1e-3
+    shape = jax.ShapeDtypeStruct((1, 2), jnp.float32)
+    functions = [lambda x: x + 1, lambda x: x + 1, lambda x: x + 2, lambda x: jax.nn.relu(x), lambda x: jax.nn.relu(x)]
+    first, same, other, opaque, also_opaque = (traced(xf.Patch(function), shape).function for function in functions)
+    assert first == same and hash(first) == hash(same) and first != other
+    assert opaque == opaque and opaque != also_opaque
+
+
+def test_positions_and_segments_of_a_packed_row(lm):
+    """Two documents in one row have the logits of each alone."""
+    packed_BL = [[*IDS[0], *IDS[0][:5]]]
+    count = len(IDS[0])
+    packing = {
+        "segments_BL": np.array([[1] * count + [2] * 5]),
+        "positions_BL": np.array([[*range(count), *range(5)]]),
+    }
+    found_BLV = lm(packed_BL, **packing)
+    assert relative_error(found_BLV[:, count:], lm([IDS[0][:5]])) < TOLERANCE["float32"]
+    assert relative_error(found_BLV[:, count:], lm(packed_BL)[:, count:]) > 1e-3
+    name = "blocks.1.*.residual"
+    values = [*lm.capture(packed_BL, name, **packing).values()], [*lm.capture([IDS[0][:5]], name).values()]
+    for packed, alone in zip(*values, strict=True):
+        assert relative_error(packed[:, count:], alone) < TOLERANCE["float32"]
+
+
+def test_the_names_of_transformer_lens():
+    """https://transformerlensorg.github.io: names of a model with rotary positions and a gated feed-forward layer."""
+    lm = tiny_model("llama")
+    ours = {
+        "blocks.0.hook_resid_pre": "blocks.0.attention.before",
+        "blocks.0.hook_resid_mid": "blocks.0.feed_forward.before",
+        "blocks.1.hook_resid_post": "blocks.1.feed_forward.residual",
+        "blocks.1.ln1.hook_normalized": "blocks.1.attention.in",
+        "blocks.0.attn.hook_q": "blocks.0.attention.unrotated_query",
+        "blocks.0.attn.hook_rot_k": "blocks.0.attention.key",
+        "blocks.0.attn.hook_pattern": "blocks.0.attention.weights",
+        "blocks.0.attn.hook_z": "blocks.0.attention.heads",
+        "blocks.0.mlp.hook_pre": "blocks.0.feed_forward.pre_activation",
+        "blocks.0.mlp.hook_pre_linear": "blocks.0.feed_forward.multiplier",
+        "blocks.0.mlp.hook_post": "blocks.0.feed_forward.coefficients",
+        "blocks.1.hook_mlp_out": "blocks.1.feed_forward.out",
+        "ln_final.hook_normalized": "final",
+    }
+    theirs, expected = lm.capture(TEXT, ours), lm.capture(TEXT, ours.values())
+    assert set(theirs) == set(ours)
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(value, expected[ours[name]])
+    assert list(lm.capture(TEXT, "blocks.*.hook_resid_pre")) == ["blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre"]
+    zero = lm(TEXT, replace={"blocks.1.hook_attn_out": jnp.zeros_like})
+    np.testing.assert_array_equal(zero, lm(TEXT, replace={"blocks.1.attention.out": jnp.zeros_like}))
+    gpt2 = tiny_model("gpt2")
+    name = "blocks.0.attn.hook_q"
+    np.testing.assert_array_equal(*gpt2.capture(TEXT, [name, "blocks.0.attention.query"]).values())
+    with pytest.raises(xf.UserError, match=r"hook_rot_q'.*no such value"):
+        gpt2.capture(TEXT, "blocks.0.attn.hook_rot_q")
+    parallel = tiny_model(model__blocks__main__layout="parallel")
+    with pytest.raises(xf.UserError, match=r"hook_resid_mid'.*no such value"):
+        parallel.capture(TEXT, "blocks.0.hook_resid_mid")

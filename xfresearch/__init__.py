@@ -6,7 +6,13 @@
 The package imports each name on first use, so that `import xfresearch` and `--help` never wait for JAX.
 """
 
-_HOMES = {"load": "loading", "LanguageModel": "language_model", "costs": "models.closed_form", "UserError": "errors"}
+_HOMES = {
+    "load": "loading",
+    "LanguageModel": "language_model",
+    "Patch": "models.taps",
+    "costs": "models.closed_form",
+    "UserError": "errors",
+}
 __all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 

@@ -25,15 +25,15 @@ from xfresearch.evaluation import check_length
 from xfresearch.files import new_directory
 from xfresearch.interop import exporting
 from xfresearch.interop.source import Source
-from xfresearch.kernels.cross_entropy import nll_of_logits, token_nll
-from xfresearch.model_inputs import as_tokens, encode, forward, matching, replacements, tap_names
+from xfresearch.kernels.cross_entropy import token_nll
+from xfresearch.model_inputs import as_tokens, each_token, encode, forward, matching, patches, shared, tap_shapes
 from xfresearch.models import decoding, transformer
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.stack import has_dual
 from xfresearch.models.sublayer import Memory
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import Request, captured, request
 from xfresearch.sharding.partition import param_shardings
 
 DTYPES = ("float32", "bfloat16", "float64")
@@ -90,29 +90,25 @@ class LanguageModel:
         the tokenizer has one. All methods do the same with a text."""
         return as_tokens(self.config, self.tokenizer, text)
 
-    def __call__(self, tokens_BL, replace: dict[str, Callable] | None = None):
+    def __call__(self, tokens_BL, replace: dict | None = None, positions_BL=None, segments_BL=None):
         """Logits [B, L, V] in float32 (float64 for a float64 model) of a text or of token ids [B, L].
 
-        `replace` maps names of taps, which may have the wildcard `*`, to functions from the tap's value to a new value
-        of the same shape. Such a pass is not compiled: the functions see concrete arrays and may change from call to
-        call. jax.jit and jax.grad work around it.
+        `replace` maps names of taps, which may have the wildcard `*`, to a pure function from the tap's value to a new
+        value of the same shape, to the new value itself, or to an `xf.Patch`. The pass is compiled once for functions
+        with the same operations: the arrays that they use may change, and so may the layer. jax.jit, jax.grad and
+        jax.vmap work around it.
+        `positions_BL` are the positions of the tokens (0, 1, ... by default), `segments_BL` the numbers of their
+        documents in a packed row, 0 for padding (by default one document without padding).
         """
-        tokens_BL = self.tokens(tokens_BL)
-        if not replace:
-            return _logits(self.config, self.params, tokens_BL)
-        lm, hidden_BLD = self._replaced(tokens_BL, replace)
-        return lm.logits(hidden_BLD)
+        return _logits(self.config, self.params, *self._inputs(tokens_BL, replace, positions_BL, segments_BL))
 
-    def loss(self, tokens_BL, replace: dict[str, Callable] | None = None):
-        """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. `replace`
-        is that of a call. Raises UserError for fewer than two tokens."""
-        tokens_BL = self.tokens(tokens_BL)
-        if tokens_BL.shape[1] < 2:
+    def loss(self, tokens_BL, replace: dict | None = None, positions_BL=None, segments_BL=None):
+        """The loss [B, L - 1] of each token of a text, or of token ids [B, L], given those before it, in nats. The other
+        arguments are those of a call. Raises UserError for fewer than two tokens."""
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
+        if inputs[0].shape[1] < 2:
             raise UserError("a loss needs at least 2 tokens: the first one is only read")
-        if not replace:
-            return _loss(self.config, self.params, tokens_BL)
-        lm, hidden_BLD = self._replaced(tokens_BL, replace)
-        return nll_of_logits(lm.logits(hidden_BLD[:, :-1]), tokens_BL[:, 1:])
+        return _loss(self.config, self.params, *inputs)
 
     def unembed(self, x, normed: bool = False):
         """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
@@ -124,14 +120,25 @@ class LanguageModel:
         x = jnp.asarray(x, self.config.dtype)
         return lm.logits(x if normed else lm.final_norm(x))
 
-    def capture(self, tokens_BL, names: Iterable[str]) -> dict:
-        """{name: value} of the taps `names` in a pass over a text or token ids [B, L]. `*` in a name stands for any part
-        of it: 'blocks.*.feed_forward.out'."""
-        names = (names,) if isinstance(names, str) else tuple(names)
-        return _capture(self.config, tuple(matching(self.config, names)), self.params, self.tokens(tokens_BL))
+    def capture(
+        self, tokens_BL, names: str | Iterable[str], replace: dict | None = None, positions_BL=None, segments_BL=None
+    ) -> dict:
+        """{name: value} of the taps `names`, in the order of computation, in a pass over a text or token ids [B, L]. `*`
+        in a name stands for any part of it: 'blocks.*.feed_forward.out'. A name may be that of TransformerLens. The other
+        arguments are those of a call; replaced values are recorded after the replacement."""
+        names = matching(self.config, (names,) if isinstance(names, str) else tuple(names))
+        inputs = self._inputs(tokens_BL, replace, positions_BL, segments_BL)
+        found = _capture(self.config, frozenset(tap for tap, _ in names.values()), self.params, *inputs)
+        return {name: found[tap] for name, (tap, _) in names.items()}
 
-    def _replaced(self, tokens_BL, replace: dict[str, Callable]):
-        return forward(self.config, self.params, tokens_BL, Taps(replace=replacements(self.config, replace)))
+    def _inputs(self, tokens_BL, replace: dict | None, positions_BL, segments_BL) -> tuple:
+        """The arguments of the compiled passes after the parameters."""
+        tokens_BL = self.tokens(tokens_BL)
+        positions_BL = each_token("positions_BL", positions_BL, tokens_BL)
+        segments_BL = each_token("segments_BL", segments_BL, tokens_BL)
+        found = patches(self.config, replace or {}, *tokens_BL.shape)
+        taps = request(self.config, (), shared(self.config, found, *tokens_BL.shape))
+        return tokens_BL, taps, positions_BL, segments_BL
 
     def batches(
         self, corpus: str = "", split: str = "", batch_size: int = 8, length: int = 0, limit: int = 0
@@ -156,7 +163,7 @@ class LanguageModel:
 
     def tap_names(self) -> list[str]:
         """Names of all values that `capture` records and `replace` replaces, in the order of computation."""
-        return list(tap_names(self.config))
+        return list(tap_shapes(self.config))
 
     def generate(
         self,
@@ -167,7 +174,7 @@ class LanguageModel:
         top_p: float = DEFAULT.top_p,
         seed: int | list[int] = 0,
         stream: Callable[[int, str, list[int]], None] | None = None,
-        replace: dict[str, Callable] | None = None,
+        replace: dict | None = None,
     ) -> str | list[str]:
         """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts.
 
@@ -176,8 +183,8 @@ class LanguageModel:
         the call are, but copies of a prompt with one seed differ. `seed` may be a list, one for each prompt. An empty
         prompt starts a new text.
         `stream(index of the prompt, text, tokens)` is called while text is generated, always with whole characters.
-        `replace` is that of a call, and is compiled: its functions get the values [B, L, ...] of the prompts, padded on
-        the left, and then those [B, 1, ...] of each new token.
+        `replace` is that of a call. Its functions get the values [B, L, ...] of the prompts, padded on the left, and then
+        those [B, 1, ...] of each new token. Each function is compiled anew.
         """
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
@@ -218,7 +225,7 @@ class LanguageModel:
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
     def _generate_tokens(
-        self, prompts, max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict[str, Callable]
+        self, prompts, max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict
     ) -> Iterator[list[list[int]]]:
         seeds = seed if isinstance(seed, list) else [seed] * len(prompts)
         if not all(0 <= each < 2**32 for each in seeds):
@@ -230,8 +237,8 @@ class LanguageModel:
         tokens = [encode(self.config, self.tokenizer, prompt, "prompt") for prompt in prompts]
         count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
         limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
-        steering = tuple(replacements(self.config, replace).items())
-        return decoding.generate(self.config, self.params, tokens, count, sampling, seeds, **limits, replace=steering)
+        taps = request(self.config, (), patches(self.config, replace, len(tokens), max(map(len, tokens))))
+        return decoding.generate(self.config, self.params, tokens, count, sampling, seeds, **limits, taps=taps)
 
     def _new_tokens(self, length: int, max_new_tokens: int | None) -> int:
         """The number of tokens to generate after a prompt of `length` tokens."""
@@ -251,19 +258,18 @@ class LanguageModel:
 
 
 @partial(jax.jit, static_argnums=0)
-def _logits(config: ModelConfig, params: dict, tokens_BL):
-    lm, hidden_BLD = forward(config, params, tokens_BL)
-    return lm.logits(hidden_BLD)
+def _logits(config: ModelConfig, params: dict, *inputs):
+    lm, out = forward(config, params, *inputs)
+    return lm.logits(out.hidden_BLD)
 
 
 @partial(jax.jit, static_argnums=0)
-def _loss(config: ModelConfig, params: dict, tokens_BL):
-    lm, hidden_BLD = forward(config, params, tokens_BL)
-    return token_nll(hidden_BLD[:, :-1], lm.logit_head(), tokens_BL[:, 1:])[0]
+def _loss(config: ModelConfig, params: dict, tokens_BL, *inputs):
+    lm, out = forward(config, params, tokens_BL, *inputs)
+    return token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), tokens_BL[:, 1:])[0]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _capture(config: ModelConfig, names: tuple[str, ...], params: dict, tokens_BL) -> dict:
-    taps = Taps(record=names)
-    forward(config, params, tokens_BL, taps)
-    return taps.values
+def _capture(config: ModelConfig, names: frozenset[str], params: dict, tokens_BL, taps: Request, *inputs) -> dict:
+    taps = with_fields(taps, record=request(config, names).record)
+    return captured(config, forward(config, params, tokens_BL, taps, *inputs)[1].captures, names)

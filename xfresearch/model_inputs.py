@@ -1,18 +1,20 @@
 """The inputs of a LanguageModel: text or token ids, and names of taps with wildcards."""
 
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
-from functools import cache
+import fnmatch
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.errors import UserError, nearest
-from xfresearch.models import decoding, transformer
+from xfresearch.models import decoding, layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig, longest_sequence
-from xfresearch.models.taps import Taps
+from xfresearch.models.tap_aliases import lens_names
+from xfresearch.models.taps import EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
+from xfresearch.models.traced import traced
 
 
 def as_tokens(model: ModelConfig, tokenizer, given) -> jax.Array:
@@ -54,6 +56,20 @@ def _check_shape(model: ModelConfig, shape: tuple[int, ...], dtype) -> None:
         raise UserError(f"tokens of length {shape[1]} are not allowed: the length must be {allowed}")
 
 
+def each_token(name: str, numbers, tokens_BL):
+    """int32[B, L]: numbers of tokens, such as their positions; None for None. Raises UserError for another shape."""
+    if numbers is None or isinstance(numbers, jax.core.Tracer):
+        return numbers
+    try:
+        numbers = np.asarray(numbers)
+    except ValueError as error:
+        raise UserError(f"{name} has rows of different lengths: it must be integers {list(tokens_BL.shape)}") from error
+    if numbers.shape != tokens_BL.shape or not jnp.issubdtype(numbers.dtype, np.integer):
+        allowed = f"integers of the shape of the tokens, {tokens_BL.shape}"
+        raise UserError(f"{name} of shape {numbers.shape} and type {numbers.dtype} is not allowed: it must be {allowed}")
+    return jnp.asarray(numbers, jnp.int32)
+
+
 def encode(model: ModelConfig, tokenizer, text: str, name: str) -> list[int]:
     """The tokens of `text` after the begin-of-text token. If the tokenizer has no such token, an empty text is the
     end-of-text token. `name` is that of the argument, for errors."""
@@ -74,41 +90,83 @@ def encode(model: ModelConfig, tokenizer, text: str, name: str) -> list[int]:
 
 
 @cache
-def tap_names(model: ModelConfig) -> tuple[str, ...]:
-    """The names of all taps, in the order of computation."""
-    taps = Taps()
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    jax.eval_shape(lambda params, tokens: forward(model, params, tokens, taps), transformer.abstract(model), tokens)
-    return tuple(taps.names)
-
-
-def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, str]:
-    """{name of a tap: the pattern that it matches}; `*` matches any part of a name. Raises UserError for a pattern that
-    matches none."""
-    names = tap_names(model)
+def tap_shapes(model: ModelConfig, rows: int = 1, length: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
+    """{name: shape and dtype} of all taps in a pass over tokens [rows, length], in the order of computation."""
     found = {}
-    for pattern in patterns:
-        matches = [name for name in names if fnmatchcase(name, pattern)]
-        if not matches:
-            hint = nearest(pattern, names)
-            raise UserError(f"tap {pattern!r}: this model has no such value{hint} (lm.tap_names() lists them)")
-        found |= dict.fromkeys(matches, pattern)
+
+    def trace(params, tokens_BL):
+        captures = forward(model, params, tokens_BL, Request(EVERYTHING))[1].captures
+        names = [f"blocks.{layer.number}.{site}" for layer in layers.layers(model) for site in captures[layer.stack]]
+        before, *after = captures[OUTSIDE]
+        values = captured(model, captures, [before, *names, *after])
+        found.update({name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in values.items()})
+
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    jax.eval_shape(trace, transformer.abstract(model), tokens)
     return found
 
 
-def replacements(model: ModelConfig, replace: dict) -> dict:
-    """{name of a tap: function} of {pattern: function}. Raises UserError for a value that is not a function."""
+def matching(model: ModelConfig, patterns: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """{name: (tap, pattern)} of the names that match: names of taps, or TransformerLens' names (tap_aliases.py). `*`
+    stands for any part of a name. Raises UserError for a pattern that matches none."""
+    taps = tap_shapes(model)
+    names = {name: name for name in taps} | {theirs: ours for theirs, ours in lens_names(model).items() if ours in taps}
+    order = {tap: number for number, tap in enumerate(taps)}
+    found = {}
+    for pattern in patterns:
+        matches = fnmatch.filter(taps, pattern) or fnmatch.filter(names, pattern)
+        if not matches:
+            hint = nearest(pattern, names)
+            raise UserError(f"tap {pattern!r}: this model has no such value{hint} (lm.tap_names() lists them)")
+        found |= {name: (names[name], pattern) for name in matches}
+    return dict(sorted(found.items(), key=lambda item: order[item[1][0]]))
+
+
+def patches(model: ModelConfig, replace: Mapping, rows: int, length: int) -> dict[str, Patch]:
+    """{tap: Patch} for a pass over tokens [rows, length], from {pattern: replacement}.
+
+    A replacement is a function of the value, the new value, or a Patch. Raises UserError for a result of another shape."""
     if not replace:
-        return {}  # the names of taps need a trace
-    for pattern, function in replace.items():
-        if not callable(function):
-            raise UserError(f"replace[{pattern!r}] must be a function: to set a fixed value, pass lambda _: value")
-    return {name: replace[pattern] for name, pattern in matching(model, replace).items()}
+        return {}  # the shapes of taps need a trace
+    shapes = tap_shapes(model, rows, length)
+    found = {}
+    for name, (tap, pattern) in matching(model, replace).items():
+        new = replace[pattern]
+        if not isinstance(new, Patch):
+            new = Patch(new) if callable(new) else Patch(arguments=(_array(pattern, new),))
+        _check(pattern, partial(new.apply, name), shapes[tap])
+        found[tap] = new
+    return found
 
 
-def forward(model: ModelConfig, params: dict, tokens_BL, taps: Taps | None = None):
-    """The bound model, and its final hidden states [B, L, D] for token ids [B, L]."""
+def _check(pattern: str, change, value: jax.ShapeDtypeStruct) -> None:
+    """Raises UserError if a replacement returns another shape, or if JAX cannot trace it."""
+    try:
+        jax.eval_shape(change, value)
+    except jax.errors.JAXTypeError as error:
+        allowed = "it must use jax.numpy, without branches on values, because it is compiled"
+        raise UserError(f"replace[{pattern!r}] cannot be traced: {allowed}") from error
+
+
+def _array(pattern: str, value):
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"replace[{pattern!r}] must be a function, the new value or an xf.Patch") from error
+
+
+def shared(model: ModelConfig, found: dict[str, Patch], rows: int, length: int) -> dict[str, Patch]:
+    """The patches with traced functions, so that passes with the same operations share a compiled program."""
+    shapes = tap_shapes(model, rows, length) if found else {}
+    return {name: patch if patch.arguments else traced(patch, shapes[name]) for name, patch in found.items()}
+
+
+def forward(
+    model: ModelConfig, params: dict, tokens_BL, taps: Request = NO_TAPS, positions_BL=None, segments_BL=None
+) -> tuple:
+    """The bound model, and its Output for token ids [B, L]. By default all tokens are one document, from position 0."""
     lm = transformer.bind(model, params)
-    positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    out = lm(tokens_BL, Context(positions_BL, taps=taps), layers=decoding.fast_layers())
-    return lm, out.hidden_BLD
+    if positions_BL is None:
+        positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
+    ctx = Context(positions_BL, segments_BL)
+    return lm, lm(tokens_BL, ctx, layers=decoding.fast_layers(), taps=taps)

@@ -1,20 +1,25 @@
 """Compares variants, sharded and scanned, with one device, unrolled, in float64. Prints JSON {variant: error}.
 
 test_sharded.py runs it with simulated devices and the names of the variants. The error is the largest relative error of
-the logits, and of the gradients where they are computed.
+the logits, of every tap's value in a pass in which a patch changes the last layer, and of the gradients where they are
+computed.
 """
 
 import json
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from tests.contracts.variants import ALL, KEPT, forward, in_float64, mesh_sizes, random_params, tokens_for, tree_error
+from tests.contracts.passes import capture, forward
+from tests.contracts.variants import ALL, KEPT, in_float64, mesh_sizes, random_params, tokens_for, tree_error
 from tests.tolerances import relative_error
+from xfresearch.model_inputs import tap_shapes
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution
+from xfresearch.models.taps import Patch
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 DEVICES = 8
@@ -29,6 +34,18 @@ def logits_and_gradients(config, gradients: bool, mesh=None):
         return (weights_BLV * logits).sum() + sum(value.sum() for value in losses.values()), logits
 
     return jax.grad(loss, has_aux=True) if gradients else lambda *inputs: ({}, loss(*inputs)[1])
+
+
+def tapped(config, mesh=None):
+    names = [name for name, value in tap_shapes(config).items() if jnp.issubdtype(value.dtype, jnp.floating)]
+    last = f"blocks.{config.depth - 1}."
+    half = {name: Patch(lambda x: x / 2) for name in names if name.startswith(last) and name.endswith(".raw")}
+    context = {"mesh": mesh, "execution": Execution(), "replace": half}
+
+    def values(params, tokens_BL, layers) -> list:
+        return capture(config, params, tokens_BL, names, layers=layers, **context)
+
+    return values
 
 
 def error(config, gradients: bool) -> float:
@@ -46,6 +63,10 @@ def error(config, gradients: bool) -> float:
     step = jax.jit(run, static_argnums=2, out_shardings=(shardings if gradients else None, None))
     found_gradients, found_logits = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
     errors = [relative_error(found_logits, expected_logits)]
+    step = jax.jit(tapped(config, mesh), static_argnums=2)
+    values = step(placed, jax.device_put(tokens_BL, batch_sharding(mesh)), "scan")
+    expected = tapped(config)(params, tokens_BL, "unroll")
+    errors += [relative_error(value, each) for value, each in zip(values, expected, strict=True)]
     if gradients:
         errors.append(tree_error(jax.device_get(found_gradients), expected_gradients))
     return max(errors)

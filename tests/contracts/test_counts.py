@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from tests.blocks import block
-from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT, forward
+from tests.contracts.passes import forward
+from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, ROOT
 from xfresearch.config.files import parse
 from xfresearch.models import transformer
 from xfresearch.models.closed_form import costs

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.contracts.passes import forward
 from tests.contracts.variants import (
     ALL,
     BATCH,
@@ -16,7 +17,6 @@ from tests.contracts.variants import (
     KINDS,
     LENGTH,
     VARIANTS,
-    forward,
     in_float64,
     marked,
     random_params,
@@ -25,7 +25,6 @@ from tests.contracts.variants import (
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
-from xfresearch.models.taps import Taps
 
 CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
 PADDING = 2
@@ -63,8 +62,7 @@ def test_is_causal_by_gradient(name, x64):
     config, params, tokens_BL = case(name)
 
     def logits(shift_BLD):
-        taps = Taps(replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})
-        return forward(config, params, tokens_BL, taps=taps)[0]
+        return forward(config, params, tokens_BL, replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})[0]
 
     _, vjp = jax.vjp(logits, jnp.zeros((*tokens_BL.shape, config.width), config.dtype))
     weights_V = np.random.default_rng(0).standard_normal(config.vocab_size)

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import xfresearch as xf
-from tests.contracts.variants import BASE, change, choices, fields, forward, get, model, needed
+from tests.contracts.passes import forward
+from tests.contracts.variants import BASE, change, choices, fields, get, model, needed
 from tests.training.test_step import make_batch
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, OptimizerConfig

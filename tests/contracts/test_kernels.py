@@ -7,17 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import (
-    ALL,
-    LENGTH,
-    ROOT,
-    VARIANTS,
-    forward,
-    in_float64,
-    random_params,
-    tokens_for,
-    tree_error,
-)
+from tests.contracts.passes import forward
+from tests.contracts.variants import ALL, LENGTH, ROOT, VARIANTS, in_float64, random_params, tokens_for, tree_error
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.run import TrainingConfig
 from xfresearch.kernels.attention import REFUSALS

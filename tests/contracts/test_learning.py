@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from tests.contracts.variants import KINDS, NAMED, forward, marked, model, needed
+from tests.contracts.passes import forward
+from tests.contracts.variants import KINDS, NAMED, marked, model, needed
 from xfresearch.models import transformer
 from xfresearch.models.layouts import LAYOUTS
 

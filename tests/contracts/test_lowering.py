@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from tests.contracts.variants import ALL, forward, marked, mesh_sizes
+from tests.contracts.passes import forward
+from tests.contracts.variants import ALL, marked, mesh_sizes
 from xfresearch.models import transformer
 from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import batch_sharding, param_shardings

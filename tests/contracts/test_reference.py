@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, in_float64, marked, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import ALL, in_float64, marked, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 

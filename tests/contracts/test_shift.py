@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
+from tests.contracts.passes import run
+from tests.contracts.variants import ALL, in_float64, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.memory import softmax_slots
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import captured
 
 SHIFT = 17
 
@@ -34,10 +35,10 @@ def test_a_shifted_text_gives_the_same_logits_and_coefficients(name, x64):
     found = []
     slots = [layer.number for layer in layers(config) if slots_in_softmax(config.blocks[layer.block])]
     for shift in (0, SHIFT):
-        taps = Taps(record=[f"blocks.{i}.attention.coefficients" for i in slots])
+        names = [f"blocks.{i}.attention.coefficients" for i in slots]
         positions_BL = np.broadcast_to(shift + np.arange(tokens_BL.shape[1]), tokens_BL.shape)
-        logits, _ = forward(config, params, tokens_BL, positions_BL=positions_BL, taps=taps)
-        found.append([logits, *taps.values.values()])
+        model, out = run(config, params, tokens_BL, positions_BL=positions_BL, record=names)
+        found.append([model.logits(out.hidden_BLD), *captured(config, out.captures, names).values()])
     assert len(found[0]) == 1 + len(slots)
     for first, shifted in zip(*found, strict=True):
         assert relative_error(shifted, first) < TOLERANCE["float64"]

@@ -13,7 +13,7 @@ from tests.contracts.variants import VARIANTS, change, single
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import resolve_model
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import captured, request
 
 B, L, D, F, M = 4, 128, 256, 1024, 1024
 SIZES = {"width": D, "depth": 1, "max_length": L, "vocab_size": 512}
@@ -46,11 +46,12 @@ def output_std(name: str) -> dict[str, float]:
     if getattr(block.attention, "head_size", 0) == 8:
         config = change(config, "blocks.main.attention.head_size", 0)
     config = resolve_model(config)
-    taps = Taps(record=["blocks.0.attention.out", "blocks.0.feed_forward.out"])
+    names = ["blocks.0.attention.out", "blocks.0.feed_forward.out"]
     tokens_BL = np.random.default_rng(0).integers(0, 512, (B, L))
-    ctx = Context(np.broadcast_to(np.arange(L), (B, L)), taps=taps)
-    transformer.bind(config, transformer.init(config, jax.random.key(0)))(tokens_BL, ctx)
-    return {tap.split(".")[-2]: float(value.std()) for tap, value in taps.values.items()}
+    ctx = Context(np.broadcast_to(np.arange(L), (B, L)))
+    lm = transformer.bind(config, transformer.init(config, jax.random.key(0)))
+    values = captured(config, lm(tokens_BL, ctx, taps=request(config, names)).captures, names)
+    return {tap.split(".")[-2]: float(value.std()) for tap, value in values.items()}
 
 
 @pytest.fixture(scope="module")

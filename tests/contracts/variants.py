@@ -25,7 +25,6 @@ from xfresearch.config import fields as config_fields
 from xfresearch.config.files import parse
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
-from xfresearch.models.context import Context, Execution
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.kinds import HOLDS
 from xfresearch.models.layouts import LAYOUTS
@@ -37,7 +36,6 @@ from xfresearch.trees import path_name
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8
-PLAIN = Execution("plain", "ragged")
 
 # The sizes of the named configs at :tiny, so that all variants share most of their compiled operations.
 MAIN = BLOCKS["pre_norm"](attention=SoftmaxConfig(heads=4), feed_forward=DenseConfig(hidden=32))
@@ -364,15 +362,6 @@ def random_params(config: ModelConfig, seed: int = 0) -> dict:
         return jnp.asarray(np.abs(value).clip(*axes.bounds) if axes.bounds else value, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, transformer.abstract(config), transformer.axes(config))
-
-
-def forward(config: ModelConfig, params, tokens_BL, layers: str = "unroll", remat: str = "none", **context):
-    """Logits and auxiliary losses. By default, positions count from 0 and kernels are the plain ones."""
-    model = transformer.bind(config, params)
-    positions_BL = np.broadcast_to(np.arange(tokens_BL.shape[1]), tokens_BL.shape)
-    ctx = Context(**{"positions_BL": positions_BL, "execution": PLAIN, **context})
-    out = model(tokens_BL, ctx, layers=layers, remat=remat)
-    return model.logits(out.hidden_BLD), out.losses
 
 
 def tree_error(actual, expected) -> float:

@@ -10,7 +10,8 @@ import numpy as np
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
 
-from tests.contracts.variants import ALL, forward, in_float64, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import ALL, in_float64, random_params, tokens_for
 from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
 from xfresearch.kernels import ring_attention, splash_attention
 from xfresearch.kernels.chunked_attention import chunked, chunked_part

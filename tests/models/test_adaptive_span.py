@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import capture, forward
+from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO
@@ -31,11 +32,7 @@ def with_spans(config, fractions):
 
 
 def weights(config, params, tokens_BL):
-    from xfresearch.models.taps import Taps
-
-    taps = Taps(record=["blocks.0.attention.weights", "blocks.0.attention.query", "blocks.0.attention.key"])
-    forward(config, params, tokens_BL, taps=taps)
-    return [taps.values[f"blocks.0.attention.{name}"] for name in ("weights", "query", "key")]
+    return capture(config, params, tokens_BL, [f"blocks.0.attention.{name}" for name in ("weights", "query", "key")])
 
 
 def test_masking_before_the_softmax_equals_masking_after_it_with_renormalisation(x64):

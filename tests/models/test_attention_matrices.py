@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import capture, forward
+from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
@@ -134,15 +135,12 @@ def test_invalid_combinations_are_errors(changes, message):
 
 def test_shaped_attention_starts_as_the_identity(x64):
     """He & Hofmann 2023, sec. 3: with W_Q = 0, A = C, so aI + bA - cC is proportional to I if a = b = c."""
-    from xfresearch.models.taps import Taps
-
     for changes in ({"shaping": "shaped"}, {"shaping": "skip_init"}, {"shaping": "shaped", "query": "merged"}):
         config = attention(**changes)
         params = transformer.init(config, jax.random.key(0))
-        taps = Taps(record=["blocks.1.attention.weights"])
-        forward(config, params, tokens_for(config), taps=taps)
+        (weights_BHLS,) = capture(config, params, tokens_for(config), ["blocks.1.attention.weights"])
         expected = np.broadcast_to(np.eye(L), (2, H, L, L))
-        np.testing.assert_allclose(taps.values["blocks.1.attention.weights"], expected, atol=1e-12)
+        np.testing.assert_allclose(weights_BHLS, expected, atol=1e-12)
 
 
 def test_closed_forms_match_the_compiled_program():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.resolving import resolve
@@ -15,7 +16,7 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.closed_form import costs
 from xfresearch.models.context import Context
 from xfresearch.models.counting import count_flops
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import Patch, Taps
 
 MOE = "blocks.main.feed_forward.moe."
 EXPERT_CHOICE = {
@@ -31,8 +32,8 @@ def sees(config, segments_BL=None):
     tokens_BL = tokens_for(config, 1)
 
     def logits(shift_BLD):
-        taps = Taps(replace={"embed": lambda embedded_BLD: embedded_BLD + shift_BLD})
-        return forward(config, params, tokens_BL, taps=taps, segments_BL=segments_BL)[0][0]
+        shifted = {"embed": lambda embedded_BLD: embedded_BLD + shift_BLD}
+        return forward(config, params, tokens_BL, replace=shifted, segments_BL=segments_BL)[0][0]
 
     _, vjp = jax.vjp(logits, jnp.zeros((1, 8, config.width), config.dtype))
     weights_V = np.random.default_rng(0).standard_normal(config.vocab_size)
@@ -117,7 +118,7 @@ def test_gradients_of_expert_choice_equal_finite_differences(x64):
 
 def test_coefficients_of_expert_choice_can_be_recorded_and_replaced(x64):
     _, first, _, x_BLD = mixture()
-    taps = Taps(record=["coefficients"], replace={"coefficients": lambda h: h.at[1, 5].set(0)})
+    taps = Taps(["coefficients"], {"coefficients": [Patch(lambda h: h.at[1, 5].set(0))]})
     y_BLD, without = (first(x_BLD, Context(positions_BL=None, taps=t))[0] for t in (None, taps))
     assert taps.values["coefficients"].shape == (2, 8, SLOTS, 32)
     np.testing.assert_array_equal(without[0], y_BLD[0])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.blocks import block
-from tests.contracts.variants import change, forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import capture, forward
+from tests.contracts.variants import change, in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.closed_form import costs
 from xfresearch.models.memory import memory
-from xfresearch.models.taps import Taps
 
 B = "blocks.main."
 A, F = B + "attention.", B + "feed_forward."
@@ -105,9 +105,8 @@ def test_without_a_skip_the_output_contains_no_copy_of_the_input(x64):
     config = in_float64(model({B + "layout": "no_skip", "depth": 1}))
     params = random_params(config)
     main_block(params)["feed_forward"]["down"]["kernel"] *= 0
-    taps = Taps(record=["blocks.0.feed_forward.residual"])
-    forward(config, params, tokens_for(config), taps=taps)
-    assert not np.any(taps.values["blocks.0.feed_forward.residual"])
+    (residual_BLD,) = capture(config, params, tokens_for(config), ["blocks.0.feed_forward.residual"])
+    assert not np.any(residual_BLD)
 
 
 @pytest.mark.parametrize("changes", [{"kind": "slots"}, {}])
@@ -116,11 +115,9 @@ def test_slots_of_the_models_width_have_keys_values_and_coefficients(changes, x6
     params = random_params(config)
     found = memory(config, params, 1, "attention")
     names = ("attention.in", "attention.coefficients", "attention.out")
-    taps = Taps(record=[f"blocks.1.{name}" for name in names])
-    forward(config, params, tokens_for(config), taps=taps)
-    x_BLD, m_BLM, y_BLD = taps.values.values()
-    bias = main_block(params)["attention"]["memory"]["bias"][1]
-    assert relative_error(m_BLM, jax.nn.relu(x_BLD @ found.keys.T + bias)) < TOLERANCE["float64"]
+    x_BLD, m_BLM, y_BLD = capture(config, params, tokens_for(config), [f"blocks.1.{name}" for name in names])
+    np.testing.assert_array_equal(found.biases, main_block(params)["attention"]["memory"]["bias"][1])
+    assert relative_error(m_BLM, jax.nn.relu(x_BLD @ found.keys.T + found.biases)) < TOLERANCE["float64"]
     if changes:
         assert relative_error(y_BLD, m_BLM @ found.values) < TOLERANCE["float64"]
 
@@ -128,9 +125,8 @@ def test_slots_of_the_models_width_have_keys_values_and_coefficients(changes, x6
 def feed_forward_of(kind: str, width: int, hidden: int, *taps: str) -> list:
     """Values of taps in the first feed-forward layer at initialisation."""
     config = model({"width": width, "depth": 1, F + "kind": kind, F + "hidden": hidden, "vocab_size": 512})
-    found = Taps(record=[f"blocks.0.feed_forward.{tap}" for tap in taps])
-    forward(config, transformer.init(config, jax.random.key(0)), tokens_for(config, 2, 32), taps=found)
-    return list(found.values.values())
+    names = [f"blocks.0.feed_forward.{tap}" for tap in taps]
+    return capture(config, transformer.init(config, jax.random.key(0)), tokens_for(config, 2, 32), names)
 
 
 @pytest.mark.parametrize("hidden", [3072, 8192])
@@ -152,9 +148,8 @@ def test_initial_logits_of_a_merged_matrix_do_not_depend_on_its_rank(rank):
     """As with a query and a key of size 8: 1/sqrt(8) times a sum of 8 products of normal numbers has a std of 1."""
     attention = {A + "head_size": 8, A + "query": "merged", A + "rank": rank}
     config = model({"width": 64, "vocab_size": 512, "depth": 1, **attention})
-    taps = Taps(record=["blocks.0.attention.query", "blocks.0.attention.key"])
-    forward(config, transformer.init(config, jax.random.key(0)), tokens_for(config, 4, 64), taps=taps)
-    q_BLHK, k_BLGK = taps.values.values()
+    names = ["blocks.0.attention.query", "blocks.0.attention.key"]
+    q_BLHK, k_BLGK = capture(config, transformer.init(config, jax.random.key(0)), tokens_for(config, 4, 64), names)
     products = jnp.einsum("blhk,bshk->bhls", q_BLHK, k_BLGK) / 8**0.5
     assert float(products.std()) == pytest.approx(1, rel=0.15)
 

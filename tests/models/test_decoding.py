@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contracts.variants import forward, in_float64, model, random_params
+from tests.contracts.passes import forward
+from tests.contracts.variants import in_float64, model, random_params
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
@@ -149,7 +150,7 @@ def test_decoding_stops_when_every_text_has_ended():
     assert chunks == [[[]]]
     tokens_BP, segments_BP = decoding.pad_left([[1]])
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
-    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan", None, ()), params, state, 9)
+    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan", None), params, state, 9)
     assert int(state["drawn"]) == 1
 
 
@@ -179,7 +180,7 @@ def test_the_cache_is_donated():
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
     state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
     caches = jax.tree.leaves(state["caches"])
-    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan", None, ()), params, state, 3)
+    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan", None), params, state, 3)
     assert all(cache.is_deleted() for cache in caches)
 
 

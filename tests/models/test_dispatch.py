@@ -22,6 +22,7 @@ from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import Patch, Taps
 from xfresearch.sharding.mesh import AXES
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 
@@ -77,6 +78,13 @@ def run(case: str) -> dict:
         y_BLD, _, aux = layer(x_BLD, Context(None, segments_BL, mesh=mesh))
         return (y_BLD * dy_BLD).sum() + sum(x.sum() for x in aux.losses.values()), (y_BLD, aux.statistics)
 
+    def tapped(params, x_BLD, mesh):
+        """The output with half of the hidden units, and values of taps."""
+        layer = layers.unstack(transformer.bind(config, params).blocks["main"], 1)[0].feed_forward
+        half = {"hidden": [Patch(lambda h: h * (np.arange(F) % 2))]}
+        taps = Taps(("chosen", "pre_activation", "coefficients"), half)
+        return {"output": layer(x_BLD, Context(None, segments_BL, mesh=mesh, taps=taps))[0]} | taps.values
+
     both = jax.jit(jax.grad(loss, (0, 1), has_aux=True), static_argnums=2)
     expected, (expected_BLD, expected_sums) = both(params, x_BLD, None)
     shardings = param_shardings(mesh, params, transformer.axes(config))
@@ -86,6 +94,8 @@ def run(case: str) -> dict:
     errors = {name: relative_error(value, expected_sums[name]) for name, value in sums.items()}
     errors |= {"output": relative_error(y_BLD, expected_BLD)}
     errors |= {"gradients": tree_error(jax.device_get(gradients), expected)}
+    found, expected = jax.jit(tapped, static_argnums=2)(*placed, mesh), tapped(params, x_BLD, None)
+    errors |= {f"tapped {name}": relative_error(value, expected[name]) for name, value in found.items()}
     drops = int(expected_sums.get("router_drops", np.zeros(1)).sum())
     return {"errors": errors, "drops": drops, "moves": collectives(program.as_text(), mesh)}
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, change, forward, model, random_params, tokens_for
+from tests.contracts.passes import capture, forward
+from tests.contracts.variants import VARIANTS, change, model, random_params, tokens_for
 from tests.training.test_step import make_batch, make_config
 from xfresearch.models.context import Context
-from xfresearch.models.taps import Taps
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, make_train_step
 
@@ -87,9 +87,8 @@ def test_scanned_and_unrolled_layers_have_the_same_masks():
 def test_the_out_tap_of_a_sublayer_is_after_dropout():
     config = model({"blocks.main.dropout": 0.5})
     names = [f"blocks.{i}.{s}.out" for i in range(2) for s in ("attention", "feed_forward")]
-    taps = Taps(record=names)
-    forward(config, random_params(config), tokens_for(config, 8, 32), key=KEY, taps=taps)
-    zeros = [np.asarray(taps.values[name] == 0) for name in names]
+    values = capture(config, random_params(config), tokens_for(config, 8, 32), names, key=KEY)
+    zeros = [np.asarray(value == 0) for value in values]
     for z in zeros:
         assert z.mean() == pytest.approx(0.5, abs=0.03)
     assert all((a != b).any() for i, a in enumerate(zeros) for b in zeros[:i])
@@ -97,9 +96,8 @@ def test_the_out_tap_of_a_sublayer_is_after_dropout():
 
 def test_the_embed_tap_is_after_dropout():
     config = model({"dropout": 0.5})
-    taps = Taps(record=["embed"])
-    forward(config, random_params(config), tokens_for(config, 8, 32), key=KEY, taps=taps)
-    assert float((taps.values["embed"] == 0).mean()) == pytest.approx(0.5, abs=0.03)
+    (embed_BLD,) = capture(config, random_params(config), tokens_for(config, 8, 32), ["embed"], key=KEY)
+    assert float((embed_BLD == 0).mean()) == pytest.approx(0.5, abs=0.03)
 
 
 PIECE = 256  # bits of a mask that are compared: one head, or half of a sequence's [16, 32]
@@ -170,9 +168,8 @@ def test_weights_of_tokens_and_slots_have_dropout(name):
     tokens_BL = tokens_for(config, 8, 32)
 
     def weights(key):
-        taps = Taps(record=[f"blocks.0.attention.{name}"])
-        forward(config, params, tokens_BL, key=key, taps=taps)
-        return np.concatenate([np.ravel(value) for value in taps.values.values()])
+        (value,) = capture(config, params, tokens_BL, [f"blocks.0.attention.{name}"], key=key)
+        return np.ravel(value)
 
     dropped, whole = weights(KEY), weights(None)
     factors = dropped[whole > 0] / whole[whole > 0]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.contracts.variants import LENGTH, VARIANTS, forward, model, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import LENGTH, VARIANTS, model, tokens_for
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer

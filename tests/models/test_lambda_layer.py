@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tree_error
+from tests.contracts.passes import forward
+from tests.contracts.variants import in_float64, model, random_params, tree_error
 from tests.models import reference_attention as reference
 from tests.models.test_decoding import check_cached_logits
 from tests.models.test_errors import assert_one_line

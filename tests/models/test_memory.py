@@ -4,36 +4,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, change, forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import capture
+from tests.contracts.variants import VARIANTS, change, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.memory import memory
-from xfresearch.models.taps import Taps
 
 
 def captured(config, params, *names):
-    taps = Taps(record=[f"blocks.1.{name}" for name in names])
-    forward(config, params, tokens_for(config), taps=taps)
-    return [taps.values[f"blocks.1.{name}"] for name in names]
+    return capture(config, params, tokens_for(config), [f"blocks.1.{name}" for name in names])
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_the_output_of_a_feed_forward_is_its_values_weighted_by_their_coefficients(kind, x64):
-    config = in_float64(model({"blocks.main.feed_forward.kind": kind}))
+def test_the_output_of_a_feed_forward_is_its_values_weighted_by_their_coefficients(kind, bias, x64):
+    config = in_float64(model({"blocks.main.feed_forward.kind": kind, "blocks.main.feed_forward.bias": bias}))
     params = random_params(config)
     x_BLD, hidden_BLF, m_BLF, y_BLD = captured(
         config, params, *(f"feed_forward.{name}" for name in ("in", "hidden", "coefficients", "out"))
     )
     found = memory(config, params, 1)
     assert found.keys.shape == found.values.shape == (32, 32)
-    assert relative_error(m_BLF @ found.values, y_BLD) < TOLERANCE["float64"]
-    expected = reference.ACTIVATIONS[kind](np.asarray(x_BLD @ found.keys.T))
+    assert (found.bias is None) == (found.biases is None) == (not bias)
+    b_F, multiplier_b_F, b_D = (0 if b is None else b for b in (found.biases, found.multiplier_biases, found.bias))
+    assert relative_error(m_BLF @ found.writes + b_D, y_BLD) < TOLERANCE["float64"]
+    np.testing.assert_array_equal(found.writes, found.values)
+    expected = reference.ACTIVATIONS[kind](np.asarray(x_BLD @ found.keys.T + b_F))
     if ACTIVATIONS[kind].gated:
-        expected *= x_BLD @ found.multipliers.T
+        expected *= x_BLD @ found.multipliers.T + multiplier_b_F
     else:
-        assert found.multipliers is None
+        assert found.multipliers is None and found.multiplier_biases is None
     assert relative_error(hidden_BLF, expected) < TOLERANCE["float64"]
     assert ACTIVATIONS[kind].norm == (not np.array_equal(hidden_BLF, m_BLF))
 
@@ -41,20 +43,31 @@ def test_the_output_of_a_feed_forward_is_its_values_weighted_by_their_coefficien
 @pytest.mark.parametrize("heads", ["each", "shared"])
 def test_the_output_of_slots_is_their_values_weighted_by_their_coefficients(heads, x64):
     """The values of tokens are set to zero, so the heads only have the output of the slots."""
-    changes = {"memory_slots": 5, "memory_heads": heads, "kv_heads": 2}
+    changes = {"memory_slots": 5, "memory_heads": heads, "kv_heads": 2, "bias": ("output",)}
     config = in_float64(model({f"blocks.main.attention.{k}": v for k, v in changes.items()}))
     params = random_params(config)
     params["blocks"]["main"]["attention"]["value"]["kernel"] *= 0
-    q_BLHK, k_BLGK, m_BHLM, o_BLHK = captured(
-        config, params, *(f"attention.{name}" for name in ("query", "key", "coefficients", "heads"))
+    q_BLHK, k_BLGK, m_BHLM, o_BLHK, y_BLD = captured(
+        config, params, *(f"attention.{name}" for name in ("query", "key", "coefficients", "heads", "out"))
     )
     found = memory(config, params, 1, "attention")
     assert found.keys.shape == found.values.shape == (2 if heads == "each" else 1, 5, 8)
     keys, values = (jnp.repeat(x, 4 // x.shape[0], 0) for x in (found.keys, found.values))
     assert relative_error(jnp.einsum("bhlm,hmk->blhk", m_BHLM, values), o_BLHK) < TOLERANCE["float64"]
+    assert relative_error(jnp.einsum("bhlm,hmd->bld", m_BHLM, found.writes) + found.bias, y_BLD) < TOLERANCE["float64"]
     scores = jnp.einsum("blhk,hmk->bhlm", q_BLHK, keys)
     ratios = np.asarray(m_BHLM[..., 1:] / m_BHLM[..., :1])
     np.testing.assert_allclose(ratios, np.exp((scores[..., 1:] - scores[..., :1]) / 8**0.5), rtol=1e-9)
+
+
+def test_slots_of_heads_without_an_output_matrix_write_their_part_of_all_heads(x64):
+    changes = {"memory_slots": 5, "output": "identity"}
+    config = in_float64(model({f"blocks.main.attention.{k}": v for k, v in changes.items()}))
+    params = random_params(config)
+    params["blocks"]["main"]["attention"]["value"]["kernel"] *= 0
+    m_BHLM, y_BLD = captured(config, params, "attention.coefficients", "attention.raw")
+    writes_HMD = memory(config, params, 1, "attention").writes
+    assert relative_error(jnp.einsum("bhlm,hmd->bld", m_BHLM, writes_HMD), y_BLD) < TOLERANCE["float64"]
 
 
 def test_each_expert_is_a_memory():
@@ -98,14 +111,8 @@ def test_a_coefficient_of_zero_removes_its_value_from_the_output():
     config = change(VARIANTS["base"], "depth", 1)
     params = random_params(config)
     values = memory(config, params, 0).values
-    taps = Taps(record=["blocks.0.feed_forward.out", "blocks.0.feed_forward.coefficients"])
-    forward(config, params, tokens_for(config), taps=taps)
-    before = taps.values["blocks.0.feed_forward.out"]
-    m_BLF = taps.values["blocks.0.feed_forward.coefficients"]
-    taps = Taps(
-        record=["blocks.0.feed_forward.out"],
-        replace={"blocks.0.feed_forward.coefficients": lambda m: m.at[..., 3].set(0)},
-    )
-    forward(config, params, tokens_for(config), taps=taps)
-    removed = before - taps.values["blocks.0.feed_forward.out"]
+    names = ["blocks.0.feed_forward.coefficients", "blocks.0.feed_forward.out"]
+    m_BLF, before = capture(config, params, tokens_for(config), names)
+    off = {names[0]: lambda m: m.at[..., 3].set(0)}
+    removed = before - capture(config, params, tokens_for(config), names[1:], replace=off)[0]
     np.testing.assert_allclose(removed, m_BLF[..., 3:4] * values[3], rtol=1e-3, atol=1e-5)

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import VARIANTS, forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import VARIANTS, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import Patch, Taps
 
 OPTIONS = [
     {},
@@ -216,7 +217,7 @@ def test_coefficients_have_a_row_for_each_token_and_choice(options, x64):
     assert relative_error(y_BLD, np_y) < TOLERANCE["float64"]
 
     def replaced(function):
-        return mixture(x_BLD, context(taps=Taps(replace={"coefficients": function})))[0]
+        return mixture(x_BLD, context(taps=Taps(patches={"coefficients": [Patch(function)]})))[0]
 
     np.testing.assert_array_equal(replaced(lambda h: h), y_BLD)
     without = replaced(lambda h: h.at[1, 3].set(0))

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import MAIN, change, forward, model, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import MAIN, change, model, random_params, tokens_for
 from xfresearch.models import norms
 
 D, EPSILON = 64, 0.0

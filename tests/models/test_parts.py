@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.models.reference_norms import layer_norm
 from tests.tolerances import TOLERANCE, relative_error

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import change, forward, model, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import change, model, random_params, tokens_for
 from tests.models import reference_attention as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.files import parse

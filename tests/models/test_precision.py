@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED, change, forward, marked, random_params, tokens_for
+from tests.contracts.passes import capture, run
+from tests.contracts.variants import NAMED, change, marked, random_params, tokens_for
 from tests.contracts.variants import model as resolved
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.norms import Norm
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import captured
 
 # One config of each kind; the others consist of the same parts.
 DEFAULT_RUN = ("gpt2", "llama", "moe", "all_attention", "lambda_lm", "simplified")
@@ -28,10 +29,9 @@ def test_bfloat16_is_close_to_float32_with_the_same_parameters(name):
     streams = {}
     for each in (low, config):
         names = [f"blocks.{layer}.attention.residual" for layer in range(len(config.pattern))]
-        taps = Taps(record=names)
-        logits, _ = forward(each, params, tokens_BL, taps=taps)
-        assert logits.dtype == jnp.float32
-        streams[each.dtype] = [taps.values[tap].astype(jnp.float32) for tap in names]
+        model, out = run(each, params, tokens_BL, record=names)
+        assert model.logits(out.hidden_BLD).dtype == jnp.float32
+        streams[each.dtype] = [value.astype(jnp.float32) for value in captured(each, out.captures, names).values()]
     for found, expected in zip(streams["bfloat16"], streams["float32"], strict=True):
         assert 1e-4 < relative_error(found, expected) < TOLERANCE["bfloat16"]  # above 1e-4: bfloat16 was used
 
@@ -57,9 +57,9 @@ def test_activations_have_dtype_and_parameters_param_dtype(dtype, param_dtype):
 
 def test_the_router_is_computed_in_float32_under_bfloat16():
     config = change(NAMED["moe"], "dtype", "bfloat16")
-    taps = Taps(record=["blocks.0.feed_forward.router_logits"])
-    forward(config, random_params(config), tokens_for(config), taps=taps)
-    assert taps.values["blocks.0.feed_forward.router_logits"].dtype == jnp.float32
+    names = ["blocks.0.feed_forward.router_logits"]
+    (logits_BLE,) = capture(config, random_params(config), tokens_for(config), names)
+    assert logits_BLE.dtype == jnp.float32
 
 
 @pytest.mark.covers("blocks.main.norm_cast")

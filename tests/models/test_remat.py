@@ -3,7 +3,8 @@
 import jax
 import pytest
 
-from tests.contracts.variants import VARIANTS, change, forward, in_float64, random_params, tokens_for, tree_error
+from tests.contracts.passes import forward
+from tests.contracts.variants import VARIANTS, change, in_float64, random_params, tokens_for, tree_error
 from tests.tolerances import TOLERANCE
 from xfresearch.models import stack, transformer
 from xfresearch.models.counting import count_flops

@@ -4,17 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.variants import (
-    KINDS,
-    NAMED,
-    PLAIN,
-    VARIANTS,
-    forward,
-    in_float64,
-    marked,
-    random_params,
-    tokens_for,
-)
+from tests.contracts.passes import PLAIN, forward
+from tests.contracts.variants import KINDS, NAMED, VARIANTS, in_float64, marked, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.context import AUTO

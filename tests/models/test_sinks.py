@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.contracts.variants import forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import capture, forward
+from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.models.taps import Taps
 
 A = "blocks.main.attention."
 
@@ -33,15 +33,12 @@ def test_a_learned_sink_takes_its_share_of_the_weights(x64):
     params, tokens_BL = random_params(learned), tokens_for(learned)
     without = jax.tree.map(lambda leaf: leaf, params)
     b_NH = without["blocks"]["main"]["attention"].pop("sink")
-    off, weights = Taps(record=["blocks.0.attention.query", "blocks.0.attention.key"]), "blocks.0.attention.weights"
-    seen = Taps(record=[weights])
-    forward(plain, without, tokens_BL, taps=off)
-    forward(learned, params, tokens_BL, taps=seen)
-    q_BLHK, k_BLHK = off.values.values()
+    q_BLHK, k_BLHK = capture(plain, without, tokens_BL, ["blocks.0.attention.query", "blocks.0.attention.key"])
+    (weights_BHLS,) = capture(learned, params, tokens_BL, ["blocks.0.attention.weights"])
     logits_BHLS = np.einsum("blhk,bshk->bhls", q_BLHK, k_BLHK) / np.sqrt(q_BLHK.shape[-1])
     Z_BHL = np.tril(np.exp(logits_BHLS)).sum(-1)
     expected = Z_BHL / (Z_BHL + np.exp(np.asarray(b_NH)[0])[:, None])
-    assert relative_error(seen.values[weights].sum(-1), expected) < TOLERANCE["float64"]
+    assert relative_error(weights_BHLS.sum(-1), expected) < TOLERANCE["float64"]
 
 
 def test_a_learned_sink_beside_slots_is_refused():

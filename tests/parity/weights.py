@@ -7,7 +7,8 @@ PyTorch matrices are [outputs, inputs], with heads and head size in one dimensio
 import jax
 import numpy as np
 
-from tests.contracts.variants import BASE, forward, in_float64, model, random_params, tokens_for
+from tests.contracts.passes import forward
+from tests.contracts.variants import BASE, in_float64, model, random_params, tokens_for
 from tests.tolerances import relative_error
 
 SIZES = {

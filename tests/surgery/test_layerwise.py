@@ -8,7 +8,7 @@ import pytest
 from tests.tiny_runs import tiny_model
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import Patch, request
 from xfresearch.surgery.layerwise import Runner
 from xfresearch.surgery.network import assemble, take_apart
 
@@ -22,9 +22,9 @@ MODELS = {
 
 
 def loss(model: ModelConfig, params: dict, tokens_BL, scale_BL):
-    taps = Taps(replace={"embed": lambda x_BLD: x_BLD * scale_BL[..., None]})
-    lm, hidden_BLD = forward(model, params, tokens_BL, taps)
-    log_p_BLV = jax.nn.log_softmax(lm.logits(hidden_BLD)[:, :-1])
+    taps = request(model, patches={"embed": Patch(lambda x_BLD: x_BLD * scale_BL[..., None])})
+    lm, out = forward(model, params, tokens_BL, taps)
+    log_p_BLV = jax.nn.log_softmax(lm.logits(out.hidden_BLD)[:, :-1])
     return -jnp.take_along_axis(log_p_BLV, tokens_BL[:, 1:, None], -1).mean()
 
 
@@ -37,8 +37,8 @@ def test_it_equals_the_whole_model(name):
         runner = Runner(network, "float64")
         found = runner.run(tokens_BL, 3)
         model, params = runner.model, assemble(network, "float64")[1]
-        whole, hidden_BLD = forward(model, params, jnp.asarray(tokens_BL))
-        expected = whole.logits(hidden_BLD)
+        whole, out = forward(model, params, jnp.asarray(tokens_BL))
+        expected = whole.logits(out.hidden_BLD)
         gradient = jax.grad(loss, 3)(model, params, jnp.asarray(tokens_BL), jnp.ones(tokens_BL.shape))
         np.testing.assert_allclose(found.logits_BLV, expected, rtol=0, atol=1e-12 * abs(expected).max())
         np.testing.assert_allclose(found.cached_BCV, expected[:, -3:], rtol=0, atol=1e-12 * abs(expected).max())

@@ -69,6 +69,23 @@ def lambda_scan(q_BLHK, k_BLUK, v_BLUV, e_RUK, segments_BL, state: dict, chunk: 
     return y_BLHV, state
 
 
+def lambdas(k_BLUK, v_BLUV, e_RUK, segments_BL, state: dict, chunk: int):
+    """lambda_BLKV, the map of each position from queries to outputs: the outputs for unit vectors as queries."""
+    B, L, _, K = k_BLUK.shape
+    q_BLKK = jnp.broadcast_to(jnp.eye(K, dtype=k_BLUK.dtype), (B, L, K, K))
+    return lambda_scan(q_BLKK, k_BLUK, v_BLUV, e_RUK, segments_BL, state, chunk)[0]
+
+
+def weights(q_BLHK, k_BLUK, e_RUK, segments_BL, state: dict, chunk: int):
+    """a_BHLSU, the factor of each value in each output, (w_nm + e_{n-m}) . q_n: the outputs for unit vectors as values.
+    The state must be empty: its values are not those of this sequence."""
+    B, L, U, _ = k_BLUK.shape
+    v_BLUV = jnp.broadcast_to(jnp.eye(L * U, dtype=k_BLUK.dtype).reshape(L, U, L * U), (B, L, U, L * U))
+    state = empty_state(B, state["values"].shape[1] + 1, U, k_BLUK.shape[-1], L * U, k_BLUK.dtype)
+    a_BLHV, _ = lambda_scan(q_BLHK, k_BLUK, v_BLUV, e_RUK, segments_BL, state, chunk)
+    return a_BLHV.reshape(B, L, -1, L, U).swapaxes(1, 2)
+
+
 def _chunk(e_RUK, state: dict, inputs):
     """The state after N tokens, and their y_BNHV. Keys, values, segments have M >= N tokens; the rest is ignored."""
     q_BNHK, k_BMUK, v_BMUV, segments_BM = inputs

@@ -68,23 +68,26 @@ class Block(nnx.Module):
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
         """The stream after the block, the caches of its sublayers by name, and auxiliary losses and statistics."""
         x_BLD, sum_BLD = stream
-        sources = {"block": x_BLD}
-        caches = {}
+        sources, caches = {}, {}
         aux = Aux()
         for sublayer in self.layout.sublayers:
             name = sublayer.name
             inner = ctx.at(name)
-            sources["stream"] = x_BLD
+            sources["stream"] = x_BLD = inner.tap("before", x_BLD)
+            sources.setdefault("block", x_BLD)
             sources["before"] = inner.tap("in", self._norm(name, "in", sources[sublayer.reads]))
             y_BLD, caches[name], new_aux = getattr(self, name)(sources["before"], inner, cache and cache[name])
-            y_BLD = inner.dropout(self._norm(name, "out", y_BLD), self.dropout, "out")
+            y_BLD = self._norm(name, "out", inner.tap("raw", y_BLD))
+            y_BLD = inner.dropout(y_BLD, self.dropout, "out")
             if sublayer.gain:
                 y_BLD = times(y_BLD, getattr(self, f"{name}_gain")[...])
             y_BLD = inner.tap("out", y_BLD)
             x_BLD = y_BLD if sublayer.skip == "none" else self._skip(sublayer, sources[sublayer.skip]) + y_BLD
             if sum_BLD is not None and not sublayer.bare:
-                sum_BLD = sum_BLD + y_BLD
-            x_BLD = inner.tap("residual", ctx.shard(self._norm(name, "post", x_BLD), "BLD"))
+                sum_BLD = inner.tap("dual", sum_BLD + y_BLD)
+            if "post" in sublayer.norms:
+                x_BLD = self._norm(name, "post", inner.tap("sum", x_BLD))
+            x_BLD = inner.tap("residual", ctx.shard(x_BLD, "BLD"))
             aux |= new_aux
         return Stream(x_BLD, sum_BLD), caches, aux
 

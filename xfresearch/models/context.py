@@ -46,27 +46,38 @@ class Context:
     segments_BL: Any = None  # segment ids, 0 for padding; None: one document, no padding
     key: Any = None  # dropout key; None: no dropout
     taps: Taps | None = None
-    place: str = ""  # path of the layer or sublayer in the names of taps
+    place: str = ""  # path of the sublayer in the layer: the first part of its sites
     block: str = ""  # name of the block's config
-    number: Any = 0  # number of the layer; a traced value if layers are scanned
+    number: Any = 0  # number of the layer; traced if layers are scanned
     cache_index: Any = 0  # position in the cache of the first token of this call
     cache_segments_BS: Any = None
     shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
     mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays are on; None: no constraints
     execution: Execution = AUTO
 
-    def layer(self, index, block: str) -> "Context":
-        """The context of layer `index`: an int if layers are unrolled, a traced value if scanned (without taps)."""
-        key = None if self.key is None else jax.random.fold_in(self.key, index)
-        return replace(self, key=key, block=block, number=index, place=f"blocks.{index}" if self.taps else "")
+    def layer(self, number, block: str, taps: Taps | None = None) -> "Context":
+        """The context of layer `number`: an int if layers are unrolled, traced if scanned."""
+        key = None if self.key is None else jax.random.fold_in(self.key, number)
+        return replace(self, key=key, block=block, number=number, taps=taps)
 
     def at(self, name: str) -> "Context":
         """The context of a sublayer, or of a part of one."""
-        return replace(self, place=f"{self.place}.{name}" if self.place else name)
+        return replace(self, place=self._site(name))
 
     def tap(self, name: str, value):
-        """`value`, which a tap may record or replace."""
-        return self.taps(f"{self.place}.{name}" if self.place else name, value) if self.taps else value
+        """`value`, which a tap may record or change."""
+        return self.taps(self._site(name), value) if self.taps else value
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these values is recorded or changed. For values that are not computed otherwise."""
+        return self.taps is not None and any(self.taps.wants(self._site(name)) for name in names)
+
+    def changes(self, name: str) -> bool:
+        """Whether a patch changes this value, in any layer that shares the compiled body."""
+        return self.taps is not None and self._site(name) in self.taps.patches
+
+    def _site(self, name: str) -> str:
+        return f"{self.place}.{name}" if self.place else name
 
     def shard(self, x, letters: str):
         """x, sharded over the mesh by the letters of its dimensions (sharding/letters.py)."""
@@ -87,6 +98,4 @@ class Context:
         """A key for this layer, sublayer and site; None without dropout."""
         if self.key is None:
             return None
-        # With taps, `place` starts with the layer's number. The key of the layer already depends on it.
-        sublayer = self.place.split(".", 2)[-1] if self.place.startswith("blocks.") else self.place
-        return jax.random.fold_in(self.key, zlib.crc32(f"{sublayer}.{site}".encode()))
+        return jax.random.fold_in(self.key, zlib.crc32(f"{self.place}.{site}".encode()))

@@ -11,7 +11,7 @@ number of equal prompts before it, and the number of the token.
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -25,11 +25,10 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import DEFAULT, Sampling
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import NO_TAPS, Request
 from xfresearch.sharding.devices import platform
 from xfresearch.sharding.partition import activation_spec, constrain
 
-Replace = tuple[tuple[str, Callable], ...]
 CHUNK = 16  # tokens per jitted call: few enough to stream, enough to hide the overhead of the call
 
 
@@ -43,26 +42,26 @@ def generate(
     stops: tuple[int, ...] = (),
     vocab_size: int = 0,
     mesh=None,
-    replace: Replace = (),
+    taps: Request = NO_TAPS,
 ) -> Iterator[list[list[int]]]:
     """Yields the new tokens of every prompt, at most CHUNK each at a time, until each has ended or has max_new_tokens.
 
     `prompts` are lists of at least one token, with one `seed` for all or one for each. A prompt ends before the first of
     the tokens `stops`, which are never yielded. Ids of `vocab_size` and above are never sampled (0: the whole
-    vocabulary). `mesh` is the mesh of the parameters. It must divide the prompts evenly. `replace` are (name of a tap,
-    function) pairs: the functions are compiled into the passes over the prompts and over each new token.
+    vocabulary). `mesh` is the mesh of the parameters. It must divide the prompts evenly. `taps` are
+    the values to change, in the passes over the prompts and over each new token.
     """
     tokens_BP, segments_BP = pad_left(prompts)
     keys_B = row_keys(prompts, seed)
     if mesh is not None:
         tokens_BP, segments_BP, keys_B = shard_rows(mesh, tokens_BP, segments_BP, keys_B)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
-    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh, replace)
-    state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh, replace)
+    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh)
+    state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh, taps)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
-        state, tokens_BC = decode_chunk(settings, params, state, count)
+        state, tokens_BC = decode_chunk(settings, params, state, count, taps)
         rows = np.asarray(tokens_BC).tolist()
         chunk = [[] if end else row[:count] for end, row in zip(ended, rows, strict=True)]
         texts = [list(takewhile(lambda token: token not in stops, row)) for row in chunk]
@@ -112,17 +111,17 @@ def shard_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
     return shard(tokens_BP), shard(segments_BP), keys_B
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 7, 8))
+@partial(jax.jit, static_argnums=(0, 1, 2, 7))
 def prefill(
-    model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, replace: Replace = ()
+    model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS
 ) -> dict:
     """The decoding state after the prompts, with caches for `length` tokens per row."""
     B, P = tokens_BP.shape
     lm = transformer.bind(model, params)
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
     segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
-    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh, taps=_taps(replace))
-    out = lm(tokens_BP, ctx, lm.init_caches(B, length), layers=layers)
+    ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh)
+    out = lm(tokens_BP, ctx, lm.init_caches(B, length), layers=layers, taps=taps)
     return {
         "caches": out.caches,
         "segments": segments_BS,
@@ -136,10 +135,10 @@ def prefill(
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
-def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax.Array]:
+def decode_chunk(settings: tuple, params, state: dict, count, taps: Request = NO_TAPS) -> tuple[dict, jax.Array]:
     """The state and the tokens [B, CHUNK] after `count` (at most CHUNK) more tokens per row. It stops early once every
     row has ended."""
-    model, sampling, stops, vocab_size, layers, mesh, replace = settings
+    model, sampling, stops, vocab_size, layers, mesh = settings
     lm = transformer.bind(model, params)
 
     def unfinished(carry):
@@ -150,14 +149,14 @@ def decode_chunk(settings: tuple, params, state: dict, count) -> tuple[dict, jax
         done, state, tokens_BC = carry
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
         token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
-        return done + 1, advance(lm, layers, state, token_B, stops, mesh, replace), tokens_BC.at[:, done].set(token_B)
+        return done + 1, advance(lm, layers, state, token_B, stops, mesh, taps), tokens_BC.at[:, done].set(token_B)
 
     tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
     _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
     return state, constrain(mesh, tokens_BC, "NN")  # replicated, because every process reads all rows
 
 
-def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None, replace: Replace = ()) -> dict:
+def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None, taps=NO_TAPS) -> dict:
     """The state after each row has read one more token."""
     segments_B1 = jnp.ones_like(token_B)[:, None]
     ctx = Context(
@@ -166,9 +165,8 @@ def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=
         cache_index=state["index"],
         cache_segments_BS=state["segments"],
         mesh=mesh,
-        taps=_taps(replace),
     )
-    out = lm(token_B[:, None], ctx, state["caches"], layers=layers)
+    out = lm(token_B[:, None], ctx, state["caches"], layers=layers, taps=taps)
     return state | {
         "caches": out.caches,
         "index": state["index"] + 1,
@@ -177,10 +175,6 @@ def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=
         "ended": state["ended"] | jnp.isin(token_B, jnp.array(stops, jnp.int32)),
         "logits": lm.logits(out.hidden_BLD)[:, 0],
     }
-
-
-def _taps(replace: Replace) -> Taps | None:
-    return Taps(replace=dict(replace)) if replace else None
 
 
 def draw(logits_BV, keys_B, sampling: Sampling):

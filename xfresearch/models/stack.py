@@ -4,7 +4,7 @@ It is separate from the language model (transformer.py), so that a model can hav
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.parameters import Rngs, parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SharedTable
+from xfresearch.models.taps import Request
 from xfresearch.sharding.partition import constrain_parameters
 
 REMAT = {
@@ -190,57 +191,79 @@ def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
     return nnx.Dict(found)
 
 
-def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat):
-    """The stream after all blocks, caches, losses and statistics. Each segment is one compiled loop body."""
-    losses, statistics, new_caches = {}, {}, {}
+class Pass(NamedTuple):
+    """The results of a pass through the blocks, besides the stream."""
+
+    caches: dict | None
+    losses: dict
+    statistics: dict  # {stack: {name: [R, ...]}}
+    captures: dict  # {stack: {site: [R, ...]}} of the values that taps record, in the order of computation
+
+
+def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat, taps: Request) -> tuple[Stream, Pass]:
+    """The stream after all blocks, and the other results. Each segment is one compiled loop body."""
+    losses, statistics, new_caches, captures = {}, {}, {}, {}
     first = 0
     for segment in layers.segment_stacks(stack):
         stacked = {place.name: blocks[place.name] for place in segment}
         cached = {place.name: caches[place.name] for place in segment} if caches else None
+        sites = {}  # in the order of computation, which a dict that leaves the scan loses
 
-        def body(stream, xs, segment=segment, first=first):
+        def body(stream, xs, segment=segment, first=first, sites=sites):
             blocks, caches, repeat = xs
-            new_caches, losses, statistics = {}, {}, {}
+            new_caches, losses, statistics, captures = {}, {}, {}, {}
             for i, place in enumerate(segment):
-                layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block)
+                found = taps.layer(place.name, repeat)
+                layer_ctx = ctx.layer(first + repeat * len(segment) + i, place.block, found)
                 block = constrain_parameters(ctx.mesh, blocks[place.name], f"blocks/{place.name}")
                 stream, new_caches[place.name], aux = block(stream, layer_ctx, caches and caches[place.name])
                 losses = add_losses(losses, aux.losses)
                 statistics[place.name] = aux.statistics
-            return stream, (new_caches if caches else None, losses, statistics)
+                captures[place.name] = found.values
+                sites[place.name] = list(found.values)
+            return stream, (new_caches if caches else None, losses, statistics, captures)
 
         repeats = segment[0].repeats
         xs = (stacked, cached, jnp.arange(repeats))
-        stream, (segment_caches, losses_R, segment_statistics) = jax.lax.scan(remat(body), stream, xs)
+        stream, outputs = jax.lax.scan(remat(body), stream, xs)
+        segment_caches, losses_R, segment_statistics, values = outputs
         losses = add_losses(losses, {name: value.sum(0) for name, value in losses_R.items()})
         statistics |= segment_statistics
+        captures |= {name: {site: values[name][site] for site in found} for name, found in sites.items()}
         new_caches |= segment_caches or {}
         first += repeats * len(segment)
-    return stream, new_caches if caches else None, losses, statistics
+    return stream, Pass(new_caches if caches else None, losses, statistics, captures)
 
 
-def unroll(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat):
-    """Like `scan`, but each layer is compiled separately. Taps need this."""
+def unroll(
+    stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat, taps: Request
+) -> tuple[Stream, Pass]:
+    """Like `scan`, but each layer is compiled separately."""
     all_stacks = layers.stacks(stack)
     single = {place.name: layers.unstack(blocks[place.name], place.repeats) for place in all_stacks}
     cached = {place.name: caches and layers.unstack(caches[place.name], place.repeats) for place in all_stacks}
-    new_caches = {place.name: [] for place in all_stacks}
-    statistics = {place.name: [] for place in all_stacks}
-    losses = {}
+    of_layers = {place.name: [] for place in all_stacks}
+    losses, sites = {}, {}
     for layer in layers.layers(stack):
 
         def call(block, stream, cache, layer=layer):
             block = constrain_parameters(ctx.mesh, block, f"blocks/{layer.stack}")
-            return block(stream, ctx.layer(layer.number, layer.block), cache)
+            found = taps.layer(layer.stack, layer.index)
+            stream, cache, aux = block(stream, ctx.layer(layer.number, layer.block, found), cache)
+            sites[layer.stack] = list(found.values)
+            return stream, cache, aux, found.values
 
         cache = caches and cached[layer.stack][layer.index]
-        stream, cache, aux = remat(call)(single[layer.stack][layer.index], stream, cache)
-        new_caches[layer.stack].append(cache)
-        statistics[layer.stack].append(aux.statistics)
+        stream, cache, aux, values = remat(call)(single[layer.stack][layer.index], stream, cache)
+        of_layers[layer.stack].append((cache, aux.statistics, values))
         losses = add_losses(losses, aux.losses)
-    statistics = {name: layers.stack(trees) for name, trees in statistics.items()}
-    caches = {name: layers.stack(trees) for name, trees in new_caches.items()} if caches else None
-    return stream, caches, losses, statistics
+    stacked = {name: layers.stack(trees) for name, trees in of_layers.items()}
+    return stream, Pass(
+        {name: cache for name, (cache, _, _) in stacked.items()} if caches else None,
+        losses,
+        {name: statistics for name, (_, statistics, _) in stacked.items()},
+        {name: {site: values[site] for site in sites[name]} for name, (_, _, values) in stacked.items()},
+    )
 
 
 def add_losses(losses: dict, more: dict) -> dict:

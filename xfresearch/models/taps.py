@@ -1,29 +1,193 @@
-"""Taps: named values inside the model that can be recorded or replaced.
+"""Taps: named values inside the model that a pass can record or change.
 
-Layers call `context.tap("hidden", x)`. Names are `blocks.<layer>.<sublayer>.<value>`, `embed` and `final`.
+The name of a tap is `blocks.<layer>.<site>`, such as blocks.3.feed_forward.hidden, or `embed` or `final`. Layers that
+share a scan share its compiled body, so there a tap is a site, and the layer is a number. What a pass records leaves the
+scan as an output with the layers in front. What it changes is data too: a `Patch` has a function, arrays that are its
+arguments, and the layer that it is for. One compiled program therefore serves all layers, and jax.vmap over patches runs
+many of them at a time.
 """
 
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from xfresearch.errors import UserError
+from xfresearch.models import layers
+
+OUTSIDE = ""  # instead of the name of a stack: values outside of the blocks
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arguments", "where", "active"], meta_fields=["function"])
+@dataclass(frozen=True)
+class Patch:
+    """A change of the value x of a tap: to function(x, *arguments), of the shape of x, where `where` is true.
+
+    function: pure. Passes with equal functions, and arguments and masks of equal shapes, share a compiled program.
+    arguments: arrays, or trees of arrays. By default the function is `put`, whose one argument is the new value.
+    where: booleans of the shape of x or of its first dimensions, each of which may be 1; None for everywhere.
+    """
+
+    function: Callable = field(default_factory=lambda: put)
+    arguments: tuple = ()
+    where: Any = None
+    active: Any = True  # whether it is for this layer: a boolean, traced where layers share a compiled body
+
+    def apply(self, site: str, x):
+        """The new value of the tap `site`. Raises UserError if the function returns another shape."""
+        if isinstance(self.active, jax.core.Tracer):
+            return jax.lax.cond(self.active, partial(self._changed, site), lambda x: x, x)
+        return self._changed(site, x) if self.active else x
+
+    def _changed(self, site: str, x):
+        new = self.function(x, *self.arguments)
+        if getattr(new, "shape", None) != x.shape:
+            raise UserError(f"replace[{site!r}] returned shape {getattr(new, 'shape', None)}: it must be {x.shape}")
+        new = new.astype(x.dtype)
+        if self.where is None:
+            return new
+        where = jnp.asarray(self.where, bool)
+        if any(size not in (1, of_x) for size, of_x in zip(where.shape, x.shape, strict=False)) or where.ndim > x.ndim:
+            allowed = f"{x.shape} or the first of these sizes, each of which may be 1"
+            raise UserError(f"replace[{site!r}] has a mask of shape {where.shape}: it must be {allowed}")
+        return jnp.where(where.reshape(where.shape + (1,) * (x.ndim - where.ndim)), new, x)
+
+
+def put(x, value):
+    """`value`, in the shape of x if it can be broadcast to it. The default function of a Patch."""
+    fits = value.ndim <= x.ndim and all(a in (1, b) for a, b in zip(value.shape[::-1], x.shape[::-1], strict=False))
+    return jnp.broadcast_to(value, x.shape) if fits else value
 
 
 class Taps:
-    """Collects the values named in `record` and applies the functions in `replace`, {name: function}."""
+    """Records and changes the values of one layer, or those outside of the blocks. It is made and read in one trace.
 
-    def __init__(self, record=(), replace=None):
-        self.record = frozenset(record)
-        self.replace = dict(replace or {})
-        self.names: list[str] = []
+    record: sites. patches: {site: patches, applied in order}. values: {site: recorded value}, in the order of computation.
+    """
+
+    def __init__(self, record: Container[str] = (), patches: Mapping | None = None):
+        self.record = record
+        self.patches = patches or {}
         self.values: dict = {}
 
-    def __call__(self, name: str, value):
-        self.names.append(name)
-        if name in self.replace:
-            new = self.replace[name](value)
-            if getattr(new, "shape", None) != value.shape:
-                raise UserError(
-                    f"replace[{name!r}] returned shape {getattr(new, 'shape', None)}: it must be {value.shape}"
-                )
-            value = new.astype(value.dtype)
-        if name in self.record:
-            self.values[name] = value
+    def wants(self, site: str) -> bool:
+        """Whether the value of the site is recorded or changed. If not, the layer need not compute it."""
+        return site in self.record or site in self.patches
+
+    def __call__(self, site: str, value):
+        for patch in self.patches.get(site, ()):
+            value = patch.apply(site, value)
+        if site in self.record:
+            self.values[site] = value
         return value
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["patch", "slots_R"], meta_fields=[])
+@dataclass(frozen=True)
+class Stacked:
+    """The patches of a site in the R layers of a stack: one function, P sets of arguments and masks.
+
+    patch: its arguments and its mask have the dimension P in front. slots_R: the set of each layer, -1 for none.
+    """
+
+    patch: Patch
+    slots_R: Any
+
+    def at(self, index) -> Patch:
+        """The patch of layer `index` of the stack, which may be traced."""
+        slot = jnp.asarray(self.slots_R)[index]
+        data = (self.patch.arguments, self.patch.where)
+        arguments, where = jax.tree.map(lambda leaf: leaf[jnp.maximum(slot, 0)], data)
+        return Patch(self.patch.function, arguments, where, slot >= 0)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["patches"], meta_fields=["record"])
+@dataclass(frozen=True)
+class Request:
+    """What a pass records and changes.
+
+    record: (stack, site) pairs, or EVERYTHING. patches: {stack: {site: patches}}, `Stacked` ones; outside of the blocks,
+    where the name of the stack is OUTSIDE, plain ones.
+    """
+
+    record: Container[tuple[str, str]] = frozenset()
+    patches: dict = field(default_factory=dict)
+
+    def outside(self) -> Taps:
+        """The taps outside of the blocks."""
+        return Taps(self._sites(OUTSIDE), self.patches.get(OUTSIDE))
+
+    def layer(self, stack: str, index) -> Taps:
+        """The taps of layer `index` of a stack."""
+        patches = self.patches.get(stack, {})
+        return Taps(self._sites(stack), {site: [each.at(index) for each in found] for site, found in patches.items()})
+
+    def _sites(self, stack: str) -> Container[str]:
+        return EVERYTHING if self.record is EVERYTHING else {site for name, site in self.record if name == stack}
+
+
+class _Everything:
+    """Contains every name."""
+
+    def __contains__(self, name) -> bool:
+        return True
+
+
+EVERYTHING = _Everything()
+NO_TAPS = Request()
+
+
+def address(model, name: str) -> tuple[str, int, str]:
+    """(stack, index in the stack, site) of the tap `name`. The index is 0 outside of the blocks."""
+    if not name.startswith("blocks."):
+        return OUTSIDE, 0, name
+    _, number, site = name.split(".", 2)
+    at = layers.layer(model, int(number))
+    return at.stack, at.index, site
+
+
+def request(model, record: Collection[str] = (), patches: Mapping[str, Patch] | None = None) -> Request:
+    """The Request to record the taps `record` and to change those in `patches`, {name: patch}.
+
+    Patches of a site with the same function, and with arguments and masks of the same shapes, are stacked, so that a
+    program does not depend on the layers that they are for."""
+    sites = frozenset((stack, site) for stack, _, site in (address(model, name) for name in record))
+    groups: dict[tuple, dict[int, Patch]] = {}
+    for name, patch in (patches or {}).items():
+        stack, index, site = address(model, name)
+        groups.setdefault((stack, site, _form(patch)), {})[index] = patch
+    repeats = {place.name: place.repeats for place in layers.stacks(model)}
+    found: dict[str, dict[str, tuple]] = {}
+    for (stack, site, _), members in groups.items():
+        new = members[0] if stack == OUTSIDE else _stacked(members, repeats[stack])
+        of_stack = found.setdefault(stack, {})
+        of_stack[site] = (*of_stack.get(site, ()), new)
+    return Request(sites, found)
+
+
+def _form(patch: Patch) -> tuple:
+    """What patches that are stacked have in common: their function, and the structure and the shapes of their arrays."""
+    leaves, structure = jax.tree.flatten((patch.arguments, patch.where))
+    return patch.function, structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def _stacked(members: dict[int, Patch], repeats: int) -> Stacked:
+    data = layers.stack([(patch.arguments, patch.where) for patch in members.values()])
+    slot_of = {index: slot for slot, index in enumerate(members)}
+    slots_R = np.array([slot_of.get(index, -1) for index in range(repeats)], np.int32)
+    first = next(iter(members.values()))
+    return Stacked(replace(first, arguments=data[0], where=data[1]), slots_R)
+
+
+def captured(model, captures: dict, names: Collection[str]) -> dict:
+    """{name: value} of the taps `names`, from the `captures` of a pass, {stack: {site: [R, ...]}}."""
+    found = {}
+    for name in names:
+        stack, index, site = address(model, name)
+        value = captures[stack][site]
+        found[name] = value if stack == OUTSIDE else value[index]
+    return found

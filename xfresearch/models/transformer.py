@@ -25,6 +25,7 @@ from xfresearch.models.model_config import ModelConfig, position_rows
 from xfresearch.models.norms import Norm
 from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times, with_params
 from xfresearch.models.positions import sinusoidal
+from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
 from xfresearch.sharding.letters import Axes
 from xfresearch.trees import nested
 
@@ -34,6 +35,7 @@ class Output(NamedTuple):
     losses: dict  # auxiliary losses {name: [B]}, summed over the tokens of a sequence and over layers
     caches: dict | None
     statistics: dict  # {stack: {name: [R, B, ...]}} of the R layers of a stack, summed over the tokens of a sequence
+    captures: dict  # {stack: {site: [R, ...]}} of the values that taps record; of those outside, {"": {site: value}}
 
 
 class Table(nnx.Module):
@@ -60,15 +62,20 @@ class Transformer(nnx.Module):
         self.head_bias = Bias("V", (V,), dtype) if model.head_bias else None
         self.blocks = stack.make_blocks(model, rngs)
 
-    def __call__(self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none") -> Output:
-        """The final hidden states. `layers` is 'scan' or 'unroll', with the same result; taps always unroll."""
+    def __call__(
+        self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none", taps: Request = NO_TAPS
+    ) -> Output:
+        """The final hidden states. `layers` is 'scan' or 'unroll', with the same result. `taps` are the values to record
+        and to change."""
+        outside = taps.outside()
+        ctx = replace(ctx, taps=outside, shared=self.shared.values())
         x_BLD = ctx.tap("embed", ctx.shard(self.embedded(tokens_BL, ctx), "BLD"))
-        run_blocks = stack.unroll if layers == "unroll" or ctx.taps else stack.scan
+        run_blocks = stack.unroll if layers == "unroll" else stack.scan
         stream = Stream(x_BLD, x_BLD if stack.has_dual(self.config) else None)
-        remat = stack.REMAT["none" if ctx.taps else remat]
-        block_ctx = replace(ctx, shared=self.shared.values())
-        stream, caches, losses, statistics = run_blocks(self.config, self.blocks, stream, block_ctx, caches, remat)
-        return Output(ctx.tap("final", self.end(stream)), losses, caches, statistics)
+        stream, found = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
+        hidden_BLD = ctx.tap("final", self.end(stream))
+        captures = found.captures | {OUTSIDE: outside.values}
+        return Output(hidden_BLD, found.losses, found.caches, found.statistics, captures)
 
     def end(self, stream: Stream):
         """The output of the final norm; for a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""

@@ -19,7 +19,7 @@ from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.parameters import Rngs, with_params
-from xfresearch.models.taps import Taps
+from xfresearch.models.taps import EVERYTHING, Taps
 from xfresearch.surgery.network import Network
 from xfresearch.trees import nested
 
@@ -79,18 +79,10 @@ class Runner:
     def taps(self, number: int, stream: Stream) -> dict[str, np.ndarray]:
         """All named values of a layer, given its input."""
         (model, name), (params, shared, _) = self.layer(number)
-        everything = _Everything()
-        ctx = Context(_positions(stream), shared=shared, taps=everything).layer(number, name)
+        everything = Taps(EVERYTHING)
+        ctx = Context(_positions(stream), shared=shared).layer(number, name, everything)
         _bind(model, name, params)(stream, ctx)
-        return everything.values
-
-
-class _Everything(Taps):
-    """Taps that record every value."""
-
-    def __call__(self, name: str, value):
-        self.values[name] = value
-        return value
+        return {f"blocks.{number}.{site}": value for site, value in everything.values.items()}
 
 
 @cache

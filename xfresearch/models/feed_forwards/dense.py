@@ -131,16 +131,22 @@ class FeedForward(SublayerModule):
     @reads(HiddenOptions, GatedHidden, DenseConfig)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the unchanged cache, and no losses."""
-        h_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")
-        scale_BL1 = None if self.hidden_norm is None else softmax_total(h_BLF)
-        h_BLF = self.activation(h_BLF) if self.gate is None else self.activation(self.gate(x_BLD, ctx)) * h_BLF
+        up_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")
+        pre_BLF = ctx.tap("pre_activation", up_BLF if self.gate is None else self.gate(x_BLD, ctx))
+        h_BLF = self.activation(pre_BLF)
+        h_BLF = h_BLF if self.gate is None else h_BLF * ctx.tap("multiplier", up_BLF)
         h_BLF = ctx.tap("hidden", h_BLF)
-        h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(scale_BL1 * h_BLF)
+        h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(softmax_total(pre_BLF) * h_BLF)
         return self.down(ctx.tap("coefficients", h_BLF), ctx), cache, Aux()
 
     def memories(self, dtype) -> dict[str, Memory]:
-        kernels = {"up": self.up, "gate": self.gate, "down": self.down}
-        return {"": memory_of({name: linear.kernel for name, linear in kernels.items() if linear is not None}, dtype)}
+        linears = {"up": self.up, "gate": self.gate, "down": self.down}
+        linears = {name: linear for name, linear in linears.items() if linear is not None}
+        found = memory_of({name: linear.kernel for name, linear in linears.items()}, dtype)
+        bias = {name: linear.bias[...].astype(dtype) for name, linear in linears.items() if linear.bias is not None}
+        biases, others = ("gate", "up") if self.gate is not None else ("up", None)
+        found = found._replace(biases=bias.get(biases), multiplier_biases=bias.get(others), bias=bias.get("down"))
+        return {"": found}
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
@@ -157,4 +163,6 @@ def memory_of(kernels: dict, dtype) -> Memory:
     kernels = {name: kernel[...].astype(dtype) for name, kernel in kernels.items()}
     up = kernels["up"].swapaxes(-1, -2)
     values = kernels["down"]
-    return Memory(kernels["gate"].swapaxes(-1, -2), values, up) if "gate" in kernels else Memory(up, values)
+    if "gate" not in kernels:
+        return Memory(up, values, values)
+    return Memory(kernels["gate"].swapaxes(-1, -2), values, values, up)

@@ -11,6 +11,9 @@ The router is outside of this.
 `by_choice` sends one row for each choice, on average k T each way. It never drops one, so a device has a buffer for all
 rows that could arrive, min(k parts, E) T, but multiplies only those that did. `by_slot` and `by_expert` always send E C
 slots of each sequence, and multiply all of them.
+
+Taps see values in the order of tokens. A pass with taps of the hidden units of experts therefore sends its rows there and
+back for each of the experts' matrices.
 """
 
 from functools import partial
@@ -23,53 +26,77 @@ from xfresearch.errors import require
 from xfresearch.kernels.grouped_matmul import grouped_matmul
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.exchange import exchange, has_ragged, route
-from xfresearch.models.feed_forwards.experts import AXES
+from xfresearch.models.feed_forwards.experts import AXES, TAPS
 from xfresearch.sharding.devices import device_kind, platform
 from xfresearch.sharding.partition import activation_spec, parameter_spec
 
 
 def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     """y_BLD: the sum of the outputs of a token's k experts, times their gates."""
+    if ctx.wants(*TAPS):
+        x_BLkD = jnp.broadcast_to(x_BLD[:, :, None], (*expert_BLk.shape, x_BLD.shape[-1]))
+        y_BLkD = experts(x_BLkD, partial(_product, experts, expert_BLk, ctx), ctx.tap)
+        return (y_BLkD * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
+
+    def local(mesh, kernels, x_BLD, expert_BLk, gates_BLk):
+        def run(x_RD, product):
+            return experts(x_RD, product, ctx.tap)
+
+        y_BLkD = _sent(mesh, kernels, run, x_BLD.reshape(-1, x_BLD.shape[-1]), expert_BLk, ctx)
+        return (y_BLkD * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
+
+    kernels = experts.kernels(x_BLD.dtype)
+    return _on_devices(local, experts, kernels, ctx, (x_BLD, expert_BLk, gates_BLk), ("BLD", "BLN", "BLN"), "BLD")
+
+
+def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str):
+    """y_BLkO: the product of each choice's row with the kernel `name` of its expert."""
+
+    def local(mesh, kernels, x_BLkI, expert_BLk):
+        x_NI = x_BLkI.reshape(-1, x_BLkI.shape[-1])
+        return _sent(mesh, kernels, lambda x_RI, product: product(x_RI, name), x_NI, expert_BLk, ctx)
+
+    kernels = {name: experts.kernels(x_BLkI.dtype)[name]}
+    letters = ("BLNF", "BLND") if name == "down" else ("BLND", "BLNF")
+    return _on_devices(local, experts, kernels, ctx, (x_BLkI, expert_BLk), (letters[0], "BLN"), letters[1])
+
+
+def _sent(mesh, kernels: dict, run, x_TI, expert_BLk, ctx: Context):
+    """y_BLkO: the output of each choice's expert, in the order of tokens.
+
+    x_TI: a row for each token, or one for each choice. run(x_RI, product): the outputs of rows that are sorted by
+    expert; product(x, name) multiplies them with the kernel `name` of their experts.
+    """
+    B, L, k = expert_BLk.shape
+    E = next(iter(kernels.values())).shape[0] * _parts(mesh, "expert")
+    order_N = jnp.argsort(expert_BLk.reshape(-1), stable=True)  # N = B L k choices, sorted by expert
+    row_N = jnp.argsort(order_N)  # the row of each choice in this order
+    each = len(order_N) // len(x_TI)
+    x_NI = take(x_TI, order_N // each, row_N.reshape(-1, each))
+    sizes_E = jnp.bincount(expert_BLk.reshape(-1), length=E)
+    parts = _parts(mesh, "expert")
     platform_name = platform(ctx.mesh)
     kind = device_kind(ctx.mesh)
 
-    def local(mesh, kernels, x_BLD, expert_BLk, gates_BLk):
-        B, L, D = x_BLD.shape
-        k = expert_BLk.shape[2]
-        E = experts.count
-        order_N = jnp.argsort(expert_BLk.reshape(-1), stable=True)  # N = B L k choices, sorted by expert
-        row_Tk = jnp.argsort(order_N).reshape(-1, k)  # the row of each choice in this order
-        x_ND = take(x_BLD.reshape(-1, D), order_N // k, row_Tk)
-        sizes_E = jnp.bincount(expert_BLk.reshape(-1), length=E)
-        parts = _parts(mesh, "expert")
+    def apply(x, sizes_E, whole):
+        multiply = partial(
+            grouped_matmul,
+            sizes_E=sizes_E,
+            implementation=ctx.execution.expert_kernel,
+            platform=platform_name,
+            kind=kind,
+            whole=whole,
+        )
+        return run(x, lambda x, name: multiply(x, kernels[name]))
 
-        def by_token(rows):
-            return take(rows, row_Tk.reshape(-1), order_N[:, None]).reshape(B, L, k, -1)
-
-        def tap(h_NF):
-            return ctx.tap("coefficients", by_token(h_NF)).reshape(h_NF.shape)[order_N] if ctx.taps else h_NF
-
-        def apply_experts(x, sizes_E, whole):
-            product = partial(
-                grouped_matmul,
-                sizes_E=sizes_E,
-                implementation=ctx.execution.expert_kernel,
-                platform=platform_name,
-                kind=kind,
-                whole=whole,
-            )
-            return experts(kernels, x, product, tap)
-
-        if parts == 1:
-            y_ND = apply_experts(x_ND, sizes_E, whole=True)
-        else:
-            to_experts, sizes_E = route(sizes_E, "expert", parts)
-            ragged = has_ragged(platform_name, kind, ctx.mesh.size)
-            x_RD = exchange(x_ND, to_experts, min(k * parts, E) * B * L, ragged)
-            y_ND = exchange(apply_experts(x_RD, sizes_E, whole=False), to_experts.back(), k * B * L, ragged)
-        return (by_token(y_ND) * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
-
-    return _on_devices(local, experts, ctx, x_BLD, "BL", expert_BLk, gates_BLk)
+    if parts == 1:
+        y_NO = apply(x_NI, sizes_E, whole=True)
+    else:
+        to_experts, sizes_E = route(sizes_E, "expert", parts)
+        ragged = has_ragged(platform_name, kind, ctx.mesh.size)
+        x_RI = exchange(x_NI, to_experts, min(k * parts, E) * B * L, ragged)
+        y_NO = exchange(apply(x_RI, sizes_E, whole=False), to_experts.back(), k * B * L, ragged)
+    return take(y_NO, row_N, order_N[:, None]).reshape(B, L, k, -1)
 
 
 def by_slot(experts, x_BLD, slot_BLk, gates_BLk, slots: int, ctx: Context):
@@ -89,7 +116,8 @@ def by_slot(experts, x_BLD, slot_BLk, gates_BLk, slots: int, ctx: Context):
         y_BND = jax.vmap(take)(y_BSD, slot_BLk.reshape(B, -1), choice_BS[..., None])
         return (y_BND.reshape(B, L, k, -1) * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
 
-    return _on_devices(local, experts, ctx, x_BLD, "BL", slot_BLk, gates_BLk)
+    kernels = experts.kernels(x_BLD.dtype)
+    return _on_devices(local, experts, kernels, ctx, (x_BLD, slot_BLk, gates_BLk), ("BLD", "BLN", "BLN"), "BLD")
 
 
 def by_expert(experts, x_BLD, at_BEC, gates_BEC, ctx: Context):
@@ -110,7 +138,10 @@ def by_expert(experts, x_BLD, at_BEC, gates_BEC, ctx: Context):
         zeros_LD = jnp.zeros((L, y_BSD.shape[-1]), y_BSD.dtype)
         return jax.vmap(lambda y_SD, at_S: zeros_LD.at[at_S].add(y_SD, mode="drop"))(y_BSD, at_BS)
 
-    return _on_devices(local, experts, ctx, x_BLD, "B", at_BEC, gates_BEC)
+    kernels = experts.kernels(x_BLD.dtype)
+    if ctx.wants(*TAPS):  # taps see the slots of all experts
+        return local(None, kernels, x_BLD, at_BEC, gates_BEC)
+    return _on_devices(local, experts, kernels, ctx, (x_BLD, at_BEC, gates_BEC), ("BLD", "BNN", "BNN"), "BLD")
 
 
 def _apply_to_slots(mesh, experts, kernels, x_BSD, ctx: Context):
@@ -129,10 +160,10 @@ def _apply_to_slots(mesh, experts, kernels, x_BSD, ctx: Context):
     if parts > 1:
         x_BECD = jax.lax.all_to_all(x_BECD, "expert", split_axis=1, concat_axis=0, tiled=True)
 
-    def product(x_BECI, w_EIO):
-        return jnp.einsum("BECI,EIO->BECO", x_BECI, w_EIO)
+    def product(x_BECI, name: str):
+        return jnp.einsum("BECI,EIO->BECO", x_BECI, kernels[name])
 
-    y_BECD = experts(kernels, x_BECD, product, partial(ctx.tap, "coefficients"))
+    y_BECD = experts(x_BECD, product, ctx.tap)
     if parts > 1:
         y_BECD = jax.lax.all_to_all(y_BECD, "expert", split_axis=0, concat_axis=1, tiled=True)
     if context > 1:
@@ -140,39 +171,38 @@ def _apply_to_slots(mesh, experts, kernels, x_BSD, ctx: Context):
     return y_BECD.reshape(B, S, -1)
 
 
-def _on_devices(local, experts, ctx: Context, x_BLD, sharded: str, choice, gates):
-    """Runs local(mesh, kernels, x_BLD, choice, gates) on each device with its shards of tokens and experts.
+def _on_devices(local, experts, kernels: dict, ctx: Context, arrays: tuple, letters: tuple[str, ...], out: str):
+    """Runs local(mesh, kernels, *arrays) on each device with its shards of tokens and experts.
 
-    sharded: the first dimensions of `choice` and `gates`, which are sharded: BL for tokens, B for whole sequences.
+    letters, out: the dimensions of the arrays and of the result: B and L of tokens, F of hidden units; other dimensions
+    are not sharded. A result without F is the sum of those of the devices along `tensor`.
     """
-    kernels = experts.kernels(x_BLD.dtype)
     mesh = ctx.mesh
-    if mesh is None or ctx.taps:  # taps need the values of all tokens on one device
-        return local(None, kernels, x_BLD, choice, gates)
+    if mesh is None:
+        return local(None, kernels, *arrays)
     allowed = "1 with moe.expert='softmax': the softmax is over all hidden units of an expert"
     require(experts.kind != "softmax" or mesh.shape["tensor"] == 1, "mesh.tensor", mesh.shape["tensor"], allowed)
-    letters = {name: AXES[name].letters for name in kernels}
-    specs = {name: parameter_spec(mesh, letters[name], w.shape, f"experts/{name}") for name, w in kernels.items()}
-    tokens = activation_spec(mesh, "BL", x_BLD.shape[:2])
-    choices = PartitionSpec(*tokens[: len(sharded)])
+    axes = {name: AXES[name].letters for name in kernels}
+    specs = {name: parameter_spec(mesh, axes[name], w.shape, f"experts/{name}") for name, w in kernels.items()}
+    tokens = activation_spec(mesh, "BL", arrays[0].shape[:2])
+    sharded = {"B": tokens[0], "L": tokens[1], "F": "tensor"}
+    in_specs = tuple(PartitionSpec(*map(sharded.get, each)) for each in letters)
+    partial_sums = "F" not in out
 
-    def on_device(kernels, x_BLD, choice, gates):
+    def on_device(kernels, *arrays):
         if mesh.shape["fsdp"] > 1:
             kernels = {
-                name: jax.lax.all_gather(w, "fsdp", axis=letters[name].index("D"), tiled=True)
+                name: jax.lax.all_gather(w, "fsdp", axis=axes[name].index("D"), tiled=True)
                 for name, w in kernels.items()
             }
-        return local(mesh, kernels, x_BLD, choice, gates)[None]
+        y = local(mesh, kernels, *arrays)
+        return y[None] if partial_sums else y
 
-    run = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(specs, tokens, choices, choices),
-        out_specs=PartitionSpec("tensor", *tokens),
-        check_vma=False,
-    )
+    out_specs = PartitionSpec(*(["tensor"] if partial_sums else []), *map(sharded.get, out))
+    run = jax.shard_map(on_device, mesh=mesh, in_specs=(specs, *in_specs), out_specs=out_specs, check_vma=False)
+    y = run(kernels, *arrays)
     # The sum over `tensor` is outside of shard_map, so that its derivative needs no communication.
-    return jax.lax.reduce(run(kernels, x_BLD, choice, gates), jnp.zeros((), x_BLD.dtype), jax.lax.add, (0,))
+    return jax.lax.reduce(y, jnp.zeros((), y.dtype), jax.lax.add, (0,)) if partial_sums else y
 
 
 def _parts(mesh, axis: str) -> int:

@@ -58,9 +58,13 @@ class Experts(nnx.Module):
         kernels = {"up": self.up, "gate": self.gate, "down": self.down}
         return {name: kernel[...].astype(dtype) for name, kernel in kernels.items() if kernel is not None}
 
-    def __call__(self, kernels: dict, x, product, tap):
-        """y: the output of each row's expert. product(x, kernels) multiplies each row with the kernel of its expert.
-        `tap` is applied to the hidden units."""
-        h = product(x, kernels["up"])
-        h = self.activation(h) if self.gate is None else self.activation(product(x, kernels["gate"])) * h
-        return product(tap(h), kernels["down"])
+    def __call__(self, x, product, tap):
+        """y: the output of each row's expert. product(x, name) multiplies each row with the kernel `name` of its expert.
+        tap(name, value) sees the hidden units, before and after the activation."""
+        pre = tap("pre_activation", product(x, "up" if self.gate is None else "gate"))
+        h = self.activation(pre)
+        h = h if self.gate is None else h * tap("multiplier", product(x, "up"))
+        return product(tap("coefficients", tap("hidden", h)), "down")
+
+
+TAPS = ("pre_activation", "multiplier", "hidden", "coefficients")  # of Experts

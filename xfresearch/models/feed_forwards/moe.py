@@ -43,7 +43,7 @@ from xfresearch.models.costs import Costs, weights
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import FeedForward, GatedHidden, HiddenOptions, memory_of
 from xfresearch.models.feed_forwards.dispatch import by_choice, by_expert, by_slot
-from xfresearch.models.feed_forwards.experts import Experts, shared_place, slots
+from xfresearch.models.feed_forwards.experts import TAPS, Experts, shared_place, slots
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
@@ -157,6 +157,10 @@ class MixtureOfExperts(SublayerModule):
         logits_BLE = ctx.tap("router_logits", self.router(self._router_input(x_BLD, ctx), ctx))
         log_s = jax.nn.log_softmax if self.config.scores == "softmax" else jax.nn.log_sigmoid
         log_BLE = log_s(logits_BLE)
+        if ctx.wants("router_probabilities"):
+            p_BLE = jnp.exp(log_BLE)
+            new_BLE = ctx.tap("router_probabilities", p_BLE)
+            log_BLE = jnp.where(new_BLE == p_BLE, log_BLE, jnp.log(new_BLE))
         real_BL = jnp.ones(x_BLD.shape[:2], bool) if ctx.segments_BL is None else ctx.segments_BL > 0
         route = self._token_choice if self.config.routing == "token_choice" else self._expert_choice
         y_BLD, cache, statistics = route(x_BLD, log_BLE, real_BL, ctx, cache)
@@ -176,20 +180,23 @@ class MixtureOfExperts(SublayerModule):
         B, L, _ = x_BLD.shape
         k, E = self.config.top_k, self.config.experts
         expert_BLk, margin_BL = self._highest(log_BLE)
+        expert_BLk = ctx.tap("chosen", expert_BLk)
         log_BLk = jnp.take_along_axis(log_BLE, expert_BLk, -1)
         gates_BLk = jax.nn.softmax(log_BLk, -1) if self.config.renormalise else jnp.exp(log_BLk)
         chosen_BLE = jax.nn.one_hot(expert_BLk, E, dtype=jnp.int32).sum(2) * real_BL[..., None]
         statistics = {"router_load": chosen_BLE.sum(1), "router_margin": (margin_BL * real_BL).sum(1)}
+        dropped_BLk = jnp.zeros((B, L, k), bool)
         if self.slots:
             rank_BLE = jnp.cumsum(chosen_BLE, 1) + (cache["counts"][:, None] if cache else 0)
             rank_BLk = jnp.take_along_axis(rank_BLE, expert_BLk, -1)
-            kept_BLk = (rank_BLk <= self.slots) & real_BL[..., None]
+            dropped_BLk = ctx.tap("dropped", (rank_BLk > self.slots) & real_BL[..., None])
+            kept_BLk = real_BL[..., None] & ~dropped_BLk
             gates_BLk = jnp.where(kept_BLk, gates_BLk, 0)
             cache = cache and {"counts": rank_BLE[:, -1]}
-        dropped_BLk = ~kept_BLk & real_BL[..., None] if self.slots else jnp.zeros((B, L, k), bool)
         statistics["router_drops"] = dropped_BLk.sum((1, 2), dtype=jnp.int32)
         gates_BLk = ctx.tap("gates", gates_BLk)
-        if self.slots and ctx.mesh is not None and cache is None and not ctx.taps:
+        # `by_slot` has no slot for a choice above the capacity, which a patch of `dropped` may keep.
+        if self.slots and ctx.mesh is not None and cache is None and not ctx.wants("dropped", *TAPS):
             C = min(self.slots, L)
             slot_BLk = jnp.where(kept_BLk, C * expert_BLk + rank_BLk - 1, C * E)
             return by_slot(self.experts, x_BLD, slot_BLk, gates_BLk, C, ctx), cache, statistics
@@ -210,7 +217,8 @@ class MixtureOfExperts(SublayerModule):
     def _expert_choice(self, x_BLD, log_BLE, real_BL, ctx: Context, cache):
         C = slots(self.config, x_BLD.shape[1])
         log_BEL = jnp.where(real_BL[..., None], log_BLE, -jnp.inf).swapaxes(1, 2)
-        log_BEC, at_BEC = jax.lax.top_k(log_BEL, C)
+        at_BEC = ctx.tap("chosen", jax.lax.top_k(log_BEL, C)[1])
+        log_BEC = jnp.take_along_axis(log_BEL, at_BEC, -1)
         gates_BEC = ctx.tap("gates", jnp.exp(log_BEC))
         y_BLD = by_expert(self.experts, x_BLD, at_BEC, gates_BEC, ctx)
         return y_BLD, cache, {"router_load": (log_BEC > -jnp.inf).sum(-1, dtype=jnp.int32)}

@@ -92,8 +92,8 @@ class DifferentialAttention(SublayerModule):
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache with the new keys and values (None without a cache), and no losses."""
         a = self.options
-        q_BLHK = ctx.shard(ctx.tap("query", self._rotated(self.query(x_BLD, ctx), ctx)), "BLHK")
-        k_BLGK = ctx.shard(ctx.tap("key", self._rotated(self.key(x_BLD, ctx), ctx)), "BLGK")
+        q_BLHK = ctx.shard(ctx.tap("query", self._rotated("query", self.query(x_BLD, ctx), ctx)), "BLHK")
+        k_BLGK = ctx.shard(ctx.tap("key", self._rotated("key", self.key(x_BLD, ctx), ctx)), "BLGK")
         v_BLGV = ctx.shard(ctx.tap("value", self.value(x_BLD, ctx)), "BLGK")
         k_segments_BS = ctx.segments_BL
         if cache is not None:
@@ -101,6 +101,7 @@ class DifferentialAttention(SublayerModule):
             k_BLGK = cache["key"]
             v_BLGV = cache["value"]
             k_segments_BS = ctx.cache_segments_BS
+        tapped = ctx.wants("weights")  # only the plain kernel holds the weights of all keys
         maps_BLHV = attention(  # 2 H query heads, 2 G key heads and G value heads
             q_BLHK,
             k_BLGK,
@@ -111,9 +112,9 @@ class DifferentialAttention(SublayerModule):
             mask=self.mask,
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
-            tap=ctx.tap if ctx.taps else None,
+            tap=ctx.tap if tapped else None,
             mesh=ctx.mesh,
-            implementation=ctx.execution.attention_kernel if cache is None and not ctx.taps else "plain",
+            implementation=ctx.execution.attention_kernel if cache is None and not tapped else "plain",
         )
         o_BLHV = ctx.tap("heads", ctx.shard(self._difference(maps_BLHV, ctx), "BLHK"))
         y_BLD = o_BLHV.reshape(*x_BLD.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
@@ -130,8 +131,11 @@ class DifferentialAttention(SublayerModule):
         difference = maps_BLGmRV[:, :, :, 0] - times(maps_BLGmRV[:, :, :, 1], self._lambda(start))
         return times(self.head_norm(difference.reshape(B, L, heads, -1)), 1 - start)
 
-    def _rotated(self, x_BLHK, ctx: Context):
-        return rotate(x_BLHK, ctx.positions_BL, self.options.rope) if self.options.position == "rope" else x_BLHK
+    def _rotated(self, name: str, x_BLHK, ctx: Context):
+        """Queries or keys (`name`), rotated by their positions if position is 'rope'."""
+        if self.options.position != "rope":
+            return x_BLHK
+        return rotate(ctx.tap(f"unrotated_{name}", x_BLHK), ctx.positions_BL, self.options.rope)
 
     def _lambda(self, start):
         """lambda in float32 or wider. `start` is lambda_0."""

@@ -25,7 +25,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from xfresearch.config.fields import group, option
-from xfresearch.errors import require
+from xfresearch.errors import UserError, require
 from xfresearch.kernels import lambda_scan as scan
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -101,8 +101,24 @@ class LambdaLayer(SublayerModule):
             segments_BL = jnp.asarray(ctx.segments_BL, jnp.int32)
         state = self._empty(B, min(self.window, L)) if cache is None else cache
         e_RUK = self.distances[...][: state["values"].shape[1] + 1].astype(x_BLD.dtype)
-        y_BLHV, state = scan.lambda_scan(q_BLHK, k_BLUK, v_BLUV, e_RUK, segments_BL, state, self.sizes.chunk)
+        rest = (e_RUK, segments_BL, state, self.sizes.chunk)
+        y_BLHV, state = scan.lambda_scan(q_BLHK, k_BLUK, v_BLUV, *rest)
+        if ctx.wants("state", "weights"):
+            y_BLHV = self._tapped(y_BLHV, (q_BLHK, k_BLUK, v_BLUV, *rest), ctx, cache is not None)
         return ctx.tap("heads", y_BLHV).reshape(x_BLD.shape), None if cache is None else state, Aux()
+
+    def _tapped(self, y_BLHV, inputs: tuple, ctx: Context, decoding: bool):
+        """y_BLHV, computed from the maps or from the weights of the values if a patch changes one of them."""
+        q_BLHK, k_BLUK, v_BLUV, *rest = inputs
+        if ctx.wants("weights") and (decoding or ctx.changes("weights") and ctx.changes("state")):
+            raise UserError("a lambda layer has no weights while it decodes, nor while its state is replaced")
+        if ctx.wants("state"):
+            lambda_BLKV = ctx.tap("state", scan.lambdas(k_BLUK, v_BLUV, *rest))
+            y_BLHV = jnp.einsum("blhk,blkv->blhv", q_BLHK, lambda_BLKV) if ctx.changes("state") else y_BLHV
+        if ctx.wants("weights"):
+            weights_BHLSU = ctx.tap("weights", scan.weights(q_BLHK, k_BLUK, *rest))
+            y_BLHV = jnp.einsum("bhlsu,bsuv->blhv", weights_BHLSU, v_BLUV) if ctx.changes("weights") else y_BLHV
+        return y_BLHV
 
     def init_cache(self, batch: int, length: int) -> dict:
         """The initial state for at most `length` tokens."""

@@ -63,9 +63,14 @@ class HeadSlots(nnx.Module):
         """Keys [M, G, K] and values [M, G, V] in the scale that attention reads; G is 1 if they are shared."""
         return (self.key_gain * self.key[...]).astype(dtype), (self.value_gain * self.value[...]).astype(dtype)
 
-    def memory(self, dtype) -> Memory:
-        key_MGK, value_MGV = self(dtype)
-        return Memory(key_MGK.swapaxes(0, 1), value_MGV.swapaxes(0, 1))
+    def memory(self, dtype, heads: int, output) -> Memory:
+        """The memory of `heads` heads. output: the Linear W_O [H, V, D], or None if the heads are concatenated."""
+        key_GMK, value_GMV = (x.swapaxes(0, 1) for x in self(dtype))
+        value_HMV = jnp.repeat(value_GMV, heads // value_GMV.shape[0], 0)
+        V = value_HMV.shape[-1]
+        w_HVD = jnp.eye(heads * V, dtype=dtype).reshape(heads, V, -1) if output is None else output.kernel[...].astype(dtype)
+        bias = None if output is None or output.bias is None else output.bias[...].astype(dtype)
+        return Memory(key_GMK, value_GMV, jnp.einsum("hmv,hvd->hmd", value_HMV, w_HVD), bias=bias)
 
     @staticmethod
     def costs(a, key_size: int, value_size: int) -> Costs:
@@ -89,11 +94,13 @@ class WideSlots(nnx.Module):
 
     def __call__(self, x_BLD, ctx: Context):
         key_MD, value_MD = (x[...].astype(x_BLD.dtype) for x in (self.key, self.value))
-        hidden_BLM = self.activation(plus(x_BLD @ key_MD.T, self.bias[...]))
+        hidden_BLM = self.activation(ctx.tap("pre_activation", plus(x_BLD @ key_MD.T, self.bias[...])))
         return ctx.tap("coefficients", hidden_BLM) @ value_MD
 
-    def memory(self, dtype) -> Memory:
-        return Memory(self.key[...].astype(dtype), self.value[...].astype(dtype))
+    def memory(self, dtype, bias=None) -> Memory:
+        """`bias` is added to the output of the slots."""
+        key_MD, value_MD, bias_M = (x[...].astype(dtype) for x in (self.key, self.value, self.bias))
+        return Memory(key_MD, value_MD, value_MD, biases=bias_M, bias=None if bias is None else bias[...].astype(dtype))
 
     @staticmethod
     def costs(a, width: int) -> Costs:

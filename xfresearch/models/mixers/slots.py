@@ -135,7 +135,9 @@ class SlotAttention(SublayerModule):
         return o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
 
     def memories(self, dtype) -> dict[str, Memory]:
-        return {"": self.memory.memory(dtype)}
+        if wide_slots(self.options):
+            return {"": self.memory.memory(dtype, None if self.output is None else self.output.bias)}
+        return {"": self.memory.memory(dtype, self.options.heads, self.output)}
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:

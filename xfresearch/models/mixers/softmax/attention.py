@@ -116,8 +116,9 @@ class Attention(SublayerModule):
         rope = self.options.rope
         if self.options.position != "rope":
             return p
-        q_BLHK, k_BLGK = (rotate(x, ctx.positions_BL, rope) for x in (p.q_BLHK, p.k_BLGK))
-        return p._replace(q_BLHK=q_BLHK, k_BLGK=k_BLGK, bare_BLHK=p.q_BLHK)
+        bare_BLHK, k_BLGK = ctx.tap("unrotated_query", p.q_BLHK), ctx.tap("unrotated_key", p.k_BLGK)
+        q_BLHK, k_BLGK = (rotate(x, ctx.positions_BL, rope) for x in (bare_BLHK, k_BLGK))
+        return p._replace(q_BLHK=q_BLHK, k_BLGK=k_BLGK, bare_BLHK=bare_BLHK)
 
     @reads(PositionOptions, AttendOptions, MemoryOptions)
     def attend(self, p: Projected, ctx: Context, cache):
@@ -131,6 +132,8 @@ class Attention(SublayerModule):
             k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
             k_segments_BS = ctx.cache_segments_BS
         mask = self._mask(ctx)
+        # Only the plain kernel holds the weights of all keys and slots.
+        tapped = ctx.wants("weights") or memory is not None and ctx.wants("coefficients")
         o_BLHV = attention(
             p.q_BLHK,
             k_BSGK,
@@ -147,9 +150,9 @@ class Attention(SublayerModule):
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
-            tap=ctx.tap if ctx.taps else None,
+            tap=ctx.tap if tapped else None,
             mesh=ctx.mesh,
-            implementation=ctx.execution.attention_kernel if cache is None and not ctx.taps else "plain",
+            implementation=ctx.execution.attention_kernel if cache is None and not tapped else "plain",
         )
         return o_BLHV, cache
 
@@ -198,7 +201,10 @@ class Attention(SublayerModule):
         return entries | ({"memory": memory} if memory else {})
 
     def memories(self, dtype) -> dict[str, Memory]:
-        return {"": self.memory.memory(dtype)} if self.memory is not None else {}
+        if self.memory is None:
+            return {}
+        wide = wide_slots(self.options)
+        return {"": self.memory.memory(dtype) if wide else self.memory.memory(dtype, self.options.heads, self.output)}
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
