@@ -24,6 +24,7 @@ With 16 heads these products are 16 times as large: the pair is the cheaper form
 decode with. The ratio is the speed relative to the model before, the median over rounds that alternate between the models.
 
 """
+APPLIES_TITLE = "## Which analysis applies to which config\n\n"
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
@@ -164,6 +165,20 @@ def _conversion(conversion) -> str:
     return f"| `{conversion.name}` | {conversion.about} | {conversion.conditions} | {options or '-'} |\n"
 
 
+def anatomy() -> str:
+    """docs/anatomy.md with the table of the analyses that apply to each config."""
+    from xfresearch.analysis.registry import ANALYSES
+    from xfresearch.config.files import parse
+
+    lines = ["| config |" + "".join(f" {name} |" for name in ANALYSES) + "\n", "|---" * (len(ANALYSES) + 1) + "|\n"]
+    for file in sorted((HERE.parent / "configs").glob("*.py")):
+        if "def get_config(" in file.read_text():
+            model = parse(["--config", f"{file}:tiny"]).model
+            cells = [each.applies(model) or "yes" for each in ANALYSES.values()]
+            lines.append(f"| {file.stem} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+    return (HERE / "anatomy.md").read_text().split(APPLIES_TITLE)[0] + APPLIES_TITLE + "".join(lines)
+
+
 def layout_drawing(layout: str) -> str:
     """The drawing of a layout, without the options of its sublayers."""
     from xfresearch.models.block_config import BLOCKS
@@ -175,7 +190,13 @@ def layout_drawing(layout: str) -> str:
     return draw_block(block, words=False, standalone=True)
 
 
-PAGES = {"configuration.md": configuration, "variants.md": variants, "scale.md": scale, "surgery.md": surgery}
+PAGES = {
+    "configuration.md": configuration,
+    "variants.md": variants,
+    "scale.md": scale,
+    "surgery.md": surgery,
+    "anatomy.md": anatomy,
+}
 PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOUTS}
 
 

@@ -3,9 +3,24 @@
 import math
 import statistics
 
+import numpy as np
+
 
 def summary(values: list[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (NaN for a single value). Both are NaN if any value is NaN: a run diverged."""
     if any(map(math.isnan, values)):
         return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def mean_interval(values, confidence: float = 0.95) -> tuple[float, float]:
+    """The mean of independent values and the half width of its confidence interval, from Student's t distribution. NaNs
+    are left out; the half width is NaN for fewer than two values."""
+    from scipy import stats
+
+    values = np.asarray(values, np.float64)
+    values = values[~np.isnan(values)]
+    if len(values) < 2:
+        return (float(values[0]) if len(values) else math.nan), math.nan
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean()), float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)

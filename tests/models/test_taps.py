@@ -318,3 +318,12 @@ def test_captures_of_many_layers_are_in_order():
     names = [f"blocks.{i}.attention.before" for i in range(12)]
     out = run(config, random_params(config), tokens_for(config), record=names, layers="scan")[1]
     assert list(captured(config, out.captures, names)) == names
+
+
+@pytest.mark.parametrize("how", ["scan", "unroll"])
+def test_a_summary_leaves_a_layer_instead_of_its_values(how):
+    record = frozenset({("main", "attention.weights"), ("main", "attention.query")})
+    taps = Request(record, summary=lambda values: {"sums": values["attention.weights"].sum((1, 2, 3))})
+    captures = run(CONFIG, PARAMS, TOKENS_BL, layers=how, taps=taps)[1].captures
+    assert list(captures["main"]) == ["sums"]
+    np.testing.assert_allclose(captures["main"]["sums"], np.full((2, 2), 4 * 8), rtol=1e-5)

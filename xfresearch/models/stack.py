@@ -219,8 +219,8 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
                 stream, new_caches[place.name], aux = block(stream, layer_ctx, caches and caches[place.name])
                 losses = add_losses(losses, aux.losses)
                 statistics[place.name] = aux.statistics
-                captures[place.name] = found.values
-                sites[place.name] = list(found.values)
+                captures[place.name] = taps.leaving(found.values)
+                sites[place.name] = list(captures[place.name])
             return stream, (new_caches if caches else None, losses, statistics, captures)
 
         repeats = segment[0].repeats
@@ -250,8 +250,9 @@ def unroll(
             block = constrain_parameters(ctx.mesh, block, f"blocks/{layer.stack}")
             found = taps.layer(layer.stack, layer.index)
             stream, cache, aux = block(stream, ctx.layer(layer.number, layer.block, found), cache)
-            sites[layer.stack] = list(found.values)
-            return stream, cache, aux, found.values
+            values = taps.leaving(found.values)
+            sites[layer.stack] = list(values)
+            return stream, cache, aux, values
 
         cache = caches and cached[layer.stack][layer.index]
         stream, cache, aux, values = remat(call)(single[layer.stack][layer.index], stream, cache)

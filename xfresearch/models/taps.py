@@ -105,17 +105,20 @@ class Stacked:
         return Patch(self.patch.function, arguments, where, slot >= 0)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["patches"], meta_fields=["record"])
+@partial(jax.tree_util.register_dataclass, data_fields=["patches"], meta_fields=["record", "summary"])
 @dataclass(frozen=True)
 class Request:
     """What a pass records and changes.
 
     record: (stack, site) pairs, or EVERYTHING. patches: {stack: {site: patches}}, `Stacked` ones; outside of the blocks,
     where the name of the stack is OUTSIDE, plain ones.
+    summary: a function of the recorded values of a layer, {site: value}. Its results, {name: value}, leave the layer
+    instead of the values, so that no more than one layer's values are in memory.
     """
 
     record: Container[tuple[str, str]] = frozenset()
     patches: dict = field(default_factory=dict)
+    summary: Callable[[dict], dict] | None = None
 
     def outside(self) -> Taps:
         """The taps outside of the blocks."""
@@ -125,6 +128,10 @@ class Request:
         """The taps of layer `index` of a stack."""
         patches = self.patches.get(stack, {})
         return Taps(self._sites(stack), {site: [each.at(index) for each in found] for site, found in patches.items()})
+
+    def leaving(self, values: dict) -> dict:
+        """What leaves a layer: its recorded values, or their summary."""
+        return self.summary(values) if self.summary else values
 
     def _sites(self, stack: str) -> Container[str]:
         return EVERYTHING if self.record is EVERYTHING else {site for name, site in self.record if name == stack}

@@ -1,0 +1,178 @@
+"""Statistics of attention: a reference in NumPy, and networks with planted heads."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import model
+from tests.tiny_runs import tiny_config, tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch import LanguageModel, analysis
+from xfresearch.analysis.attention import effective_rank, positive_share, repetition, statistics
+from xfresearch.models import layers
+
+TOKENS_NL = np.random.default_rng(0).integers(257, size=(5, 12))
+SITES = ("weights", "coefficients", "heads", "value")
+
+
+def reference(values: dict, sink: bool) -> dict:
+    """The figures of one layer, written from their definitions, in float64."""
+    values = {site: np.asarray(value, np.float64) for site, value in values.items()}
+    w = values["weights"]
+    B, H, L, _ = w.shape
+    m = values.get("coefficients", np.zeros((B, H, L, 0)))
+    share = H // values["value"].shape[2]
+    found = {}
+    for b in range(B):
+        for h in range(H):
+            rows = []
+            for n in range(1, L):
+                everything = np.concatenate([w[b, h, n], m[b, h, n]])
+                everything = everything[everything > 0]
+                o, v = values["heads"][b, n, h], values["value"][b, n, h // share]
+                row = {
+                    "first": w[b, h, n, 0],
+                    "previous": w[b, h, n, n - 1],
+                    "self": w[b, h, n, n],
+                    "distance": sum(w[b, h, n, s] * (n - s) for s in range(L)),
+                    "entropy": -(everything * np.log(everything)).sum(),
+                    "own_value": o @ v / np.linalg.norm(o) / np.linalg.norm(v),
+                }
+                slots = m.shape[-1] - sink
+                row |= {"slots": m[b, h, n, :slots].sum()} if slots > 0 else {}
+                row |= {"sink": m[b, h, n, -1]} if sink else {}
+                rows.append(row)
+            for name in rows[0]:
+                found.setdefault(name, np.zeros((B, H)))[b, h] = np.mean([row[name] for row in rows])
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("gpt2", {}),
+        ("all_attention", {}),
+        ("llama", {"sink": "learned"}),
+        ("llama", {"sink": "off_by_one", "memory_slots": 3}),
+    ],
+)
+def test_equals_the_reference(name, changes):
+    lm = tiny_model(name, **{f"model__blocks__main__attention__{key}": value for key, value in changes.items()})
+    found = analysis.attention(lm, TOKENS_NL).data
+    for number in range(lm.config.depth):
+        names = [f"blocks.{number}.attention.{site}" for site in SITES]
+        names = [tap for tap in names if tap in lm.tap_names()]
+        values = {tap.split(".")[-1]: value for tap, value in lm.capture(TOKENS_NL, names).items()}
+        expected = reference(values, "sink" in changes)
+        assert set(expected) <= set(found)
+        for figure, value_BH in expected.items():
+            assert relative_error(found[f"{figure}_rows"][:, number], value_BH) < 10 * TOLERANCE["float32"], figure
+            assert relative_error(found[figure][number], value_BH.mean(0)) < 10 * TOLERANCE["float32"], figure
+
+
+def planted(seed: int | None = None) -> LanguageModel:
+    """Two layers of two heads. Head 0 of layer 0 attends to the previous token; head 0 of layer 1 is an induction head. The
+    other heads have zero queries. With a seed, all parameters are random."""
+    V, L = 24, 64
+    D, K = 2 * V + L, L
+    changes = {"layout": "attention_only", "norm": "none", "attention.heads": 2, "attention.head_size": K}
+    config = model(
+        {"width": D, "depth": 2, "vocab_size": V, "position": "learned", "final_norm": "none", "max_length": L}
+        | {f"blocks.main.{name}": value for name, value in changes.items()}
+    )
+    from xfresearch.models import transformer
+
+    params = {}
+    rng = np.random.default_rng(seed)
+    for path, leaf in _leaves(transformer.abstract(config)):
+        params[path] = np.zeros(leaf.shape) if seed is None else rng.standard_normal(leaf.shape) / np.sqrt(D)
+    if seed is None:
+        eye = np.eye(D)
+        token, position, before = eye[:V], eye[V : V + L], eye[V + L :]
+        params["embed/table"][:] = token
+        params["position/table"][:] = position
+        names = ("query", "key", "value", "output")
+        query, key, value, output = (params[f"blocks/main/attention/{name}/kernel"] for name in names)
+        strong = 30.0 * K**0.5
+        query[0, :, 0, :L] = strong * position.T  # position p asks for p ...
+        key[0, :, 0, 1:L] = position[:-1].T  # ... and position p - 1 answers
+        value[0, :, 0, :V] = token.T
+        output[0, 0, :V] = before
+        query[1, :, 0, :V] = strong * token.T
+        key[1, :, 0, :V] = before.T
+        value[1, :, 0, :V] = token.T
+        output[1, 0, :V] = token
+    from xfresearch.trees import nested
+
+    run = tiny_config("gpt2")
+    return LanguageModel(config, nested({path: jnp.asarray(leaf, jnp.float32) for path, leaf in params.items()}), None, run)
+
+
+def _leaves(tree, prefix: str = ""):
+    for name, value in tree.items():
+        path = f"{prefix}/{name}" if prefix else name
+        if isinstance(value, dict):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def test_planted_heads_are_found_and_only_they():
+    tokens_NL = np.random.default_rng(1).integers(24, size=(4, 64))
+    found = analysis.attention(planted(), tokens_NL)
+    previous, induction, copying = (found.data[name] for name in ("previous", "induction", "copying"))
+    assert previous[0, 0] > 0.99 and induction[1, 0] > 0.5  # half: each token has occurred more than once
+    others = np.delete(previous.ravel(), 0), np.delete(induction.ravel(), 2)
+    assert max(map(np.max, others)) < 0.1
+    assert copying[1, 0] == pytest.approx(1.0) and np.isnan(copying[0, 1])
+    strongest = {row[0]: row[1] for row in found.tables[0].rows}
+    assert strongest["Previous token"].startswith("0.0 ") and strongest["Induction"].startswith("1.0 ")
+    without = analysis.attention(planted(seed=2), tokens_NL).data
+    assert without["induction"].max() < 0.15 and without["previous"].max() < 0.15
+
+
+def test_figures_of_planted_weights():
+    shift_LS = np.eye(6, k=-1)
+    shift_LS[0, 0] = 1
+    values = {"attention.weights": jnp.asarray(shift_LS)[None, None], "attention.heads": jnp.ones((1, 6, 1, 2))}
+    values["attention.value"] = -jnp.ones((1, 6, 1, 2))
+    found = {name: float(value[0, 0]) for name, value in statistics(values, sink=False).items()}
+    assert found == pytest.approx(
+        {"first": 0.2, "previous": 1.0, "self": 0.0, "distance": 1.0, "entropy": 0.0, "own_value": -1.0}
+    )
+    assert statistics({"attention.query": 0}, sink=False) == {} == repetition({}, half=3)
+    back_LS = np.zeros((6, 6))
+    back_LS[[3, 4, 5], [1, 2, 3]] = 0.7
+    back_LS[[3, 4, 5], [0, 1, 2]] = 0.3
+    found = repetition({"attention.weights": jnp.asarray(back_LS)[None, None]}, half=3)
+    assert float(found["induction"][0, 0]) == pytest.approx(0.7) and float(found["duplicate"][0, 0]) == pytest.approx(0.3)
+
+
+def test_figures_of_matrices():
+    assert effective_rank(np.diag([2.0, 2.0, 2.0, 0.0]), 4) == pytest.approx(3.0)
+    assert np.isnan(effective_rank(np.zeros((2, 2)), 2)) and np.isnan(positive_share(np.zeros((2, 2))))
+    assert effective_rank(np.diag([1.0, 1e-12]), 2) == pytest.approx(1.0)
+    assert positive_share(np.eye(3)) == 1.0 and positive_share(-np.eye(3)) == -1.0
+    assert positive_share(np.array([[0.0, -1.0], [1.0, 0.0]])) == pytest.approx(0.0)
+    lm = tiny_model("llama")  # grouped keys; an untied head
+    found = analysis.attention(lm, TOKENS_NL).data
+    params = layers.get(lm.config, lm.params, 1)["attention"]
+    q, k, v, o = (np.asarray(params[name]["kernel"], np.float64) for name in ("query", "key", "value", "output"))
+    embed = np.asarray(lm.params["embed"]["table"], np.float64)
+    head = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
+    for h in range(q.shape[1]):
+        g = h // (q.shape[1] // k.shape[1])
+        ov_VV = embed @ v[:, g] @ o[h] @ head.T
+        qk_VV = embed @ q[:, h] @ k[:, g].T @ embed.T
+        assert found["copying"][1, h] == pytest.approx(positive_share(ov_VV), abs=1e-6)
+        assert found["matching"][1, h] == pytest.approx(positive_share(qk_VV), abs=1e-6)
+        assert found["rank"][1, h] == pytest.approx(effective_rank(q[:, h] @ k[:, g].T, q.shape[2]))
+
+
+def test_learned_spans_are_in_tokens():
+    lm = tiny_model(
+        model__blocks__main__attention__span="adaptive", model__blocks__main__attention__window=20
+    )
+    found = analysis.attention(lm, TOKENS_NL).data["span"]
+    fraction = np.asarray(lm.params["blocks"]["main"]["attention"]["span"]["fraction"])
+    np.testing.assert_allclose(found, fraction * 20, rtol=1e-6)

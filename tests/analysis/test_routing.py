@@ -1,0 +1,76 @@
+"""Routing: a reference in NumPy, and planted routers."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.tiny_runs import rough_params, tiny_model
+from xfresearch import LanguageModel, analysis
+from xfresearch.analysis.routing import information, kept
+
+TOKENS_NL = np.random.default_rng(0).integers(257, size=(4, 32))
+
+
+def test_equals_the_reference():
+    lm = tiny_model("moe")
+    found = analysis.routing(lm, TOKENS_NL).data
+    sites = ("router_logits", "router_probabilities", "chosen")
+    values = lm.capture(TOKENS_NL, [f"blocks.1.feed_forward.{site}" for site in sites])
+    logits, scores, chosen = (np.asarray(value) for value in values.values())
+    E, k = logits.shape[-1], chosen.shape[-1]
+    load, together = np.zeros(E), np.zeros((E, E))
+    entropy, margin = [], []
+    for b, row in enumerate(chosen):
+        for n, choice in enumerate(row):
+            load[choice] += 1
+            for i in choice:
+                together[i, choice] += 1
+            p = np.exp(logits[b, n].astype(np.float64))
+            p /= p.sum()
+            entropy.append(-(p * np.log(p)).sum())
+            ranked = np.sort(scores[b, n])[::-1]
+            margin.append(ranked[k - 1] - ranked[k])
+    np.testing.assert_allclose(found["load"][1], load / load.sum())
+    np.testing.assert_allclose(found["together"][1], together / np.maximum(np.diag(together)[:, None], 1))
+    assert found["busiest"][1] == pytest.approx(load.max() / load.sum() * E)
+    assert found["entropy"][1] == pytest.approx(np.mean(entropy), rel=1e-5)
+    assert found["margin"][1] == pytest.approx(np.mean(margin), rel=1e-4, abs=1e-6)
+
+
+def test_a_planted_router_of_token_ids_is_found_and_a_random_one_is_not():
+    lm = tiny_model("moe", model__blocks__main__feed_forward__moe__scores="softmax")
+    E, D = lm.config.blocks["main"].feed_forward.moe.experts, lm.config.width
+    params = rough_params(lm.config)
+    # The embeddings of all tokens of one class are one vector, and the router's column of its expert.
+    vectors = np.linalg.qr(np.random.default_rng(0).standard_normal((D, E)))[0].T
+    classes = np.arange(lm.config.vocab_size) % E
+    params["embed"]["table"] = jnp.asarray(20 * vectors[classes], jnp.float32)
+    router = params["blocks"]["main"]["feed_forward"]["router"]
+    router["kernel"] = jnp.broadcast_to(jnp.asarray(20 * vectors.T, jnp.float32), router["kernel"].shape)
+    ours = LanguageModel(lm.config, params, None, lm.run)
+    tokens_NL = TOKENS_NL % 16  # few ids: each occurs often enough
+    found, without = (analysis.routing(each, tokens_NL).data["by_token"][0] for each in (ours, lm))
+    assert found > 0.75 * np.log2(E) and without < 0.6 * found
+
+
+def test_information_is_that_of_the_definition_and_zero_for_independent_values():
+    rng = np.random.default_rng(1)
+    a = rng.integers(4, size=4000)
+    assert information(a, a * 7, 0) == pytest.approx(2.0, abs=0.02)
+    assert information(a, rng.integers(50, size=4000), 0) == pytest.approx(0.0, abs=0.02)
+    assert information(a, a // 2, 0) == pytest.approx(1.0, abs=0.02)
+
+
+def test_kept_choices():
+    chosen = np.array([[[0, 1], [2, 3]]])
+    np.testing.assert_allclose(kept(chosen, np.array([[[1, 0], [3, 1]]])), [0.75])
+    lm = tiny_model("moe")
+    result = analysis.routing(lm, TOKENS_NL, earlier=lm)
+    np.testing.assert_array_equal(result.data["kept"], 1.0)
+
+
+def test_dropped_choices_are_counted():
+    lm = tiny_model("moe", model__blocks__main__feed_forward__moe__capacity=0.25)
+    found = analysis.routing(lm, TOKENS_NL).data["dropped"]
+    dropped = np.asarray(lm.capture(TOKENS_NL, "blocks.0.feed_forward.dropped")["blocks.0.feed_forward.dropped"])
+    assert found[0] == pytest.approx(dropped.mean()) and dropped.any()

@@ -1,0 +1,33 @@
+"""Heat maps: a cell for each value, with its colour and its text."""
+
+import re
+
+import numpy as np
+
+from xfresearch.pages.heat_map import heat_map
+
+
+def cells(svg: str) -> list[tuple]:
+    """(colour, opacity, text) of each cell."""
+    return re.findall(r'fill="var\(--(\w+)\)" fill-opacity="(-?[\d.]+)" stroke[^>]*><title>([^<]*)</title>', svg)
+
+
+def test_cells_have_colours_from_low_to_high_and_no_value_has_no_cell():
+    svg = heat_map("<T>", [[0.0, 1.0], [0.5, np.nan]], "layer", "head")
+    assert cells(svg) == [
+        ("model", "0.000", "layer 0, head 0: 0"),
+        ("model", "1.000", "layer 0, head 1: 1"),
+        ("model", "0.500", "layer 1, head 0: 0.5"),
+    ]
+    assert 'aria-label="&lt;T&gt;"' in svg
+
+
+def test_negative_values_have_another_colour():
+    found = cells(heat_map("t", [[-0.5, 0.0, 0.5]], "row", "column", -1.0, 1.0))
+    assert [(colour, float(opacity)) for colour, opacity, _ in found] == [("training", 0.5), ("training", 0), ("model", 0.5)]
+
+
+def test_the_first_row_is_at_the_bottom_and_labels_are_few():
+    svg = heat_map("t", np.zeros((50, 3)), "layer", "head")
+    heights = [float(y) for y in re.findall(r'<rect x="[\d.]+" y="([\d.]+)" width="18"', svg)]
+    assert heights[0] > heights[-1] and len(re.findall('text-anchor="end"', svg)) <= 14

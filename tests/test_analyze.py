@@ -1,0 +1,104 @@
+"""python -m xfresearch.analyze: files, curves over training, the list, and one-line errors."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.contracts.variants import NAMED
+from tests.tiny_runs import make_run, tiny_model
+from xfresearch import analysis, analyze
+from xfresearch.analysis.registry import ANALYSES
+from xfresearch.errors import UserError
+
+DAILY = ("gpt2", "moe", "all_attention", "lambda_lm")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "notes.txt").write_text("".join(f"line {number} <b>&</b>\n" for number in range(400)))
+    return f"text_files:{folder}/notes.txt"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, corpus):
+    return make_run(tmp_path_factory.mktemp("run") / "a", data__corpus=f"('{corpus}',)", evaluation__split="train")
+
+
+def test_it_writes_data_pictures_and_a_report(workdir, capsys):
+    analyze.main(["attention", "--workdir", str(workdir), "--rows", "3"])
+    out, err = capsys.readouterr()
+    assert re.search(r"figure +value +\+-\n", out) and "Induction" in out and "report.html" in err
+    target = workdir / "analysis" / "attention"
+    written = json.loads((target / "data.json").read_text())
+    assert written["analysis"] == "attention" and written["step"] == 20 and "3 rows of" in written["about"]
+    arrays = np.load(target / "arrays.npz")
+    lm_found = analysis.attention(analyze.opened(analyze.parse(["attention", "--workdir", str(workdir)])), count=3)
+    for name, value in lm_found.data.items():
+        np.testing.assert_allclose(arrays[name], value, rtol=1e-5, atol=1e-6)
+    page = (target / "report.html").read_text()
+    assert "default-src 'none'" in page and not re.findall(r'(?:src|href)="', page)
+    assert page.count("<svg") == len(lm_found.pictures) and "Strongest heads" in page
+    picture = (target / "picture_0.svg").read_text()
+    assert picture.startswith("<svg") and "--model:" in picture
+
+
+def test_every_step_gives_curves(workdir, capsys):
+    analyze.main(["norms", "--workdir", str(workdir), "--step", "all", "--rows", "2", "--sequence-length", "16"])
+    series = json.loads((workdir / "analysis" / "norms" / "series.json").read_text())
+    assert [point[0] for point in series["angle of queries"]] == [10, 20]
+    assert "Over training" in (workdir / "analysis" / "norms" / "report.html").read_text()
+
+
+def test_the_list_says_which_analyses_apply(workdir, capsys):
+    analyze.main(["--list", "--workdir", str(workdir)])
+    out = capsys.readouterr().out
+    assert re.search(r"attention .* yes", out) and re.search(r"routing .* the model has no mixture of experts", out)
+    analyze.main(["--list"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in ANALYSES)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["attenton"], "analysis 'attenton' is not allowed.*did you mean 'attention'"),
+        (["routing"], "routing does not apply to .*: the model has no mixture of experts"),
+        (["attention", "--step", "last"], "--step=last is not allowed: it must be a number or all"),
+        (["attention", "--step", "15"], "no checkpoint of step 15"),
+        (["attention", "--rows", "0"], "at least 1"),
+        (["attention", "--data", "nothing"], "nothing"),
+        (["attention", "--sequence-length", "1000000"], "1000000"),
+        ([], "NAME and --workdir are required"),
+    ],
+)
+def test_mistakes_are_one_line(workdir, arguments, words):
+    with pytest.raises(UserError, match=words) as caught:
+        analyze.main([*arguments, "--workdir", str(workdir)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_another_format_needs_a_place_for_the_results(tmp_path):
+    tiny_model("gpt2").export_hf(tmp_path / "folder")
+    with pytest.raises(UserError, match="--to is required"):
+        analyze.main(["norms", "--workdir", str(tmp_path / "folder")])
+
+
+CASES = [(analysis, config) for config in sorted(NAMED) for analysis in ANALYSES]
+
+
+@pytest.mark.parametrize(
+    "name, config", [pytest.param(*case, marks=() if case[1] in DAILY else pytest.mark.long) for case in CASES]
+)
+def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config):
+    lm = tiny_model(config)
+    length = min(lm.run.sequence_length, 24)
+    tokens_NL = np.random.default_rng(0).integers(lm.config.vocab_size, size=(2, length))
+    if reason := ANALYSES[name].applies(lm.config):
+        assert len(reason) > 10
+        return
+    found = ANALYSES[name].run(lm, tokens_NL)
+    assert found.summary and all(np.isfinite(value) for value, _ in found.summary.values())
+    assert all("<svg" in svg for svg in found.figures().values())

@@ -1,0 +1,27 @@
+"""Means and their intervals."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from xfresearch.statistics import mean_interval
+
+
+def test_the_interval_is_that_of_scipy():
+    values = np.random.default_rng(0).standard_normal(7)
+    low, high = stats.t.interval(0.95, 6, loc=values.mean(), scale=stats.sem(values))
+    mean, half = mean_interval([*values, math.nan])
+    assert (mean - half, mean + half) == pytest.approx((low, high))
+
+
+def test_it_contains_the_truth_at_the_stated_rate():
+    rng = np.random.default_rng(1)
+    found = [mean_interval(rng.standard_normal(5)) for _ in range(2000)]
+    assert np.mean([abs(mean) <= half for mean, half in found]) == pytest.approx(0.95, abs=0.015)
+
+
+def test_one_value_has_no_interval():
+    assert mean_interval([3.0])[0] == 3.0 and math.isnan(mean_interval([3.0])[1])
+    assert all(map(math.isnan, mean_interval([])))

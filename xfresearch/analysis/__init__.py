@@ -1,0 +1,15 @@
+"""Analyses of what a model has learnt: functions of a model and of data, which return a Result.
+
+    from xfresearch import analysis
+    found = analysis.attention(lm)
+    found.data, found.figures(), found.report("attention.html")
+
+`python -m xfresearch.analyze` runs them from the command line. registry.py lists them.
+"""
+
+from xfresearch.analysis.attention import attention
+from xfresearch.analysis.norms import norms
+from xfresearch.analysis.result import Result
+from xfresearch.analysis.routing import routing
+
+__all__ = ["Result", "attention", "norms", "routing"]

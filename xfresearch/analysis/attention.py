@@ -1,0 +1,216 @@
+"""Where the heads of attention look, and what their matrices do.
+
+Of the weights w_ls of query l on key s, for each head, averaged over the queries of a row except the first one:
+
+    first      w_l0: the attention sink (Xiao et al. 2023)     previous   w_l,l-1
+    self       w_ll                                            distance   sum_s w_ls (l - s), in tokens
+    slots      sum of the weights of memory slots              sink       weight of a learned or constant sink
+    entropy    - sum w log w in nats, over keys and slots      own value  cos of a head's output and its own value
+
+On random tokens that are repeated once (Olsson et al. 2022): `induction`, the weight on the token after the last
+occurrence of the current one, and `duplicate`, the weight on that occurrence.
+
+Of the matrices, in float64, without norms, biases and positions (Elhage et al. 2021):
+
+    rank       effective rank of W_Q W_K^T, exp of the entropy of its normalised singular values (Roy & Vetterli 2007)
+    copying    sum(Re z) / sum |z| of the eigenvalues z of the OV circuit W_U^T W_O^T W_V^T W_E, which maps tokens to logits
+    matching   the same of the QK circuit W_E^T W_Q W_K^T W_E
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated, rows
+from xfresearch.models import layers
+from xfresearch.models.mixers.softmax.config import longest
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.statistics import mean_interval
+
+SITES = ("weights", "coefficients", "heads", "value")
+TITLES = {
+    "first": ("First token", "mean weight on the first token of the row"),
+    "previous": ("Previous token", "mean weight on the token before"),
+    "self": ("Itself", "mean weight on the token itself"),
+    "distance": ("Distance", "mean distance to the token that is attended to, in tokens"),
+    "slots": ("Memory slots", "mean weight on all memory slots together"),
+    "sink": ("Sink", "mean weight on the sink"),
+    "entropy": ("Entropy", "of the weights, in nats"),
+    "own_value": ("Own value", "cosine of a head's output and the value of its own token"),
+    "induction": ("Induction", "mean weight on the token after the last occurrence, on repeated random tokens"),
+    "duplicate": ("Duplicates", "mean weight on the last occurrence, on repeated random tokens"),
+    "rank": ("Rank of W_Q W_K", "effective rank, at most the head's size"),
+    "copying": ("Copying", "eigenvalues of the OV circuit: 1 copies every token"),
+    "matching": ("Matching", "eigenvalues of the QK circuit: 1 attends to equal tokens"),
+    "span": ("Span", "learned span, in tokens"),
+}
+SHARES = ("first", "previous", "self", "slots", "sink", "induction", "duplicate")
+SIGNED = ("copying", "matching", "own_value")
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    softmax = any(block.attention.kind not in ("lambda", "slots") for block in model.blocks.values())
+    return "" if softmax else "no layer has softmax attention over tokens"
+
+
+def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) -> Result:
+    """The statistics above of every head on `count` rows of `length` tokens of `data` (running.rows).
+
+    .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value. The intervals of .summary
+    are over rows. Raises UserError for data that cannot be read."""
+    tokens_NL = rows(lm, data, count, length)
+    found = _measured(lm, tokens_NL)
+    half = min(tokens_NL.shape[1] // 2, 64)
+    if half > 1:
+        weights = ["blocks.*.attention.weights"]
+        found |= measure(lm, repeated(lm, half, seed=seed), weights, partial(repetition, half=half), title="induction")
+    depth = lm.config.depth
+    per_row = {name: by_layer(values, depth).swapaxes(0, 1) for name, values in found.items()}
+    values = {name: np.nanmean(value, 0) for name, value in per_row.items()} | matrices(lm)
+    shown = [name for name in TITLES if name in per_row]
+    summary = {TITLES[name][0]: mean_interval(np.nanmean(per_row[name], (1, 2))) for name in shown}
+    data_found = values | {f"{name}_rows": value for name, value in per_row.items()}
+    line = about(lm, tokens_NL, data)
+    return Result("attention", line, lm.step, data_found, summary, _pictures(values), (_table(values),))
+
+
+def _measured(lm, tokens_NL) -> dict[str, dict[int, np.ndarray]]:
+    """The statistics of all layers. The last coefficient of a layer with a sink is the sink's."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for sink in (False, True):
+        blocks = [name for name, b in lm.config.blocks.items() if (getattr(b.attention, "sink", "none") != "none") == sink]
+        numbers = [layer.number for layer in layers.layers(lm.config) if layer.block in blocks]
+        sites = [f"blocks.{number}.attention.{site}" for number in numbers for site in SITES]
+        if sites:
+            new = measure(lm, tokens_NL, sites, partial(statistics, sink=sink), title="attention")
+            for name, values in new.items():
+                found.setdefault(name, {}).update({n: value for n, value in values.items() if n in numbers})
+    return found
+
+
+def statistics(values: dict, sink: bool) -> dict:
+    """{name: [B, H]} of one layer's weights; see the top of the file. sink: whether the last coefficient is a sink's."""
+    if "attention.weights" not in values or values["attention.weights"].ndim != 4:
+        return {}
+    w_BHLS = values["attention.weights"].astype(jnp.float32)
+    m_BHLM = values.get("attention.coefficients")
+    length = w_BHLS.shape[2]
+    distance_LS = jnp.arange(length)[:, None] - jnp.arange(length)
+    found = {
+        "first": w_BHLS[:, :, 1:, 0].mean(-1),
+        "previous": (w_BHLS * (distance_LS == 1)).sum(-1)[:, :, 1:].mean(-1),
+        "self": (w_BHLS * (distance_LS == 0)).sum(-1)[:, :, 1:].mean(-1),
+        "distance": (w_BHLS * distance_LS).sum(-1)[:, :, 1:].mean(-1),
+    }
+    all_BHLX = w_BHLS
+    if m_BHLM is not None and m_BHLM.ndim == 4:
+        m_BHLM = m_BHLM.astype(jnp.float32)
+        all_BHLX = jnp.concatenate([w_BHLS, m_BHLM], -1)
+        of_slots = m_BHLM[..., :-1] if sink else m_BHLM
+        found |= {"sink": m_BHLM[:, :, 1:, -1].mean(-1)} if sink else {}
+        found |= {"slots": of_slots[:, :, 1:].sum(-1).mean(-1)} if of_slots.shape[-1] else {}
+    found["entropy"] = jax.scipy.special.entr(all_BHLX).sum(-1)[:, :, 1:].mean(-1)
+    return found | _own_value(values)
+
+
+def _own_value(values: dict) -> dict:
+    """{"own_value": [B, H]}: the cosine of each head's output and the value of its own token."""
+    o_BLHV, v_BLGV = (values[f"attention.{site}"].astype(jnp.float32) for site in ("heads", "value"))
+    if v_BLGV.shape[-1] != o_BLHV.shape[-1]:
+        return {}
+    v_BLHV = jnp.repeat(v_BLGV, o_BLHV.shape[2] // v_BLGV.shape[2], 2)
+    norms = jnp.linalg.norm(o_BLHV, axis=-1) * jnp.linalg.norm(v_BLHV, axis=-1)
+    cosines_BLH = (o_BLHV * v_BLHV).sum(-1) / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)
+    return {"own_value": cosines_BLH[:, 1:].mean(1)}
+
+
+def repetition(values: dict, half: int) -> dict:
+    """{name: [B, H]}: weights on the last occurrence of the current token, and on the token after it."""
+    if "attention.weights" not in values or values["attention.weights"].ndim != 4:
+        return {}
+    w_BHLS = values["attention.weights"].astype(jnp.float32)
+    second = np.arange(half, 2 * half)
+    return {
+        "induction": w_BHLS[:, :, second, second - half + 1].mean(-1),
+        "duplicate": w_BHLS[:, :, second, second - half].mean(-1),
+    }
+
+
+def matrices(lm) -> dict[str, np.ndarray]:
+    """{name: [N, H]} of the matrices of each layer that has them."""
+    embed_VD = np.asarray(lm.params["embed"]["table"], np.float64)
+    head_VD = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for layer in layers.layers(lm.config):
+        parameters = layers.get(lm.config, lm.params, layer.number).get("attention", {})
+        options = lm.config.blocks[layer.block].attention
+        of_layer = _of_layer(parameters, embed_VD, head_VD)
+        if "span" in parameters:
+            fraction_H = np.asarray(parameters["span"]["fraction"], np.float64)
+            of_layer["span"] = fraction_H * longest(options, lm.config.max_length)
+        for name, value in of_layer.items():
+            found.setdefault(name, {})[layer.number] = value
+    return {name: by_layer(values, lm.config.depth) for name, values in found.items()}
+
+
+def _of_layer(parameters: dict, embed_VD, head_VD) -> dict[str, np.ndarray]:
+    def kernel(name: str):
+        found = parameters.get(name, {})
+        return np.asarray(found["kernel"], np.float64) if isinstance(found, dict) and "kernel" in found else None
+
+    found = {}
+    q_DHK, k_DGK, v_DGV, o_HVD = map(kernel, ("query", "key", "value", "output"))
+    if q_DHK is not None and k_DGK is not None and q_DHK.shape[2] == k_DGK.shape[2]:
+        share = q_DHK.shape[1] // k_DGK.shape[1]
+        pairs = [(q_DHK[:, h], k_DGK[:, h // share]) for h in range(q_DHK.shape[1])]
+        gram_DD = embed_VD.T @ embed_VD
+        found["rank"] = np.array([effective_rank(q @ k.T, q.shape[1]) for q, k in pairs])
+        found["matching"] = np.array([positive_share(k.T @ gram_DD @ q) for q, k in pairs])
+    if v_DGV is not None and o_HVD is not None and v_DGV.ndim == o_HVD.ndim == 3 and v_DGV.shape[2] == o_HVD.shape[1]:
+        share = o_HVD.shape[0] // v_DGV.shape[1]
+        between_DD = head_VD.T @ embed_VD
+        found["copying"] = np.array(
+            [positive_share(o_VD @ between_DD @ v_DGV[:, h // share]) for h, o_VD in enumerate(o_HVD)]
+        )
+    return found
+
+
+def effective_rank(matrix: np.ndarray, most: int) -> float:
+    """exp of the entropy of the singular values divided by their sum (Roy & Vetterli 2007), of the largest `most`; NaN for
+    zeros."""
+    s = np.linalg.svd(matrix, compute_uv=False)[:most]
+    if not s.any():
+        return np.nan
+    p = s[s > 0] / s.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def positive_share(matrix: np.ndarray) -> float:
+    """sum(Re z) / sum |z| of the eigenvalues z: 1 if all are positive, -1 if all are negative, NaN if all are 0."""
+    z = np.linalg.eigvals(matrix)
+    return float(z.real.sum() / np.abs(z).sum()) if z.any() else np.nan
+
+
+def _pictures(values: dict[str, np.ndarray]) -> tuple[HeatMap, ...]:
+    pictures = []
+    for name, (title, caption) in TITLES.items():
+        if name in values:
+            low, high = (0.0, None) if name in SHARES else (-1.0, 1.0) if name in SIGNED else (None, None)
+            pictures.append(HeatMap(title, caption, values[name], "layer", "head", low, high))
+    return tuple(pictures)
+
+
+def _table(values: dict[str, np.ndarray]) -> Table:
+    """The strongest heads of each kind."""
+    found = []
+    for name in ("first", "previous", "induction", "duplicate", "slots", "copying"):
+        if name in values:
+            best = np.argsort(np.nan_to_num(values[name], nan=-np.inf).ravel())[::-1][:3]
+            heads = [f"{at // values[name].shape[1]}.{at % values[name].shape[1]}" for at in best]
+            shown = [f"{head} ({values[name].ravel()[at]:.3f})" for head, at in zip(heads, best, strict=True)]
+            found.append((TITLES[name][0], *shown, *[""] * (3 - len(shown))))
+    return Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), found)

@@ -1,0 +1,139 @@
+"""What the norm before attention does (Brody et al. 2023): its projection, its scaling, and keys that no query can select.
+
+LayerNorm is x -> sqrt(D) P x / |P x| with P = I - 1 1^T / D, then a gain and a bias.
+
+    angle      between the ones vector and an input, or a query as a direction of the input, W_K q_l, in degrees from 0
+               to 90: a query parallel to 1 gives all projected inputs equal scores
+    projected  share of an input's squared norm along 1, which P removes
+    spread     standard deviation over mean of |P x| among tokens, which the scaling removes
+    hidden     share of the vectors of a row that no query can select, because they are in the convex hull of the others
+               (selectable.py): of the inputs before and after the norm, and of the keys of each head
+
+Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in general position hide none.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.running import about, by_layer, measure, rows
+from xfresearch.analysis.selectable import selectable
+from xfresearch.models import layers
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.progress import stage
+from xfresearch.statistics import mean_interval
+
+SITES = ("before", "in", "key", "query", "unrotated_query")
+ROWS = 4  # rows whose hidden vectors are counted: each row of L tokens has 2 + G sets of L vectors per layer
+TITLES = {
+    "hidden_before": "hidden inputs before the norm",
+    "hidden_after": "hidden inputs after the norm",
+    "hidden_keys": "hidden keys",
+    "angle_before": "angle of inputs before the norm",
+    "angle_after": "angle of inputs after the norm",
+    "angle_query": "angle of queries",
+    "projected": "share along the ones vector",
+    "spread": "spread of norms",
+}
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    keys = any(block.attention.kind not in ("lambda", "slots") for block in model.blocks.values())
+    return "" if keys else "no layer compares queries with the keys of tokens"
+
+
+def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
+    """The figures above of every layer on `count` rows of `length` tokens of `data` (running.rows).
+
+    .data: {name: [N], hidden_keys: [N, G], angle_query: [N, H], name_rows: the same for each row}; NaN where a layer has no
+    such value. The intervals of .summary are over rows."""
+    tokens_NL = rows(lm, data, count, length)
+    sites = [f"blocks.*.attention.{site}" for site in SITES]
+    values = measure(lm, tokens_NL, sites, vectors, title="inputs and keys")
+    found: dict[str, dict[int, np.ndarray]] = {}
+    with stage("hidden vectors", len(values["in"]), "layers") as progress:
+        for number in values["in"]:
+            of_layer = {name: value[number] for name, value in values.items() if number in value}
+            for name, value in _of_layer(lm, number, of_layer).items():
+                found.setdefault(name, {})[number] = value
+            progress.update(1)
+    per_row = {name: by_layer(value, lm.config.depth).swapaxes(0, 1) for name, value in found.items()}
+    data_found = {name: np.nanmean(value, 0) for name, value in per_row.items()}
+    summary = {TITLES[name]: mean_interval(np.nanmean(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
+    data_found |= {f"{name}_rows": value for name, value in per_row.items()}
+    line = about(lm, tokens_NL, data)
+    return Result("norms", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
+
+
+def vectors(values: dict) -> dict:
+    """The inputs and keys of a layer with keys, in float32."""
+    if "attention.key" not in values or "attention.state" in values:
+        return {}
+    names = {site: f"attention.{site}" for site in SITES}
+    return {site: values[name].astype(jnp.float32) for site, name in names.items() if name in values}
+
+
+def _of_layer(lm, number: int, values: dict) -> dict[str, np.ndarray]:
+    """{name: [rows] or [rows, heads]} of a layer from its vectors [rows, L, ...]."""
+    values = {name: np.asarray(value, np.float64) for name, value in values.items()}
+    before, after = values["before"], values["in"]
+    found = {
+        "angle_before": angle(before).mean(1),
+        "angle_after": angle(after).mean(1),
+        "projected": projected(before).mean(1),
+        "spread": spread(before),
+        "hidden_before": _hidden(before),
+        "hidden_after": _hidden(after),
+        "hidden_keys": np.stack([_hidden(values["key"][:, :, g]) for g in range(values["key"].shape[2])], 1),
+    }
+    key = layers.get(lm.config, lm.params, number)["attention"].get("key", {})
+    query = values.get("unrotated_query", values["query"])
+    if "kernel" in key and key["kernel"].shape[-1] == query.shape[-1]:
+        key_DGK = np.asarray(key["kernel"], np.float64)
+        key_DHK = np.repeat(key_DGK, query.shape[2] // key_DGK.shape[1], 1)
+        found["angle_query"] = angle(np.einsum("blhk,dhk->blhd", query, key_DHK)).mean(1)
+    return found
+
+
+def angle(x) -> np.ndarray:
+    """Degrees from 0 to 90 between vectors [..., D] and the line of the ones vector."""
+    cosine = np.abs(x.sum(-1)) / np.maximum(np.linalg.norm(x, axis=-1) * np.sqrt(x.shape[-1]), 1e-300)
+    return np.degrees(np.arccos(np.minimum(cosine, 1.0)))
+
+
+def projected(x) -> np.ndarray:
+    """The share of |x|^2 along the ones vector."""
+    return x.sum(-1) ** 2 / np.maximum(x.shape[-1] * (x**2).sum(-1), 1e-300)
+
+
+def spread(x_BLD) -> np.ndarray:
+    """[B]: standard deviation over mean of the norms |P x| of the L vectors of a row."""
+    norms_BL = np.linalg.norm(x_BLD - x_BLD.mean(-1, keepdims=True), axis=-1)
+    return norms_BL.std(1) / np.maximum(norms_BL.mean(1), 1e-300)
+
+
+def _hidden(x_BLD) -> np.ndarray:
+    """[B]: the share of the distinct vectors of each row that no query selects."""
+    return np.array([1 - selectable(x_LD).selects_N.mean() for x_LD in x_BLD])
+
+
+def _pictures(data: dict) -> tuple[HeatMap, ...]:
+    shown = {
+        "angle_query": ("Angle of queries", "to the ones vector, in degrees", 90.0),
+        "hidden_keys": ("Hidden keys", "share of keys that no query can select", 1.0),
+    }
+    return tuple(
+        HeatMap(title, caption, data[name], "layer", "head", 0.0, high)
+        for name, (title, caption, high) in shown.items()
+        if name in data
+    )
+
+
+def _table(data: dict) -> Table:
+    names = [name for name in TITLES if name in data]
+    rows_of = []
+    for layer in range(len(data["hidden_before"])):
+        means = [float(np.nanmean(data[name][layer])) for name in names]
+        rows_of.append((str(layer), *(round(mean, 4) for mean in means)))
+    return Table("Layers", "means over rows and heads", ("layer", *(TITLES[name] for name in names)), rows_of)

@@ -1,0 +1,25 @@
+"""The analyses by name, for the command line and the documentation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from xfresearch.analysis.attention import applies as has_attention
+from xfresearch.analysis.attention import attention
+from xfresearch.analysis.norms import applies as has_keys
+from xfresearch.analysis.norms import norms
+from xfresearch.analysis.routing import applies as has_router
+from xfresearch.analysis.routing import routing
+from xfresearch.models.model_config import ModelConfig
+
+
+class Analysis(NamedTuple):
+    run: Callable  # (lm, data, count, length, ...) -> Result
+    applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
+    about: str
+
+
+ANALYSES = {
+    "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
+    "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
+    "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),
+}

@@ -1,0 +1,110 @@
+"""The result of an analysis: data first, pictures second."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+
+from xfresearch.files import write_bytes, write_json
+from xfresearch.pages.charts import Curve, line_chart
+from xfresearch.pages.drawing import COLOURS
+from xfresearch.pages.heat_map import heat_map
+from xfresearch.pages.html import write_page
+
+
+class HeatMap(NamedTuple):
+    """A picture of a matrix, with its first row at the top."""
+
+    title: str
+    caption: str
+    values: np.ndarray  # [rows, columns]; NaN where there is no value
+    rows: str  # what a row is
+    columns: str
+    low: float | None = None  # ends of the colours; None for those of the values
+    high: float | None = None
+
+    def svg(self) -> str:
+        """The picture as an SVG element."""
+        return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high)
+
+
+class Table(NamedTuple):
+    """Rows of text and numbers."""
+
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: list[tuple]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an analysis found.
+
+    name: of the analysis. about: one line on the model and the data. step: of the model. data: {name: array or number}; the
+    docstring of the analysis has their shapes. summary: {name: (value, half width of its 95 % interval, NaN without one)}
+    of the main figures.
+    """
+
+    name: str
+    about: str
+    step: int
+    data: dict[str, np.ndarray | float]
+    summary: dict[str, tuple[float, float]]
+    pictures: tuple[HeatMap, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def figures(self) -> dict[str, str]:
+        """{title: SVG element} of the pictures."""
+        return {picture.title: picture.svg() for picture in self.pictures}
+
+    def report(self, path) -> None:
+        """Writes one static HTML page, which loads nothing from the network."""
+        write_report(path, [self])
+
+    def save(self, directory) -> None:
+        """Writes data.json (numbers), arrays.npz, the pictures and report.html."""
+        directory = epath.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
+        found = {"analysis": self.name, "about": self.about, "step": self.step, "summary": self.summary, "data": numbers}
+        write_json(directory / "data.json", found)
+        write_arrays(directory / "arrays.npz", {n: v for n, v in self.data.items() if np.ndim(v)})
+        for number, svg in enumerate(self.figures().values()):
+            write_bytes(directory / f"picture_{number}.svg", svg.replace(">", f"><style>{COLOURS}</style>", 1).encode())
+        self.report(directory / "report.html")
+
+
+def write_arrays(path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes a .npz file of the arrays, whole or not at all."""
+    import io
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_bytes(path, buffer.getvalue())
+
+
+def write_report(path, results: list[Result], series=()) -> None:
+    """Writes a page with the last of the results. `series` are (title, caption, SVG) of charts over the steps of a run."""
+    template = Path(__file__).parent / "report.html.jinja"
+    write_page(path, template, result=results[-1], figures=results[-1].figures(), series=series)
+
+
+def write_series(directory, results: list[Result]) -> None:
+    """Writes series.json, {figure: [[step, value, half width of the interval], ...]}, and report.html with its curves."""
+    names = list(dict.fromkeys(name for result in results for name in result.summary))
+    series = {name: [(r.step, *r.summary[name]) for r in results if name in r.summary] for name in names}
+    write_json(epath.Path(directory) / "series.json", series)
+    charts = []
+    for name, points in series.items():
+        points = np.array(points, float)
+        if len(points) > 1 and np.isfinite(points[:, 1]).all():
+            middle = Curve(points[:, :2], "model", 1.6, True)
+            step, value, half = points.T
+            ends = [Curve(np.stack([step, value + sign * half], 1), "training", 0.8) for sign in (-1, 1)]
+            curves = [middle, *(ends if np.isfinite(half).all() else [])]
+            charts.append((name, "by step, with the 95 % interval", line_chart(name, curves, {})))
+    write_report(epath.Path(directory) / "report.html", results, charts)

@@ -1,0 +1,146 @@
+"""How a mixture of experts routes tokens.
+
+    load          share of all choices that go to each expert              mass     mean router probability of each expert
+    busiest       largest load times the number of experts (1: even)       entropy  of a token's router distribution, in nats
+    margin        router probability of the last choice minus that of the next expert
+    dropped       share of the choices that are above the capacity
+    together      of the tokens that choose an expert (row), the share that also choose another one (column)
+    by token      mutual information of a token's first choice and its id, in bits, minus that of shuffled ids
+    by position   the same for the position, in eight parts of the row
+    kept          share of the choices that an earlier checkpoint made too (saturation, Muennighoff et al. 2024, OLMoE)
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows
+from xfresearch.models.model_config import ModelConfig, mixtures
+from xfresearch.statistics import mean_interval
+
+SITES = ("router_logits", "router_probabilities", "chosen", "dropped")
+PARTS = 8  # of a row
+SHUFFLES = 10
+OF_ROWS = ("entropy", "margin", "dropped", "kept")  # figures that each row has
+OF_ALL = ("busiest", "by_token", "by_position")  # of all rows together
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    found = mixtures(model)
+    if not found:
+        return "the model has no mixture of experts"
+    return "" if any(moe.routing == "token_choice" for moe in found) else "its experts choose tokens"
+
+
+def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, earlier=None) -> Result:
+    """The figures above of every layer with experts, on `count` rows of `length` tokens of `data` (running.rows).
+
+    earlier: the model at an earlier step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; entropy,
+    margin, dropped, busiest, by_token, by_position, kept [N]; NaN for layers without experts. The intervals of .summary are
+    over rows. Raises UserError for data that cannot be read."""
+    tokens_NL = rows(lm, data, count, length)
+    sites = [f"blocks.*.feed_forward.{site}" for site in SITES]
+    values = measure(lm, tokens_NL, sites, choices, title="routing")
+    depth = lm.config.depth
+    numbers = values["chosen"]
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for number in numbers:
+        of_layer = {name: value[number] for name, value in values.items() if number in value}
+        for name, value in of_rows(of_layer, tokens_NL, seed).items():
+            found.setdefault(name, {})[number] = value
+    if earlier is not None:
+        before = measure(earlier, tokens_NL, sites, choices, title="routing of the earlier step")["chosen"]
+        found["kept"] = {number: kept(chosen, before[number]) for number, chosen in numbers.items()}
+    per_row = {name: by_layer(found[name], depth).T for name in OF_ROWS if name in found}
+    data_found = {name: by_layer(value, depth) for name, value in found.items() if name not in per_row}
+    data_found |= {name: np.nanmean(value, 0) for name, value in per_row.items()}
+    summary = {name: mean_interval(np.nanmean(value, 1)) for name, value in per_row.items()}
+    summary |= {name.replace("_", " "): (float(np.nanmean(data_found[name])), np.nan) for name in OF_ALL}
+    data_found |= {f"{name}_rows": value for name, value in per_row.items()}
+    line = about(lm, tokens_NL, data)
+    return Result("routing", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
+
+
+def choices(values: dict) -> dict:
+    """The choices of a layer with experts that tokens choose, and what their figures need."""
+    if "feed_forward.chosen" not in values:
+        return {}
+    log_p_BLE = jax.nn.log_softmax(values["feed_forward.router_logits"].astype(jnp.float32))
+    scores_BLE = values["feed_forward.router_probabilities"]
+    k = values["feed_forward.chosen"].shape[-1]
+    top_BLk = jax.lax.top_k(scores_BLE, min(k + 1, scores_BLE.shape[-1]))[0]
+    found = {
+        "chosen": values["feed_forward.chosen"],
+        "mass": jnp.exp(log_p_BLE),
+        "entropy": -(jnp.exp(log_p_BLE) * log_p_BLE).sum(-1),
+        "margin": top_BLk[..., k - 1] - top_BLk[..., -1],
+    }
+    return found | ({"dropped": values["feed_forward.dropped"]} if "feed_forward.dropped" in values else {})
+
+
+def of_rows(values: dict, tokens_BL, seed: int) -> dict[str, np.ndarray]:
+    """The figures of one layer from its values of every token: those of OF_ROWS for each row, the others of all tokens."""
+    chosen_BLk = values["chosen"]
+    E = values["mass"].shape[-1]
+    chosen_TE = (chosen_BLk.reshape(-1, chosen_BLk.shape[-1])[..., None] == np.arange(E)).any(1)
+    load_E = chosen_TE.sum(0) / chosen_BLk.size
+    both_EE = chosen_TE.T.astype(np.float64) @ chosen_TE
+    first_BL = chosen_BLk[..., 0]
+    length = first_BL.shape[1]
+    parts_BL = np.broadcast_to(np.arange(length) * PARTS // length, first_BL.shape)
+    found = {
+        "load": load_E,
+        "mass": values["mass"].mean((0, 1)),
+        "busiest": load_E.max() * E,
+        "together": both_EE / np.maximum(np.diag(both_EE)[:, None], 1),
+        "by_token": information(first_BL, tokens_BL, seed),
+        "by_position": information(first_BL, parts_BL, seed),
+        "entropy": values["entropy"].mean(1),
+        "margin": values["margin"].mean(1),
+    }
+    return found | ({"dropped": values["dropped"].mean((1, 2))} if "dropped" in values else {})
+
+
+def information(a, b, seed: int) -> np.ndarray:
+    """Mutual information of two integer arrays in bits, minus its mean for SHUFFLES random orders of b: few samples of many
+    values have information even if they are independent."""
+    a, b = (np.unique(x, return_inverse=True)[1].ravel() for x in (a, b))
+    rng = np.random.default_rng(seed)
+    by_chance = np.mean([_information(a, rng.permutation(b)) for _ in range(SHUFFLES)])
+    return np.asarray(_information(a, b) - by_chance)
+
+
+def _information(a, b) -> float:
+    counts = np.zeros((a.max() + 1, b.max() + 1))
+    np.add.at(counts, (a, b), 1)
+    p = counts / counts.sum()
+    independent = p.sum(1, keepdims=True) * p.sum(0, keepdims=True)
+    return float((p[p > 0] * np.log2(p[p > 0] / independent[p > 0])).sum())
+
+
+def kept(chosen_BLk, before_BLk) -> np.ndarray:
+    """[B]: the share of a row's choices that are among those of the same token before."""
+    return (chosen_BLk[..., None] == before_BLk[..., None, :]).any(-1).mean((1, 2))
+
+
+def _pictures(data: dict) -> tuple[HeatMap, ...]:
+    load = HeatMap("Load", "share of all choices", data["load"], "layer", "expert", 0.0)
+    mass = HeatMap("Mass", "mean router probability", data["mass"], "layer", "expert", 0.0)
+    layers = [n for n, matrix in enumerate(data["together"]) if not np.isnan(matrix).all()]
+    caption = "share of the row's tokens that the column's expert gets too"
+    together = [
+        HeatMap(f"Together, layer {n}", caption, data["together"][n], "expert", "expert too", 0.0, 1.0) for n in layers
+    ]
+    return (load, mass, *together)
+
+
+def _table(data: dict) -> Table:
+    names = [name for name in (*OF_ALL, *OF_ROWS) if name in data]
+    found = [
+        (str(layer), *(round(float(data[name][layer]), 4) for name in names))
+        for layer in range(len(data["busiest"]))
+        if not np.isnan(data["busiest"][layer])
+    ]
+    return Table("Layers", "entropy in nats, information in bits", ("layer", *(n.replace("_", " ") for n in names)), found)

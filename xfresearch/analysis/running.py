@@ -1,0 +1,113 @@
+"""What analyses share: rows of tokens, compiled passes over them, and names of layers."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import numpy as np
+
+from xfresearch.data.labels import has_labels, open_data_set
+from xfresearch.errors import UserError
+from xfresearch.evaluation import check_length
+from xfresearch.language_model import LanguageModel
+from xfresearch.model_inputs import as_tokens, forward, matching, tap_shapes
+from xfresearch.models import layers
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import Request, request
+from xfresearch.progress import stage
+
+ROWS = 32  # by default
+BATCH = 8
+
+
+def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0) -> np.ndarray:
+    """Token ids [N, L]: `count` rows of a corpus (its name; None for that of the model's run), or the given token ids
+    [N, L] (those of a text are lm.tokens(text)). Raises UserError if there are none."""
+    if data is not None and not isinstance(data, str):
+        return np.asarray(as_tokens(lm.config, lm.tokenizer, data))
+    corpus = data or lm.run.data.corpus[0]
+    if has_labels(corpus):
+        check_length(lm.config, length or lm.run.sequence_length)
+        data_set = open_data_set(corpus, length or lm.run.sequence_length)
+        return data_set.examples(lm.run.evaluation.split, length or lm.run.sequence_length)[0][:count]
+    found = list(lm.batches(corpus, batch_size=count, length=length, limit=count))
+    if not found or not len(found[0]):
+        raise UserError(f"data={data!r} has no row of {length or lm.run.sequence_length} tokens: give a smaller length")
+    return found[0]
+
+
+def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) -> np.ndarray:
+    """Random token ids [rows, 2 count] whose second half repeats the first (Olsson et al. 2022)."""
+    half_BL = np.random.default_rng(seed).integers(lm.config.vocab_size, size=(rows, count))
+    tokens_BL = np.concatenate([half_BL, half_BL], 1)
+    check_length(lm.config, 2 * count)
+    return tokens_BL
+
+
+def measure(
+    lm: LanguageModel, tokens_NL, patterns: list[str], summary: Callable[[dict], dict], batch: int = BATCH, title: str = ""
+) -> dict[str, dict[int, np.ndarray]]:
+    """{name: {layer: [N, ...]}}: the summary of each layer that has a tap of `patterns`, for every row.
+
+    `summary` is a pure function of the recorded values of a layer, {site: value [B, ...]}; it returns {name: [B, ...]}, and
+    {} for a layer without the values that it needs. Only one layer of one batch is in memory. Equal functions share a
+    compiled program."""
+    names = [name for pattern in patterns for name in _found(lm.config, pattern)]
+    parts: dict[str, dict[int, list]] = {}
+    with stage(title or "measuring", len(tokens_NL), "rows") as progress:
+        for tokens_BL in batches(tokens_NL, batch):
+            captures = _measure(lm.config, frozenset(names), summary, lm.params, tokens_BL)
+            for layer in layers.layers(lm.config):
+                for name, value in captures.get(layer.stack, {}).items():
+                    parts.setdefault(name, {}).setdefault(layer.number, []).append(np.asarray(value[layer.index]))
+            progress.update(len(tokens_BL))
+    return {
+        name: {number: np.concatenate(found)[: len(tokens_NL)] for number, found in by_layer.items()}
+        for name, by_layer in parts.items()
+    }
+
+
+def _found(model: ModelConfig, pattern: str) -> list[str]:
+    """The taps that match a pattern; none is no error."""
+    try:
+        return [tap for tap, _ in matching(model, [pattern]).values()]
+    except UserError:
+        return []
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _measure(model: ModelConfig, names: frozenset[str], summary: Callable, params: dict, tokens_BL) -> dict:
+    taps = Request(request(model, names).record, summary=summary)
+    return {stack: values for stack, values in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
+
+
+def batches(tokens_NL: np.ndarray, batch: int) -> Iterator[np.ndarray]:
+    """The rows in batches of one size; the last one repeats its last row."""
+    batch = min(batch, len(tokens_NL))
+    for first in range(0, len(tokens_NL), batch):
+        part = tokens_NL[first : first + batch]
+        yield np.concatenate([part, np.repeat(part[-1:], batch - len(part), 0)])
+
+
+def by_layer(values: dict[int, np.ndarray], depth: int) -> np.ndarray:
+    """[N layers, ...] of {layer: values}. NaN where a layer has fewer heads than others, or no value at all."""
+    shape = np.max([value.shape for value in values.values()], 0)
+    found = np.full((depth, *shape), np.nan)
+    for number, value in values.items():
+        found[(number, *map(slice, value.shape))] = value
+    return found
+
+
+def about(lm: LanguageModel, tokens_NL: np.ndarray, data) -> str:
+    """A line on a model and its data."""
+    from xfresearch import outline
+
+    source = "the given tokens" if data is not None and not isinstance(data, str) else data or "the held-out text"
+    count, length = tokens_NL.shape
+    return f"{outline.model_line(lm.config, length)}; step {lm.step}; {count} rows of {length} tokens of {source}"
+
+
+def has(model: ModelConfig, *sites: str) -> bool:
+    """Whether a layer of the model has all of these sites."""
+    names = tap_shapes(model)
+    return any(all(f"blocks.{n}.{site}" in names for site in sites) for n in range(model.depth))

@@ -1,0 +1,138 @@
+"""python -m xfresearch.analyze NAME --workdir DIR [--step N|all] [--data CORPUS[:PATH]] [--to DIR]
+python -m xfresearch.analyze --list [--workdir DIR]
+
+Looks inside a trained model. NAME is an analysis: --list says which there are, and with --workdir which apply to that
+model. This writes data.json (numbers), arrays.npz, the pictures and report.html, by default to DIR/analysis/NAME. With
+--step all it runs on every checkpoint of a run, and the report has curves over training.
+"""
+
+import sys
+
+from xfresearch import command, held_out
+from xfresearch.errors import UserError, nearest
+from xfresearch.tables import table
+
+EPILOG = """\
+examples:
+  python -m xfresearch.analyze attention --workdir runs/quickstart
+  python -m xfresearch.analyze norms --workdir runs/quickstart --step all
+  python -m xfresearch.analyze --list --workdir ~/models/gpt2"""
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    from xfresearch.analysis.registry import ANALYSES
+
+    if options.list:
+        print(listed(options.workdir))
+        return
+    if options.name not in ANALYSES:
+        hint = nearest(options.name, ANALYSES)
+        raise UserError(f"analysis {options.name!r} is not allowed: it must be one of {', '.join(ANALYSES)}{hint}")
+    target = directory(options)
+    lm = opened(options)
+    reason = ANALYSES[options.name].applies(lm.config)
+    if reason:
+        raise UserError(f"{options.name} does not apply to {options.workdir}: {reason}")
+    results = [ANALYSES[options.name].run(each, **settings(options, each)) for each in steps(options, lm)]
+    write(target, options.name, results)
+    print(shown(results[-1]))
+    print(f"{options.name}: {target}/report.html", file=sys.stderr)
+
+
+def parse(arguments: list[str]):
+    parser = command.Parser(prog="python -m xfresearch.analyze", description=__doc__, epilog=EPILOG)
+    add = parser.add_argument
+    add("name", nargs="?", default="", metavar="NAME", help="the analysis")
+    add("--list", action="store_true", help="list the analyses, and with --workdir whether they apply to the model")
+    models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
+    add("--workdir", metavar="DIR", default="", help=models)
+    add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest), or all of a run")
+    add("--data", default="", metavar="CORPUS[:PATH]", help="corpus to run on (default: the run's first, held-out part)")
+    add("--rows", type=held_out.at_least(1), default=0, metavar="N", help="rows of tokens (default: that of the analysis)")
+    help_length = "tokens per row (default: as in training)"
+    add("--sequence-length", type=held_out.at_least(2), default=0, metavar="N", help=help_length)
+    add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
+    options = parser.parse_args(arguments)
+    if options.step not in ("", "all") and not options.step.isdecimal():
+        raise UserError(f"--step={options.step} is not allowed: it must be a number or all")
+    if not options.list and not (options.name and options.workdir):
+        raise UserError("NAME and --workdir are required, or --list (see --help)")
+    return options
+
+
+def listed(workdir: str) -> str:
+    """The table of all analyses."""
+    from xfresearch.analysis.registry import ANALYSES
+
+    columns = {"analysis": list(ANALYSES), "about": [each.about for each in ANALYSES.values()]}
+    if workdir:
+        from xfresearch import loading
+
+        model = loading.stored(workdir).model
+        columns["applies"] = [each.applies(model) or "yes" for each in ANALYSES.values()]
+    return table(columns)
+
+
+def directory(options):
+    """Where the results go. Raises UserError if it cannot be decided."""
+    from etils import epath
+
+    from xfresearch import loading
+    from xfresearch.files import exists
+
+    if options.to:
+        return epath.Path(options.to).expanduser()
+    workdir, _ = loading.locate(options.workdir)
+    if not exists(workdir / "checkpoints"):
+        raise UserError(f"--to is required with {options.workdir}, which is not a run's directory")
+    return workdir / "analysis" / options.name
+
+
+def opened(options):
+    """The model, at the step of the options or at the newest one."""
+    from xfresearch import loading
+
+    step = int(options.step) if options.step.isdecimal() else None
+    return loading.load(options.workdir, step)
+
+
+def steps(options, lm) -> list:
+    """The model at each step that is asked for."""
+    if options.step != "all":
+        return [lm]
+    from xfresearch import loading
+    from xfresearch.checkpoints import store
+
+    workdir, _ = loading.locate(options.workdir)
+    found = store.agreed_steps(workdir)
+    if not found:
+        raise UserError(f"--step=all is not allowed with {options.workdir}: it has no checkpoints")
+    return [loading.load(workdir, step) for step in found]
+
+
+def settings(options, lm) -> dict:
+    """The arguments of an analysis."""
+    given = {"data": options.data or None, "count": options.rows, "length": options.sequence_length}
+    return {name: value for name, value in given.items() if value}
+
+
+def write(target, name: str, results: list) -> None:
+    """Writes the results: those of the last step, and with several steps the curves over them."""
+    from xfresearch.analysis.result import write_series
+
+    results[-1].save(target)
+    if len(results) > 1:
+        write_series(target, results)
+
+
+def shown(result) -> str:
+    """The summary as a table."""
+    names = list(result.summary)
+    cells = [f"{value:.4f}" for value, _ in result.summary.values()]
+    halves = [f"{half:.4f}" if half == half else "" for _, half in result.summary.values()]
+    return table({"figure": names, "value": cells, "+-": halves})
+
+
+if __name__ == "__main__":
+    command.run(main)
