@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from xfresearch.analysis.attention import applies as has_attention
 from xfresearch.analysis.attention import attention
+from xfresearch.analysis.lens import applies as predicts_tokens
+from xfresearch.analysis.lens import lens
 from xfresearch.analysis.norms import applies as has_keys
 from xfresearch.analysis.norms import norms
 from xfresearch.analysis.routing import applies as has_router
@@ -20,6 +22,7 @@ class Analysis(NamedTuple):
 
 ANALYSES = {
     "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
+    "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),
 }

@@ -108,6 +108,20 @@ class Norm(nnx.Module):
             return self._affine(y.astype(x.dtype))
         return self._affine(y).astype(x.dtype)
 
+    def frozen(self, x, at):
+        """The norm as a linear map: of x, without the bias, with the factors that the norm has at the value `at`, both
+        [..., D]. So the norm of `at` is frozen(at, at) plus the bias, and the parts of a sum can be followed through it."""
+        at, x = (value.astype(jnp.promote_types(x.dtype, jnp.float32)) for value in (at, x))
+        kind, epsilon = self.spec.kind, self.spec.epsilon
+        if kind == "dyt":
+            slope = self.alpha[...] * at
+            x = x * self.alpha[...] * jnp.where(slope == 0, 1, jnp.tanh(slope) / jnp.where(slope == 0, 1, slope))
+        if kind in ("layer", "project"):
+            at, x = project(at, epsilon), project(x, epsilon)
+        if kind in WITH_EPSILON:
+            x = x * jax.lax.rsqrt(jnp.square(at).mean(-1, keepdims=True) + epsilon)
+        return x if self.gain is None else x * (self.spec.offset + self.gain[...])
+
     def _affine(self, y):
         """y times the gain, plus the bias, both rounded to y's dtype."""
         if self.gain is not None:

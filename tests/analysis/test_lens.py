@@ -1,0 +1,81 @@
+"""Lens and attribution: the parts sum to the logits for every layout, and planted parts are found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.analysis.test_attention import planted
+from tests.contracts.passes import forward
+from tests.contracts.variants import ALL, in_float64, marked, random_params, tokens_for
+from tests.tiny_runs import tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch import analysis
+from xfresearch.analysis.contributions import contributions
+
+LAYOUTS = [name for name in ALL if name.startswith("layout=")]
+DAILY = [*LAYOUTS, "base", "pattern-repeated", "attention.output_gate=elementwise", "final_norm=dyt", "norm=dyt"]
+TOKENS_NL = np.random.default_rng(0).integers(257, size=(3, 12))
+
+
+@pytest.mark.parametrize("name", marked(DAILY))
+def test_the_parts_sum_to_the_logits(name, x64):
+    config = in_float64(ALL[name])
+    params, tokens_BL = random_params(config), tokens_for(config)
+    terms, head, hidden_BLD = jax.jit(contributions, static_argnums=(0, 3))(config, params, tokens_BL, True)
+    total_BLD = sum(terms.values())
+    assert relative_error(total_BLD, hidden_BLD) < TOLERANCE["float64"]
+    assert relative_error(head.logits(total_BLD), forward(config, params, tokens_BL)[0]) < TOLERANCE["float64"]
+    whole = contributions(config, params, tokens_BL)[0]
+    for part, value in whole.items():
+        own = [name for name in terms if name == part or name.startswith(f"{part}.") and name not in whole]
+        assert relative_error(sum(terms[name] for name in own), value) < 1e-9, part
+
+
+def test_a_frozen_norm_is_the_norm_at_its_value(x64):
+    from xfresearch.models.norms import NORMS, Norm, NormSpec
+
+    x, other = np.random.default_rng(0).standard_normal((2, 3, 8))
+    for kind in NORMS:
+        norm = Norm(NormSpec(kind, bias=True, epsilon=0.1), "D", (8,), "float64")
+        if norm.gain is not None:
+            norm.gain[...], norm.bias[...] = jnp.linspace(0.5, 2, 8), jnp.linspace(-1, 1, 8)
+        bias = 0 if norm.bias is None else norm.bias[...]
+        assert relative_error(norm.frozen(jnp.asarray(x), jnp.asarray(x)) + bias, norm(jnp.asarray(x))) < 1e-12, kind
+        both = norm.frozen(jnp.asarray(x + 2 * other), jnp.asarray(x))
+        parts = norm.frozen(jnp.asarray(x), jnp.asarray(x)) + 2 * norm.frozen(jnp.asarray(other), jnp.asarray(x))
+        assert relative_error(both, parts) < 1e-12, kind
+
+
+@pytest.mark.parametrize("changes", [{}, {"model__blocks__main__layout": "resi_dual"}])
+def test_the_lens_is_the_unembedded_stream(changes):
+    lm = tiny_model("gpt2", **changes)
+    found = analysis.lens(lm, TOKENS_NL).data
+    final = np.asarray(jax.nn.log_softmax(lm(TOKENS_NL)), np.float64)
+    assert found["loss"][-1] == pytest.approx(float(lm.loss(TOKENS_NL).mean()), rel=1e-5)
+    assert found["agreement"][-1] == 1.0 and found["divergence"][-1] == pytest.approx(0, abs=1e-6)
+    if not changes:
+        stream = lm.capture(TOKENS_NL, "blocks.0.feed_forward.residual").popitem()[1]
+        log_p = np.asarray(jax.nn.log_softmax(lm.unembed(stream)), np.float64)
+        own = np.take_along_axis(log_p[:, :-1], TOKENS_NL[:, 1:, None], -1)
+        np.testing.assert_allclose(found["loss_rows"][:, 0], -own.mean((1, 2)), rtol=1e-5)
+        np.testing.assert_allclose(found["agreement_rows"][:, 0], (log_p.argmax(-1) == final.argmax(-1)).mean(1))
+        kl = (np.exp(final) * (final - log_p)).sum(-1).mean(1)
+        np.testing.assert_allclose(found["divergence_rows"][:, 0], kl, rtol=1e-3, atol=1e-6)
+
+
+def test_attributions_sum_to_the_relative_logit():
+    lm = tiny_model("gpt2")
+    found = analysis.lens(lm, TOKENS_NL).data
+    logits = np.asarray(lm(TOKENS_NL), np.float64)[:, :-1]
+    own = np.take_along_axis(logits, TOKENS_NL[:, 1:, None], -1)[..., 0] - logits.mean(-1)
+    np.testing.assert_allclose(found["attribution_rows"].sum(1), own.mean(1), rtol=1e-3, atol=1e-4)
+    blocks = found["attribution"][[part.startswith("blocks.") for part in found["parts"]]].sum()
+    assert np.nansum(found["by_sublayer"]) == pytest.approx(blocks)
+
+
+def test_a_planted_induction_head_makes_the_prediction():
+    half_NL = np.random.default_rng(0).permuted(np.tile(np.arange(24), (4, 1)), axis=1)
+    found = analysis.lens(planted(), np.concatenate([half_NL, half_NL], 1)).data
+    assert np.nanargmax(found["by_head"]) == 2 and found["by_head"].shape == (2, 2)  # layer 1, head 0
+    assert np.nanmax(np.delete(found["by_head"].ravel(), 2)) < 0.1 * found["by_head"][1, 0]
