@@ -71,6 +71,12 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["attention", "--rows", "0"], "at least 1"),
         (["attention", "--data", "nothing"], "nothing"),
         (["attention", "--sequence-length", "1000000"], "1000000"),
+        (["patching"], "patching needs --clean TEXT and --corrupted TEXT"),
+        (["attention", "--clean", "a"], "not allowed with attention: it runs on a corpus"),
+        (["patching", "--clean", "ab", "--corrupted", "a"], "both must be one row of equally many tokens"),
+        (["patching", "--clean", "ab", "--corrupted", "ab"], "both prompts have the same logits"),
+        (["patching", "--clean", "ab", "--corrupted", "ac", "--answers", "d", "ef"], "'ef' is not allowed: .* one token"),
+        (["patching", "--clean", "ab", "--corrupted", "ac", "--answers", "d", "d"], "must be two different tokens"),
         ([], "NAME and --workdir are required"),
     ],
 )
@@ -89,8 +95,12 @@ def test_a_folder_of_another_format_needs_a_place_for_the_results(tmp_path):
 CASES = [(analysis, config) for config in sorted(NAMED) for analysis in ANALYSES]
 
 
+def is_daily(name: str, config: str) -> bool:
+    return config in DAILY and (name != "patching" or config == "gpt2")
+
+
 @pytest.mark.parametrize(
-    "name, config", [pytest.param(*case, marks=() if case[1] in DAILY else pytest.mark.long) for case in CASES]
+    "name, config", [pytest.param(*case, marks=() if is_daily(*case) else pytest.mark.long) for case in CASES]
 )
 def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config):
     lm = tiny_model(config)
@@ -99,6 +109,10 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
     if reason := ANALYSES[name].applies(lm.config):
         assert len(reason) > 10
         return
-    found = ANALYSES[name].run(lm, tokens_NL)
-    assert found.summary and all(np.isfinite(value) for value, _ in found.summary.values())
+    if ANALYSES[name].prompts:
+        found = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
+    else:
+        found = ANALYSES[name].run(lm, tokens_NL)
+    finite = {name: np.isfinite(value) for name, (value, _) in found.summary.items() if "correlation" not in name}
+    assert finite and all(finite.values())
     assert all("<svg" in svg for svg in found.figures().values())

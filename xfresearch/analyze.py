@@ -16,6 +16,7 @@ EPILOG = """\
 examples:
   python -m xfresearch.analyze attention --workdir runs/quickstart
   python -m xfresearch.analyze norms --workdir runs/quickstart --step all
+  python -m xfresearch.analyze patching --workdir runs/a --clean "x = a + b" --corrupted "x = a * b"
   python -m xfresearch.analyze --list --workdir ~/models/gpt2"""
 
 
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> None:
     reason = ANALYSES[options.name].applies(lm.config)
     if reason:
         raise UserError(f"{options.name} does not apply to {options.workdir}: {reason}")
-    results = [ANALYSES[options.name].run(each, **settings(options, each)) for each in steps(options, lm)]
+    arguments = settings(options, ANALYSES[options.name].prompts)
+    results = [ANALYSES[options.name].run(each, **arguments) for each in steps(options, lm)]
     write(target, options.name, results)
     print(shown(results[-1]))
     print(f"{options.name}: {target}/report.html", file=sys.stderr)
@@ -52,6 +54,9 @@ def parse(arguments: list[str]):
     add("--rows", type=held_out.at_least(1), default=0, metavar="N", help="rows of tokens (default: that of the analysis)")
     help_length = "tokens per row (default: as in training)"
     add("--sequence-length", type=held_out.at_least(2), default=0, metavar="N", help=help_length)
+    add("--clean", default="", metavar="TEXT", help="patching: the prompt whose values are patched")
+    add("--corrupted", default="", metavar="TEXT", help="patching: the prompt into which they are, of as many tokens")
+    add("--answers", nargs=2, metavar="TOKEN", help="patching: the two answers (default: the tokens that change most)")
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
     options = parser.parse_args(arguments)
     if options.step not in ("", "all") and not options.step.isdecimal():
@@ -111,10 +116,18 @@ def steps(options, lm) -> list:
     return [loading.load(workdir, step) for step in found]
 
 
-def settings(options, lm) -> dict:
-    """The arguments of an analysis."""
+def settings(options, prompts: bool) -> dict:
+    """The arguments of an analysis. Raises UserError for flags that it does not take."""
     given = {"data": options.data or None, "count": options.rows, "length": options.sequence_length}
-    return {name: value for name, value in given.items() if value}
+    given = {name: value for name, value in given.items() if value}
+    pair = {"clean": options.clean, "corrupted": options.corrupted}
+    if not prompts:
+        if any(pair.values()):
+            raise UserError(f"--clean and --corrupted are not allowed with {options.name}: it runs on a corpus")
+        return given
+    if given or not all(pair.values()):
+        raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT, and takes no --data, --rows or length")
+    return pair | ({"answers": options.answers} if options.answers else {})
 
 
 def write(target, name: str, results: list) -> None:

@@ -11,7 +11,8 @@ from xfresearch.analysis.attention import attention
 from xfresearch.analysis.contributions import contributions
 from xfresearch.analysis.lens import lens
 from xfresearch.analysis.norms import norms
+from xfresearch.analysis.patching import patching
 from xfresearch.analysis.result import Result
 from xfresearch.analysis.routing import routing
 
-__all__ = ["Result", "attention", "contributions", "lens", "norms", "routing"]
+__all__ = ["Result", "attention", "contributions", "lens", "norms", "patching", "routing"]

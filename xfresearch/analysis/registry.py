@@ -9,6 +9,8 @@ from xfresearch.analysis.lens import applies as predicts_tokens
 from xfresearch.analysis.lens import lens
 from xfresearch.analysis.norms import applies as has_keys
 from xfresearch.analysis.norms import norms
+from xfresearch.analysis.patching import applies as can_patch
+from xfresearch.analysis.patching import patching
 from xfresearch.analysis.routing import applies as has_router
 from xfresearch.analysis.routing import routing
 from xfresearch.models.model_config import ModelConfig
@@ -18,11 +20,13 @@ class Analysis(NamedTuple):
     run: Callable  # (lm, data, count, length, ...) -> Result
     applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
     about: str
+    prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus
 
 
 ANALYSES = {
     "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
     "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
+    "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),
 }

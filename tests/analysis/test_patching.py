@@ -1,0 +1,85 @@
+"""Patching: one batched program equals a loop over the definition, and planted causal places are found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.analysis.test_attention import planted
+from tests.tiny_runs import tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch import Patch, UserError, analysis
+from xfresearch.analysis.patching import attribution, effects, paths
+
+CLEAN_BL, CORRUPTED_BL = np.random.default_rng(0).integers(257, size=(2, 1, 5))
+ANSWERS = (3, 4)
+
+
+def metric(lm, replace=None):
+    logits_BLV = lm(CORRUPTED_BL, replace=replace)
+    return logits_BLV[0, -1, ANSWERS[0]] - logits_BLV[0, -1, ANSWERS[1]]
+
+
+@pytest.mark.parametrize(
+    "name, site", [("gpt2", "attention.heads"), ("all_attention", "attention.residual"), ("moe", "feed_forward.out")]
+)
+def test_effects_are_those_of_one_pass_for_each_layer_and_token(name, site):
+    lm = tiny_model(name)
+    found = effects(lm, CLEAN_BL, CORRUPTED_BL, site, ANSWERS)
+    assert found.shape == (lm.config.depth, 5)
+    for layer, position in ((0, 0), (1, 2), (1, 4)):
+        tap = f"blocks.{layer}.{site}"
+        value = lm.capture(CLEAN_BL, tap)[tap]
+        expected = metric(lm, {tap: Patch(arguments=(value,), where=np.arange(5)[None] == position)})
+        assert relative_error(found[layer, position], expected) < 10 * TOLERANCE["float32"]
+
+
+def test_attribution_is_gradient_times_difference():
+    lm = tiny_model("gpt2")
+    found = attribution(lm, CLEAN_BL, CORRUPTED_BL, "feed_forward.out", ANSWERS)
+    for layer in range(2):
+        tap = f"blocks.{layer}.feed_forward.out"
+        clean, corrupted = (lm.capture(each, tap)[tap] for each in (CLEAN_BL, CORRUPTED_BL))
+        slope = jax.grad(lambda shift, tap=tap: metric(lm, {tap: lambda x: x + shift}))(jnp.zeros_like(clean))
+        assert relative_error(found[layer], (slope * (clean - corrupted)).sum((0, 2))) < 10 * TOLERANCE["float32"]
+
+
+def test_attribution_is_exact_for_what_the_last_layer_writes():
+    """Without a final norm, the logits are linear in the last output."""
+    lm = tiny_model("gpt2", model__final_norm="none")
+    args = (lm, CLEAN_BL, CORRUPTED_BL, "feed_forward.out", ANSWERS)
+    exact, linear = effects(*args)[1] - float(metric(lm)), attribution(*args)[1]
+    assert relative_error(linear, exact) < 100 * TOLERANCE["float32"]
+    assert (exact[:-1] == 0).all() and exact[-1] != 0
+
+
+def test_a_planted_causal_place_is_found_and_only_it():
+    """The last token has occurred before; the token after that occurrence is the answer. Layer 1 reads it there."""
+    tokens = np.random.default_rng(1).permutation(24)[:12]
+    clean, corrupted = np.array([[*tokens, tokens[4]]]), np.array([[*tokens, tokens[4]]])
+    corrupted[0, 5] = 23 - corrupted[0, 5] if 23 - corrupted[0, 5] not in tokens else np.setdiff1d(range(24), tokens)[0]
+    lm = planted()
+    answers = int(clean[0, 5]), int(corrupted[0, 5])
+    found = analysis.patching(lm, clean, corrupted, answers, ("attention.residual", "attention.out"))
+    stream, written = found.data["attention.residual"], found.data["attention.out"]
+    assert stream[0, 5] == pytest.approx(1, abs=0.02) and stream[1, -1] == pytest.approx(1, abs=0.02)
+    assert written[1, -1] == pytest.approx(1, abs=0.02)
+    rest = np.delete(stream.ravel(), [5, 25]), np.delete(written.ravel(), 25)
+    assert max(np.abs(each).max() for each in rest) < 0.02
+    assert found.data["clean"] == pytest.approx(1, abs=0.02) and found.data["corrupted"] == pytest.approx(-1, abs=0.02)
+
+
+def test_a_path_through_the_last_block_is_the_effect_of_its_input():
+    """Only the receiver's input changes: by what the sender writes, added to the stream, as in a block with pre-norms."""
+    lm = tiny_model("gpt2")
+    found = paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.1.feed_forward", ANSWERS)
+    assert np.isnan(found[1, 1]) and np.isfinite(found[0]).all() and np.isfinite(found[1, 0])
+    outs = [f"blocks.{name}.out" for name in ("0.attention", "0.feed_forward", "1.attention")]
+    clean, corrupted = (lm.capture(each, outs) for each in (CLEAN_BL, CORRUPTED_BL))
+    stream = lm.capture(CORRUPTED_BL, "blocks.1.feed_forward.before")["blocks.1.feed_forward.before"]
+    for (layer, column), name in zip(((0, 0), (0, 1), (1, 0)), outs, strict=True):
+        changed = stream + clean[name] - corrupted[name]
+        read = lm.capture(CORRUPTED_BL, "blocks.1.feed_forward.in", replace={"blocks.1.feed_forward.before": changed})
+        assert relative_error(found[layer, column], metric(lm, read)) < 100 * TOLERANCE["float32"]
+    with pytest.raises(UserError, match="it must be a sublayer"):
+        paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.9.attention", ANSWERS)

@@ -1,0 +1,215 @@
+"""Which value, at which layer and token, carries the difference between two prompts.
+
+The model reads a clean and a corrupted prompt of equal length. The metric is the logit of the clean answer minus that of the
+corrupted one, at the last token. An effect is the change of the metric, relative to that between the two prompts: 1 restores
+the clean one.
+
+    activation   the corrupted pass with one value [layer, token] from the clean pass (Meng et al. 2022; Vig et al. 2020)
+    attribution  its linear approximation, gradient of the metric times difference, from one backward pass (Nanda 2023)
+    path         the corrupted pass in which what one sublayer writes reaches one receiver as in the clean pass, directly:
+                 all sublayers between write what they write in the corrupted pass (Wang et al. 2022)
+
+The layers and tokens of a site are one batch of one compiled program.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.running import about
+from xfresearch.errors import UserError
+from xfresearch.model_inputs import forward, matching, tap_shapes
+from xfresearch.models import layers
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import Patch, Request, Stacked
+from xfresearch.progress import stage
+
+TOGETHER = 16  # patched passes at a time
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    return "" if model.causal else "it predicts labels, not next tokens"
+
+
+def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = ()) -> Result:
+    """The effects of patching values of the clean prompt into the corrupted one.
+
+    clean, corrupted: texts, or token ids [1, L], of equally many tokens. answers: ids of the clean and of the corrupted
+    answer, or texts of one token; by default the tokens whose logits rise and fall most from the corrupted to the clean
+    prompt. sites: such as 'attention.out'; by default the residual stream after each
+    block and what each sublayer writes.
+    .data: {site: [N, L], attribution/site: [N, L]}, NaN for layers without the site; clean, corrupted: the metric;
+    correlation/site of the two. Raises UserError if the prompts or the answers are equal."""
+    tokens = [np.asarray(lm.tokens(prompt)) for prompt in (clean, corrupted)]
+    if tokens[0].shape != tokens[1].shape or len(tokens[0]) != 1:
+        shapes = " and ".join(str(each.shape) for each in tokens)
+        raise UserError(f"prompts of {shapes} tokens are not allowed: both must be one row of equally many tokens")
+    answers = two_answers(lm, tokens, answers)
+    sites = sites or default_sites(lm.config)
+    metrics = [float(_metric(lm.config, answers, lm.params, each, Request())[0]) for each in tokens]
+    if metrics[0] == metrics[1]:
+        raise UserError(f"both prompts have the same difference of logits of {answers}: patching has nothing to explain")
+    found = {"clean": metrics[0], "corrupted": metrics[1]}
+    with stage("patching", len(sites), "sites") as progress:
+        for site in sites:
+            exact = effects(lm, tokens[0], tokens[1], site, answers)
+            linear = attribution(lm, tokens[0], tokens[1], site, answers)
+            span = metrics[0] - metrics[1]
+            found[site], found[f"attribution/{site}"] = (exact - metrics[1]) / span, linear / span
+            both = np.isfinite(exact)
+            pair = found[site][both], found[f"attribution/{site}"][both]
+            found[f"correlation/{site}"] = float(np.corrcoef(*pair)[0, 1]) if pair[0].std() and pair[1].std() else np.nan
+            progress.update(1)
+    summary = {name: (value, np.nan) for name, value in found.items() if np.ndim(value) == 0}
+    line = about(lm, tokens[1], tokens[1])
+    return Result("patching", line, lm.step, found, summary, _pictures(found, sites), (_table(lm, found, sites, tokens[1]),))
+
+
+def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
+    """The ids of the two answers. Raises UserError for a text of several tokens, for equal answers, or for prompts with
+    equal logits."""
+    if answers is None:
+        clean_V, corrupted_V = (np.asarray(lm(each))[0, -1] for each in tokens)
+        if (clean_V == corrupted_V).all():
+            raise UserError("both prompts have the same logits: patching has nothing to explain")
+        return int((clean_V - corrupted_V).argmax()), int((clean_V - corrupted_V).argmin())
+    ids = []
+    for answer in answers:
+        found = lm.tokenizer.encode(answer.encode()).tolist() if isinstance(answer, str) else [int(answer)]
+        if len(found) != 1:
+            raise UserError(f"answer {answer!r} is not allowed: it must be one token, and it is {len(found)}")
+        ids += found
+    if len(ids) != 2 or ids[0] == ids[1]:
+        raise UserError(f"answers={answers!r} is not allowed: it must be two different tokens")
+    return ids[0], ids[1]
+
+
+def default_sites(model: ModelConfig) -> tuple[str, ...]:
+    """The residual stream after each block, and what each sublayer writes."""
+    found = []
+    for block in model.blocks.values():
+        names = [sublayer.name for sublayer in LAYOUTS[block.layout].sublayers]
+        found += [f"{names[-1]}.residual", *(f"{name}.out" for name in names)]
+    return tuple(dict.fromkeys(found))
+
+
+def effects(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
+    """[N, L]: the metric of the corrupted pass with the value of each layer and token from the clean one."""
+    length = clean_BL.shape[1]
+    found = np.full((lm.config.depth, length), np.nan)
+    for stack, numbers in stacks_of(lm.config, site).items():
+        cases = [(r, position) for r in range(len(numbers)) for position in range(length)]
+        pad = -len(cases) % TOGETHER
+        layer_C, position_C = np.array([*cases, *cases[:1] * pad]).T
+        arguments = (lm.config, stack, site, tuple(answers), lm.params, clean_BL, corrupted_BL, layer_C, position_C)
+        metrics_C = np.asarray(_patched(*arguments), np.float64)[: len(cases)]
+        found[numbers] = metrics_C.reshape(len(numbers), length)
+    return found
+
+
+def attribution(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
+    """[N, L]: the linear approximation of the change of the metric by each value of the clean pass."""
+    found = np.full((lm.config.depth, clean_BL.shape[1]), np.nan)
+    for stack, numbers in stacks_of(lm.config, site).items():
+        arguments = (lm.config, stack, site, tuple(answers), lm.params, clean_BL, corrupted_BL)
+        found[numbers] = np.asarray(_linear(*arguments), np.float64)
+    return found
+
+
+def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
+    """[N, sublayers]: the metric if what each earlier sublayer writes reaches `receiver`, a sublayer such as
+    'blocks.3.attention', directly as in the clean pass; NaN for later ones. The order of sublayers is that of the block."""
+    model = lm.config
+    taps = list(tap_shapes(model))
+    if f"{receiver}.in" not in taps:
+        raise UserError(f"receiver={receiver!r} is not allowed: it must be a sublayer, such as blocks.0.attention")
+    senders = [name.removesuffix(".out") for name in taps if name.endswith(".out")]
+    senders = senders[: senders.index(receiver)]
+    names = [f"{name}.out" for name in senders]
+    clean, corrupted = ({}, {}) if not names else (lm.capture(each, names) for each in (clean_BL, corrupted_BL))
+    found = np.full((model.depth, max(len(LAYOUTS[b.layout].sublayers) for b in model.blocks.values())), np.nan)
+    for name in senders:
+        fixed = {f"{other}.out": (clean if other == name else corrupted)[f"{other}.out"] for other in senders}
+        read = lm.capture(corrupted_BL, f"{receiver}.in", replace=fixed)
+        logits_BLV = np.asarray(lm(corrupted_BL, replace=read), np.float64)
+        _, number, sublayer = name.split(".")
+        names = [s.name for s in LAYOUTS[model.blocks[layers.layer(model, int(number)).block].layout].sublayers]
+        found[int(number), names.index(sublayer)] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
+    return found
+
+
+def stacks_of(model: ModelConfig, site: str) -> dict[str, list[int]]:
+    """{stack: numbers of its layers} of the stacks that have a site. Raises UserError if none has it."""
+    numbers = [int(tap.split(".")[1]) for tap, _ in matching(model, [f"blocks.*.{site}"]).values()]
+    found: dict[str, list[int]] = {}
+    for layer in layers.layers(model):
+        if layer.number in numbers:
+            found.setdefault(layer.stack, []).append(layer.number)
+    return found
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _metric(model: ModelConfig, answers: tuple[int, int], params: dict, tokens_BL, taps: Request):
+    """[B]: the logit of the first answer minus that of the second one, at the last token."""
+    lm, out = forward(model, params, tokens_BL, taps)
+    logits_BV = lm.logits(out.hidden_BLD[:, -1:])[:, 0]
+    return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
+
+
+def _values(model: ModelConfig, stack: str, site: str, params: dict, tokens_BL):
+    """[R, B, L, ...]: the values of a site in the layers of a stack."""
+    return forward(model, params, tokens_BL, Request(frozenset({(stack, site)})))[1].captures[stack][site]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _patched(model, stack: str, site: str, answers, params, clean_BL, corrupted_BL, layer_C, position_C):
+    """[C]: the metric of each case: the value of a layer of the stack, at a position, from the clean pass."""
+    value_RBL = _values(model, stack, site, params, clean_BL)
+    number_R = jnp.arange(len(value_RBL))
+    length = clean_BL.shape[1]
+
+    def case(chosen):
+        layer, position = chosen
+        where_RBL = jnp.broadcast_to(jnp.arange(length) == position, (len(number_R), 1, length))
+        slots_R = jnp.where(number_R == layer, number_R, -1)
+        patch = Stacked(Patch(arguments=(value_RBL,), where=where_RBL), slots_R)
+        return _metric(model, answers, params, corrupted_BL, Request(patches={stack: {site: (patch,)}}))[0]
+
+    return jax.lax.map(case, (layer_C, position_C), batch_size=TOGETHER)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _linear(model, stack: str, site: str, answers, params, clean_BL, corrupted_BL):
+    """[R, L]: gradient of the metric for the values of the stack's layers, times their difference."""
+    clean_RBL, value_RBL = (_values(model, stack, site, params, each) for each in (clean_BL, corrupted_BL))
+
+    def metric(shift_RBL):
+        patch = Stacked(Patch(jnp.add, (shift_RBL,)), jnp.arange(len(shift_RBL)))
+        return _metric(model, answers, params, corrupted_BL, Request(patches={stack: {site: (patch,)}}))[0]
+
+    slopes_RBL = jax.grad(metric)(jnp.zeros_like(value_RBL))
+    products = slopes_RBL * (clean_RBL - value_RBL)
+    return products.sum([axis for axis in range(products.ndim) if axis not in (0, 2)])
+
+
+def _pictures(found: dict, sites: tuple[str, ...]) -> tuple[HeatMap, ...]:
+    caption = "effect of patching: 1 restores the clean prompt's metric"
+    return tuple(HeatMap(site, caption, found[site], "layer", "token", -1.0, 1.0) for site in sites)
+
+
+def _table(lm, found: dict, sites: tuple[str, ...], tokens_BL) -> Table:
+    """The strongest places of each site."""
+    text = [repr(lm.tokenizer.decode([int(token)])) if lm.tokenizer else str(token) for token in tokens_BL[0]]
+    lines = []
+    for site in sites:
+        best = np.argsort(-np.abs(np.nan_to_num(found[site])).ravel())[:3]
+        places = [divmod(int(at), len(text)) for at in best]
+        cells = [f"{layer}, {text[at]}: {found[site][layer, at]:.3f}" for layer, at in places]
+        lines.append((site, *cells, round(found[f"correlation/{site}"], 4)))
+    titles = ("site", "1", "2", "3", "correlation with attribution patching")
+    return Table("Strongest places", "layer, token: effect", titles, lines)
