@@ -32,6 +32,7 @@ OPTIONS = {"steps": STEPS, "checkpoint.every": 2, "checkpoint.keep": 1, "optimiz
 OPTIONS |= {"evaluation.sequences": 4, "evaluation.final_sequences": 4, "model.depth": 1, "sequence_length": 32}
 SECONDS = 120  # a run that takes longer hangs
 SAVE_SECONDS = 2  # for threads that save after a run has failed; one whose save failed may wait forever
+left = set()  # threads that wait forever
 restored = []  # the steps that the runs of a case resumed from
 
 
@@ -57,8 +58,9 @@ def train_in(directory: Path, *more: str) -> tuple[int, str]:
             output.write(f"Traceback: {type(error).__name__}: {error}")
     faulthandler.cancel_dump_traceback_later()
     for thread in threading.enumerate():  # a process that ends kills them; here they would disturb the next run
-        if thread.name in ("async_save", "save_finalize"):
-            thread.join(SAVE_SECONDS)
+        if thread.name in ("async_save", "save_finalize") and thread not in left:
+            threading.Thread.join(thread, SAVE_SECONDS)  # Orbax's own `join` raises the error of the thread
+            left.update({thread} if thread.is_alive() else ())
     return code, output.getvalue()
 
 
