@@ -12,7 +12,7 @@ from xfresearch import analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.errors import UserError
 
-DAILY = ("gpt2", "moe", "all_attention", "lambda_lm")
+DAILY = ("gpt2", "moe")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ CASES = [(analysis, config) for config in sorted(NAMED) for analysis in ANALYSES
 
 
 def is_daily(name: str, config: str) -> bool:
-    return config in DAILY and (name != "patching" or config == "gpt2")
+    return config in DAILY and (name == "routing" or config == "gpt2")
 
 
 @pytest.mark.parametrize(

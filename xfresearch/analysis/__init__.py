@@ -10,9 +10,10 @@
 from xfresearch.analysis.attention import attention
 from xfresearch.analysis.contributions import contributions
 from xfresearch.analysis.lens import lens
+from xfresearch.analysis.memories import memories
 from xfresearch.analysis.norms import norms
 from xfresearch.analysis.patching import patching
 from xfresearch.analysis.result import Result
 from xfresearch.analysis.routing import routing
 
-__all__ = ["Result", "attention", "contributions", "lens", "norms", "patching", "routing"]
+__all__ = ["Result", "attention", "contributions", "lens", "memories", "norms", "patching", "routing"]

@@ -7,6 +7,8 @@ from xfresearch.analysis.attention import applies as has_attention
 from xfresearch.analysis.attention import attention
 from xfresearch.analysis.lens import applies as predicts_tokens
 from xfresearch.analysis.lens import lens
+from xfresearch.analysis.memories import applies as has_memory
+from xfresearch.analysis.memories import memories
 from xfresearch.analysis.norms import applies as has_keys
 from xfresearch.analysis.norms import norms
 from xfresearch.analysis.patching import applies as can_patch
@@ -26,6 +28,7 @@ class Analysis(NamedTuple):
 ANALYSES = {
     "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
     "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
+    "memories": Analysis(memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots"),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
     "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),

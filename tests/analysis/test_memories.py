@@ -1,0 +1,125 @@
+"""Memories: the largest coefficients as a full sort has them, the figures of Geva et al., and a planted memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.contracts.variants import model
+from tests.tiny_runs import tiny_config, tiny_model
+from xfresearch import LanguageModel, analysis
+from xfresearch.analysis.memories import most_common, patterns
+from xfresearch.analysis.triggers import empty, update
+from xfresearch.models import transformer
+
+TOKENS_NL = np.random.default_rng(0).integers(257, size=(11, 16))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_the_largest_coefficients_are_those_of_a_full_sort(batch):
+    m_TK = np.random.default_rng(1).integers(-9, 9, size=(64, 5)).astype(np.float32)  # with ties: the earlier stays
+    state = empty(5, 12)
+    for first in range(0, 64, batch):
+        state = update(state, jnp.asarray(m_TK[first : first + batch]), first)
+    order_TK = np.argsort(-m_TK, axis=0, kind="stable")[:12]
+    np.testing.assert_array_equal(state["at"], order_TK.T)
+    np.testing.assert_array_equal(state["values"], np.take_along_axis(m_TK, order_TK, 0).T)
+
+
+def test_fewer_tokens_than_triggers_leave_places_empty():
+    state = update(empty(2, 4), jnp.array([[1.0, 2.0], [3.0, -1.0]]), 10)
+    np.testing.assert_array_equal(state["at"], [[11, 10, -1, -1], [10, 11, -1, -1]])
+
+
+@pytest.mark.parametrize(
+    "name, sublayer, changes",
+    [
+        ("gpt2", "feed_forward", {"feed_forward__kind": "relu"}),
+        ("llama", "feed_forward", {}),
+        ("moe", "feed_forward", {}),
+        ("all_attention", "attention", {}),
+        ("gpt2", "feed_forward", {"layout": "peri_norm"}),
+    ],
+)
+def test_figures_are_those_of_the_definition(name, sublayer, changes):
+    lm = tiny_model(name, **{f"model__blocks__main__{key}": value for key, value in changes.items()})
+    found = analysis.memories(lm, TOKENS_NL, top=4).data
+    at = f"blocks.1.{sublayer}."
+    sites = [f"{at}{value}" for value in ("before", "raw", "out", "coefficients", "chosen")]
+    sites = [name for name in sites if name in lm.tap_names()]
+    values = {tap.removeprefix(at): np.asarray(value) for tap, value in lm.capture(TOKENS_NL, sites).items()}
+    m = values["coefficients"]
+    N, L = TOKENS_NL.shape
+    writes = np.asarray(lm.memory(1, sublayer).writes)
+    if sublayer == "attention":
+        m = m.transpose(0, 2, 1, 3)[..., : writes.shape[1]].reshape(N, L, -1)
+    if "chosen" in values:
+        dense = np.zeros((N, L, *writes.shape[:2]), np.float32)
+        for n, t, k in np.ndindex(values["chosen"].shape):
+            dense[n, t, values["chosen"][n, t, k]] = m[n, t, k]
+        m = dense.reshape(N, L, -1)
+    tops = lambda x: np.asarray(lm.unembed(x).argmax(-1))  # noqa: E731
+    value_K = tops(writes.reshape(-1, writes.shape[-1]))
+    r, y, o = tops(values["before"]), tops(values["raw"]), tops(values["before"] + values["out"])
+    agrees = [[(value_K[m[n, t] > 0] == y[n, t]).any() for t in range(L)] for n in range(N)]
+    expected = {"active": (m > 0).mean(), "composed": 1 - np.mean(agrees), "changes": (o != r).mean()}
+    expected |= {"residual": ((o == r) & (o != y)).mean(), "written": ((o == y) & (o != r)).mean()}
+    expected |= {"both": ((o == r) & (o == y)).mean(), "third": ((o != r) & (o != y)).mean()}
+    for figure, value in expected.items():
+        assert found[figure][1] == pytest.approx(value, abs=1e-6), figure
+    np.testing.assert_array_equal(found["1/value_tokens"], value_K)
+    flat = m.reshape(N * L, -1)
+    best = np.sort(flat, 0)[::-1][:4].T
+    np.testing.assert_allclose(found["1/coefficients"], best, rtol=1e-4, atol=1e-6)
+    picked = np.take_along_axis(flat.T, found["1/triggers"], 1)
+    np.testing.assert_allclose(picked, best, rtol=1e-4, atol=1e-6)
+
+
+def planted(seed: int | None = None) -> LanguageModel:
+    """One block whose attention writes zeros. Key i of 24 is the embedding of token i, and its value is that of token i + 1.
+    With a seed, all parameters are random."""
+    V = 24
+    changes = {"norm": "none", "feed_forward.kind": "relu", "feed_forward.hidden": V}
+    config = model(
+        {"width": 32, "depth": 1, "vocab_size": V, "final_norm": "none"}
+        | {f"blocks.main.{name}": value for name, value in changes.items()}
+    )
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda leaf: np.asarray(rng.standard_normal(leaf.shape)), transformer.abstract(config))
+    if seed is None:
+        params = jax.tree.map(np.zeros_like, params)
+        params["embed"]["table"][:] = np.eye(V, 32)
+        block = params["blocks"]["main"]["feed_forward"]
+        block["up"]["kernel"][0] = np.eye(32, V)
+        block["down"]["kernel"][0] = 5 * np.eye(V, 32)[(np.arange(V) + 1) % V]
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    return LanguageModel(config, params, None, tiny_config("gpt2"))
+
+
+def test_a_planted_memory_is_found_and_a_random_one_is_not():
+    start_N = np.random.default_rng(2).integers(24, size=(20, 1))
+    counting_NL = (start_N + np.arange(18)) % 24  # token i is always followed by i + 1
+    found = analysis.memories(planted(), counting_NL, top=10).data
+    last = counting_NL.reshape(-1)[found["0/triggers"]]
+    np.testing.assert_array_equal(last, np.broadcast_to(np.arange(24)[:, None], last.shape))
+    np.testing.assert_array_equal(found["0/value_tokens"], (np.arange(24) + 1) % 24)
+    assert found["shared"][0] == 1.0 and found["agreement"][0] == 1.0 and found["agreement_random"][0] < 0.2
+    assert found["active"][0] == pytest.approx(1 / 24) and found["composed"][0] == 0.0 and found["written"][0] == 1.0
+    without = analysis.memories(planted(seed=3), np.random.default_rng(4).integers(24, size=(20, 18)), top=10).data
+    assert without["agreement"][0] < 0.3
+
+
+def test_patterns_count_shared_ends():
+    flat = np.array([1, 2, 3, 9, 2, 3, 5, 2, 3, 7, 7, 7])
+    at_KT = np.array([[2, 5, 8, 0], [9, 10, 11, 1], [0, 3, 6, 11]])  # ends 3 3 3 1 | 7 7 7 2 | 1 9 5 7
+    found = patterns(flat, at_KT, np.array([9, 7, 2]), length=12, seed=0)
+    assert found["shared"] == pytest.approx(2 / 3) and found["agreement"] == 1.0
+    assert found["shared_2"] == pytest.approx(1 / 3)  # 2 3 three times; 7 follows 3, 7, 7
+    np.testing.assert_array_equal(most_common(np.array([[1, 2, 1, 2, 1], [4, 4, 4, 4, 4], [1, 2, 3, 4, 5]])), [3, 5, 1])
+
+
+def test_the_page_has_no_markup_of_the_corpus(tmp_path):
+    lm = tiny_model("gpt2")
+    analysis.memories(lm, np.array([list(b"<b>&amp;</b> <i>x</i>")]), top=3).report(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<b>" not in page and "&lt;b&gt;" in page
