@@ -13,8 +13,8 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import analysis
 from xfresearch.analysis.contributions import contributions
 
-LAYOUTS = [name for name in ALL if name.startswith("layout=")]
-DAILY = [*LAYOUTS, "base", "pattern-repeated", "attention.output_gate=elementwise", "final_norm=dyt", "norm=dyt"]
+LAYOUTS = ("post_norm", "peri_norm", "fused_output", "no_skip", "skipless", "deep_norm", "resi_dual", "all_attention")
+DAILY = [*(f"layout={name}" for name in LAYOUTS), "base", "attention.output_gate=elementwise", "final_norm=dyt"]
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(3, 12))
 
 

@@ -3,8 +3,8 @@
 A layer is y = sum_i m_i v_i with coefficients m_i of keys k_i (models/memory.py). Over a corpus:
 
     triggers     of each key, the tokens (ends of prefixes) with the t largest coefficients
-    shared       share of keys of which at least 3 triggers end in the same token (shared_2: in the same two tokens), beside
-                 the share for triggers drawn at random from the same rows
+    shared       share of the triggers whose last token (shared_2: last two tokens) at least 2 other triggers of the key
+                 have too, beside the share for triggers drawn at random from the same rows
     agreement    share of keys whose value's most likely token is the token after the key's first trigger, beside the share
                  for the same values in a random order
     active       mean share of the keys whose coefficient is above 0
@@ -182,8 +182,8 @@ def patterns(flat, at_KT, value_tokens_K, length: int, seed: int) -> dict[str, f
     for name, chosen_KT in (("", np.where(at_KT < 0, 0, at_KT)), ("_random", random_KT)):
         last_KT = flat[chosen_KT].astype(np.int64)
         before_KT = np.where(chosen_KT % length > 0, flat[chosen_KT - 1], -1)
-        found[f"shared{name}"] = float((most_common(last_KT) >= 3).mean())
-        found[f"shared_2{name}"] = float((most_common(last_KT * (flat.max() + 2) + before_KT) >= 3).mean())
+        found[f"shared{name}"] = float((occurrences(last_KT) >= 3).mean())
+        found[f"shared_2{name}"] = float((occurrences(last_KT * (flat.max() + 2) + before_KT) >= 3).mean())
     first_K = at_KT[:, 0]
     has_next_K = (first_K >= 0) & (first_K % length < length - 1)
     next_K = flat[np.minimum(first_K + 1, len(flat) - 1)]
@@ -194,15 +194,9 @@ def patterns(flat, at_KT, value_tokens_K, length: int, seed: int) -> dict[str, f
     return found
 
 
-def most_common(x_KT) -> np.ndarray:
-    """[K]: how often the most frequent number of each row occurs."""
-    ordered = np.sort(x_KT, 1)
-    counts = np.ones(len(x_KT), int)
-    run = np.ones(len(x_KT), int)
-    for column in range(1, x_KT.shape[1]):
-        run = np.where(ordered[:, column] == ordered[:, column - 1], run + 1, 1)
-        counts = np.maximum(counts, run)
-    return counts
+def occurrences(x_KT) -> np.ndarray:
+    """[K, T]: how often each number occurs in its row."""
+    return np.stack([(x_T[:, None] == x_T).sum(1) for x_T in x_KT])
 
 
 def _pictures(found: dict) -> tuple[HeatMap, ...]:
