@@ -111,6 +111,8 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
         return
     if ANALYSES[name].prompts:
         found = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
+    elif name == "tuned_lens":
+        found = ANALYSES[name].run(lm, tokens_NL, steps=2, training=tokens_NL)
     else:
         found = ANALYSES[name].run(lm, tokens_NL)
     finite = {name: np.isfinite(value) for name, (value, _) in found.summary.items() if "correlation" not in name}

@@ -15,5 +15,6 @@ from xfresearch.analysis.norms import norms
 from xfresearch.analysis.patching import patching
 from xfresearch.analysis.result import Result
 from xfresearch.analysis.routing import routing
+from xfresearch.analysis.tuned_lens import tuned_lens
 
-__all__ = ["Result", "attention", "contributions", "lens", "memories", "norms", "patching", "routing"]
+__all__ = ["Result", "attention", "contributions", "lens", "memories", "norms", "patching", "routing", "tuned_lens"]

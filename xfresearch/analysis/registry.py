@@ -15,6 +15,8 @@ from xfresearch.analysis.patching import applies as can_patch
 from xfresearch.analysis.patching import patching
 from xfresearch.analysis.routing import applies as has_router
 from xfresearch.analysis.routing import routing
+from xfresearch.analysis.tuned_lens import applies as has_one_stream
+from xfresearch.analysis.tuned_lens import tuned_lens
 from xfresearch.models.model_config import ModelConfig
 
 
@@ -32,4 +34,5 @@ ANALYSES = {
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
     "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),
+    "tuned_lens": Analysis(tuned_lens, has_one_stream, "predictions after each layer, through trained translators"),
 }

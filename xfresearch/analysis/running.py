@@ -20,17 +20,18 @@ ROWS = 32  # by default
 BATCH = 8
 
 
-def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0) -> np.ndarray:
+def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0, split: str = "") -> np.ndarray:
     """Token ids [N, L]: `count` rows of a corpus (its name; None for that of the model's run), or the given token ids
-    [N, L] (those of a text are lm.tokens(text)). Raises UserError if there are none."""
+    [N, L] (those of a text are lm.tokens(text)). The default split is that of the held-out text. Raises UserError if there
+    are none."""
     if data is not None and not isinstance(data, str):
         return np.asarray(as_tokens(lm.config, lm.tokenizer, data))
     corpus = data or lm.run.data.corpus[0]
     if has_labels(corpus):
         check_length(lm.config, length or lm.run.sequence_length)
         data_set = open_data_set(corpus, length or lm.run.sequence_length)
-        return data_set.examples(lm.run.evaluation.split, length or lm.run.sequence_length)[0][:count]
-    found = list(lm.batches(corpus, batch_size=count, length=length, limit=count))
+        return data_set.examples(split or lm.run.evaluation.split, length or lm.run.sequence_length)[0][:count]
+    found = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
     if not found or not len(found[0]):
         raise UserError(f"data={data!r} has no row of {length or lm.run.sequence_length} tokens: give a smaller length")
     return found[0]
