@@ -13,9 +13,9 @@ A layer is y = sum_i m_i v_i with coefficients m_i of keys k_i (models/memory.py
                  stays (`residual`), becomes that of y (`written`), is the same for all (`both`), or becomes a third one
                  (`third`); `third of changes` is the share of the changes that end on a third token
 
-A vector's most likely token is that of the final norm and the output head, as in the logit lens. y is what the sublayer
-writes before its own norm and gain. r is the stream, as the paper defines it; its released code compares the values with
-the output o instead of y.
+Triggers are those of all rows; the last three figures are of the first 16 rows. A vector's most likely token is that of the
+final norm and the output head, as in the logit lens. y is what the sublayer writes before its own norm and gain. r is the
+stream, as the paper defines it; its released code compares the values with the output o instead of y.
 """
 
 from functools import partial
@@ -39,6 +39,7 @@ from xfresearch.statistics import mean_interval
 ROWS = 256
 TOP = 25
 BATCH = 8
+COMPOSED = 16  # rows for the figures of tokens, which read three vectors of each layer with the output head
 SHOWN = 6  # triggers of a key in the report
 WIDTH = 40  # characters of a trigger in the report
 PARTS = ("residual", "written", "both", "third")
@@ -89,9 +90,10 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
                 m_TK = of_layer["coefficients"][:real].reshape(-1, of_layer["coefficients"].shape[-1])
                 state = states.get(layer) or empty(m_TK.shape[1], top)
                 states[layer] = update(state, m_TK, number * tokens_BL.size)
-                new = _composition(lm.config, lm.params, of_layer, values[layer])
-                for name, value in new.items():
-                    figures.setdefault(name, {}).setdefault(layer, []).append(np.asarray(value)[:real])
+                if number * BATCH < COMPOSED:
+                    new = _composition(lm.config, lm.params, of_layer, values[layer])
+                    for name, value in new.items():
+                        figures.setdefault(name, {}).setdefault(layer, []).append(np.asarray(value)[:real])
             progress.update(real * tokens_BL.shape[1])
     return _result(lm, tokens_NL, data, states, values, figures, seed)
 
@@ -163,7 +165,8 @@ def _result(lm, tokens_NL, data, states, values, figures, seed: int) -> Result:
     per_row = {name: {n: np.concatenate(parts) for n, parts in of_layers.items()} for name, of_layers in figures.items()}
     summary = {}
     for name, of_layers in per_row.items():
-        grid = np.stack([of_layers.get(n, np.full(len(tokens_NL), np.nan)) for n in range(depth)], 1)
+        count = len(next(iter(of_layers.values())))
+        grid = np.stack([of_layers.get(n, np.full(count, np.nan)) for n in range(depth)], 1)
         found |= {name: grid.mean(0), f"{name}_rows": grid}
         summary[name] = mean_interval(np.nanmean(grid, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
