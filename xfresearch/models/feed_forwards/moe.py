@@ -217,8 +217,9 @@ class MixtureOfExperts(SublayerModule):
     def _expert_choice(self, x_BLD, log_BLE, real_BL, ctx: Context, cache):
         C = slots(self.config, x_BLD.shape[1])
         log_BEL = jnp.where(real_BL[..., None], log_BLE, -jnp.inf).swapaxes(1, 2)
-        at_BEC = ctx.tap("chosen", jax.lax.top_k(log_BEL, C)[1])
-        log_BEC = jnp.take_along_axis(log_BEL, at_BEC, -1)
+        log_BEC, at_BEC = jax.lax.top_k(log_BEL, C)
+        at_BEC = ctx.tap("chosen", at_BEC)
+        log_BEC = jnp.take_along_axis(log_BEL, at_BEC, -1) if ctx.changes("chosen") else log_BEC
         gates_BEC = ctx.tap("gates", jnp.exp(log_BEC))
         y_BLD = by_expert(self.experts, x_BLD, at_BEC, gates_BEC, ctx)
         return y_BLD, cache, {"router_load": (log_BEC > -jnp.inf).sum(-1, dtype=jnp.int32)}
