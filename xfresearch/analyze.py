@@ -7,6 +7,7 @@ model. This writes data.json (numbers), arrays.npz, the pictures and report.html
 """
 
 import sys
+from collections.abc import Iterator
 
 from xfresearch import command, held_out
 from xfresearch.errors import UserError, nearest
@@ -102,10 +103,11 @@ def opened(options):
     return loading.load(options.workdir, step)
 
 
-def steps(options, lm) -> list:
-    """The model at each step that is asked for."""
+def steps(options, lm) -> Iterator:
+    """The model at each step that is asked for, one at a time."""
     if options.step != "all":
-        return [lm]
+        yield lm
+        return
     from xfresearch import loading
     from xfresearch.checkpoints import store
 
@@ -113,7 +115,8 @@ def steps(options, lm) -> list:
     found = store.agreed_steps(workdir)
     if not found:
         raise UserError(f"--step=all is not allowed with {options.workdir}: it has no checkpoints")
-    return [loading.load(workdir, step) for step in found]
+    for step in found:
+        yield lm if step == lm.step else loading.load(workdir, step)
 
 
 def settings(options, prompts: bool) -> dict:

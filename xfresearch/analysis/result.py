@@ -15,7 +15,7 @@ from xfresearch.pages.html import write_page
 
 
 class HeatMap(NamedTuple):
-    """A picture of a matrix, with its first row at the top."""
+    """A picture of a matrix, with its first row at the bottom."""
 
     title: str
     caption: str

@@ -10,7 +10,7 @@ from xfresearch.data.labels import has_labels, open_data_set
 from xfresearch.errors import UserError
 from xfresearch.evaluation import check_length
 from xfresearch.language_model import LanguageModel
-from xfresearch.model_inputs import as_tokens, forward, matching, tap_shapes
+from xfresearch.model_inputs import as_tokens, forward, matching
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Request, request
@@ -51,8 +51,8 @@ def measure(
     """{name: {layer: [N, ...]}}: the summary of each layer that has a tap of `patterns`, for every row.
 
     `summary` is a pure function of the recorded values of a layer, {site: value [B, ...]}; it returns {name: [B, ...]}, and
-    {} for a layer without the values that it needs. Only one layer of one batch is in memory. Equal functions share a
-    compiled program."""
+    {} for a layer without the values that it needs. Only one layer of one batch is in memory. Calls with the same function
+    object share a compiled program."""
     names = [name for pattern in patterns for name in _found(lm.config, pattern)]
     parts: dict[str, dict[int, list]] = {}
     with stage(title or "measuring", len(tokens_NL), "rows") as progress:
@@ -106,9 +106,3 @@ def about(lm: LanguageModel, tokens_NL: np.ndarray, data) -> str:
     source = "the given tokens" if data is not None and not isinstance(data, str) else data or "the held-out text"
     count, length = tokens_NL.shape
     return f"{outline.model_line(lm.config, length)}; step {lm.step}; {count} rows of {length} tokens of {source}"
-
-
-def has(model: ModelConfig, *sites: str) -> bool:
-    """Whether a layer of the model has all of these sites."""
-    names = tap_shapes(model)
-    return any(all(f"blocks.{n}.{site}" in names for site in sites) for n in range(model.depth))
