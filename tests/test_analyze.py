@@ -2,13 +2,14 @@
 
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
 
-from tests.contracts.variants import NAMED
+from tests.contracts.variants import ALL, NAMED, random_params
 from tests.tiny_runs import make_run, tiny_model
-from xfresearch import analysis, analyze
+from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.errors import UserError
 
@@ -118,3 +119,14 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
     finite = {name: np.isfinite(value) for name, (value, _) in found.summary.items() if "correlation" not in name}
     assert finite and all(finite.values())
     assert all("<svg" in svg for svg in found.figures().values())
+
+
+@pytest.mark.parametrize("name", ["attention", "norms", "routing"])
+def test_layers_without_the_value_are_not_a_number_and_no_warning(name):
+    config = ALL["pattern" if name == "routing" else "memory-layers"]
+    lm = LanguageModel(config, random_params(config), None, tiny_model("gpt2").run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = ANALYSES[name].run(lm, np.random.default_rng(0).integers(config.vocab_size, size=(3, 12)))
+    values = found.data["load" if name == "routing" else "entropy" if name == "attention" else "hidden_keys"]
+    assert np.isnan(values).any() and np.isfinite(values).any()

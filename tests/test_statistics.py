@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from xfresearch.statistics import mean_interval
+from xfresearch.statistics import mean_interval, mean_of_known
 
 
 def test_the_interval_is_that_of_scipy():
@@ -25,3 +25,9 @@ def test_it_contains_the_truth_at_the_stated_rate():
 def test_one_value_has_no_interval():
     assert mean_interval([3.0])[0] == 3.0 and math.isnan(mean_interval([3.0])[1])
     assert all(map(math.isnan, mean_interval([])))
+
+
+def test_the_mean_of_known_values_leaves_out_nan():
+    values = np.array([[1.0, np.nan], [3.0, np.nan]])
+    np.testing.assert_array_equal(mean_of_known(values, 0), [2.0, np.nan])
+    assert mean_of_known(values) == 2.0 and math.isnan(mean_of_known([]))

@@ -24,3 +24,11 @@ def mean_interval(values, confidence: float = 0.95) -> tuple[float, float]:
         return (float(values[0]) if len(values) else math.nan), math.nan
     error = values.std(ddof=1) / math.sqrt(len(values))
     return float(values.mean()), float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
+
+
+def mean_of_known(values, axis=None):
+    """The mean of the values that are not NaN, in float64; NaN where there are none."""
+    values = np.asarray(values, np.float64)
+    known = ~np.isnan(values)
+    count = known.sum(axis)
+    return np.where(known, values, 0.0).sum(axis) / np.where(count, count, np.nan)

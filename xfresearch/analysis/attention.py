@@ -17,7 +17,7 @@ Of the matrices, in float64, without norms, biases and positions (Elhage et al. 
     matching   the same of the QK circuit W_E^T W_Q W_K^T W_E
 """
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated
 from xfresearch.models import layers
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.statistics import mean_interval
+from xfresearch.statistics import mean_interval, mean_of_known
 
 SITES = ("weights", "coefficients", "heads", "value")
 TITLES = {
@@ -67,12 +67,12 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) 
     half = min(tokens_NL.shape[1] // 2, 64)
     if half > 1:
         weights = ["blocks.*.attention.weights"]
-        found |= measure(lm, repeated(lm, half, seed=seed), weights, partial(repetition, half=half), title="induction")
+        found |= measure(lm, repeated(lm, half, seed=seed), weights, repetition_of(half), title="induction")
     depth = lm.config.depth
     per_row = {name: by_layer(values, depth).swapaxes(0, 1) for name, values in found.items()}
-    values = {name: np.nanmean(value, 0) for name, value in per_row.items()} | matrices(lm)
+    values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm)
     shown = [name for name in TITLES if name in per_row]
-    summary = {TITLES[name][0]: mean_interval(np.nanmean(per_row[name], (1, 2))) for name in shown}
+    summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
     data_found = values | {f"{name}_rows": value for name, value in per_row.items()}
     line = about(lm, tokens_NL, data)
     return Result("attention", line, lm.step, data_found, summary, _pictures(values), (_table(values),))
@@ -86,7 +86,7 @@ def _measured(lm, tokens_NL) -> dict[str, dict[int, np.ndarray]]:
         numbers = [layer.number for layer in layers.layers(lm.config) if layer.block in blocks]
         sites = [f"blocks.{number}.attention.{site}" for number in numbers for site in SITES]
         if sites:
-            new = measure(lm, tokens_NL, sites, partial(statistics, sink=sink), title="attention")
+            new = measure(lm, tokens_NL, sites, statistics_of(sink), title="attention")
             for name, values in new.items():
                 found.setdefault(name, {}).update({n: value for n, value in values.items() if n in numbers})
     return found
@@ -126,6 +126,18 @@ def _own_value(values: dict) -> dict:
     norms = jnp.linalg.norm(o_BLHV, axis=-1) * jnp.linalg.norm(v_BLHV, axis=-1)
     cosines_BLH = (o_BLHV * v_BLHV).sum(-1) / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)
     return {"own_value": cosines_BLH[:, 1:].mean(1)}
+
+
+@cache
+def statistics_of(sink: bool):
+    """`statistics` with its option: one object, so that all calls and checkpoints share a compiled program."""
+    return partial(statistics, sink=sink)
+
+
+@cache
+def repetition_of(half: int):
+    """`repetition` with its option, for the same reason."""
+    return partial(repetition, half=half)
 
 
 def repetition(values: dict, half: int) -> dict:

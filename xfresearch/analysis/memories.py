@@ -25,16 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.running import about, batches, rows
+from xfresearch.analysis.running import about, batches, by_layer, rows
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.model_inputs import forward, tap_shapes
-from xfresearch.models import layers
+from xfresearch.models import layers, transformer
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import has_dual
 from xfresearch.models.taps import captured, request
 from xfresearch.progress import stage
-from xfresearch.statistics import mean_interval
+from xfresearch.statistics import mean_interval, mean_of_known
 
 ROWS = 256
 TOP = 25
@@ -129,8 +129,6 @@ def _value_tokens(lm, layer: int, sublayer: str) -> jax.Array:
 @partial(jax.jit, static_argnums=0)
 def _composition(model: ModelConfig, params: dict, of_layer: dict, value_tokens_K) -> dict:
     """{figure: [B]} of one batch in one layer."""
-    from xfresearch.models import transformer
-
     lm = transformer.bind(model, params)
 
     def likeliest(x_BLD):
@@ -165,13 +163,12 @@ def _result(lm, tokens_NL, data, states, values, figures, seed: int) -> Result:
     per_row = {name: {n: np.concatenate(parts) for n, parts in of_layers.items()} for name, of_layers in figures.items()}
     summary = {}
     for name, of_layers in per_row.items():
-        count = len(next(iter(of_layers.values())))
-        grid = np.stack([of_layers.get(n, np.full(count, np.nan)) for n in range(depth)], 1)
+        grid = by_layer(of_layers, depth).T
         found |= {name: grid.mean(0), f"{name}_rows": grid}
-        summary[name] = mean_interval(np.nanmean(grid, 1))
+        summary[name] = mean_interval(mean_of_known(grid, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
         found["third_of_changes"] = found["third"] / found["changes"]
-    summary |= {name: (float(np.nanmean(value)), np.nan) for name, value in per_layer.items()}
+    summary |= {name: (float(mean_of_known(value)), np.nan) for name, value in per_layer.items()}
     found |= per_layer
     tables = (_figures_table(found, depth), *(_keys_table(lm, found, layer) for layer in states))
     return Result("memories", about(lm, tokens_NL, data), lm.step, found, summary, _pictures(found), tables)

@@ -21,7 +21,7 @@ from xfresearch.analysis.selectable import selectable
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.progress import stage
-from xfresearch.statistics import mean_interval
+from xfresearch.statistics import mean_interval, mean_of_known
 
 SITES = ("before", "in", "key", "query", "unrotated_query")
 ROWS = 4  # rows whose hidden vectors are counted: each row of L tokens has 2 + G sets of L vectors per layer
@@ -59,8 +59,8 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
                 found.setdefault(name, {})[number] = value
             progress.update(1)
     per_row = {name: by_layer(value, lm.config.depth).swapaxes(0, 1) for name, value in found.items()}
-    data_found = {name: np.nanmean(value, 0) for name, value in per_row.items()}
-    summary = {TITLES[name]: mean_interval(np.nanmean(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
+    data_found = {name: mean_of_known(value, 0) for name, value in per_row.items()}
+    summary = {TITLES[name]: mean_interval(mean_of_known(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
     data_found |= {f"{name}_rows": value for name, value in per_row.items()}
     line = about(lm, tokens_NL, data)
     return Result("norms", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
@@ -134,6 +134,6 @@ def _table(data: dict) -> Table:
     names = [name for name in TITLES if name in data]
     rows_of = []
     for layer in range(len(data["hidden_before"])):
-        means = [float(np.nanmean(data[name][layer])) for name in names]
+        means = [float(mean_of_known(data[name][layer])) for name in names]
         rows_of.append((str(layer), *(round(mean, 4) for mean in means)))
     return Table("Layers", "means over rows and heads", ("layer", *(TITLES[name] for name in names)), rows_of)

@@ -17,7 +17,7 @@ import numpy as np
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows
 from xfresearch.models.model_config import ModelConfig, mixtures
-from xfresearch.statistics import mean_interval
+from xfresearch.statistics import mean_interval, mean_of_known
 
 SITES = ("router_logits", "router_probabilities", "chosen", "dropped")
 PARTS = 8  # of a row
@@ -55,9 +55,9 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, ea
         found["kept"] = {number: kept(chosen, before[number]) for number, chosen in numbers.items()}
     per_row = {name: by_layer(found[name], depth).T for name in OF_ROWS if name in found}
     data_found = {name: by_layer(value, depth) for name, value in found.items() if name not in per_row}
-    data_found |= {name: np.nanmean(value, 0) for name, value in per_row.items()}
-    summary = {name: mean_interval(np.nanmean(value, 1)) for name, value in per_row.items()}
-    summary |= {name.replace("_", " "): (float(np.nanmean(data_found[name])), np.nan) for name in OF_ALL}
+    data_found |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
+    summary = {name: mean_interval(mean_of_known(value, 1)) for name, value in per_row.items()}
+    summary |= {name.replace("_", " "): (float(mean_of_known(data_found[name])), np.nan) for name in OF_ALL}
     data_found |= {f"{name}_rows": value for name, value in per_row.items()}
     line = about(lm, tokens_NL, data)
     return Result("routing", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
