@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.stack import has_dual, layer_ends
 from xfresearch.models.taps import captured, request
 
 SITES = ("raw", "out", "sum", "dual", "residual", "heads", "gate")
@@ -29,7 +29,7 @@ def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = F
     lm, out = forward(model, params, tokens_BL, request(model, names))
     values = captured(model, out.captures, names)
     terms = {"embed": values["embed"]}
-    second = {"embed": values["embed"]} if any(LAYOUTS[b.layout].dual for b in model.blocks.values()) else {}
+    second = {"embed": values["embed"]} if has_dual(model) else {}
     for layer in layers.layers(model):
         block = jax.tree.map(lambda leaf, index=layer.index: leaf[index], lm.blocks[layer.stack])
         start = terms
@@ -41,8 +41,7 @@ def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = F
             if "post" in sublayer.norms:
                 norm = getattr(block, f"{sublayer.name}_norm_post")
                 terms = _normed(norm, terms, values[f"{at}.sum"], f"{at}.norm")
-    last = layers.layers(model)[-1]
-    name = f"blocks.{last.number}.{LAYOUTS[model.blocks[last.block].layout].sublayers[-1].name}"
+    name = layer_ends(model)[-1]
     if second:
         terms = _add(terms, _normed(lm.final_norm, second, values[f"{name}.dual"], "final_norm"))
     else:

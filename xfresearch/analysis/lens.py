@@ -19,15 +19,16 @@ from xfresearch.analysis.contributions import contributions
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, batches, rows
 from xfresearch.model_inputs import forward
-from xfresearch.models import layers
+from xfresearch.models import transformer
 from xfresearch.models.block import Stream
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.stack import has_dual, layer_ends
 from xfresearch.models.taps import captured, request
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval
 
 BATCH = 4
+FIGURES = ("loss", "agreement", "divergence")
 
 
 def applies(model: ModelConfig) -> str:
@@ -45,12 +46,13 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     found: dict[str, list] = {}
     with stage("lens", len(tokens_NL), "rows") as progress:
         for tokens_BL in batches(tokens_NL, BATCH):
-            read, parts = _read(lm.config, lm.params, tokens_BL), _attributed(lm.config, lm.params, tokens_BL)
+            read = by_depth(lm.config, lm.params, None, tokens_BL)
+            parts = _attributed(lm.config, lm.params, tokens_BL)
             for name, value in (read | parts).items():
                 found.setdefault(name, []).append(np.asarray(value, np.float64))
             progress.update(len(tokens_BL))
     per_row = {name: np.concatenate(values)[: len(tokens_NL)] for name, values in found.items()}
-    figures = {name: per_row.pop(name) for name in ("loss", "agreement", "divergence")}
+    figures = {name: per_row.pop(name) for name in FIGURES}
     data_found = {name: value.mean(0) for name, value in figures.items()}
     data_found |= {f"{name}_rows": value for name, value in figures.items()}
     data_found |= {"parts": np.array(list(per_row)), "attribution": np.array([value.mean() for value in per_row.values()])}
@@ -61,23 +63,33 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
 
 
 @partial(jax.jit, static_argnums=0)
-def _read(model: ModelConfig, params: dict, tokens_BL) -> dict:
-    """{loss, agreement, divergence: [B, N]} of the streams after all layers."""
-    ends = [f"blocks.{n.number}.{LAYOUTS[model.blocks[n.block].layout].sublayers[-1].name}" for n in layers.layers(model)]
-    dual = any(LAYOUTS[block.layout].dual for block in model.blocks.values())
-    names = [f"{end}.{site}" for end in ends for site in (("residual", "dual") if dual else ("residual",))]
-    lm, out = forward(model, params, tokens_BL, request(model, names))
-    values = captured(model, out.captures, names)
-    final_BLV = jax.nn.log_softmax(lm.logits(out.hidden_BLD))
-    found = {"loss": [], "agreement": [], "divergence": []}
-    for end in ends:
-        hidden_BLD = lm.end(Stream(values[f"{end}.residual"], values.get(f"{end}.dual")))
-        log_p_BLV = jax.nn.log_softmax(lm.logits(hidden_BLD))
-        own = jnp.take_along_axis(log_p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]
-        found["loss"].append(-own.mean(1))
-        found["agreement"].append((log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).mean(1))
-        found["divergence"].append((jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1).mean(1))
-    return {name: jnp.stack(values, 1) for name, values in found.items()}
+def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_BL) -> dict:
+    """{loss, agreement, divergence: [B, N]} of the streams after all layers, each read as if it were the last one.
+
+    translators: those of the tuned lens, {matrix: [N, D, D], bias: [N, D]}, or None. Gradients go to them only."""
+    ends = layer_ends(model)
+    sites = ("residual", "dual") if has_dual(model) else ("residual",)
+    lm, out = forward(model, params, tokens_BL, request(model, [f"{end}.{site}" for end in ends for site in sites]))
+    values = captured(model, out.captures, [f"{end}.{site}" for end in ends for site in sites])
+    streams = Stream(*(jax.lax.stop_gradient(jnp.stack([values[f"{end}.{site}"] for end in ends])) for site in sites))
+    final_BLV = jax.lax.stop_gradient(jax.nn.log_softmax(lm.logits(out.hidden_BLD)))
+
+    @jax.checkpoint
+    def figures(inputs):
+        stream, translator = inputs
+        if translator is not None:
+            matrix_DD, bias_D = (translator[name].astype(stream.x_BLD.dtype) for name in ("matrix", "bias"))
+            stream = stream._replace(x_BLD=stream.x_BLD + stream.x_BLD @ matrix_DD + bias_D)
+        bound = transformer.bind(model, params)
+        log_p_BLV = jax.nn.log_softmax(bound.logits(bound.end(stream)))
+        own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]
+        return {
+            "loss": -own_BL.mean(1),
+            "agreement": (log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).mean(1),
+            "divergence": (jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1).mean(1),
+        }
+
+    return {name: value.T for name, value in jax.lax.map(figures, (streams, translators)).items()}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -136,7 +148,7 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 
 def _tables(data: dict) -> tuple[Table, ...]:
     by_depth = [
-        (str(n), *(round(float(data[name][n]), 4) for name in ("loss", "agreement", "divergence")))
+        (str(n), *(round(float(data[name][n]), 4) for name in FIGURES))
         for n in range(len(data["loss"]))
     ]
     order = np.argsort(-np.abs(data["attribution"]))[:15]

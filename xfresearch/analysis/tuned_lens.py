@@ -14,14 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, batches, rows
-from xfresearch.model_inputs import forward
-from xfresearch.models import layers, transformer
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import has_dual
-from xfresearch.models.taps import captured, request
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval
 
@@ -29,7 +26,6 @@ ROWS = 32
 BATCH = 8
 STEPS = 300
 RATE = 1e-3
-FIGURES = ("loss", "agreement", "divergence")
 
 
 def applies(model: ModelConfig) -> str:
@@ -53,8 +49,7 @@ def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = S
     per_row: dict[str, list] = {}
     for tokens_BL in batches(tokens_NL, BATCH):
         for name, translators in (("", None), ("tuned_", found)):
-            values = _figures(lm.config, lm.params, translators, tokens_BL)
-            for figure, value in zip(FIGURES, values, strict=True):
+            for figure, value in by_depth(lm.config, lm.params, translators, tokens_BL).items():
                 per_row.setdefault(name + figure, []).append(np.asarray(value, np.float64))
     measured = {name: np.concatenate(parts)[: len(tokens_NL)] for name, parts in per_row.items()}
     data_found = {name: value.mean(0) for name, value in measured.items()} | {k: np.asarray(v) for k, v in found.items()}
@@ -84,35 +79,10 @@ def _step(model: ModelConfig, steps: int, params: dict, translators: dict, state
     optimizer = optax.adam(optax.linear_schedule(RATE, 0.0, steps))
 
     def loss(translators):
-        return _figures(model, params, translators, tokens_BL)[2].mean(0).sum()
+        return by_depth(model, params, translators, tokens_BL)["divergence"].mean(0).sum()
 
     updates, state = optimizer.update(jax.grad(loss)(translators), state)
     return optax.apply_updates(translators, updates), state
-
-
-@partial(jax.jit, static_argnums=0)
-def _figures(model: ModelConfig, params: dict, translators: dict | None, tokens_BL) -> tuple:
-    """(loss, agreement, divergence), each [B, N], of the streams after all layers."""
-    ends = [f"blocks.{n.number}.{LAYOUTS[model.blocks[n.block].layout].sublayers[-1].name}" for n in layers.layers(model)]
-    names = [f"{end}.residual" for end in ends]
-    lm, out = forward(model, params, tokens_BL, request(model, names))
-    streams_NBLD = jax.lax.stop_gradient(jnp.stack(list(captured(model, out.captures, names).values())))
-    final_BLV = jax.lax.stop_gradient(jax.nn.log_softmax(lm.logits(out.hidden_BLD)))
-
-    @jax.checkpoint
-    def layer(inputs):
-        x_BLD, translator = inputs
-        if translator is not None:
-            moved = x_BLD @ translator["matrix"].astype(x_BLD.dtype) + translator["bias"].astype(x_BLD.dtype)
-            x_BLD = x_BLD + moved
-        bound = transformer.bind(model, params)
-        log_p_BLV = jax.nn.log_softmax(bound.logits(bound.final_norm(x_BLD)))
-        own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]
-        divergence_BL = (jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1)
-        agreement_BL = log_p_BLV.argmax(-1) == final_BLV.argmax(-1)
-        return -own_BL.mean(1), agreement_BL.mean(1), divergence_BL.mean(1)
-
-    return tuple(value.T for value in jax.lax.map(layer, (streams_NBLD, translators)))
 
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:

@@ -167,6 +167,12 @@ def has_dual(stack: StackConfig) -> bool:
     return any(LAYOUTS[block.layout].dual for block in stack.blocks.values())
 
 
+def layer_ends(stack: StackConfig) -> list[str]:
+    """The name of the last sublayer of each layer, as in 'blocks.0.feed_forward'."""
+    blocks = {name: LAYOUTS[block.layout].sublayers[-1].name for name, block in stack.blocks.items()}
+    return [f"blocks.{layer.number}.{blocks[layer.block]}" for layer in layers.layers(stack)]
+
+
 class SharedTables(nnx.Module):
     """The tables that all layers share, by name."""
 
