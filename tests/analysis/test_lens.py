@@ -11,7 +11,11 @@ from tests.contracts.variants import ALL, in_float64, marked, random_params, tok
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import analysis
-from xfresearch.analysis.contributions import contributions
+from xfresearch.analysis import coefficients
+from xfresearch.analysis.attribution import attributed
+from xfresearch.analysis.contributions import contributions, directions, passed
+from xfresearch.models import layers
+from xfresearch.models.memory import memory
 
 LAYOUTS = ("post_norm", "peri_norm", "fused_output", "no_skip", "skipless", "deep_norm", "resi_dual", "all_attention")
 DAILY = [*(f"layout={name}" for name in LAYOUTS), "base", "attention.output_gate=elementwise", "final_norm=dyt"]
@@ -79,3 +83,47 @@ def test_a_planted_induction_head_makes_the_prediction():
     found = analysis.lens(planted(), np.concatenate([half_NL, half_NL], 1)).data
     assert np.nanargmax(found["by_head"]) == 2 and found["by_head"].shape == (2, 2)  # layer 1, head 0
     assert np.nanmax(np.delete(found["by_head"].ravel(), 2)) < 0.1 * found["by_head"][1, 0]
+
+
+KEYED = ["base", "layout=peri_norm", "feed_forward[moe].moe.shared=2", "attention.memory_activation=gelu"]
+
+
+@pytest.mark.parametrize("name", marked(KEYED))
+def test_the_parts_of_keys_sum_to_those_of_their_sublayers(name, x64):
+    config = in_float64(ALL[name])
+    if not config.causal:
+        pytest.skip("it predicts labels, not next tokens")
+    params, tokens_BL = random_params(config), tokens_for(config)
+    of_parts, of_keys = attributed(config, params, tokens_BL)
+    towards = towards_next(config, params, tokens_BL)
+    assert not [place for place in of_keys if coefficients.written_by(place) not in towards]
+    for sublayer, direction_BLD in towards.items():
+        places = [place for place in of_keys if coefficients.written_by(place) == sublayer]
+        if not places or sublayer.endswith(".attention"):  # attention writes more than its slots
+            continue
+        biases = [memory(config, params, *coefficients.where(place)).bias for place in places]
+        total = sum(of_keys[place].sum(1) for place in places)
+        total += sum((direction_BLD @ bias).mean(1) for bias in biases if bias is not None)
+        assert relative_error(total, of_parts[sublayer]) < 1e-9, sublayer
+
+
+def towards_next(config, params, tokens_BL) -> dict:
+    found = passed(config, params, tokens_BL[:, :-1])
+    table_VD = found.lm.logit_head().table_VD
+    return directions(found, table_VD[tokens_BL[:, 1:]] - table_VD.mean(0))
+
+
+def test_the_parts_of_slots_are_the_output_without_that_of_tokens(x64):
+    config = in_float64(ALL["attention.memory_heads=shared"])
+    params, tokens_BL = random_params(config), tokens_for(config)
+    of_keys = attributed(config, params, tokens_BL)[1]
+    at = "blocks.0.attention"
+    names = [f"{at}.{site}" for site in ("heads", "weights", "value")]
+    values = passed(config, params, tokens_BL[:, :-1], tuple(names)).values
+    heads_BLHV, weights_BHLS, value_BSGV = (np.asarray(values[name]) for name in names)
+    value_BSHV = value_BSGV.repeat(heads_BLHV.shape[2] // value_BSGV.shape[2], 2)
+    slots_BLHV = heads_BLHV - np.einsum("bhls,bshv->blhv", weights_BHLS, value_BSHV)
+    output_HVD = np.asarray(layers.get(config, params, 0)["attention"]["output"]["kernel"])
+    direction_BLD = np.asarray(towards_next(config, params, tokens_BL)[at])
+    expected = np.einsum("blhv,hvd,bld->bl", slots_BLHV, output_HVD, direction_BLD).mean(1)
+    assert relative_error(of_keys[at].sum(1), expected) < 1e-9

@@ -6,16 +6,30 @@ the skips, with their factors, and through the norms of the stream, as the linea
 norms are terms too. So the terms times the output head sum to the logits, before a softcap.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import has_dual, layer_ends
 from xfresearch.models.taps import captured, request
+from xfresearch.models.transformer import Transformer
 
 SITES = ("raw", "out", "sum", "dual", "residual", "heads", "gate")
+
+
+class Pass(NamedTuple):
+    """A forward pass: the model, the values of its taps and its final hidden states."""
+
+    config: ModelConfig
+    lm: Transformer
+    values: dict[str, jax.Array]
+    hidden_BLD: jax.Array
 
 
 def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = False) -> tuple[dict, object, jax.Array]:
@@ -24,29 +38,68 @@ def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = F
     Parts are 'embed', 'blocks.<layer>.<sublayer>', and with `by_head` 'blocks.<layer>.attention.<head>' with the rest of
     attention (biases, slots of the model's width) under 'blocks.<layer>.attention.rest'; the biases of norms are
     'blocks.<layer>.<sublayer>.norm' and 'final_norm'. It may be jitted."""
-    shapes = tap_shapes(model)
-    names = ["embed", *(name for name in shapes if name.split(".")[-1] in SITES)]
+    found = passed(model, params, tokens_BL)
+    return parts(found, by_head), found.lm.logit_head(), found.hidden_BLD
+
+
+def passed(model: ModelConfig, params: dict, tokens_BL, more: tuple[str, ...] = ()) -> Pass:
+    """A forward pass, with the values that attribution needs, and those of the taps `more`."""
+    names = ["embed", *(name for name in tap_shapes(model) if name.split(".")[-1] in SITES), *more]
     lm, out = forward(model, params, tokens_BL, request(model, names))
-    values = captured(model, out.captures, names)
-    terms = {"embed": values["embed"]}
-    second = {"embed": values["embed"]} if has_dual(model) else {}
+    return Pass(model, lm, captured(model, out.captures, names), out.hidden_BLD)
+
+
+def parts(found: Pass, by_head: bool = False) -> dict[str, jax.Array]:
+    """{part: [B, L, D]} of the final hidden states."""
+    return _followed(
+        found,
+        {"embed": found.values["embed"]},
+        lambda block, sublayer, at: _written(block, sublayer, at, found.values, by_head),
+    )
+
+
+def directions(found: Pass, towards_BLD) -> dict[str, jax.Array]:
+    """{'blocks.<layer>.<sublayer>': [B, L, D]}: the vector whose product with what the sublayer writes, before its own norm
+    and gain, is that sublayer's part of the product of the final hidden state with `towards`."""
+
+    def total(raw: dict):
+        def written(block, sublayer, at: str) -> dict:
+            return {} if sublayer.bare else {at: _scaled(block, sublayer, raw[at], found.values[f"{at}.raw"])}
+
+        terms = _followed(found, {}, written)
+        return sum((term_BLD * towards_BLD).sum() for term_BLD in terms.values())
+
+    model = found.config
+    written = {name.removesuffix(".raw") for name in found.values if name.endswith(".raw")}
+    written -= {f"blocks.{layer.number}.{name}" for layer in layers.layers(model) for name in _bare(model, layer)}
+    return jax.grad(total)({name: jnp.zeros_like(found.values[f"{name}.raw"]) for name in written})
+
+
+def _bare(model: ModelConfig, layer) -> list[str]:
+    """The sublayers of a layer that write nothing to the stream."""
+    return [sublayer.name for sublayer in LAYOUTS[model.blocks[layer.block].layout].sublayers if sublayer.bare]
+
+
+def _followed(found: Pass, start: dict, written: Callable) -> dict:
+    """The terms at the end of the model, of those in `start`, which are in the stream before the first layer, and those that
+    each sublayer writes: written(block, sublayer, name) -> {part: [B, L, D]}."""
+    model, values, dual = found.config, found.values, has_dual(found.config)
+    terms = second = start
     for layer in layers.layers(model):
-        block = jax.tree.map(lambda leaf, index=layer.index: leaf[index], lm.blocks[layer.stack])
-        start = terms
+        block = jax.tree.map(lambda leaf, index=layer.index: leaf[index], found.lm.blocks[layer.stack])
+        before = terms
         for sublayer in block.layout.sublayers:
             at = f"blocks.{layer.number}.{sublayer.name}"
-            written = _written(block, sublayer, at, values, by_head)
-            second = _add(second, written) if second and not sublayer.bare else second
-            terms = _add(_skipped(block, sublayer, start if sublayer.skip == "block" else terms), written)
+            new = written(block, sublayer, at)
+            second = second if sublayer.bare else _add(second, new)
+            terms = _add(_skipped(block, sublayer, before if sublayer.skip == "block" else terms), new)
             if "post" in sublayer.norms:
                 norm = getattr(block, f"{sublayer.name}_norm_post")
                 terms = _normed(norm, terms, values[f"{at}.sum"], f"{at}.norm")
-    name = layer_ends(model)[-1]
-    if second:
-        terms = _add(terms, _normed(lm.final_norm, second, values[f"{name}.dual"], "final_norm"))
-    else:
-        terms = _normed(lm.final_norm, terms, values[f"{name}.residual"], "final_norm")
-    return terms, lm.logit_head(), out.hidden_BLD
+    end = layer_ends(model)[-1]
+    if dual:
+        return _add(terms, _normed(found.lm.final_norm, second, values[f"{end}.dual"], "final_norm"))
+    return _normed(found.lm.final_norm, terms, values[f"{end}.residual"], "final_norm")
 
 
 def _add(terms: dict, more: dict) -> dict:
@@ -80,9 +133,13 @@ def _written(block, sublayer, at: str, values: dict, by_head: bool) -> dict:
         gate = values[f"{at}.gate"]
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
     parts = jnp.einsum("blhv,hvd->hbld", heads, linear.kernel[...].astype(heads.dtype))
+    parts = [_scaled(block, sublayer, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
+    found = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
+    return found | {f"{at}.rest": out_BLD - sum(parts)}
+
+
+def _scaled(block, sublayer, part_BLD, raw_BLD):
+    """A part of what a sublayer writes, `raw`, after the sublayer's own norm and gain."""
     norm = getattr(block, f"{sublayer.name}_norm_out", None)
-    parts = parts if norm is None else jnp.stack([norm.frozen(part, values[f"{at}.raw"]) for part in parts])
-    if sublayer.gain:
-        parts = parts * getattr(block, f"{sublayer.name}_gain")[...]
-    found = {f"{at}.{number}": part for number, part in enumerate(parts)}
-    return found | {f"{at}.rest": out_BLD - parts.sum(0)}
+    part_BLD = part_BLD if norm is None else norm.frozen(part_BLD, raw_BLD)
+    return part_BLD * getattr(block, f"{sublayer.name}_gain")[...] if sublayer.gain else part_BLD

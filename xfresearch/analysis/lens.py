@@ -5,8 +5,9 @@ logit lens (nostalgebraist 2020): the stream after a layer, read by the final no
     loss        of the next token, in nats                    agreement   share of tokens with the final most likely token
     divergence  KL(final || layer) in nats
 
-direct attribution (contributions.py): the part of the logit of the next token, relative to the mean logit of the vocabulary,
-that each sublayer, and each head of attention, adds. The parts sum to that relative logit, before a softcap.
+direct attribution (attribution.py): the part of the logit of the next token, relative to the mean logit of the vocabulary,
+that each sublayer, each head of attention, and each key of a memory adds. The parts sum to that relative logit, before a
+softcap.
 """
 
 from functools import partial
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.contributions import contributions
+from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, batches, rows
 from xfresearch.model_inputs import forward
@@ -40,26 +41,31 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     """The figures above on `count` rows of `length` tokens of `data` (running.rows).
 
     .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers] and
-    by_head [N, H] of it; name_rows: the same for each row. The intervals of .summary are over rows. Raises UserError for
-    data that cannot be read."""
+    by_head [N, H] of it; name_rows: the same for each row; 'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a
+    memory (models/memory.py). The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     found: dict[str, list] = {}
+    by_key: dict[str, np.ndarray] = {}
     with stage("lens", len(tokens_NL), "rows") as progress:
-        for tokens_BL in batches(tokens_NL, BATCH):
+        for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
+            real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))
             read = by_depth(lm.config, lm.params, None, tokens_BL)
-            parts = _attributed(lm.config, lm.params, tokens_BL)
-            for name, value in (read | parts).items():
-                found.setdefault(name, []).append(np.asarray(value, np.float64))
-            progress.update(len(tokens_BL))
-    per_row = {name: np.concatenate(values)[: len(tokens_NL)] for name, values in found.items()}
+            of_parts, of_keys = attributed(lm.config, lm.params, tokens_BL)
+            for name, value in (read | of_parts).items():
+                found.setdefault(name, []).append(np.asarray(value[:real], np.float64))
+            for name, value_BK in of_keys.items():
+                by_key[name] = by_key.get(name, 0.0) + np.asarray(value_BK[:real], np.float64).sum(0) / len(tokens_NL)
+            progress.update(real)
+    per_row = {name: np.concatenate(values) for name, values in found.items()}
     figures = {name: per_row.pop(name) for name in FIGURES}
     data_found = {name: value.mean(0) for name, value in figures.items()}
     data_found |= {f"{name}_rows": value for name, value in figures.items()}
     data_found |= {"parts": np.array(list(per_row)), "attribution": np.array([value.mean() for value in per_row.values()])}
     data_found["attribution_rows"] = np.stack(list(per_row.values()), 1)
-    data_found |= _grids(lm.config, dict(zip(per_row, data_found["attribution"], strict=True)))
-    pictures, tables = _pictures(data_found), _tables(data_found)
-    return Result("lens", about(lm, tokens_NL, data), lm.step, data_found, _summary(figures), pictures, tables)
+    data_found |= grids(lm.config, dict(zip(per_row, data_found["attribution"], strict=True)))
+    data_found |= {f"{name}.keys": value for name, value in by_key.items()}
+    tables = (*_tables(data_found), *_keys_table(by_key))
+    return Result("lens", about(lm, tokens_NL, data), lm.step, data_found, _summary(figures), _pictures(data_found), tables)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -90,40 +96,6 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
         }
 
     return {name: value.T for name, value in jax.lax.map(figures, (streams, translators)).items()}
-
-
-@partial(jax.jit, static_argnums=0)
-def _attributed(model: ModelConfig, params: dict, tokens_BL) -> dict:
-    """{part: [B]}: its mean part of the next token's logit, relative to the mean logit of the vocabulary."""
-    terms, head, _ = contributions(model, params, tokens_BL[:, :-1], by_head=True)
-    wide = jnp.promote_types(head.table_VD.dtype, jnp.float32)
-    table_VD = head.table_VD.astype(wide)
-    towards_BLD = table_VD[tokens_BL[:, 1:]] - table_VD.mean(0)
-    found = {part: jnp.einsum("bld,bld->bl", value.astype(wide), towards_BLD).mean(1) for part, value in terms.items()}
-    if head.bias_V is not None:
-        found["head_bias"] = (head.bias_V[tokens_BL[:, 1:]] - head.bias_V.mean()).mean(1)
-    return found
-
-
-def _grids(model: ModelConfig, attribution: dict[str, float]) -> dict[str, np.ndarray]:
-    """by_sublayer [N, sublayers] and by_head [N, H] of {part: attribution}."""
-    names = list(dict.fromkeys(name for block in model.blocks.values() for name in block.sublayers))
-    of_sublayer = np.full((model.depth, len(names)), np.nan)
-    of_heads: dict[int, dict[int, float]] = {}
-    for part, value in attribution.items():
-        if part.startswith("blocks."):
-            _, number, sublayer, *rest = part.split(".")
-            at = int(number), names.index(sublayer)
-            of_sublayer[at] = np.nan_to_num(of_sublayer[at]) + value
-            if rest and rest[0].isdigit():
-                of_heads.setdefault(int(number), {})[int(rest[0])] = value
-    found = {"by_sublayer": of_sublayer}
-    if of_heads:
-        by_head = np.full((model.depth, 1 + max(max(heads) for heads in of_heads.values())), np.nan)
-        for number, heads in of_heads.items():
-            by_head[number, list(heads)] = list(heads.values())
-        found["by_head"] = by_head
-    return found
 
 
 def _summary(figures: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
@@ -158,3 +130,14 @@ def _tables(data: dict) -> tuple[Table, ...]:
         Table("Predictions by depth", "of the stream after a layer, read as if it were the last one", titles, by_depth),
         Table("Largest parts", "of the next token's logit, relative to the mean logit", ("part", "logit"), parts),
     )
+
+
+def _keys_table(by_key: dict[str, np.ndarray]) -> list[Table]:
+    """The keys with the largest attribution."""
+    if not by_key:
+        return []
+    places = [(name, key) for name, value_K in by_key.items() for key in range(len(value_K))]
+    values = np.concatenate(list(by_key.values()))
+    lines = [(*places[i], round(float(values[i]), 4)) for i in np.argsort(-np.abs(values))[:15]]
+    caption = "mean part of the next token's logit, relative to the mean logit"
+    return [Table("Largest memories", caption, ("memory", "key", "logit"), lines)]

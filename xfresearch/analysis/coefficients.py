@@ -1,0 +1,55 @@
+"""The coefficients of every memory of a model: the units of feed-forward layers and of experts, and persistent slots.
+
+A sublayer writes sum_i m_i v_i, with coefficients m_i of its K values v_i (models/memory.py). An expert's coefficients count
+for the tokens that chose it; its output is multiplied by the token's gate.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.model_inputs import tap_shapes
+from xfresearch.models import layers
+from xfresearch.models.model_config import ModelConfig
+
+SITES = ("coefficients", "chosen", "gates")
+
+
+def places(model: ModelConfig) -> tuple[str, ...]:
+    """The memories of a model by name: 'blocks.0.feed_forward', 'blocks.0.feed_forward.shared', 'blocks.0.attention'."""
+    found = [name.removesuffix(".coefficients") for name in tap_shapes(model) if name.endswith(".coefficients")]
+    return tuple(name for name in found if not name.endswith(".attention") or slots(model, name))
+
+
+def slots(model: ModelConfig, place: str) -> int:
+    """The number of slots of an attention layer: a sink alone is none."""
+    layer = int(place.split(".")[1])
+    return getattr(model.blocks[layers.layer(model, layer).block].attention, "memory_slots", 0)
+
+
+def sites(model: ModelConfig, place: str) -> list[str]:
+    """The taps that `of_keys` reads."""
+    return [f"{place}.{site}" for site in SITES if f"{place}.{site}" in tap_shapes(model)]
+
+
+def of_keys(model: ModelConfig, place: str, values: dict, gated: bool = False) -> jax.Array:
+    """[B, L, K]: the coefficients of all K keys of a memory, in the order of models.memory(...).writes, from the values of
+    `sites`. Those of experts that a token did not choose are 0. gated: times the gate of the expert."""
+    m = values[f"{place}.coefficients"]
+    if f"{place}.chosen" in values:  # [B, L, k, F] of the k chosen experts
+        m = m * values[f"{place}.gates"][..., None].astype(m.dtype) if gated else m
+        experts = model.blocks[layers.layer(model, int(place.split(".")[1])).block].feed_forward.moe.experts
+        m = jnp.einsum("blke,blkf->blef", jax.nn.one_hot(values[f"{place}.chosen"], experts, dtype=m.dtype), m)
+    elif m.ndim == 4:  # [B, H, L, M] of slots, without the sink, which is the last
+        m = m[..., : slots(model, place)].transpose(0, 2, 1, 3)
+    return m.reshape(*m.shape[:2], -1)
+
+
+def where(place: str) -> tuple[int, str]:
+    """The layer and the sublayer of a memory, as lm.memory takes them: (0, 'feed_forward.shared')."""
+    _, layer, sublayer = place.split(".", 2)
+    return int(layer), sublayer
+
+
+def written_by(place: str) -> str:
+    """The sublayer that writes the values of a memory: 'blocks.0.feed_forward' for that of its shared experts."""
+    return ".".join(place.split(".")[:3])
