@@ -37,8 +37,15 @@ def main(arguments: list[str]) -> None:
     if reason:
         raise UserError(f"{options.name} does not apply to {options.workdir}: {reason}")
     arguments = settings(options, ANALYSES[options.name].prompts)
-    results = [ANALYSES[options.name].run(each, **arguments) for each in steps(options, lm)]
-    write(target, options.name, results)
+    unfinished = {}
+    results = []
+    for each in steps(options, lm):
+        if ANALYSES[options.name].resumes:
+            unfinished = {"resume": target / f"unfinished_{each.step}.npz"}
+        results.append(ANALYSES[options.name].run(each, **arguments, **unfinished))
+    write(target, results)
+    for file in target.glob("unfinished_*.npz"):
+        file.unlink()
     print(shown(results[-1]))
     print(f"{options.name}: {target}/report.html", file=sys.stderr)
 
@@ -133,7 +140,7 @@ def settings(options, prompts: bool) -> dict:
     return pair | ({"answers": options.answers} if options.answers else {})
 
 
-def write(target, name: str, results: list) -> None:
+def write(target, results: list) -> None:
     """Writes the results: those of the last step, and with several steps the curves over them."""
     from xfresearch.analysis.result import write_series
 

@@ -1,5 +1,7 @@
 """Memories: the largest coefficients as a full sort has them, the figures of Geva et al., and a planted memory."""
 
+from importlib import import_module
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from tests.contracts.variants import model
 from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import LanguageModel, analysis
-from xfresearch.analysis.memories import occurrences, patterns
+from xfresearch.analysis.patterns import occurrences, patterns
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.models import transformer
 
@@ -44,7 +46,8 @@ def test_fewer_tokens_than_triggers_leave_places_empty():
 def test_figures_are_those_of_the_definition(name, sublayer, changes):
     lm = tiny_model(name, **{f"model__blocks__main__{key}": value for key, value in changes.items()})
     found = analysis.memories(lm, TOKENS_NL, top=4).data
-    at = f"blocks.1.{sublayer}."
+    place = f"blocks.1.{sublayer}"
+    number, at = list(found["places"]).index(place), f"{place}."
     sites = [f"{at}{value}" for value in ("before", "raw", "out", "coefficients", "chosen")]
     sites = [name for name in sites if name in lm.tap_names()]
     values = {tap.removeprefix(at): np.asarray(value) for tap, value in lm.capture(TOKENS_NL, sites).items()}
@@ -66,12 +69,12 @@ def test_figures_are_those_of_the_definition(name, sublayer, changes):
     expected |= {"residual": ((o == r) & (o != y)).mean(), "written": ((o == y) & (o != r)).mean()}
     expected |= {"both": ((o == r) & (o == y)).mean(), "third": ((o != r) & (o != y)).mean()}
     for figure, value in expected.items():
-        assert found[figure][1] == pytest.approx(value, abs=1e-6), figure
-    np.testing.assert_array_equal(found["1/value_tokens"], value_K)
+        assert found[figure][number] == pytest.approx(value, abs=1e-6), figure
+    np.testing.assert_array_equal(found[f"{place}/value_tokens"][:, 0], value_K)
     flat = m.reshape(N * L, -1)
     best = np.sort(flat, 0)[::-1][:4].T
-    np.testing.assert_allclose(found["1/coefficients"], best, rtol=1e-4, atol=1e-6)
-    picked = np.take_along_axis(flat.T, found["1/triggers"], 1)
+    np.testing.assert_allclose(found[f"{place}/coefficients"], best, rtol=1e-4, atol=1e-6)
+    picked = np.take_along_axis(flat.T, found[f"{place}/triggers"], 1)
     np.testing.assert_allclose(picked, best, rtol=1e-4, atol=1e-6)
 
 
@@ -100,9 +103,9 @@ def test_a_planted_memory_is_found_and_a_random_one_is_not():
     start_N = np.random.default_rng(2).integers(24, size=(20, 1))
     counting_NL = (start_N + np.arange(18)) % 24  # token i is always followed by i + 1
     found = analysis.memories(planted(), counting_NL, top=10).data
-    last = counting_NL.reshape(-1)[found["0/triggers"]]
+    last = counting_NL.reshape(-1)[found["blocks.0.feed_forward/triggers"]]
     np.testing.assert_array_equal(last, np.broadcast_to(np.arange(24)[:, None], last.shape))
-    np.testing.assert_array_equal(found["0/value_tokens"], (np.arange(24) + 1) % 24)
+    np.testing.assert_array_equal(found["blocks.0.feed_forward/value_tokens"][:, 0], (np.arange(24) + 1) % 24)
     assert found["shared"][0] == 1.0 and found["agreement"][0] == 1.0 and found["agreement_random"][0] < 0.2
     assert found["active"][0] == pytest.approx(1 / 24) and found["composed"][0] == 0.0 and found["written"][0] == 1.0
     without = analysis.memories(planted(seed=3), np.random.default_rng(4).integers(24, size=(20, 18)), top=10).data
@@ -110,12 +113,58 @@ def test_a_planted_memory_is_found_and_a_random_one_is_not():
 
 
 def test_patterns_count_shared_ends():
-    flat = np.array([1, 2, 3, 9, 2, 3, 5, 2, 3, 7, 7, 7])
-    at_KT = np.array([[2, 5, 8, 0], [9, 10, 11, 1], [0, 3, 6, 11]])  # ends 3 3 3 1 | 7 7 7 2 | 1 9 5 7
-    found = patterns(flat, at_KT, np.array([9, 7, 2]), length=12, seed=0)
-    assert found["shared"] == pytest.approx(6 / 12) and found["agreement"] == 1.0
-    assert found["shared_2"] == pytest.approx(3 / 12)  # 2 3 three times; 7 follows 3, 7, 7
+    tokens_NL = np.array([[1, 2, 3, 9, 2, 3, 5, 2, 3, 7, 7, 7]])
+    at_KT = np.array([[2, 5, 8, 0], [9, 10, 11, -1], [0, 3, 6, 11]])  # ends 3 3 3 1 | 7 7 7 | 1 9 5 7
+    found = patterns(tiny_model("gpt2", data__tokenizer="bytes"), tokens_NL, at_KT, np.array([9, 7, 2]))
+    assert found["shared"] == pytest.approx(6 / 11) and found["agreement"] == 1.0
+    assert found["shared_2"] == pytest.approx(3 / 11)  # 2 3 three times; 7 follows 3, 7, 7
     np.testing.assert_array_equal(occurrences(np.array([[1, 2, 1], [4, 4, 4]])), [[2, 1, 2], [3, 3, 3]])
+
+
+def test_patterns_count_shared_words():
+    text = b"the cat sat. a cat, the Cat! no dog here"
+    ends = [text.index(end) + len(end) - 1 for end in (b"the cat", b"a cat,", b"the Cat!", b"dog")]
+    found = patterns(tiny_model("gpt2"), np.array([list(text)]), np.array([ends]), np.array([0]))
+    assert found["shared_word"] == 3 / 4 and found["shared"] == 0
+
+
+def test_an_interrupted_call_goes_on_from_its_state(tmp_path, monkeypatch):
+    module = import_module("xfresearch.analysis.memories")
+    monkeypatch.setattr(module, "BATCH", 4)
+    monkeypatch.setattr("xfresearch.analysis.unfinished.EVERY", 0.0)
+    pass_of, passes = module._values, []
+
+    def interrupted(*arguments):
+        passes.append(arguments)
+        if len(passes) == 3:
+            raise KeyboardInterrupt
+        return pass_of(*arguments)
+
+    monkeypatch.setattr(module, "_values", interrupted)
+    lm, file = tiny_model("gpt2"), tmp_path / "state.npz"
+    with pytest.raises(KeyboardInterrupt):
+        analysis.memories(lm, TOKENS_NL, top=3, resume=file)
+    again = analysis.memories(lm, TOKENS_NL, top=3, resume=file)
+    assert len(passes) == 4  # the first two of three batches are not computed again
+    whole = analysis.memories(lm, TOKENS_NL, top=3)
+    for name, value in whole.data.items():
+        np.testing.assert_array_equal(again.data[name], value, err_msg=name)
+    other = LanguageModel(lm.config, jax.tree.map(lambda x: 1.1 * x, lm.params), lm.tokenizer, lm.run)
+    passes.clear()
+    passes += [None] * 3
+    analysis.memories(other, TOKENS_NL, top=3, resume=file)  # the state of another model is not used
+    assert len(passes) == 3 + 3
+
+
+def test_every_memory_has_a_page_of_its_keys(tmp_path):
+    tokens_NL = np.array([list(b"see <b>me</b> & you")])
+    found = analysis.memories(tiny_model("moe"), tokens_NL, top=3)
+    found.save(tmp_path)
+    for number, place in enumerate(found.data["places"]):
+        page = (tmp_path / f"{place}.html").read_text()
+        assert page.count("<section") == len(found.data[f"{place}/triggers"])
+        assert "<b>" not in page and "<mark>" in page
+        assert f'href="{place}.html"' in (tmp_path / "report.html").read_text(), number
 
 
 def test_the_page_has_no_markup_of_the_corpus(tmp_path):

@@ -25,12 +25,15 @@ class Analysis(NamedTuple):
     applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus
+    resumes: bool = False  # it takes a file for its state
 
 
 ANALYSES = {
     "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
     "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
-    "memories": Analysis(memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots"),
+    "memories": Analysis(
+        memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots", resumes=True
+    ),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
     "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),

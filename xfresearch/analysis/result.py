@@ -45,7 +45,7 @@ class Result:
 
     name: of the analysis. about: one line on the model and the data. step: of the model. data: {name: array or number}; the
     docstring of the analysis has their shapes. summary: {name: (value, half width of its 95 % interval, NaN without one)}
-    of the main figures.
+    of the main figures. files: {name: content} of more pages and data, which `save` writes beside the report.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Result:
     summary: dict[str, tuple[float, float]]
     pictures: tuple[HeatMap, ...] = ()
     tables: tuple[Table, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    files: dict[str, bytes] = field(default_factory=dict)
 
     def figures(self) -> dict[str, str]:
         """{title: SVG element} of the pictures."""
@@ -66,7 +66,7 @@ class Result:
         write_report(path, [self])
 
     def save(self, directory) -> None:
-        """Writes data.json (numbers), arrays.npz, the pictures and report.html."""
+        """Writes data.json (numbers), arrays.npz, the pictures, the files and report.html, which has links to the pages."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
@@ -75,7 +75,10 @@ class Result:
         write_arrays(directory / "arrays.npz", {n: v for n, v in self.data.items() if np.ndim(v)})
         for number, svg in enumerate(self.figures().values()):
             write_bytes(directory / f"picture_{number}.svg", svg.replace(">", f"><style>{COLOURS}</style>", 1).encode())
-        self.report(directory / "report.html")
+        for name, content in self.files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(directory / name, content)
+        write_report(directory / "report.html", [self], links=_pages(self))
 
 
 def write_arrays(path, arrays: dict[str, np.ndarray]) -> None:
@@ -87,10 +90,15 @@ def write_arrays(path, arrays: dict[str, np.ndarray]) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def write_report(path, results: list[Result], series=()) -> None:
-    """Writes a page with the last of the results. `series` are (title, caption, SVG) of charts over the steps of a run."""
+def write_report(path, results: list[Result], series=(), links=()) -> None:
+    """Writes a page with the last of the results. `series` are (title, caption, SVG) of charts over the steps of a run;
+    `links` are names of pages beside it."""
     template = Path(__file__).parent / "report.html.jinja"
-    write_page(path, template, result=results[-1], figures=results[-1].figures(), series=series)
+    write_page(path, template, result=results[-1], figures=results[-1].figures(), series=series, links=links)
+
+
+def _pages(result: Result) -> list[str]:
+    return [name for name in result.files if name.endswith(".html")]
 
 
 def write_series(directory, results: list[Result]) -> None:
@@ -107,4 +115,4 @@ def write_series(directory, results: list[Result]) -> None:
             ends = [Curve(np.stack([step, value + sign * half], 1), "training", 0.8) for sign in (-1, 1)]
             curves = [middle, *(ends if np.isfinite(half).all() else [])]
             charts.append((name, "by step, with the 95 % interval", line_chart(name, curves, {})))
-    write_report(epath.Path(directory) / "report.html", results, charts)
+    write_report(epath.Path(directory) / "report.html", results, charts, _pages(results[-1]))

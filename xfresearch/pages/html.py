@@ -8,6 +8,11 @@ from xfresearch.files import write_bytes
 
 def write_page(path, template: Path, **values) -> None:
     """Writes the page that `template`, a Jinja file, makes of `values`. Templates include page.css.jinja for their style."""
+    write_bytes(path, page(template, **values))
+
+
+def page(template: Path, **values) -> bytes:
+    """The page that `template` makes of `values`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -18,8 +23,7 @@ def write_page(path, template: Path, **values) -> None:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": short, "visible": visible}
-    html = environment.get_template(template.name).render(values)
-    write_bytes(path, html.encode("utf8", "replace"))
+    return environment.get_template(template.name).render(values).encode("utf8", "replace")
 
 
 def short(value) -> str:

@@ -1,0 +1,64 @@
+"""The state of a long analysis in one file, so that a run after an interruption goes on from it."""
+
+import hashlib
+import time
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from xfresearch.analysis.result import write_arrays
+
+EVERY = 60.0  # seconds
+
+
+class Unfinished:
+    """The file `path` ('' for none), which is written at most once a minute. `of` is all that the state depends on: the
+    model, text, arrays. The state of anything else is ignored."""
+
+    def __init__(self, path, *of):
+        self.path = epath.Path(path) if str(path) else None
+        self.signature = np.frombuffer(_digest(of), np.uint8) if self.path else None
+        self.written = time.monotonic()
+
+    def load(self) -> dict[str, np.ndarray]:
+        """The arrays of the last `save`; {} if there is none."""
+        if self.path is None or not self.path.exists():
+            return {}
+        try:
+            with self.path.open("rb") as file, np.load(file) as arrays:
+                found = dict(arrays)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+            return {}
+        return found if np.array_equal(found.pop("signature", None), self.signature) else {}
+
+    def save(self, arrays: dict) -> None:
+        """Keeps the arrays if the last time was a minute ago."""
+        if self.path and time.monotonic() - self.written >= EVERY:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            found = {name: np.asarray(value) for name, value in arrays.items()}
+            write_arrays(self.path, found | {"signature": self.signature})
+            self.written = time.monotonic()
+
+
+def _digest(values) -> bytes:
+    digest = hashlib.sha256()
+    for value in values:
+        for path, leaf in jax.tree.leaves_with_path(value):
+            is_parameter = isinstance(leaf, jax.Array)
+            digest.update(jax.tree_util.keystr(path).encode())
+            digest.update(np.asarray(_checksum(leaf)).tobytes() if is_parameter else _bytes(leaf))
+    return digest.digest()
+
+
+def _bytes(leaf) -> bytes:
+    return np.ascontiguousarray(leaf).tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode()
+
+
+@jax.jit
+def _checksum(x):
+    """Two sums of a parameter: they tell trained parameters of different steps apart."""
+    x = x.astype(jnp.float32).ravel()
+    return jnp.stack([x.sum(), (x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32))).sum()])
