@@ -31,3 +31,9 @@ def test_the_first_row_is_at_the_bottom_and_labels_are_few():
     svg = heat_map("t", np.zeros((50, 3)), "layer", "head")
     heights = [float(y) for y in re.findall(r'<rect x="[\d.]+" y="([\d.]+)" width="18"', svg)]
     assert heights[0] > heights[-1] and len(re.findall('text-anchor="end"', svg)) <= 14
+
+
+def test_cells_may_have_texts_and_columns_names():
+    svg = heat_map("t", [[0.0, 1.0]], "layer", "token", names=("<a", "b"), texts=(("\n", "a text of the cell"),))
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert labels[:4] == ["\\n", "a text o", "&lt;a", "b"]

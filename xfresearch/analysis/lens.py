@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.attribution import attributed, grids
+from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, batches, rows
 from xfresearch.model_inputs import forward
@@ -29,6 +30,7 @@ from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval
 
 BATCH = 4
+EXAMPLE = 12  # tokens of the first row in the picture
 FIGURES = ("loss", "agreement", "divergence")
 
 
@@ -42,16 +44,19 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
 
     .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers] and
     by_head [N, H] of it; name_rows: the same for each row; 'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a
-    memory (models/memory.py). The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
+    memory (models/memory.py); token, probability [N, L]: the most likely next token after each layer, of the first row. The
+    intervals of .summary are over rows. Raises UserError for data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     found: dict[str, list] = {}
     by_key: dict[str, np.ndarray] = {}
+    example: dict[str, np.ndarray] = {}
     with stage("lens", len(tokens_NL), "rows") as progress:
         for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
             real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))
             read = by_depth(lm.config, lm.params, None, tokens_BL)
             of_parts, of_keys = attributed(lm.config, lm.params, tokens_BL)
-            for name, value in (read | of_parts).items():
+            example = example or {name: np.asarray(read[name][0]) for name in ("token", "probability")}
+            for name, value in ({name: read[name] for name in FIGURES} | of_parts).items():
                 found.setdefault(name, []).append(np.asarray(value[:real], np.float64))
             for name, value_BK in of_keys.items():
                 by_key[name] = by_key.get(name, 0.0) + np.asarray(value_BK[:real], np.float64).sum(0) / len(tokens_NL)
@@ -63,14 +68,16 @@ def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     data_found |= {"parts": np.array(list(per_row)), "attribution": np.array([value.mean() for value in per_row.values()])}
     data_found["attribution_rows"] = np.stack(list(per_row.values()), 1)
     data_found |= grids(lm.config, dict(zip(per_row, data_found["attribution"], strict=True)))
-    data_found |= {f"{name}.keys": value for name, value in by_key.items()}
+    data_found |= {f"{name}.keys": value for name, value in by_key.items()} | example
     tables = (*_tables(data_found), *_keys_table(by_key))
-    return Result("lens", about(lm, tokens_NL, data), lm.step, data_found, _summary(figures), _pictures(data_found), tables)
+    pictures = (_example(lm, tokens_NL[0], **example), *_pictures(data_found))
+    return Result("lens", about(lm, tokens_NL, data), lm.step, data_found, _summary(figures), pictures, tables)
 
 
 @partial(jax.jit, static_argnums=0)
 def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_BL) -> dict:
-    """{loss, agreement, divergence: [B, N]} of the streams after all layers, each read as if it were the last one.
+    """{loss, agreement, divergence: [B, N]; token, probability: [B, N, L] of the most likely token} of the streams after all
+    layers, each read as if it were the last one.
 
     translators: those of the tuned lens, {matrix: [N, D, D], bias: [N, D]}, or None. Gradients go to them only."""
     ends = layer_ends(model)
@@ -93,9 +100,11 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
             "loss": -own_BL.mean(1),
             "agreement": (log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).mean(1),
             "divergence": (jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1).mean(1),
+            "token": log_p_BLV.argmax(-1),
+            "probability": jnp.exp(log_p_BLV.max(-1)),
         }
 
-    return {name: value.T for name, value in jax.lax.map(figures, (streams, translators)).items()}
+    return {name: value.swapaxes(0, 1) for name, value in jax.lax.map(figures, (streams, translators)).items()}
 
 
 def _summary(figures: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
@@ -105,6 +114,15 @@ def _summary(figures: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
         found[f"loss after layer {middle - 1}"] = mean_interval(figures["loss"][:, middle - 1])
         found[f"agreement after layer {middle - 1}"] = mean_interval(figures["agreement"][:, middle - 1])
     return found
+
+
+def _example(lm, tokens_L, token, probability) -> HeatMap:
+    """The most likely next token after each layer, at the last tokens of the first row."""
+    last = slice(-EXAMPLE, None)
+    texts = tuple(tuple(text(lm, [t]) for t in row) for row in token[:, last])
+    names = tuple(text(lm, [t])[:8] for t in tokens_L[last])
+    caption = "after each layer, at the tokens below; colour: its probability"
+    return HeatMap("Most likely next tokens", caption, probability[:, last], "layer", "token", 0.0, 1.0, names, texts)
 
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
@@ -119,10 +137,8 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
 
 
 def _tables(data: dict) -> tuple[Table, ...]:
-    by_depth = [
-        (str(n), *(round(float(data[name][n]), 4) for name in FIGURES))
-        for n in range(len(data["loss"]))
-    ]
+    depths = range(len(data["loss"]))
+    by_depth = [(str(n), *(round(float(data[name][n]), 4) for name in FIGURES)) for n in depths]
     order = np.argsort(-np.abs(data["attribution"]))[:15]
     parts = [(str(data["parts"][i]), round(float(data["attribution"][i]), 4)) for i in order]
     titles = ("after layer", "loss in nats", "agreement", "divergence in nats")

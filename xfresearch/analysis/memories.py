@@ -166,8 +166,9 @@ def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result
 
 def _pictures(found: dict) -> tuple[HeatMap, ...]:
     shares = np.stack([found[name] for name in PARTS], 1)
-    caption = f"columns: {', '.join(f'{i} {name}' for i, name in enumerate(PARTS))}"
-    return (HeatMap("What the layer does to the most likely token", caption, shares, "memory", "outcome", 0.0, 1.0),)
+    title = "What the layer does to the most likely token"
+    texts = tuple(tuple(f"{share:.2f}" for share in row) for row in shares)
+    return (HeatMap(title, "share of tokens", shares, "memory", "outcome", 0.0, 1.0, PARTS, texts),)
 
 
 def _figures_table(found: dict, known: list[str]) -> Table:

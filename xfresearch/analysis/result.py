@@ -24,10 +24,12 @@ class HeatMap(NamedTuple):
     columns: str
     low: float | None = None  # ends of the colours; None for those of the values
     high: float | None = None
+    names: tuple[str, ...] = ()  # of the columns; without them, their numbers
+    texts: tuple[tuple[str, ...], ...] | None = None  # in the cells
 
     def svg(self) -> str:
         """The picture as an SVG element."""
-        return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high)
+        return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high, self.names, self.texts)
 
 
 class Table(NamedTuple):

@@ -49,8 +49,9 @@ def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = S
     per_row: dict[str, list] = {}
     for tokens_BL in batches(tokens_NL, BATCH):
         for name, translators in (("", None), ("tuned_", found)):
-            for figure, value in by_depth(lm.config, lm.params, translators, tokens_BL).items():
-                per_row.setdefault(name + figure, []).append(np.asarray(value, np.float64))
+            values = by_depth(lm.config, lm.params, translators, tokens_BL)
+            for figure in FIGURES:
+                per_row.setdefault(name + figure, []).append(np.asarray(values[figure], np.float64))
     measured = {name: np.concatenate(parts)[: len(tokens_NL)] for name, parts in per_row.items()}
     data_found = {name: value.mean(0) for name, value in measured.items()} | {k: np.asarray(v) for k, v in found.items()}
     data_found |= {f"{name}_rows": value for name, value in measured.items()}
@@ -87,8 +88,9 @@ def _step(model: ModelConfig, steps: int, params: dict, translators: dict, state
 
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
     both = np.stack([data["divergence"], data["tuned_divergence"]], 1)
-    caption = "nats from the final prediction: column 0 the logit lens, 1 the tuned lens"
-    return (HeatMap("Divergence", caption, both, "layer", "lens", 0.0, None),)
+    texts = tuple(tuple(f"{value:.3f}" for value in row) for row in both)
+    caption, names = "nats from the final prediction", ("logit", "tuned")
+    return (HeatMap("Divergence", caption, both, "layer", "lens", 0.0, None, names, texts),)
 
 
 def _table(data: dict) -> Table:

@@ -4,32 +4,39 @@ from html import escape
 
 import numpy as np
 
-from xfresearch.pages.html import short
+from xfresearch.pages.html import short, visible
 
 CELL = 18  # the largest size of a cell
+WIDE = 52  # the width of a cell with a text or under a name
+LETTERS = 8  # of a text in a cell
 WIDTH = 380  # of all cells together
 LABELS = 12  # the most labels of an axis
 
 
-def heat_map(title: str, values, rows: str, columns: str, low: float | None = None, high: float | None = None) -> str:
+def heat_map(
+    title: str, values, rows: str, columns: str, low: float | None = None, high: float | None = None, names=(), texts=None
+) -> str:
     """An SVG element of the matrix `values`, with its first row at the bottom; NaN has no cell.
 
     rows, columns: what they are. low, high: values without colour and of full colour; by default the smallest and the
-    largest. If low is negative, 0 has no colour, and negative values have another one."""
+    largest. If low is negative, 0 has no colour, and negative values have another one. names: of the columns, instead of
+    their numbers. texts: a matrix of texts in the cells."""
     values = np.asarray(values, np.float64)
     count_rows, count_columns = values.shape
     size = min(CELL, WIDTH / count_columns)
+    wide, high_of_cell = (WIDE, CELL) if len(names) or texts is not None else (size, size)
     low = float(np.nanmin(values)) if low is None else low
     high = float(np.nanmax(values)) if high is None else high
-    left, bottom = 46, count_rows * size + 8
-    parts = [_cells(values, size, left, low, high, rows, columns)]
-    parts += [_label(left + (c + 0.5) * size, bottom + 11, str(c), "middle") for c in _some(count_columns)]
-    parts += [_label(left - 5, 8 + (count_rows - 0.5 - r) * size + 3.5, str(r), "end") for r in _some(count_rows)]
-    parts.append(_label(left + count_columns * size / 2, bottom + 25, columns, "middle"))
-    middle = 8 + count_rows * size / 2
+    left, bottom = 46, count_rows * high_of_cell + 8
+    parts = [_cells(values, (wide, high_of_cell), left, low, high, rows, columns, texts)]
+    labels = list(enumerate(names)) or [(c, str(c)) for c in _some(count_columns)]
+    parts += [_label(left + (c + 0.5) * wide, bottom + 11, name, "middle") for c, name in labels]
+    parts += [_label(left - 5, 8 + (count_rows - 0.5 - r) * high_of_cell + 3.5, str(r), "end") for r in _some(count_rows)]
+    parts.append(_label(left + count_columns * wide / 2, bottom + 25, columns, "middle"))
+    middle = 8 + count_rows * high_of_cell / 2
     parts.append(_label(8, middle, rows, "middle", f' transform="rotate(-90 8 {middle:g})"'))
     parts.append(_legend(left, bottom + 34, low, high))
-    width, height = left + max(count_columns * size, 170) + 6, bottom + 52
+    width, height = left + max(count_columns * wide, 170) + 6, bottom + 52
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="block" role="img" aria-label="{escape(title)}" '
     size_of = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" '
     return f'{head}{size_of}font-family="system-ui, sans-serif" font-size="9">{"".join(parts)}</svg>'
@@ -43,22 +50,25 @@ def _colour(value: float, low: float, high: float) -> tuple[str, float]:
     return "model", min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
 
 
-def _cells(values, size: float, left: float, low: float, high: float, rows: str, columns: str) -> str:
-    count_rows = len(values)
+def _cells(values, size: tuple[float, float], left: float, low: float, high: float, rows: str, columns: str, texts) -> str:
+    wide, tall = size
     parts = []
     for (r, c), value in np.ndenumerate(values):
         if np.isnan(value):
             continue
         colour, opacity = _colour(value, low, high)
-        place = f'x="{left + c * size:g}" y="{8 + (count_rows - 1 - r) * size:g}" width="{size:g}" height="{size:g}"'
+        x, y = left + c * wide, 8 + (len(values) - 1 - r) * tall
         text = escape(f"{rows} {r}, {columns} {c}: {short(float(value))}")
         look = f'fill="var(--{colour})" fill-opacity="{opacity:.3f}" stroke="var(--rule)" stroke-width=".4"'
-        parts.append(f"<rect {place} {look}><title>{text}</title></rect>")
+        parts.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" {look}><title>{text}</title></rect>')
+        if texts is not None:
+            shown = visible(str(texts[r][c]).replace("\n", "\\n"))[:LETTERS]
+            parts.append(_label(x + wide / 2, y + tall / 2 + 3.5, shown, "middle", ink="ink"))
     return "".join(parts)
 
 
-def _label(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="var(--muted)"{more}>{escape(text)}</text>'
+def _label(x: float, y: float, text: str, anchor: str, more: str = "", ink: str = "muted") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="var(--{ink})"{more}>{escape(text)}</text>'
 
 
 def _some(count: int) -> range:
