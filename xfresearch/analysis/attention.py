@@ -7,6 +7,9 @@ Of the weights w_ls of query l on key s, for each head, averaged over the querie
     slots      sum of the weights of memory slots              sink       weight of a learned or constant sink
     entropy    - sum w log w in nats, over keys and slots      own value  cos of a head's output and its own value
 
+`by_class`: the mean weight on the tokens of each class, words, punctuation and so on (token_classes.py), beside that of
+equal weights on all tokens that a query sees, `even_by_class`.
+
 On random tokens that are repeated once (Olsson et al. 2022): `induction`, the weight on the token after the last
 occurrence of the current one, and `duplicate`, the weight on that occurrence.
 
@@ -25,6 +28,7 @@ import numpy as np
 
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated, rows
+from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
 from xfresearch.models import layers
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.model_config import ModelConfig
@@ -60,10 +64,11 @@ def applies(model: ModelConfig) -> str:
 def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) -> Result:
     """The statistics above of every head on `count` rows of `length` tokens of `data` (running.rows).
 
-    .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value. The intervals of .summary
-    are over rows. Raises UserError for data that cannot be read."""
+    .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value; and with a tokenizer
+    by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     found = _measured(lm, tokens_NL)
+    received = found.pop("received")
     half = min(tokens_NL.shape[1] // 2, 64)
     if half > 1:
         weights = ["blocks.*.attention.weights"]
@@ -73,9 +78,9 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) 
     values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm)
     shown = [name for name in TITLES if name in per_row]
     summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
-    data_found = values | {f"{name}_rows": value for name, value in per_row.items()}
+    data_found = values | {f"{name}_rows": value for name, value in per_row.items()} | _classes(lm, tokens_NL, received)
     line = about(lm, tokens_NL, data)
-    return Result("attention", line, lm.step, data_found, summary, _pictures(values), (_table(values),))
+    return Result("attention", line, lm.step, data_found, summary, _pictures(data_found), _tables(data_found))
 
 
 def _measured(lm, tokens_NL) -> dict[str, dict[int, np.ndarray]]:
@@ -90,6 +95,15 @@ def _measured(lm, tokens_NL) -> dict[str, dict[int, np.ndarray]]:
             for name, values in new.items():
                 found.setdefault(name, {}).update({n: value for n, value in values.items() if n in numbers})
     return found
+
+
+def _classes(lm, tokens_NL, received: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
+    """by_class and even_by_class."""
+    if lm.tokenizer is None:
+        return {}
+    class_V = classes(lm.tokenizer, lm.config.vocab_size)
+    found = {number: by_class(value, tokens_NL, class_V) for number, value in received.items()}
+    return {"by_class": by_layer(found, lm.config.depth), "even_by_class": even(tokens_NL, class_V, lm.config.causal)}
 
 
 def statistics(values: dict, sink: bool) -> dict:
@@ -130,8 +144,14 @@ def _own_value(values: dict) -> dict:
 
 @cache
 def statistics_of(sink: bool):
-    """`statistics` with its option: one object, so that all calls and checkpoints share a compiled program."""
-    return partial(statistics, sink=sink)
+    """`statistics` with its option, and `received` [B, H, S], the mean weight on each token: one function object for all
+    calls and checkpoints, so that they share a compiled program."""
+
+    def all_of(values: dict) -> dict:
+        found = statistics(values, sink)
+        return found and found | {"received": values["attention.weights"][:, :, 1:].astype(jnp.float32).mean(2)}
+
+    return all_of
 
 
 @cache
@@ -213,11 +233,16 @@ def _pictures(values: dict[str, np.ndarray]) -> tuple[HeatMap, ...]:
         if name in values:
             low, high = (0.0, None) if name in SHARES else (-1.0, 1.0) if name in SIGNED else (None, None)
             pictures.append(HeatMap(title, caption, values[name], "layer", "head", low, high))
+    if "by_class" in values:
+        shares = mean_of_known(values["by_class"], 1)
+        texts = tuple(tuple(f"{share:.2f}" for share in row) for row in shares)
+        caption = "mean weight on tokens of a class, of all heads"
+        pictures.append(HeatMap("Classes of tokens", caption, shares, "layer", "class", 0.0, None, CLASSES, texts))
     return tuple(pictures)
 
 
-def _table(values: dict[str, np.ndarray]) -> Table:
-    """The strongest heads of each kind."""
+def _tables(values: dict[str, np.ndarray]) -> tuple[Table, ...]:
+    """The strongest heads of each kind, and those with the most weight on each class of tokens."""
     found = []
     for name in ("first", "previous", "induction", "duplicate", "slots", "copying"):
         if name in values:
@@ -225,4 +250,14 @@ def _table(values: dict[str, np.ndarray]) -> Table:
             heads = [f"{at // values[name].shape[1]}.{at % values[name].shape[1]}" for at in best]
             shown = [f"{head} ({values[name].ravel()[at]:.3f})" for head, at in zip(heads, best, strict=True)]
             found.append((TITLES[name][0], *shown, *[""] * (3 - len(shown))))
-    return Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), found)
+    strongest = Table("Strongest heads", "layer.head (value)", ("what", "1", "2", "3"), found)
+    if "by_class" not in values:
+        return (strongest,)
+    lines = []
+    for number, name in enumerate(CLASSES):
+        grid = np.nan_to_num(values["by_class"][..., number], nan=-1.0)
+        layer, head = np.unravel_index(grid.argmax(), grid.shape)
+        mean, even_share = mean_of_known(values["by_class"][..., number]), values["even_by_class"][number]
+        lines.append((name, *(round(float(share), 4) for share in (mean, even_share, grid[layer, head])), f"{layer}.{head}"))
+    titles = ("class", "mean of all heads", "equal weights", "most of a head", "head")
+    return (strongest, Table("Classes of tokens", "mean weight on the tokens of a class", titles, lines))
