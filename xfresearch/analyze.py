@@ -36,13 +36,14 @@ def main(arguments: list[str]) -> None:
     reason = ANALYSES[options.name].applies(lm.config)
     if reason:
         raise UserError(f"{options.name} does not apply to {options.workdir}: {reason}")
-    arguments = settings(options, ANALYSES[options.name].prompts)
-    unfinished = {}
+    analysis = ANALYSES[options.name]
+    arguments = settings(options, analysis)
+    if options.step == "all" and analysis.takes("against"):
+        arguments["against"] = lm
     results = []
     for each in steps(options, lm):
-        if ANALYSES[options.name].resumes:
-            unfinished = {"resume": target / f"unfinished_{each.step}.npz"}
-        results.append(ANALYSES[options.name].run(each, **arguments, **unfinished))
+        state = {"resume": target / f"unfinished_{each.step}.npz"} if analysis.takes("resume") else {}
+        results.append(analysis.run(each, **arguments, **state))
     write(target, results)
     for file in target.glob("unfinished_*.npz"):
         file.unlink()
@@ -62,6 +63,8 @@ def parse(arguments: list[str]):
     add("--rows", type=held_out.at_least(1), default=0, metavar="N", help="rows of tokens (default: that of the analysis)")
     help_length = "tokens per row (default: as in training)"
     add("--sequence-length", type=held_out.at_least(2), default=0, metavar="N", help=help_length)
+    help_corpora = "routing: more corpora, to compare the experts that they use"
+    add("--corpora", nargs="+", default=(), metavar="CORPUS[:PATH]", help=help_corpora)
     add("--clean", default="", metavar="TEXT", help="patching: the prompt whose values are patched")
     add("--corrupted", default="", metavar="TEXT", help="patching: the prompt into which they are, of as many tokens")
     add("--answers", nargs=2, metavar="TOKEN", help="patching: the two answers (default: the tokens that change most)")
@@ -126,18 +129,22 @@ def steps(options, lm) -> Iterator:
         yield lm if step == lm.step else loading.load(workdir, step)
 
 
-def settings(options, prompts: bool) -> dict:
+def settings(options, analysis) -> dict:
     """The arguments of an analysis. Raises UserError for flags that it does not take."""
+    from xfresearch.analysis.registry import ANALYSES
+
     given = {"data": options.data or None, "count": options.rows, "length": options.sequence_length}
+    given |= {name: getattr(options, name) for name in ("corpora", "clean", "corrupted", "answers")}
     given = {name: value for name, value in given.items() if value}
-    pair = {"clean": options.clean, "corrupted": options.corrupted}
-    if not prompts:
-        if any(pair.values()):
-            raise UserError(f"--clean and --corrupted are not allowed with {options.name}: it runs on a corpus")
-        return given
-    if given or not all(pair.values()):
-        raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT, and takes no --data, --rows or length")
-    return pair | ({"answers": options.answers} if options.answers else {})
+    flags = {"count": "--rows", "length": "--sequence-length"}
+    for name in given:
+        if not analysis.takes(name):
+            takers = [each for each, found in ANALYSES.items() if found.takes(name)]
+            flag = flags.get(name, f"--{name}")
+            raise UserError(f"{flag} is not allowed with {options.name}: it is a flag of {', '.join(takers)}")
+    if analysis.prompts and not (options.clean and options.corrupted):
+        raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT")
+    return given
 
 
 def write(target, results: list) -> None:

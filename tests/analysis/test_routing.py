@@ -51,6 +51,12 @@ def test_a_planted_router_of_token_ids_is_found_and_a_random_one_is_not():
     tokens_NL = TOKENS_NL % 16  # few ids: each occurs often enough
     found, without = (analysis.routing(each, tokens_NL).data["by_token"][0] for each in (ours, lm))
     assert found > 0.75 * np.log2(E) and without < 0.6 * found
+    even_NL = tokens_NL // 2 * 2
+    of_corpora = [analysis.routing(ours, even_NL, corpora=[even_NL + other]) for other in (1, 0)]
+    one, none = (each.data["by_corpus"][0] for each in of_corpora)
+    assert one > 0.95 and abs(none) < 0.05  # two corpora of equal size whose experts differ: 1 bit
+    loads = of_corpora[0].data["corpus_load"][:, 0]
+    assert loads.shape == (2, E) and (loads[0] * loads[1] < 0.3).all()
 
 
 def test_information_is_that_of_the_definition_and_zero_for_independent_values():
@@ -65,7 +71,7 @@ def test_kept_choices():
     chosen = np.array([[[0, 1], [2, 3]]])
     np.testing.assert_allclose(kept(chosen, np.array([[[1, 0], [3, 1]]])), [0.75])
     lm = tiny_model("moe")
-    result = analysis.routing(lm, TOKENS_NL, earlier=lm)
+    result = analysis.routing(lm, TOKENS_NL, against=lm)
     np.testing.assert_array_equal(result.data["kept"], 1.0)
 
 

@@ -65,7 +65,8 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) 
     """The statistics above of every head on `count` rows of `length` tokens of `data` (running.rows).
 
     .data: {name: [N, H], name_rows: [rows, N, H]}; NaN where a layer has no such head or value; and with a tokenizer
-    by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. The intervals of .summary are over rows. Raises UserError for data that cannot be read."""
+    by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. The intervals of .summary are over rows. Raises UserError
+    for data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     found = _measured(lm, tokens_NL)
     received = found.pop("received")

@@ -16,8 +16,16 @@ SITES = ("coefficients", "chosen", "gates")
 
 def places(model: ModelConfig) -> tuple[str, ...]:
     """The memories of a model by name: 'blocks.0.feed_forward', 'blocks.0.feed_forward.shared', 'blocks.0.attention'."""
-    found = [name.removesuffix(".coefficients") for name in tap_shapes(model) if name.endswith(".coefficients")]
-    return tuple(name for name in found if not name.endswith(".attention") or slots(model, name))
+    found = []
+    for layer in layers.layers(model):
+        for name, options in model.blocks[layer.block].sublayers.items():
+            at = f"blocks.{layer.number}.{name}"
+            if name == "feed_forward":
+                shared = getattr(options, "moe", None) and options.moe.shared
+                found += [at, f"{at}.shared"] if shared else [at]
+            elif slots(model, at):
+                found.append(at)
+    return tuple(found)
 
 
 def slots(model: ModelConfig, place: str) -> int:

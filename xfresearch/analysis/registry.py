@@ -1,5 +1,6 @@
 """The analyses by name, for the command line and the documentation."""
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,17 +26,18 @@ class Analysis(NamedTuple):
     applies: Callable[[ModelConfig], str]  # why it does not apply to a model; '' if it does
     about: str
     prompts: bool = False  # it takes a clean and a corrupted prompt instead of rows of a corpus
-    resumes: bool = False  # it takes a file for its state
+
+    def takes(self, argument: str) -> bool:
+        """Whether the function has an argument of this name."""
+        return argument in inspect.signature(self.run).parameters
 
 
 ANALYSES = {
     "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
     "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
-    "memories": Analysis(
-        memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots", resumes=True
-    ),
+    "memories": Analysis(memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots"),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
     "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
-    "routing": Analysis(routing, has_router, "load, entropy, co-activation and specialisation of experts"),
+    "routing": Analysis(routing, has_router, "load, entropy, co-activation, specialisation and saturation of experts"),
     "tuned_lens": Analysis(tuned_lens, has_one_stream, "predictions after each layer, through trained translators"),
 }

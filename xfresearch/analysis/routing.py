@@ -7,7 +7,8 @@
     together      of the tokens that choose an expert (row), the share that also choose another one (column)
     by token      mutual information of a token's first choice and its id, in bits, minus that of shuffled ids
     by position   the same for the position, in eight parts of the row
-    kept          share of the choices that an earlier checkpoint made too (saturation, Muennighoff et al. 2024, OLMoE)
+    by corpus     the same for the corpus, of rows of several corpora
+    kept          share of the choices that another checkpoint makes too (saturation, Muennighoff et al. 2024, OLMoE)
 """
 
 import jax
@@ -23,7 +24,7 @@ SITES = ("router_logits", "router_probabilities", "chosen", "dropped")
 PARTS = 8  # of a row
 SHUFFLES = 10
 OF_ROWS = ("entropy", "margin", "dropped", "kept")  # figures that each row has
-OF_ALL = ("busiest", "by_token", "by_position")  # of all rows together
+OF_ALL = ("busiest", "by_token", "by_position", "by_corpus")  # of all rows together
 
 
 def applies(model: ModelConfig) -> str:
@@ -34,13 +35,16 @@ def applies(model: ModelConfig) -> str:
     return "" if any(moe.routing == "token_choice" for moe in found) else "its experts choose tokens"
 
 
-def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, earlier=None) -> Result:
+def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
     """The figures above of every layer with experts, on `count` rows of `length` tokens of `data` (running.rows).
 
-    earlier: the model at an earlier step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; entropy,
-    margin, dropped, busiest, by_token, by_position, kept [N]; NaN for layers without experts. The intervals of .summary are
-    over rows. Raises UserError for data that cannot be read."""
-    tokens_NL = rows(lm, data, count, length)
+    corpora: more corpora, of each `count` rows, for `by_corpus`; the other figures are of all rows. against: the model at
+    another step of the same run, for `kept`. .data: load, mass [N, E]; together [N, E, E]; corpus_load [corpora, N, E]; and
+    entropy, margin, dropped, busiest, by_token, by_position, by_corpus, kept [N]; NaN for layers without experts. The
+    intervals of .summary are over rows. Raises UserError for data that cannot be read."""
+    parts = [rows(lm, each, count, length) for each in (data, *corpora)]
+    tokens_NL = np.concatenate(parts)
+    corpus_N = np.repeat(np.arange(len(parts)), list(map(len, parts))) if corpora else None
     sites = [f"blocks.*.feed_forward.{site}" for site in SITES]
     values = measure(lm, tokens_NL, sites, choices, title="routing")
     depth = lm.config.depth
@@ -48,18 +52,20 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, ea
     found: dict[str, dict[int, np.ndarray]] = {}
     for number in numbers:
         of_layer = {name: value[number] for name, value in values.items() if number in value}
-        for name, value in of_rows(of_layer, tokens_NL, seed).items():
+        for name, value in of_rows(of_layer, tokens_NL, seed, corpus_N).items():
             found.setdefault(name, {})[number] = value
-    if earlier is not None:
-        before = measure(earlier, tokens_NL, sites, choices, title="routing of the earlier step")["chosen"]
-        found["kept"] = {number: kept(chosen, before[number]) for number, chosen in numbers.items()}
+    if against is not None:
+        other = measure(against, tokens_NL, sites, choices, title=f"routing of step {against.step}")["chosen"]
+        found["kept"] = {number: kept(chosen, other[number]) for number, chosen in numbers.items()}
     per_row = {name: by_layer(found[name], depth).T for name in OF_ROWS if name in found}
     data_found = {name: by_layer(value, depth) for name, value in found.items() if name not in per_row}
+    if corpora:
+        data_found["corpus_load"] = data_found["corpus_load"].swapaxes(0, 1)
     data_found |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
     summary = {name: mean_interval(mean_of_known(value, 1)) for name, value in per_row.items()}
-    summary |= {name.replace("_", " "): (float(mean_of_known(data_found[name])), np.nan) for name in OF_ALL}
+    summary |= {name.replace("_", " "): (float(mean_of_known(data_found[name])), np.nan) for name in OF_ALL if name in found}
     data_found |= {f"{name}_rows": value for name, value in per_row.items()}
-    line = about(lm, tokens_NL, data)
+    line = about(lm, tokens_NL, data) + "".join(f", {each if isinstance(each, str) else 'other tokens'}" for each in corpora)
     return Result("routing", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
 
 
@@ -80,8 +86,9 @@ def choices(values: dict) -> dict:
     return found | ({"dropped": values["feed_forward.dropped"]} if "feed_forward.dropped" in values else {})
 
 
-def of_rows(values: dict, tokens_BL, seed: int) -> dict[str, np.ndarray]:
-    """The figures of one layer from its values of every token: those of OF_ROWS for each row, the others of all tokens."""
+def of_rows(values: dict, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:
+    """The figures of one layer from its values of every token: those of OF_ROWS for each row, the others of all tokens.
+    corpus_B: the number of each row's corpus."""
     chosen_BLk = values["chosen"]
     E = values["mass"].shape[-1]
     chosen_TE = (chosen_BLk.reshape(-1, chosen_BLk.shape[-1])[..., None] == np.arange(E)).any(1)
@@ -100,6 +107,10 @@ def of_rows(values: dict, tokens_BL, seed: int) -> dict[str, np.ndarray]:
         "entropy": values["entropy"].mean(1),
         "margin": values["margin"].mean(1),
     }
+    if corpus_B is not None:
+        found["by_corpus"] = information(first_BL, np.broadcast_to(corpus_B[:, None], first_BL.shape), seed)
+        of_row_BLE = chosen_TE.reshape(*first_BL.shape, E) / chosen_BLk.shape[-1]
+        found["corpus_load"] = np.stack([of_row_BLE[corpus_B == corpus].mean((0, 1)) for corpus in np.unique(corpus_B)])
     return found | ({"dropped": values["dropped"].mean((1, 2))} if "dropped" in values else {})
 
 
@@ -121,7 +132,7 @@ def _information(a, b) -> float:
 
 
 def kept(chosen_BLk, before_BLk) -> np.ndarray:
-    """[B]: the share of a row's choices that are among those of the same token before."""
+    """[B]: the share of a row's choices that are among those of the same token in `before_BLk`."""
     return (chosen_BLk[..., None] == before_BLk[..., None, :]).any(-1).mean((1, 2))
 
 
@@ -133,7 +144,11 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
     together = [
         HeatMap(f"Together, layer {n}", caption, data["together"][n], "expert", "expert too", 0.0, 1.0) for n in layers
     ]
-    return (load, mass, *together)
+    by_corpus = [
+        HeatMap(f"Load, corpus {n}", "share of the choices of this corpus", loads, "layer", "expert", 0.0)
+        for n, loads in enumerate(data.get("corpus_load", ()))
+    ]
+    return (load, mass, *by_corpus, *together)
 
 
 def _table(data: dict) -> Table:
