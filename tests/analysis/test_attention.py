@@ -148,6 +148,14 @@ def test_figures_of_planted_weights():
     assert float(found["induction"][0, 0]) == pytest.approx(0.7) and float(found["duplicate"][0, 0]) == pytest.approx(0.3)
 
 
+def test_negative_weights_have_no_entropy():
+    w_BHLS = jnp.asarray([[[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.5, -0.5]]]])
+    values = {"attention.weights": w_BHLS, "attention.heads": jnp.ones((1, 2, 2, 2)), "attention.value": jnp.ones((1, 2, 2, 2))}
+    entropy_BH = np.asarray(statistics(values, sink=False)["entropy"])
+    assert entropy_BH[0, 0] == pytest.approx(np.log(2)) and np.isnan(entropy_BH[0, 1])
+    assert np.isfinite(analysis.attention(tiny_model("simplified"), TOKENS_NL).summary["First token"]).all()
+
+
 def test_figures_of_matrices():
     assert effective_rank(np.diag([2.0, 2.0, 2.0, 0.0]), 4) == pytest.approx(3.0)
     assert np.isnan(effective_rank(np.zeros((2, 2)), 2)) and np.isnan(positive_share(np.zeros((2, 2))))

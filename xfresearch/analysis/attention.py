@@ -7,6 +7,8 @@ Of the weights w_ls of query l on key s, for each head, averaged over the querie
     slots      sum of the weights of memory slots              sink       weight of a learned or constant sink
     entropy    - sum w log w in nats, over keys and slots      own value  cos of a head's output and its own value
 
+Shaped attention can have negative weights, which are no distribution: a head with any has no entropy (NaN).
+
 `by_class`: the mean weight on the tokens of each class, words, punctuation and so on (token_classes.py), beside that of
 equal weights on all tokens that a query sees, `even_by_class`.
 
@@ -76,6 +78,7 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) 
         found |= measure(lm, repeated(lm, half, seed=seed), weights, repetition_of(half), title="induction")
     depth = lm.config.depth
     per_row = {name: by_layer(values, depth).swapaxes(0, 1) for name, values in found.items()}
+    per_row = {name: value for name, value in per_row.items() if not np.isnan(value).all()}
     values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm)
     shown = [name for name in TITLES if name in per_row]
     summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
@@ -128,7 +131,8 @@ def statistics(values: dict, sink: bool) -> dict:
         of_slots = m_BHLM[..., :-1] if sink else m_BHLM
         found |= {"sink": m_BHLM[:, :, 1:, -1].mean(-1)} if sink else {}
         found |= {"slots": of_slots[:, :, 1:].sum(-1).mean(-1)} if of_slots.shape[-1] else {}
-    found["entropy"] = jax.scipy.special.entr(all_BHLX).sum(-1)[:, :, 1:].mean(-1)
+    entropy_BHL = jax.scipy.special.entr(all_BHLX).sum(-1)  # -inf for a negative weight
+    found["entropy"] = jnp.where(jnp.isneginf(entropy_BHL), jnp.nan, entropy_BHL)[:, :, 1:].mean(-1)
     return found | _own_value(values)
 
 
