@@ -58,11 +58,20 @@ def main(arguments: list[str]) -> None:
     with distributed.joined(options, workdir):
         from xfresearch.training import session
 
-        results = session.run(config, workdir, given, options.fork, began)
+        results = session.run(config, workdir, given, options.fork, began, panel(config))
         if options.json and distributed.first():
             write_json(options.json, results)
     if results["stopped_by"]:
         sys.exit(128 + signal.Signals[results["stopped_by"]])
+
+
+def panel(config):
+    """The class that measures every layer while the model trains; None without."""
+    if not config.log.panel:
+        return None
+    from xfresearch.analysis.panel import Panel
+
+    return Panel
 
 
 if __name__ == "__main__":

@@ -150,7 +150,8 @@ def test_figures_of_planted_weights():
 
 def test_negative_weights_have_no_entropy():
     w_BHLS = jnp.asarray([[[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.5, -0.5]]]])
-    values = {"attention.weights": w_BHLS, "attention.heads": jnp.ones((1, 2, 2, 2)), "attention.value": jnp.ones((1, 2, 2, 2))}
+    ones = jnp.ones((1, 2, 2, 2))
+    values = {"attention.weights": w_BHLS, "attention.heads": ones, "attention.value": ones}
     entropy_BH = np.asarray(statistics(values, sink=False)["entropy"])
     assert entropy_BH[0, 0] == pytest.approx(np.log(2)) and np.isnan(entropy_BH[0, 1])
     assert np.isfinite(analysis.attention(tiny_model("simplified"), TOKENS_NL).summary["First token"]).all()

@@ -1,7 +1,7 @@
 """test_meshes.py runs this with simulated devices and cases NAME@MESH. It prints JSON {case: result}.
 
-A result compares one update on the mesh with one device, in float64: the errors of the loss, the gradients and the new
-parameters, and the kinds of collectives in the compiled update. If the mesh does not support the config, the result is
+A result compares one update on the mesh with one device, in float64: the errors of the loss, the gradients, the new
+parameters and the panel's figures, and the kinds of collectives in the compiled update. If the mesh does not support the config, the result is
 `refused`, with the reason.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.contracts.variants import ROOT, tree_error
 from tests.tolerances import relative_error
+from xfresearch.analysis.panel import Panel
 from xfresearch.config.files import parse
 from xfresearch.config.run import MeshConfig
 from xfresearch.errors import UserError
@@ -83,8 +84,11 @@ def result(name: str, mesh_name: str) -> dict:
     expected_gradients, expected, expected_metrics = jax.jit(update(None))(state, batch)
     placed = jax.device_put(state, shardings), jax.device_put(batch, batch_sharding(mesh))
     compiled = jax.jit(update(mesh), out_shardings=(shardings["params"], shardings, None)).lower(*placed).compile()
+    on_one, on_mesh = Panel(config.model, batch["tokens"]), Panel(config.model, batch["tokens"], mesh)
+    figures = on_mesh(placed[0]["params"]), on_one(state["params"])
     found_gradients, found, metrics = compiled(*placed)
     return {
+        "panel": tree_error(*({name: np.nan_to_num(v) for name, v in each.items()} for each in figures)),
         "loss": relative_error(metrics["loss"], expected_metrics["loss"]),
         "gradients": tree_error(jax.device_get(found_gradients), expected_gradients),
         "parameters": tree_error(jax.device_get(found["params"]), expected["params"]),

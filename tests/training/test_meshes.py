@@ -1,5 +1,5 @@
 """One update of a named config on a mesh of 8 simulated devices equals that on one device: loss, gradients, new
-parameters.
+parameters, figures of the panel.
 
 By default two configs; tests/contracts/test_sharded.py has one with all axes but `context`, which is in
 tests/kernels/test_attention_on_mesh.py. Under `long` every config on every mesh that supports it.
@@ -38,6 +38,7 @@ def test_an_update_equals_that_of_one_device(results, case):
         pytest.skip(result["refused"])
     for name in ("loss", "gradients", "parameters"):
         assert result[name] < TOLERANCE["float64"], (name, result[name])
+    assert result["panel"] < TOLERANCE["float32"], result["panel"]  # its figures are float32
 
 
 def test_fsdp_gathers_parameters_and_scatters_gradients(results):

@@ -53,7 +53,7 @@ def measure(
     `summary` is a pure function of the recorded values of a layer, {site: value [B, ...]}; it returns {name: [B, ...]}, and
     {} for a layer without the values that it needs. Only one layer of one batch is in memory. Calls with the same function
     object share a compiled program."""
-    names = [name for pattern in patterns for name in _found(lm.config, pattern)]
+    names = [name for pattern in patterns for name in taps_of(lm.config, pattern)]
     parts: dict[str, dict[int, list]] = {}
     with stage(title or "measuring", len(tokens_NL), "rows") as progress:
         for tokens_BL in batches(tokens_NL, batch):
@@ -68,7 +68,7 @@ def measure(
     }
 
 
-def _found(model: ModelConfig, pattern: str) -> list[str]:
+def taps_of(model: ModelConfig, pattern: str) -> list[str]:
     """The taps that match a pattern; none is no error."""
     try:
         return [tap for tap, _ in matching(model, [pattern]).values()]

@@ -118,6 +118,7 @@ class LogConfig:
     layer_norms: bool = option(False, "log norms of parameters, gradients and updates of each layer")
     profile_start: int = option(0, "first update to profile; 0 for no profile", low=0)
     profile_steps: int = option(5, "number of updates to profile", low=1)
+    panel: int = option(0, "updates between figures of every layer (docs/anatomy.md); 0 for none", low=0)
     sample: str = option("", "first prompt of the samples in report.html; '' for one of the held-out text")
 
 

@@ -20,16 +20,17 @@ def heat_map(
 
     rows, columns: what they are. low, high: values without colour and of full colour; by default the smallest and the
     largest. If low is negative, 0 has no colour, and negative values have another one. names: of the columns, instead of
-    their numbers. texts: a matrix of texts in the cells."""
+    their numbers; of more than LABELS, some are shown. texts: a matrix of texts in the cells."""
     values = np.asarray(values, np.float64)
     count_rows, count_columns = values.shape
     size = min(CELL, WIDTH / count_columns)
-    wide, high_of_cell = (WIDE, CELL) if len(names) or texts is not None else (size, size)
+    wide, high_of_cell = (WIDE, CELL) if 0 < len(names) <= LABELS or texts is not None else (size, size)
     low = float(np.nanmin(values)) if low is None else low
     high = float(np.nanmax(values)) if high is None else high
     left, bottom = 46, count_rows * high_of_cell + 8
-    parts = [_cells(values, (wide, high_of_cell), left, low, high, rows, columns, texts)]
-    labels = list(enumerate(names)) or [(c, str(c)) for c in _some(count_columns)]
+    parts = [_cells(values, (wide, high_of_cell), left, low, high, (rows, columns), names, texts)]
+    labelled = range(count_columns) if 0 < len(names) <= LABELS else _some(count_columns)
+    labels = [(c, names[c] if len(names) else str(c)) for c in labelled]
     parts += [_label(left + (c + 0.5) * wide, bottom + 11, name, "middle") for c, name in labels]
     parts += [_label(left - 5, 8 + (count_rows - 0.5 - r) * high_of_cell + 3.5, str(r), "end") for r in _some(count_rows)]
     parts.append(_label(left + count_columns * wide / 2, bottom + 25, columns, "middle"))
@@ -50,7 +51,7 @@ def _colour(value: float, low: float, high: float) -> tuple[str, float]:
     return "model", min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
 
 
-def _cells(values, size: tuple[float, float], left: float, low: float, high: float, rows: str, columns: str, texts) -> str:
+def _cells(values, size: tuple[float, float], left: float, low: float, high: float, axes, names, texts) -> str:
     wide, tall = size
     parts = []
     for (r, c), value in np.ndenumerate(values):
@@ -58,7 +59,7 @@ def _cells(values, size: tuple[float, float], left: float, low: float, high: flo
             continue
         colour, opacity = _colour(value, low, high)
         x, y = left + c * wide, 8 + (len(values) - 1 - r) * tall
-        text = escape(f"{rows} {r}, {columns} {c}: {short(float(value))}")
+        text = escape(f"{axes[0]} {r}, {axes[1]} {names[c] if len(names) else c}: {short(float(value))}")
         look = f'fill="var(--{colour})" fill-opacity="{opacity:.3f}" stroke="var(--rule)" stroke-width=".4"'
         parts.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" {look}><title>{text}</title></rect>')
         if texts is not None:

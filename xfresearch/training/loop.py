@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from xfresearch.checkpoints.newest import newest_intact
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import Diverged, UserError
+from xfresearch.errors import Diverged, UserError, require
 from xfresearch.evaluation import evaluate_batches, make_evaluator
 from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
@@ -43,6 +44,8 @@ from xfresearch.training.monitoring import HostTimes, Profile
 from xfresearch.training.optimizer import make_optimizer
 from xfresearch.training.step import init_state, layers_mode, state_of
 from xfresearch.training.workdir import starts, unproductive_time, write_config, write_lineage
+
+PANEL_ROWS = 8  # held-out rows of config.log.panel
 
 
 class Result(NamedTuple):
@@ -62,7 +65,7 @@ def setup_jax(config: Config) -> None:
 class Run:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool):
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel: Callable | None):
         self.config = config
         self.workdir = epath.Path(workdir)
         self.clock = clock
@@ -73,6 +76,7 @@ class Run:
             self.batches = Batches(config, tokenizer=tokenizer)
             evaluated = config.evaluation.split if config.evaluation.every else None
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
+        self.panel = self._panel(make_panel) if config.log.panel else None
         if distributed.first():
             print(self._outline(kernels), file=sys.stderr, flush=True)
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
@@ -128,6 +132,13 @@ class Run:
         params, self.lineage = start.load(config, self.mesh)
         make = jax.jit(lambda params: state_of(config, optimizer, params), out_shardings=shardings, donate_argnums=0)
         return make(params)
+
+    def _panel(self, make_panel: Callable) -> Callable:
+        """The panel on held-out rows, which every process reads."""
+        every = self.config.evaluation.every
+        require(self.heldout is not None, "evaluation.every", every, "at least 1 with log.panel: it uses held-out rows")
+        rows = next(evaluation_batches(self.heldout, PANEL_ROWS, PANEL_ROWS))["tokens"]
+        return make_panel(self.config.model, rows[: len(self.heldout)], self.mesh)
 
     def _outline(self, kernels: dict) -> str:
         """The five lines that a run prints before it trains."""
@@ -231,6 +242,11 @@ class Run:
         self.last_evaluation = values
         return values
 
+    def look_inside(self, step: int) -> None:
+        """Logs the panel's figures of the current parameters."""
+        with self.clock.measure("evaluation"):
+            self.log.write(step, "panel", self.panel(self.params))
+
     def save(self, step: int, loss: float | None) -> None:
         with self.clock.measure("checkpoint"):
             self.log.sync()
@@ -239,17 +255,20 @@ class Run:
             self.checkpoints.save(step, self.state, meta, loss)
 
 
-def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False) -> Result:
+def train(
+    config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False, panel: Callable | None = None
+) -> Result:
     """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
-    versions may differ from those of the checkpoint (checkpoints/manifest.py). On SIGTERM or
+    versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
+    which config.log.panel needs. On SIGTERM or
     SIGINT, to any of several processes, saves and returns early. Raises Stopped if the loss is not finite or a
     checkpoint cannot be written, UserError if the config does not fit the devices or the data.
     """
     clock = clock or Clock()
     with clock.measure("start"):
-        run = Run(config, workdir, tokenizer, clock, fork)
+        run = Run(config, workdir, tokenizer, clock, fork, panel)
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
@@ -264,6 +283,8 @@ def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: 
     done = run.start
     run.clock.begin()
     try:
+        if run.panel and not run.start:
+            run.look_inside(0)
         for index, batch in batches:
             metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
             if pending:
@@ -278,6 +299,8 @@ def train(config: Config, workdir, tokenizer, clock: Clock | None = None, fork: 
                 run.report(*pending)  # raises before a state that is not finite is saved
                 pending = None
             loss = run.evaluate(done)["loss"] if evaluating else None
+            if run.panel and _due(done, config.log.panel, config.steps):
+                run.look_inside(done)
             if saving:
                 run.save(done, loss)
             if stopping_now:

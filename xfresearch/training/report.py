@@ -15,6 +15,7 @@ from xfresearch.models.words import block_in_words, model_in_words
 from xfresearch.pages.charts import Curve, line_chart, thinned
 from xfresearch.pages.drawing import draw_block
 from xfresearch.pages.html import write_page
+from xfresearch.pages.panel import panel_pictures
 from xfresearch.training.metrics import read_metrics
 from xfresearch.training.samples import sampling_in_words
 
@@ -69,6 +70,7 @@ def write_report(
     }
     sizes |= {"active_parameters": active} if active != counted.parameters else {}
     facts = {name: value for name, value in (sizes | result).items() if name not in (headline, "time")}
+    rows = read_metrics(path.with_name("metrics.jsonl"))
     write_page(
         path,
         Path(__file__).parent / "report.html.jinja",
@@ -78,7 +80,8 @@ def write_report(
         of_labels=of_labels,
         machine=machine,
         bars=_bars(baselines, result),
-        charts=_charts(read_metrics(path.with_name("metrics.jsonl")), tokens, counted, baselines),
+        charts=_charts(rows, tokens, counted, baselines),
+        panel=panel_pictures(rows),
         facts=facts,
         terms={name: text for name, text in TERMS.items() if name == headline or name in facts},
         headline=headline.replace("_", " "),

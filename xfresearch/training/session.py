@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import jax
@@ -29,11 +29,18 @@ BASELINE_BYTES = 32 << 20  # the baselines use at most this much of the training
 SAMPLE_BYTES = 16 << 30  # with several processes, larger parameters are not gathered for a sample
 
 
-def run(config: Config, workdir: str, arguments: list[str], fork: bool, began: float | None = None) -> dict:
+def run(
+    config: Config,
+    workdir: str,
+    arguments: list[str],
+    fork: bool,
+    began: float | None = None,
+    panel: Callable | None = None,
+) -> dict:
     """Trains in `workdir` and returns the printed results as a dict. Raises as `loop.train` and `workdir.record` do.
 
     `arguments` are the command-line arguments from which `config` was parsed. The process began at the time `began`, by
-    default now.
+    default now. `panel` is that of `loop.train`.
     """
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.training import loop
@@ -55,7 +62,7 @@ def run(config: Config, workdir: str, arguments: list[str], fork: bool, began: f
             distributed.run_on_first(lambda: record(path, config, fork, began), "recording the start")
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
-        result = loop.train(config, path, tokenizer, clock, fork)
+        result = loop.train(config, path, tokenizer, clock, fork, panel)
         summary = {
             "step": result.step,
             "workdir": str(workdir),

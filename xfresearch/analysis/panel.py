@@ -1,0 +1,101 @@
+"""The cheap figures of the analyses, of every layer while a model trains: config.log.panel.
+
+On a few held-out rows, of at most LENGTH tokens, and on as many rows of random tokens that are repeated once. Names and
+meanings: pages/panel.py. Definitions: attention.py, norms.py, routing.py and lens.py.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.attention import SITES as OF_ATTENTION
+from xfresearch.analysis.attention import repetition, statistics
+from xfresearch.analysis.lens import applies as has_lens
+from xfresearch.analysis.lens import by_depth
+from xfresearch.analysis.routing import SITES as OF_ROUTING
+from xfresearch.analysis.routing import choices
+from xfresearch.analysis.running import taps_of
+from xfresearch.model_inputs import forward
+from xfresearch.models import layers
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import Request, request
+from xfresearch.pages.panel import CAPTIONS
+
+LENGTH = 256
+REPEATED = 32  # random tokens before the repetition
+TAPS = tuple(f"blocks.*.attention.{site}" for site in (*OF_ATTENTION, "before"))
+TAPS += tuple(f"blocks.*.feed_forward.{site}" for site in ("coefficients", *OF_ROUTING))
+
+
+class Panel:
+    """The figures of one run. Make it once: every one compiles its program."""
+
+    def __init__(self, model: ModelConfig, tokens_BL: np.ndarray, mesh=None):
+        """tokens_BL: held-out rows, the same in every process; the first LENGTH tokens are used. mesh: that of the
+        parameters."""
+        tokens_BL = np.asarray(tokens_BL)[:, :LENGTH]
+        half = min(REPEATED, tokens_BL.shape[1] // 2) if model.causal else 0
+        random_BL = np.random.default_rng(0).integers(model.vocab_size, size=(len(tokens_BL), half))
+        repeated_BL = np.concatenate([random_BL, random_BL], 1).astype(tokens_BL.dtype)
+        everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self._model = model
+        self._rows = jax.tree.map(partial(_placed, sharding=everywhere), (tokens_BL, repeated_BL))
+        self._measure = jax.jit(partial(_measure, model), out_shardings=everywhere)
+
+    def __call__(self, params: dict) -> dict[str, list[float]]:
+        """{figure: a number for each layer}, NaN for a layer without it. Every process must call this."""
+        found = jax.device_get(self._measure(params, *self._rows))
+        of_all = {name: value_N.tolist() for name, value_N in found.pop("depth").items()}
+        for layer in layers.layers(self._model):
+            for name, value_R in found.get(layer.stack, {}).items():
+                of_all.setdefault(name, [np.nan] * self._model.depth)[layer.number] = float(value_R[layer.index])
+        return {name: of_all[name] for name in CAPTIONS if name in of_all}
+
+
+def _placed(x, sharding):
+    return jnp.asarray(x) if sharding is None else jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
+
+
+def _measure(model: ModelConfig, params: dict, tokens_BL, repeated_BL) -> dict:
+    """{stack: {figure: [R]}, "depth": {figure: [N]}}."""
+    found = _of_stacks(model, params, tokens_BL, TAPS, of_layer)
+    if half := repeated_BL.shape[1] // 2:
+        weights = ("blocks.*.attention.weights",)
+        repeated = _of_stacks(model, params, repeated_BL, weights, partial(induction, half=half))
+        found = {stack: values | repeated.get(stack, {}) for stack, values in found.items()}
+    found["depth"] = {}
+    if not has_lens(model):
+        found["depth"]["lens_agreement"] = by_depth(model, params, None, tokens_BL)["agreement"].mean(0)
+    return found
+
+
+def _of_stacks(model: ModelConfig, params: dict, tokens_BL, patterns, summary) -> dict:
+    names = [name for pattern in patterns for name in taps_of(model, pattern)]
+    taps = Request(request(model, names).record, summary=summary)
+    return {stack: values for stack, values in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
+
+
+def of_layer(values: dict) -> dict:
+    """{figure: number} of the recorded values of one layer."""
+    found = {}
+    if weights := statistics(values, sink=False):
+        found["attention_entropy"] = jnp.nanmean(weights["entropy"])
+        found["first_token"] = weights["first"].mean()
+        found["previous_token"] = weights["previous"].mean(0).max()
+    if "attention.before" in values:
+        x_BLD = values["attention.before"].astype(jnp.float32)
+        share_BL = x_BLD.sum(-1) ** 2 / jnp.maximum(x_BLD.shape[-1] * (x_BLD**2).sum(-1), jnp.finfo(jnp.float32).tiny)
+        found["along_ones"] = share_BL.mean()
+    if "feed_forward.coefficients" in values:
+        found["positive_coefficients"] = (values["feed_forward.coefficients"] > 0).mean()
+    if routed := choices(values):
+        found["router_entropy"] = routed["entropy"].mean()
+    return found
+
+
+def induction(values: dict, half: int) -> dict:
+    """{"induction": number} of one layer, on rows whose second half repeats the first."""
+    found = repetition(values, half)
+    return {"induction": found["induction"].mean(0).max()} if found else {}
