@@ -80,6 +80,7 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["patching", "--clean", "ab", "--corrupted", "ab"], "both prompts have the same logits"),
         (["patching", "--clean", "ab", "--corrupted", "ac", "--answers", "d", "ef"], "'ef' is not allowed: .* one token"),
         (["patching", "--clean", "ab", "--corrupted", "ac", "--answers", "d", "d"], "must be two different tokens"),
+        (["patching", "--clean", "ab", "--corrupted", "ac", "--receiver", "x"], "receiver='x' is not allowed: "),
         ([], "NAME and --workdir are required"),
     ],
 )

@@ -68,6 +68,8 @@ def parse(arguments: list[str]):
     add("--clean", default="", metavar="TEXT", help="patching: the prompt whose values are patched")
     add("--corrupted", default="", metavar="TEXT", help="patching: the prompt into which they are, of as many tokens")
     add("--answers", nargs=2, metavar="TOKEN", help="patching: the two answers (default: the tokens that change most)")
+    help_receiver = "patching: sublayer that direct paths lead to, such as blocks.3.attention (default: final, the head)"
+    add("--receiver", default="", metavar="NAME", help=help_receiver)
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
     options = parser.parse_args(arguments)
     if options.step not in ("", "all") and not options.step.isdecimal():
@@ -134,7 +136,7 @@ def settings(options, analysis) -> dict:
     from xfresearch.analysis.registry import ANALYSES
 
     given = {"data": options.data or None, "count": options.rows, "length": options.sequence_length}
-    given |= {name: getattr(options, name) for name in ("corpora", "clean", "corrupted", "answers")}
+    given |= {name: getattr(options, name) for name in ("corpora", "clean", "corrupted", "answers", "receiver")}
     given = {name: value for name, value in given.items() if value}
     flags = {"count": "--rows", "length": "--sequence-length"}
     for name in given:

@@ -81,5 +81,27 @@ def test_a_path_through_the_last_block_is_the_effect_of_its_input():
         changed = stream + clean[name] - corrupted[name]
         read = lm.capture(CORRUPTED_BL, "blocks.1.feed_forward.in", replace={"blocks.1.feed_forward.before": changed})
         assert relative_error(found[layer, column], metric(lm, read)) < 100 * TOLERANCE["float32"]
-    with pytest.raises(UserError, match="it must be a sublayer"):
+    with pytest.raises(UserError, match="it must be final or a sublayer"):
         paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.9.attention", ANSWERS)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vanilla_2017"])
+def test_a_direct_path_to_the_head_changes_one_term_of_the_last_sum(name):
+    """In a layout with pre-norms the last stream is the sum of all writes; a post norm reads them again."""
+    lm = tiny_model(name)
+    found = analysis.patching(lm, CLEAN_BL, CORRUPTED_BL, ANSWERS, ("attention.out",)).data
+    taps = [f"blocks.{layer}.{name}.out" for layer in range(2) for name in ("attention", "feed_forward")]
+    clean, corrupted = (lm.capture(each, taps) for each in (CLEAN_BL, CORRUPTED_BL))
+    for number, tap in enumerate(taps):
+        expected = metric(lm, corrupted | {tap: clean[tap]})
+        value = found["paths"][divmod(number, 2)] * (found["clean"] - found["corrupted"]) + found["corrupted"]
+        assert relative_error(value, expected) < 100 * TOLERANCE["float32"], tap
+
+
+def test_the_planted_place_has_the_direct_path():
+    """Only layer 1 writes the answer; layer 0 acts through layer 1, so its direct path has no effect."""
+    tokens = np.random.default_rng(1).permutation(24)[:12]
+    clean, corrupted = np.array([[*tokens, tokens[4]]]), np.array([[*tokens, tokens[4]]])
+    corrupted[0, 5] = np.setdiff1d(range(24), tokens)[0]
+    found = analysis.patching(planted(), clean, corrupted, (int(clean[0, 5]), int(corrupted[0, 5]))).data["paths"]
+    assert found[1, 0] == pytest.approx(1, abs=0.02) and abs(found[0, 0]) < 0.02

@@ -1,8 +1,8 @@
 """test_meshes.py runs this with simulated devices and cases NAME@MESH. It prints JSON {case: result}.
 
 A result compares one update on the mesh with one device, in float64: the errors of the loss, the gradients, the new
-parameters and the panel's figures, and the kinds of collectives in the compiled update. If the mesh does not support the config, the result is
-`refused`, with the reason.
+parameters and the panel's figures, and the kinds of collectives in the compiled update. If the mesh does not support the
+config, the result is `refused`, with the reason.
 """
 
 import json

@@ -36,15 +36,16 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
-def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = ()) -> Result:
+def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), receiver: str = "final") -> Result:
     """The effects of patching values of the clean prompt into the corrupted one.
 
     clean, corrupted: texts, or token ids [1, L], of equally many tokens. answers: ids of the clean and of the corrupted
     answer, or texts of one token; by default the tokens whose logits rise and fall most from the corrupted to the clean
-    prompt. sites: such as 'attention.out'; by default the residual stream after each
-    block and what each sublayer writes.
-    .data: {site: [N, L], attribution/site: [N, L]}, NaN for layers without the site; clean, corrupted: the metric;
-    correlation/site of the two. Raises UserError if the prompts or the answers are equal."""
+    prompt. sites: such as 'attention.out'; by default the residual stream after each block and what each sublayer writes.
+    receiver: of the direct paths, a sublayer such as 'blocks.3.attention', or 'final', which the head reads.
+    .data: {site: [N, L], attribution/site: [N, L]}, NaN for layers without the site; paths [N, sublayers] to the receiver,
+    NaN for sublayers that are not before it; clean, corrupted: the metric; correlation/site of exact effects and
+    attribution. Raises UserError if the prompts or the answers are equal, or for a receiver that the model does not have."""
     tokens = [np.asarray(lm.tokens(prompt)) for prompt in (clean, corrupted)]
     if tokens[0].shape != tokens[1].shape or len(tokens[0]) != 1:
         shapes = " and ".join(str(each.shape) for each in tokens)
@@ -65,9 +66,11 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = ()) ->
             pair = found[site][both], found[f"attribution/{site}"][both]
             found[f"correlation/{site}"] = float(np.corrcoef(*pair)[0, 1]) if pair[0].std() and pair[1].std() else np.nan
             progress.update(1)
+    found["paths"] = (paths(lm, *tokens, receiver, answers) - metrics[1]) / (metrics[0] - metrics[1])
     summary = {name: (value, np.nan) for name, value in found.items() if np.ndim(value) == 0}
     line = about(lm, tokens[1], tokens[1])
-    return Result("patching", line, lm.step, found, summary, _pictures(found, sites), (_table(lm, found, sites, tokens[1]),))
+    pictures = (*_pictures(found, sites), _paths_picture(lm.config, found["paths"], receiver))
+    return Result("patching", line, lm.step, found, summary, pictures, (_table(lm, found, sites, tokens[1]),))
 
 
 def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
@@ -123,23 +126,26 @@ def attribution(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
 
 def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
     """[N, sublayers]: the metric if what each earlier sublayer writes reaches `receiver`, a sublayer such as
-    'blocks.3.attention', directly as in the clean pass; NaN for later ones. The order of sublayers is that of the block."""
-    model = lm.config
-    taps = list(tap_shapes(model))
-    if f"{receiver}.in" not in taps:
-        raise UserError(f"receiver={receiver!r} is not allowed: it must be a sublayer, such as blocks.0.attention")
+    'blocks.3.attention' or 'final', directly as in the clean pass; NaN for later ones. The order of sublayers is that of the
+    block."""
+    taps = list(tap_shapes(lm.config))
     senders = [name.removesuffix(".out") for name in taps if name.endswith(".out")]
-    senders = senders[: senders.index(receiver)]
+    if receiver not in (*senders, "final"):
+        raise UserError(f"receiver={receiver!r} is not allowed: it must be final or a sublayer, such as blocks.0.attention")
+    senders = senders[: senders.index(receiver)] if receiver != "final" else senders
     names = [f"{name}.out" for name in senders]
     clean, corrupted = ({}, {}) if not names else (lm.capture(each, names) for each in (clean_BL, corrupted_BL))
-    found = np.full((model.depth, max(len(LAYOUTS[b.layout].sublayers) for b in model.blocks.values())), np.nan)
-    for name in senders:
-        fixed = {f"{other}.out": (clean if other == name else corrupted)[f"{other}.out"] for other in senders}
-        read = lm.capture(corrupted_BL, f"{receiver}.in", replace=fixed)
-        logits_BLV = np.asarray(lm(corrupted_BL, replace=read), np.float64)
-        _, number, sublayer = name.split(".")
-        names = [s.name for s in LAYOUTS[model.blocks[layers.layer(model, int(number)).block].layout].sublayers]
-        found[int(number), names.index(sublayer)] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
+    found = np.full((lm.config.depth, max(len(LAYOUTS[b.layout].sublayers) for b in lm.config.blocks.values())), np.nan)
+    with stage(f"paths to {receiver}", len(names), "sublayers") as progress:
+        for name in names:
+            fixed = corrupted | {name: clean[name]}
+            read = lm.capture(corrupted_BL, "final" if receiver == "final" else f"{receiver}.in", replace=fixed)
+            logits_BLV = np.asarray(lm(corrupted_BL, replace=read), np.float64)
+            _, number, sublayer, _ = name.split(".")
+            block = lm.config.blocks[layers.layer(lm.config, int(number)).block]
+            column = [each.name for each in LAYOUTS[block.layout].sublayers].index(sublayer)
+            found[int(number), column] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
+            progress.update(1)
     return found
 
 
@@ -200,6 +206,13 @@ def _linear(model, stack: str, site: str, answers, params, clean_BL, corrupted_B
 def _pictures(found: dict, sites: tuple[str, ...]) -> tuple[HeatMap, ...]:
     caption = "effect of patching: 1 restores the clean prompt's metric"
     return tuple(HeatMap(site, caption, found[site], "layer", "token", -1.0, 1.0) for site in sites)
+
+
+def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
+    names = {tuple(sublayer.name for sublayer in LAYOUTS[block.layout].sublayers) for block in model.blocks.values()}
+    columns = names.pop() if len(names) == 1 else ()
+    caption = "effect of what a sublayer writes on the receiver alone"
+    return HeatMap(f"Direct paths to {receiver}", caption, paths, "layer", "sublayer", -1.0, 1.0, columns)
 
 
 def _table(lm, found: dict, sites: tuple[str, ...], tokens_BL) -> Table:
