@@ -75,6 +75,13 @@ def test_the_list_says_which_analyses_apply(workdir, capsys):
         (["patching"], "patching needs --clean TEXT and --corrupted TEXT"),
         (["attention", "--clean", "a"], "--clean is not allowed with attention: it is a flag of patching"),
         (["patching", "--clean", "a", "--corrupted", "b", "--rows", "3"], "--rows is not allowed with patching: "),
+        (["lens", "--tap", "embed"], "--tap is not allowed with lens: it is a flag of features"),
+        (["norms", "--train-steps", "3"], "--train-steps is not allowed with norms: it is a flag of features, tuned_lens"),
+        (["features", "--tap", "blocks.0.atention.out"], "no such value; did you mean 'blocks.0.attention.out'"),
+        (["features", "--tap", "blocks.*.out"], "must match one tap, as 'blocks.0.attention.out' does, and matches 4"),
+        (["features", "--tap", "blocks.0.attention.weights"], "must be a vector of each token"),
+        (["features", "--target", "embed"], "target='embed' is not allowed: it must be computed after tap="),
+        (["features", "--sizes", "8", "32"], "k=16 is not allowed: .* at most the smallest size, 8"),
         (["lens", "--corpora", "x"], "--corpora is not allowed with lens: it is a flag of routing"),
         (["patching", "--clean", "ab", "--corrupted", "a"], "both must be one row of equally many tokens"),
         (["patching", "--clean", "ab", "--corrupted", "ab"], "both prompts have the same logits"),
@@ -90,12 +97,20 @@ def test_mistakes_are_one_line(workdir, arguments, words):
     assert "\n" not in str(caught.value)
 
 
+def test_flags_of_features_are_its_arguments():
+    flags = ["--tap", "embed", "--target", "final", "--sizes", "64", "32", "--k", "4", "--train-steps", "9", "--rows", "2"]
+    options = analyze.parse(["features", "--workdir", "x", *flags])
+    expected = {"tap": "embed", "target": "final", "sizes": [64, 32], "k": 4, "steps": 9, "count": 2}
+    assert analyze.settings(options, ANALYSES["features"]) == expected
+
+
 def test_a_folder_of_another_format_needs_a_place_for_the_results(tmp_path):
     tiny_model("gpt2").export_hf(tmp_path / "folder")
     with pytest.raises(UserError, match="--to is required"):
         analyze.main(["norms", "--workdir", str(tmp_path / "folder")])
 
 
+TRAINED: dict[str, dict] = {"features": {"sizes": (32,)}, "tuned_lens": {}}  # they train, and more arguments
 CASES = [(analysis, config) for config in sorted(NAMED) for analysis in ANALYSES]
 
 
@@ -115,8 +130,8 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
         return
     if ANALYSES[name].prompts:
         found = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
-    elif name == "tuned_lens":
-        found = ANALYSES[name].run(lm, tokens_NL, steps=2, training=tokens_NL)
+    elif name in TRAINED:
+        found = ANALYSES[name].run(lm, tokens_NL, steps=2, training=tokens_NL, **TRAINED[name])
     else:
         found = ANALYSES[name].run(lm, tokens_NL)
     finite = {name: np.isfinite(value) for name, (value, _) in found.summary.items() if "correlation" not in name}

@@ -13,11 +13,13 @@ from xfresearch import command, held_out
 from xfresearch.errors import UserError, nearest
 from xfresearch.tables import table
 
+FLAGS = ("corpora", "clean", "corrupted", "answers", "receiver", "tap", "target", "sizes", "k", "steps")  # of some analyses
 EPILOG = """\
 examples:
   python -m xfresearch.analyze attention --workdir runs/quickstart
   python -m xfresearch.analyze norms --workdir runs/quickstart --step all
   python -m xfresearch.analyze patching --workdir runs/a --clean "x = a + b" --corrupted "x = a * b"
+  python -m xfresearch.analyze features --workdir runs/a --tap blocks.1.feed_forward.out --sizes 512 2048
   python -m xfresearch.analyze --list --workdir ~/models/gpt2"""
 
 
@@ -70,6 +72,13 @@ def parse(arguments: list[str]):
     add("--answers", nargs=2, metavar="TOKEN", help="patching: the two answers (default: the tokens that change most)")
     help_receiver = "patching: sublayer that direct paths lead to, such as blocks.3.attention (default: final, the head)"
     add("--receiver", default="", metavar="NAME", help=help_receiver)
+    add("--tap", default="", metavar="NAME", help="features: the tap to read (default: the stream after the middle layer)")
+    add("--target", default="", metavar="NAME", help="features: the tap to predict (default: the one that is read)")
+    help_sizes = "features: numbers of features of the dictionaries (default: 2, 4 and 8 times the width of the tap)"
+    add("--sizes", nargs="+", type=held_out.at_least(1), default=(), metavar="N", help=help_sizes)
+    add("--k", type=held_out.at_least(1), default=0, metavar="N", help="features: mean number of features of a token")
+    help_steps = "features, tuned_lens: batches of training (default: that of the analysis)"
+    add("--train-steps", dest="steps", type=held_out.at_least(1), default=0, metavar="N", help=help_steps)
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
     options = parser.parse_args(arguments)
     if options.step not in ("", "all") and not options.step.isdecimal():
@@ -136,9 +145,9 @@ def settings(options, analysis) -> dict:
     from xfresearch.analysis.registry import ANALYSES
 
     given = {"data": options.data or None, "count": options.rows, "length": options.sequence_length}
-    given |= {name: getattr(options, name) for name in ("corpora", "clean", "corrupted", "answers", "receiver")}
+    given |= {name: getattr(options, name) for name in FLAGS}
     given = {name: value for name, value in given.items() if value}
-    flags = {"count": "--rows", "length": "--sequence-length"}
+    flags = {"count": "--rows", "length": "--sequence-length", "steps": "--train-steps"}
     for name in given:
         if not analysis.takes(name):
             takers = [each for each, found in ANALYSES.items() if found.takes(name)]

@@ -26,6 +26,16 @@ def mean_interval(values, confidence: float = 0.95) -> tuple[float, float]:
     return float(values.mean()), float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
 
 
+def ratio_interval(above, below) -> tuple[float, float]:
+    """mean(above) / mean(below) of independent pairs and the half width of its 95 % confidence interval, to first order.
+    NaN if the mean of `below` is 0."""
+    above, below = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    if not below.mean():
+        return math.nan, math.nan
+    ratio = above.mean() / below.mean()
+    return mean_interval(ratio + (above - ratio * below) / below.mean())
+
+
 def mean_of_known(values, axis=None):
     """The mean of the values that are not NaN, in float64; NaN where there are none."""
     values = np.asarray(values, np.float64)

@@ -100,7 +100,7 @@ def test_constant_activations_are_their_mean():
 
 
 def scaled(x_CTD):
-    return sparse.scale_of(x_CTD.reshape(-1, x_CTD.shape[-1]))(jnp.asarray(x_CTD))
+    return sparse.scale_of(x_CTD)(jnp.asarray(x_CTD))
 
 
 def trained(x_CTD, y_CTE, size: int, k: int, transcoder: bool = False):
@@ -132,7 +132,7 @@ def test_planted_directions_are_found_and_none_in_noise():
     state = trained(x_CTD, x_CTD, 64, 3)
     assert recovered(state, true_FD) > 0.97
     np.testing.assert_allclose(np.linalg.norm(state["weights"]["decoder_FE"], axis=1), 1, atol=1e-5)
-    found = sparse.folded(state, *2 * [sparse.scale_of(x_CTD.reshape(-1, 24))])
+    found = sparse.folded(state, *2 * [sparse.scale_of(x_CTD)])
     f_TF = np.asarray(sparse.encode(found, jnp.asarray(x_CTD[0])))
     assert (f_TF > 0).sum(1).mean() == pytest.approx(3, abs=0.5)  # with the mean threshold, as many as in training
     noise = rng.standard_normal(x_CTD.shape)

@@ -9,6 +9,7 @@
 
 from xfresearch.analysis.attention import attention
 from xfresearch.analysis.contributions import contributions
+from xfresearch.analysis.features import features
 from xfresearch.analysis.lens import lens
 from xfresearch.analysis.memories import memories
 from xfresearch.analysis.norms import norms
@@ -17,4 +18,15 @@ from xfresearch.analysis.result import Result
 from xfresearch.analysis.routing import routing
 from xfresearch.analysis.tuned_lens import tuned_lens
 
-__all__ = ["Result", "attention", "contributions", "lens", "memories", "norms", "patching", "routing", "tuned_lens"]
+__all__ = [
+    "Result",
+    "attention",
+    "contributions",
+    "features",
+    "lens",
+    "memories",
+    "norms",
+    "patching",
+    "routing",
+    "tuned_lens",
+]

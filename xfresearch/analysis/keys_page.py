@@ -1,6 +1,7 @@
 """A page of the keys of a memory, or of the features of a dictionary: each with its triggers and the tokens that it writes.
 
-The page has the KEYS keys with the largest coefficients; a browser's search finds their text.
+The page has the KEYS keys with the largest coefficients, without those that have no trigger; a browser's search finds
+their text.
 """
 
 from collections import Counter
@@ -31,14 +32,15 @@ class Key(NamedTuple):
     words: list[str]  # the most likely tokens of the value
 
 
-def keys_page(lm, title: str, about: str, tokens_NL, at_KT, coefficients_KT, words_KW) -> bytes:
+def keys_page(lm, title: str, about: str, tokens_NL, at_KT, coefficients_KT, words_KW, noun: str = "keys") -> bytes:
     """An HTML page, which loads nothing from the network.
 
     tokens_NL: the rows. at_KT: numbers of the triggers' tokens, row * L + position, the strongest first; -1 for none.
-    words_KW: token ids, the most likely first."""
-    order = np.argsort(-coefficients_KT[:, 0], kind="stable")[:KEYS]
+    words_KW: token ids, the most likely first. noun: what the keys are called."""
+    order = np.argsort(-coefficients_KT[:, 0], kind="stable")
+    order = order[at_KT[order, 0] >= 0][:KEYS]
     keys = [_key(lm, int(k), tokens_NL, at_KT[k], coefficients_KT[k], words_KW[k]) for k in order]
-    return page(Path(__file__).parent / "keys.html.jinja", title=title, about=about, keys=keys, count=len(at_KT))
+    return page(Path(__file__).parent / "keys.html.jinja", title=title, about=about, keys=keys, noun=noun, count=len(at_KT))
 
 
 def _key(lm, number: int, tokens_NL, at_T, coefficients_T, words_W) -> Key:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from xfresearch.analysis.attention import applies as has_attention
 from xfresearch.analysis.attention import attention
+from xfresearch.analysis.features import applies as has_taps
+from xfresearch.analysis.features import features
 from xfresearch.analysis.lens import applies as predicts_tokens
 from xfresearch.analysis.lens import lens
 from xfresearch.analysis.memories import applies as has_memory
@@ -34,6 +36,7 @@ class Analysis(NamedTuple):
 
 ANALYSES = {
     "attention": Analysis(attention, has_attention, "where heads look, and what their matrices do"),
+    "features": Analysis(features, has_taps, "sparse dictionaries of a tap: what they leave out, and what triggers them"),
     "lens": Analysis(lens, predicts_tokens, "predictions after each layer, and which parts make the final one"),
     "memories": Analysis(memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots"),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from xfresearch.files import write_bytes, write_json
-from xfresearch.pages.charts import Curve, line_chart
+from xfresearch.pages.charts import Curve, line_chart, with_interval
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
@@ -30,6 +30,18 @@ class HeatMap(NamedTuple):
     def svg(self) -> str:
         """The picture as an SVG element."""
         return heat_map(self.title, self.values, self.rows, self.columns, self.low, self.high, self.names, self.texts)
+
+
+class LineChart(NamedTuple):
+    """A picture of curves."""
+
+    title: str
+    caption: str
+    curves: tuple[Curve, ...]
+
+    def svg(self) -> str:
+        """The picture as an SVG element."""
+        return line_chart(self.title, list(self.curves), {})
 
 
 class Table(NamedTuple):
@@ -55,7 +67,7 @@ class Result:
     step: int
     data: dict[str, np.ndarray | float]
     summary: dict[str, tuple[float, float]]
-    pictures: tuple[HeatMap, ...] = ()
+    pictures: tuple[HeatMap | LineChart, ...] = ()
     tables: tuple[Table, ...] = ()
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -112,9 +124,5 @@ def write_series(directory, results: list[Result]) -> None:
     for name, points in series.items():
         points = np.array(points, float)
         if len(points) > 1 and np.isfinite(points[:, 1]).all():
-            middle = Curve(points[:, :2], "model", 1.6, True)
-            step, value, half = points.T
-            ends = [Curve(np.stack([step, value + sign * half], 1), "training", 0.8) for sign in (-1, 1)]
-            curves = [middle, *(ends if np.isfinite(half).all() else [])]
-            charts.append((name, "by step, with the 95 % interval", line_chart(name, curves, {})))
+            charts.append((name, "by step, with the 95 % interval", line_chart(name, with_interval(points), {})))
     write_report(epath.Path(directory) / "report.html", results, charts, _pages(results[-1]))

@@ -52,9 +52,10 @@ class Scale(NamedTuple):
         return (x.astype(jnp.float32) - self.mean) * self.factor
 
 
-def scale_of(x_TD) -> Scale:
-    """The scale of these activations."""
-    x_TD = jnp.asarray(x_TD, jnp.float32)
+@jax.jit
+def scale_of(x) -> Scale:
+    """The scale of activations [..., D]."""
+    x_TD = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     mean_D = x_TD.mean(0)
     norm = jnp.linalg.norm(x_TD - mean_D, axis=-1).mean()
     return Scale(mean_D, jnp.where(norm > 0, jnp.sqrt(jnp.float32(x_TD.shape[1])) / norm, 1.0))
@@ -71,6 +72,7 @@ def decode(dictionary: Dictionary, f):
     return f @ dictionary.decoder_FE + dictionary.decoder_bias_E
 
 
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def start(seed: int, width: int, size: int, target_width: int = 0) -> dict:
     """The state before the first step. The decoder's rows are random directions. An autoencoder's encoder (target_width 0)
     is its transpose; that of a transcoder has other directions."""
@@ -136,6 +138,7 @@ def largest(z_TF, count: int):
     return jnp.where(bits_TF >= found, z_TF, 0.0), jax.lax.bitcast_convert_type(found, jnp.float32)
 
 
+@jax.jit
 def folded(state: dict, scale_in: Scale, scale_out: Scale) -> Dictionary:
     """The dictionary of a trained state, for unscaled activations. Its coefficients are in units of y."""
     w = state["weights"]

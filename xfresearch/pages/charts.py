@@ -35,6 +35,15 @@ def thinned(points: list[tuple[float, ...]]) -> np.ndarray:
     return np.stack([part.mean(0) for part in np.array_split(np.array(points, float), POINTS)])
 
 
+def with_interval(points: np.ndarray) -> list[Curve]:
+    """The curves of points [points, 3], which are x, value and the half width of its interval. Without an interval (NaN)
+    at some point, only the values."""
+    x, value, half = np.asarray(points, float).T
+    middle = Curve(np.stack([x, value], 1), "model", 1.6, True)
+    ends = [Curve(np.stack([x, value + sign * half], 1), "training", 0.8) for sign in (-1, 1)]
+    return [middle, *(ends if np.isfinite(half).all() else [])]
+
+
 def line_chart(
     title: str,
     curves: list[Curve],

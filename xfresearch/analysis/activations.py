@@ -1,0 +1,68 @@
+"""Activations of taps as vectors of tokens, streamed: those of one pass are in memory at a time."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.running import batches
+from xfresearch.errors import UserError
+from xfresearch.model_inputs import matching, tap_shapes
+from xfresearch.models.model_config import ModelConfig
+
+BATCH = 8  # rows
+
+
+def one_tap(model: ModelConfig, argument: str, name: str, length: int) -> str:
+    """The tap that `name` means. Raises UserError if there is none, if there are several, or if its value in a pass over
+    `length` tokens is not a vector of each token."""
+    taps = [tap for tap, _ in matching(model, [name]).values()]
+    if len(taps) != 1:
+        allowed = f"it must match one tap, as {taps[0]!r} does, and matches {len(taps)}"
+        raise UserError(f"{argument}={name!r} is not allowed: {allowed}")
+    of_one, of_all = (tap_shapes(model, 1, tokens)[taps[0]] for tokens in (1, length))
+    # A dimension that counts tokens differs between the two, so that heads and experts are not taken for tokens.
+    of_tokens = of_one.shape[:2] == (1, 1) and of_all.shape == (1, length, *of_one.shape[2:])
+    if not of_tokens or len(of_all.shape) < 3 or not jnp.issubdtype(of_all.dtype, jnp.floating):
+        found = f"{of_all.dtype} {list(of_all.shape)} for {length} tokens"
+        raise UserError(f"{argument}={name!r} is not allowed: it must be a vector of each token, and is {found}")
+    return taps[0]
+
+
+def width_of(model: ModelConfig, tap: str) -> int:
+    """The size of the value of a token, with all its dimensions."""
+    return math.prod(tap_shapes(model)[tap].shape[2:])
+
+
+def activations(lm, tokens_BL, taps: tuple[str, ...]) -> list:
+    """The values [T, D] of the taps, with all dimensions after those of the tokens in one."""
+    found = lm.capture(tokens_BL, tuple(dict.fromkeys(taps)))
+    return [found[tap].reshape(tokens_BL.size, -1) for tap in taps]
+
+
+class Shuffled:
+    """Batches of activations of the rows [N, L], in a random order that differs between epochs.
+
+    Tokens of one row are alike, so `together` batches of `batch` tokens come from one pass, which mixes the tokens of its
+    rows. Both are smaller if there are fewer tokens."""
+
+    def __init__(self, lm, tokens_NL, taps: tuple[str, ...], batch: int, together: int, seed: int):
+        self.lm, self.tokens_NL, self.taps, self.seed = lm, np.asarray(tokens_NL), taps, seed
+        self.batch = min(batch, self.tokens_NL.size)
+        self.together = min(together, self.tokens_NL.size // self.batch)
+
+    def read(self, number: int) -> list:
+        """The values [together, batch, D] of the taps in pass `number`."""
+        tokens_RL = self.tokens_NL[self._rows(number)]
+        parts = [activations(self.lm, tokens_BL, self.taps) for tokens_BL in batches(tokens_RL, BATCH)]
+        order_T = np.random.default_rng([self.seed, 1, number]).permutation(tokens_RL.size)
+        order_CT = order_T[: self.together * self.batch].reshape(self.together, self.batch)
+        return [jnp.concatenate(values)[order_CT] for values in zip(*parts, strict=True)]
+
+    def _rows(self, number: int) -> list[int]:
+        """The rows of a pass. All rows are read once before the next epoch begins."""
+        total, length = self.tokens_NL.shape
+        count = -(-self.together * self.batch // length)
+        places = [divmod(place, total) for place in range(number * count, (number + 1) * count)]
+        orders = {e: np.random.default_rng([self.seed, 0, e]).permutation(total) for e in {e for e, _ in places}}
+        return [int(orders[epoch][place]) for epoch, place in places]

@@ -1,0 +1,247 @@
+"""Features of a tap: sparse dictionaries of its activations, trained here (sparse.py), and what they leave out.
+
+A dictionary reads a tap and predicts it, or another tap, the target (a transcoder). On rows that it was not trained on:
+
+    L0                     coefficients above 0 per token
+    unexplained variance   sum (y - y')^2 / sum (y - mean)^2 over tokens and dimensions
+    loss recovered         (ablated - replaced) / (ablated - model): losses of the next token if the target is everywhere its
+                           mean over training tokens (mean ablation), if it is y', and as it is
+    dead                   share of features that no token of these rows uses
+
+with the features' triggers, as those of memories.py. Dictionaries of several sizes see the same activations in training.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis import sparse
+from xfresearch.analysis.activations import BATCH, Shuffled, activations, one_tap, width_of
+from xfresearch.analysis.keys_page import keys_page
+from xfresearch.analysis.result import LineChart, Result, Table
+from xfresearch.analysis.running import about, batches, rows
+from xfresearch.analysis.triggers import empty, update
+from xfresearch.analysis.unfinished import Unfinished
+from xfresearch.errors import UserError
+from xfresearch.model_inputs import tap_shapes
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.stack import has_dual, layer_ends
+from xfresearch.models.tap_aliases import lens_names
+from xfresearch.pages.charts import with_interval
+from xfresearch.progress import stage
+from xfresearch.statistics import mean_interval, ratio_interval
+
+ROWS = 256
+TOP = 25  # triggers of a feature
+WORDS = 5
+K = 16
+STEPS = 1000
+TOKENS = 1024  # of a batch
+TOGETHER = 8  # batches of a pass of the model
+WIDTHS = (2, 4, 8)  # sizes of the dictionaries, by default
+STREAM = ("embed", "before", "residual", "out")  # values in the space of the residual stream
+FIGURES = ("L0", "unexplained variance", "loss recovered", "dead")
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    return "" if model.causal else "it predicts labels, not next tokens"
+
+
+def features(
+    lm,
+    data=None,
+    count: int = ROWS,
+    length: int = 0,
+    *,
+    tap: str = "",
+    target: str = "",
+    sizes=None,
+    k: int = K,
+    steps: int = STEPS,
+    training=None,
+    seed: int = 0,
+    resume="",
+) -> Result:
+    """Trains a dictionary of each of `sizes` features (default: 2, 4 and 8 widths of the tap), and measures it on `count`
+    rows of `length` tokens of `data` (running.rows).
+
+    tap: a name of lm.tap_names() whose value is a vector of each token; by default the stream after the middle layer.
+    target: the tap to predict, by default the same. k: mean number of coefficients of a token. steps: batches of 1,024
+    tokens of `training` (token ids [N, L]; None for the train split of `data`, or of the model's run if `data` are token
+    ids). resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it.
+    .data: sizes [S]; l0, unexplained, recovered, dead [S]; loss, ablated_loss [rows]; replaced_loss, l0_rows, error_rows
+    [rows, S] and variance_rows [rows]; tokens [rows, L]; and of each size F with inputs of D and outputs of E dimensions the
+    arrays of sparse.Dictionary as F/encoder_DF ..., F/frequency [F], the share of tokens with the feature, F/triggers and
+    F/coefficients [F, 25], and F/value_tokens [F, 5], the most likely tokens of what it writes to the stream ([F, 0] for
+    other targets). .files: dictionary_F, a folder that SAELens reads, and pages. Raises UserError for other taps, for a k
+    above a size, and for data that cannot be read."""
+    tokens_NL = rows(lm, data, count, length)
+    taps = two_taps(lm.config, tap, target, tokens_NL.shape[1])
+    widths = [width_of(lm.config, name) for name in taps]
+    sizes = checked_sizes(sizes or [n * widths[0] for n in WIDTHS], k)
+    if training is None:
+        needed = -(-steps * TOKENS // tokens_NL.shape[1])
+        training = rows(lm, data if isinstance(data, str) else None, needed, tokens_NL.shape[1], split="train")
+    kept = Unfinished(resume, lm.config, lm.params, np.asarray(training), taps, sizes, k, steps, seed)
+    stream = Shuffled(lm, training, taps, TOKENS, min(TOGETHER, steps), seed)
+    scales = [sparse.scale_of(values) for values in stream.read(0)]
+    states = {F: sparse.start(seed, widths[0], F, widths[1] if taps[0] != taps[1] else 0) for F in sizes}
+    states = train(stream, scales, states, k, steps, kept)
+    found = {F: sparse.folded(state, *scales) for F, state in states.items()}
+    measured = measure(lm, tokens_NL, taps, found, scales[1].mean)
+    path = " to ".join(dict.fromkeys(taps))
+    line = f"{about(lm, tokens_NL, data)}; {path}; {steps} batches of {stream.batch} tokens, {k} features of a token"
+    return _result(lm, line, tokens_NL, taps, found, measured)
+
+
+def two_taps(model: ModelConfig, tap: str, target: str, length: int) -> tuple[str, str]:
+    """The names of the tap and of the target. Raises UserError if the target is computed before the tap."""
+    tap = one_tap(model, "tap", tap or f"{layer_ends(model)[(model.depth - 1) // 2]}.residual", length)
+    after = one_tap(model, "target", target or tap, length)
+    order = list(tap_shapes(model))
+    if order.index(after) < order.index(tap):
+        raise UserError(f"target={target!r} is not allowed: it must be computed after tap={tap!r}")
+    return tap, after
+
+
+def checked_sizes(sizes, k: int) -> tuple[int, ...]:
+    """The sizes in order. Raises UserError for sizes and k that are not allowed."""
+    sizes = tuple(sorted({int(size) for size in sizes}))
+    if sizes[0] < 1:
+        raise UserError(f"sizes={list(sizes)} is not allowed: each must be at least 1")
+    if not 1 <= k <= sizes[0]:
+        raise UserError(f"k={k} is not allowed: it must be at least 1 and at most the smallest size, {sizes[0]}")
+    return sizes
+
+
+def train(stream: Shuffled, scales: list, states: dict, k: int, steps: int, kept: Unfinished) -> dict:
+    """The states of all sizes after `steps` batches of the stream."""
+    done, states = _last(kept, states)
+    with stage("features", steps, "batches") as progress:
+        progress.update(done)
+        while done < steps:
+            values = stream.read(done // stream.together)
+            x_CTD, y_CTE = (scale(value)[: steps - done] for scale, value in zip(scales, values, strict=True))
+            states = {F: sparse.train(state, x_CTD, y_CTE, k, steps) for F, state in states.items()}
+            done += len(x_CTD)
+            progress.update(len(x_CTD))
+            kept.save({"done": done} | {str(n): leaf for n, leaf in enumerate(jax.tree.leaves(states))})
+    return states
+
+
+def _last(kept: Unfinished, states: dict) -> tuple[int, dict]:
+    """The number of batches that an interrupted call has done, and its states; 0 and the given ones without one."""
+    found = kept.load()
+    leaves, structure = jax.tree.flatten(states)
+    if not found:
+        return 0, states
+    return int(found["done"]), structure.unflatten([jnp.asarray(found[str(n)]) for n in range(len(leaves))])
+
+
+def measure(lm, tokens_NL, taps: tuple[str, str], dictionaries: dict, mean_E) -> dict:
+    """{figure: [rows] or [rows, S]}, and {size: {values, at: triggers; uses: [F]}}."""
+    figures: dict[str, list] = {}
+    best = {F: empty(F, TOP) | {"uses": np.zeros(F)} for F in dictionaries}
+    with stage("measuring", len(tokens_NL), "rows") as progress:
+        for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
+            real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))
+            x_TD, y_TE = activations(lm, tokens_BL, taps)
+            read = {F: _read(dictionary, x_TD, y_TE, len(tokens_BL)) for F, dictionary in dictionaries.items()}
+            losses = [loss_with(lm, tokens_BL, taps[1], y) for y in (mean_E, *(each["y_TE"] for each in read.values()))]
+            batch = {"loss": lm.loss(tokens_BL).mean(1), "ablated_loss": losses[0], "replaced_loss": np.stack(losses[1:], 1)}
+            batch["variance_rows"] = jnp.square(y_TE - mean_E).reshape(len(tokens_BL), -1).sum(1)
+            for name in ("l0_rows", "error_rows"):
+                batch[name] = np.stack([each[name] for each in read.values()], 1)
+            for name, value in batch.items():
+                figures.setdefault(name, []).append(np.asarray(value, np.float64)[:real])
+            for F, each in read.items():
+                f_TF = each["f_TF"][: real * tokens_BL.shape[1]]
+                uses_F = best[F].pop("uses") + np.asarray((f_TF > 0).sum(0))
+                best[F] = update(best[F], f_TF, number * tokens_BL.size) | {"uses": uses_F}
+            progress.update(real)
+    return {name: np.concatenate(parts) for name, parts in figures.items()} | best
+
+
+@partial(jax.jit, static_argnums=3)
+def _read(dictionary: sparse.Dictionary, x_TD, y_TE, batch: int) -> dict:
+    """{coefficients, prediction, and of each row L0 and the squared error}."""
+    f_TF = sparse.encode(dictionary, x_TD)
+    found_TE = sparse.decode(dictionary, f_TF)
+    error_B = jnp.square(y_TE - found_TE).reshape(batch, -1).sum(1)
+    return {"f_TF": f_TF, "y_TE": found_TE, "l0_rows": (f_TF > 0).sum(1).reshape(batch, -1).mean(1), "error_rows": error_B}
+
+
+def loss_with(lm, tokens_BL, tap: str, y) -> np.ndarray:
+    """[B]: the loss of the next token with the values [T, E] (or [E] for all tokens) at the tap."""
+    shape = tap_shapes(lm.config, *tokens_BL.shape)[tap].shape
+    y = jnp.broadcast_to(y, (tokens_BL.size, y.shape[-1])).reshape(shape)
+    return np.asarray(lm.loss(tokens_BL, replace={tap: y}).mean(1))
+
+
+def value_tokens(lm, target: str, rows_FE) -> np.ndarray:
+    """[F, 5]: the most likely tokens of each row of the decoder; [F, 0] if the target is not in the stream's space."""
+    if target.split(".")[-1] not in (*STREAM, "final") or has_dual(lm.config) and target != "final":
+        return np.zeros((len(rows_FE), 0), np.int32)
+    many = min(WORDS, lm.config.vocab_size)
+    parts = [rows_FE[first : first + 4096] for first in range(0, len(rows_FE), 4096)]
+    return np.concatenate([np.asarray(jax.lax.top_k(lm.unembed(p, normed=target == "final"), many)[1]) for p in parts])
+
+
+def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) -> Result:
+    sizes = tuple(dictionaries)
+    found: dict = {"sizes": np.array(sizes), "taps": np.array(taps), "tokens": tokens_NL}
+    found |= {name: value for name, value in measured.items() if name not in sizes}
+    figures = {name: [] for name in FIGURES}
+    files = {}
+    for n, F in enumerate(sizes):
+        recovered = found["ablated_loss"] - found["replaced_loss"][:, n], found["ablated_loss"] - found["loss"]
+        figures["L0"].append(mean_interval(found["l0_rows"][:, n]))
+        figures["unexplained variance"].append(ratio_interval(found["error_rows"][:, n], found["variance_rows"]))
+        figures["loss recovered"].append(ratio_interval(*recovered))
+        figures["dead"].append((float((measured[F]["uses"] == 0).mean()), np.nan))
+        arrays = {name: np.asarray(value) for name, value in dictionaries[F]._asdict().items()}
+        at_FT, f_FT = (np.asarray(measured[F][name]) for name in ("at", "values"))
+        at_FT, f_FT = np.where(f_FT > 0, at_FT, -1), np.maximum(f_FT, 0)
+        words_FW = value_tokens(lm, taps[1], arrays["decoder_FE"])
+        arrays |= {"frequency": measured[F]["uses"] / tokens_NL.size, "triggers": at_FT, "coefficients": f_FT}
+        found |= {f"{F}/{name}": value for name, value in (arrays | {"value_tokens": words_FW}).items()}
+        title = f"{F} features of {taps[1]}"
+        files[f"features_{F}.html"] = keys_page(lm, title, line, tokens_NL, at_FT, f_FT, words_FW, "features")
+        files |= _folder(lm, taps, F, dictionaries[F], tokens_NL.shape[1])
+    for name, short in zip(FIGURES, ("l0", "unexplained", "recovered", "dead"), strict=True):
+        found[short] = np.array([value for value, _ in figures[name]])
+    summary = {f"{name}, {F} features": figures[name][n] for n, F in enumerate(sizes) for name in FIGURES}
+    summary |= {"loss": mean_interval(found["loss"]), "loss with the mean": mean_interval(found["ablated_loss"])}
+    return Result("features", line, lm.step, found, summary, _pictures(sizes, figures), (_table(found),), files)
+
+
+def _folder(lm, taps, size: int, dictionary: sparse.Dictionary, length: int) -> dict[str, bytes]:
+    """{name: content} of the dictionary's files, under TransformerLens' names of the taps if they have any."""
+    theirs = {ours: name for name, ours in lens_names(lm.config).items()}
+    names = [theirs.get(tap, tap) for tap in taps]
+    content = sparse.files(dictionary, *names, {"context_size": length, "tap": taps[0], "target": taps[1]})
+    return {f"dictionary_{size}/{name}": each for name, each in content.items()}
+
+
+def _pictures(sizes, figures: dict) -> tuple[LineChart, ...]:
+    captions = {"L0": "coefficients above 0 per token", "unexplained variance": "share", "dead": "share of features"}
+    captions["loss recovered"] = "1: the model's loss, 0: that with the mean"
+    charts = []
+    for name, found in figures.items():
+        points = np.array([(F, *pair) for F, pair in zip(sizes, found, strict=True)])
+        charts.append(LineChart(name, f"{captions[name]}, by number of features", tuple(with_interval(points))))
+    return tuple(charts)
+
+
+def _table(found: dict) -> Table:
+    names = ("l0", "unexplained", "recovered", "dead")
+    lines = [
+        (str(F), *(round(float(found[name][n]), 4) for name in names), round(float(found["replaced_loss"][:, n].mean()), 4))
+        for n, F in enumerate(found["sizes"])
+    ]
+    titles = ("features", *FIGURES, "loss")
+    caption = "loss: with the prediction instead of the target; dead: not used by any token of these rows"
+    return Table("Dictionaries", caption, titles, lines)
