@@ -20,6 +20,8 @@ TOKENS_NL = np.random.default_rng(0).integers(257, size=(11, 16))
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_the_largest_coefficients_are_those_of_a_full_sort(batch):
     m_TK = np.random.default_rng(1).integers(-9, 9, size=(64, 5)).astype(np.float32)  # with ties: the earlier stays
+    m_TK[:, 0] = 0
+    m_TK[::3, 0] = -0.0  # is equal to 0.0
     state = empty(5, 12)
     for first in range(0, 64, batch):
         state = update(state, jnp.asarray(m_TK[first : first + batch]), first)

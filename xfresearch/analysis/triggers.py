@@ -19,7 +19,8 @@ def empty(keys: int, top: int) -> dict:
 def update(state: dict, m_TK, first):
     """The state after T more tokens, the first of which has the number `first`. Of equal coefficients the earlier stays."""
     top = state["values"].shape[1]
-    values_KT, at_KT = jax.lax.top_k(m_TK.T.astype(jnp.float32), min(top, len(m_TK)))
+    m_KT = jnp.where(m_TK == 0, 0, m_TK).T.astype(jnp.float32)  # top_k puts -0.0, which a gate may give, behind 0.0
+    values_KT, at_KT = jax.lax.top_k(m_KT, min(top, len(m_TK)))
     values_KT = jnp.concatenate([state["values"], values_KT], 1)
     at_KT = jnp.concatenate([state["at"], first + at_KT], 1)
     best_KT, chosen_KT = jax.lax.top_k(values_KT, top)
