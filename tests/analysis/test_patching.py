@@ -1,5 +1,7 @@
 """Patching: one batched program equals a loop over the definition, and planted causal places are found."""
 
+from importlib import import_module
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,17 @@ def test_effects_are_those_of_one_pass_for_each_layer_and_token(name, site):
         value = lm.capture(CLEAN_BL, tap)[tap]
         expected = metric(lm, {tap: Patch(arguments=(value,), where=np.arange(5)[None] == position)})
         assert relative_error(found[layer, position], expected) < 10 * TOLERANCE["float32"]
+
+
+def test_all_answers_and_prompts_of_a_length_share_one_program():
+    module = import_module("xfresearch.analysis.patching")
+    lm, programs = tiny_model("gpt2"), (module._patched, module._linear, module._metric)
+    patched = lambda a, b: analysis.patching(lm, CLEAN_BL + a, CORRUPTED_BL, (a, b), ("attention.out",))  # noqa: E731
+    first = patched(0, 5)
+    before = [program._cache_size() for program in programs]
+    second = patched(1, 7)
+    assert [program._cache_size() for program in programs] == before
+    assert first.data["corrupted"] != second.data["corrupted"]
 
 
 def test_attribution_is_gradient_times_difference():

@@ -37,3 +37,18 @@ def test_cells_may_have_texts_and_columns_names():
     svg = heat_map("t", [[0.0, 1.0]], "layer", "token", names=("<a", "b"), texts=(("\n", "a text of the cell"),))
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert labels[:4] == ["\\n", "a text o", "&lt;a", "b"]
+
+
+def test_a_space_at_the_start_is_a_dot():
+    svg = heat_map("t", [[1.0]], "layer", "token", names=(" a",), texts=((" b c",),))
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert labels[:2] == ["·b c", "·a"]
+
+
+def test_names_under_narrow_cells_are_upright_and_above_the_title_of_the_columns():
+    svg = heat_map("t", np.zeros((2, 3)), "layer", "site", names=("a", "feed_forward", "c\x00"))
+    ends = [float(y) for y in re.findall(r'rotate\(-90 [\d.]+ ([\d.]+)\)">[afc]', svg)]
+    title = float(re.search(r'y="([\d.]+)"[^>]*>site<', svg)[1])
+    assert len(ends) == 3 and "c\u2400" in svg and len(cells(svg)) == 6
+    assert ends[0] + 12 * 5 < title < float(re.search(r'viewBox="0 0 \S+ ([\d.]+)"', svg)[1])
+    assert 'width="18"' in svg

@@ -47,7 +47,7 @@ def _of_keys(found: Pass, params: dict, towards_BLD) -> dict[str, jax.Array]:
 
 
 def grids(model: ModelConfig, attribution: dict[str, float]) -> dict[str, np.ndarray]:
-    """by_sublayer [N, sublayers] and by_head [N, H] of {part: attribution}."""
+    """by_sublayer [N, sublayers], their names in `sublayers`, and by_head [N, H] of {part: attribution}."""
     names = list(dict.fromkeys(name for block in model.blocks.values() for name in block.sublayers))
     of_sublayer = np.full((model.depth, len(names)), np.nan)
     of_heads: dict[int, dict[int, float]] = {}
@@ -58,7 +58,7 @@ def grids(model: ModelConfig, attribution: dict[str, float]) -> dict[str, np.nda
             of_sublayer[at] = np.nan_to_num(of_sublayer[at]) + value
             if rest and rest[0].isdigit():
                 of_heads.setdefault(int(number), {})[int(rest[0])] = value
-    found = {"by_sublayer": of_sublayer}
+    found = {"by_sublayer": of_sublayer, "sublayers": np.array(names)}
     if of_heads:
         by_head = np.full((model.depth, 1 + max(max(heads) for heads in of_heads.values())), np.nan)
         for number, heads in of_heads.items():

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xfresearch.analysis.texts import shown
 from xfresearch.pages.html import page
 
 KEYS = 2000
@@ -62,6 +63,4 @@ def trigger(lm, tokens_NL, at: int, coefficient: float) -> Trigger:
 
 def text(lm, tokens) -> str:
     """The tokens as text, or as numbers without a tokenizer."""
-    numbers = [int(token) for token in tokens]
-    found = lm.tokenizer.decode(numbers) if lm.tokenizer else " ".join(map(str, numbers))
-    return found.replace("\n", "\\n")
+    return shown(lm.tokenizer, tokens)

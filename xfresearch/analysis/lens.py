@@ -42,10 +42,11 @@ def applies(model: ModelConfig) -> str:
 def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     """The figures above on `count` rows of `length` tokens of `data` (running.rows).
 
-    .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers] and
-    by_head [N, H] of it; name_rows: the same for each row; 'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a
-    memory (models/memory.py); token, probability [N, L]: the most likely next token after each layer, of the first row. The
-    intervals of .summary are over rows. Raises UserError for data that cannot be read."""
+    .data: loss, agreement, divergence [N]; attribution [parts], with their names in `parts`; by_sublayer [N, sublayers],
+    with their names in `sublayers`, and by_head [N, H] of it; name_rows: the same for each row;
+    'blocks.<layer>.<sublayer>.keys' [K]: that of each key of a memory (models/memory.py); token, probability [N, L]: the
+    most likely next token after each layer, of the first row. The intervals of .summary are over rows. Raises UserError for
+    data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     found: dict[str, list] = {}
     by_key: dict[str, np.ndarray] = {}
@@ -120,8 +121,8 @@ def _example(lm, tokens_L, token, probability) -> HeatMap:
     """The most likely next token after each layer, at the last tokens of the first row."""
     last = slice(-EXAMPLE, None)
     texts = tuple(tuple(text(lm, [t]) for t in row) for row in token[:, last])
-    names = tuple(text(lm, [t])[:8] for t in tokens_L[last])
-    caption = "after each layer, at the tokens below; colour: its probability"
+    names = tuple(text(lm, [t]) for t in tokens_L[last])
+    caption = "after each layer, at the tokens below; colour: its probability; · is a space"
     return HeatMap("Most likely next tokens", caption, probability[:, last], "layer", "token", 0.0, 1.0, names, texts)
 
 
@@ -132,7 +133,8 @@ def _pictures(data: dict) -> tuple[HeatMap, ...]:
     for name, (title, columns) in maps.items():
         if name in data:
             most = float(np.nanmax(np.abs(data[name]))) or 1.0
-            pictures.append(HeatMap(title, caption, data[name], "layer", columns, -most, most))
+            names = tuple(map(str, data["sublayers"])) if name == "by_sublayer" else ()
+            pictures.append(HeatMap(title, caption, data[name], "layer", columns, -most, most, names))
     return tuple(pictures)
 
 

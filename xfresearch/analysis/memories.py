@@ -16,6 +16,7 @@ slots it includes what attention reads from tokens. r is the stream, as the pape
 values with the output o instead of y.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -160,7 +161,7 @@ def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result
         files[f"{place}.html"] = keys_page(lm, f"Keys of {place}", line, tokens_NL, at_KT, m_KT, values[place])
     known = [name for figure in CHANCE for name in (figure, f"{figure}_random") if not np.isnan(found[name]).all()]
     summary |= {name: (float(mean_of_known(found[name])), np.nan) for name in known}
-    tables = (_figures_table(found, known), *(_keys_table(lm, found, place) for place in names))
+    tables = (*_figures_tables(found, known), *(_keys_table(lm, found, place) for place in names))
     return Result("memories", line, lm.step, found, summary, _pictures(found), tables, files)
 
 
@@ -171,12 +172,14 @@ def _pictures(found: dict) -> tuple[HeatMap, ...]:
     return (HeatMap(title, "share of tokens", shares, "memory", "outcome", 0.0, 1.0, PARTS, texts),)
 
 
-def _figures_table(found: dict, known: list[str]) -> Table:
-    names = ("active", "composed", *PARTS, "third_of_changes", *known)
-    places_found = enumerate(found["places"])
-    lines = [(str(place), *(round(float(found[name][n]), 4) for name in names)) for n, place in places_found]
-    titles = ("memory", *(name.replace("_", " ") for name in names))
-    return Table("Memories", "shares of tokens, of triggers or of keys; random: by chance", titles, lines)
+def _figures_tables(found: dict, known: list[str]) -> Iterator[Table]:
+    of_tokens = ("active", "composed", *PARTS, "third_of_changes")
+    of_triggers = "shares of triggers or of keys; random: by chance"
+    captions = {"Memories": "shares of keys (active) and of tokens", "Triggers": of_triggers}
+    for (title, caption), names in zip(captions.items(), (of_tokens, known), strict=True):
+        places_found = enumerate(found["places"])
+        lines = [(str(place), *(round(float(found[name][n]), 4) for name in names)) for n, place in places_found]
+        yield Table(title, caption, ("memory", *(name.replace("_", " ") for name in names)), lines)
 
 
 def _keys_table(lm, found: dict, place: str, keys: int = 12) -> Table:

@@ -121,7 +121,7 @@ def _hidden(x_BLD) -> np.ndarray:
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
     shown = {
         "angle_query": ("Angle of queries", "to the ones vector, in degrees", 90.0),
-        "hidden_keys": ("Hidden keys", "share of keys that no query can select", 1.0),
+        "hidden_keys": ("Hidden keys", "share of keys that no query can select", None),
     }
     return tuple(
         HeatMap(title, caption, data[name], "layer", "head", 0.0, high)

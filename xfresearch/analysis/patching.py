@@ -9,7 +9,7 @@ the clean one.
     path         the corrupted pass in which what one sublayer writes reaches one receiver as in the clean pass, directly:
                  all sublayers between write what they write in the corrupted pass (Wang et al. 2022)
 
-The layers and tokens of a site are one batch of one compiled program.
+The layers and tokens of a site are one batch of one compiled program, which serves all prompts of a length and all answers.
 """
 
 from functools import partial
@@ -20,6 +20,7 @@ import numpy as np
 
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about
+from xfresearch.analysis.texts import shown
 from xfresearch.errors import UserError
 from xfresearch.model_inputs import forward, matching, tap_shapes
 from xfresearch.models import layers
@@ -52,7 +53,7 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), re
         raise UserError(f"prompts of {shapes} tokens are not allowed: both must be one row of equally many tokens")
     answers = two_answers(lm, tokens, answers)
     sites = sites or default_sites(lm.config)
-    metrics = [float(_metric(lm.config, answers, lm.params, each, Request())[0]) for each in tokens]
+    metrics = [float(_metric(lm.config, lm.params, each, np.array(answers), Request())[0]) for each in tokens]
     if metrics[0] == metrics[1]:
         raise UserError(f"both prompts have the same difference of logits of {answers}: patching has nothing to explain")
     found = {"clean": metrics[0], "corrupted": metrics[1]}
@@ -69,8 +70,9 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), re
     found["paths"] = (paths(lm, *tokens, receiver, answers) - metrics[1]) / (metrics[0] - metrics[1])
     summary = {name: (value, np.nan) for name, value in found.items() if np.ndim(value) == 0}
     line = about(lm, tokens[1], tokens[1])
-    pictures = (*_pictures(found, sites), _paths_picture(lm.config, found["paths"], receiver))
-    return Result("patching", line, lm.step, found, summary, pictures, (_table(lm, found, sites, tokens[1]),))
+    texts = [shown(lm.tokenizer, [token]) for token in tokens[1][0]]
+    pictures = (*_pictures(found, sites, texts), _paths_picture(lm.config, found["paths"], receiver))
+    return Result("patching", line, lm.step, found, summary, pictures, (_table(found, sites, texts),))
 
 
 def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
@@ -87,7 +89,7 @@ def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
         if len(found) != 1:
             raise UserError(f"answer {answer!r} is not allowed: it must be one token, and it is {len(found)}")
         ids += found
-    if len(ids) != 2 or ids[0] == ids[1]:
+    if len(ids) != 2 or ids[0] == ids[1] or not all(0 <= each < lm.config.vocab_size for each in ids):
         raise UserError(f"answers={answers!r} is not allowed: it must be two different tokens")
     return ids[0], ids[1]
 
@@ -109,7 +111,7 @@ def effects(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
         cases = [(r, position) for r in range(len(numbers)) for position in range(length)]
         pad = -len(cases) % TOGETHER
         layer_C, position_C = np.array([*cases, *cases[:1] * pad]).T
-        arguments = (lm.config, stack, site, tuple(answers), lm.params, clean_BL, corrupted_BL, layer_C, position_C)
+        arguments = (lm.config, stack, site, lm.params, clean_BL, corrupted_BL, np.array(answers), layer_C, position_C)
         metrics_C = np.asarray(_patched(*arguments), np.float64)[: len(cases)]
         found[numbers] = metrics_C.reshape(len(numbers), length)
     return found
@@ -119,7 +121,7 @@ def attribution(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
     """[N, L]: the linear approximation of the change of the metric by each value of the clean pass."""
     found = np.full((lm.config.depth, clean_BL.shape[1]), np.nan)
     for stack, numbers in stacks_of(lm.config, site).items():
-        arguments = (lm.config, stack, site, tuple(answers), lm.params, clean_BL, corrupted_BL)
+        arguments = (lm.config, stack, site, lm.params, clean_BL, corrupted_BL, np.array(answers))
         found[numbers] = np.asarray(_linear(*arguments), np.float64)
     return found
 
@@ -159,8 +161,8 @@ def stacks_of(model: ModelConfig, site: str) -> dict[str, list[int]]:
     return found
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _metric(model: ModelConfig, answers: tuple[int, int], params: dict, tokens_BL, taps: Request):
+@partial(jax.jit, static_argnums=0)
+def _metric(model: ModelConfig, params: dict, tokens_BL, answers, taps: Request):
     """[B]: the logit of the first answer minus that of the second one, at the last token."""
     lm, out = forward(model, params, tokens_BL, taps)
     logits_BV = lm.logits(out.hidden_BLD[:, -1:])[:, 0]
@@ -172,8 +174,8 @@ def _values(model: ModelConfig, stack: str, site: str, params: dict, tokens_BL):
     return forward(model, params, tokens_BL, Request(frozenset({(stack, site)})))[1].captures[stack][site]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _patched(model, stack: str, site: str, answers, params, clean_BL, corrupted_BL, layer_C, position_C):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _patched(model, stack: str, site: str, params, clean_BL, corrupted_BL, answers, layer_C, position_C):
     """[C]: the metric of each case: the value of a layer of the stack, at a position, from the clean pass."""
     value_RBL = _values(model, stack, site, params, clean_BL)
     number_R = jnp.arange(len(value_RBL))
@@ -184,28 +186,28 @@ def _patched(model, stack: str, site: str, answers, params, clean_BL, corrupted_
         where_RBL = jnp.broadcast_to(jnp.arange(length) == position, (len(number_R), 1, length))
         slots_R = jnp.where(number_R == layer, number_R, -1)
         patch = Stacked(Patch(arguments=(value_RBL,), where=where_RBL), slots_R)
-        return _metric(model, answers, params, corrupted_BL, Request(patches={stack: {site: (patch,)}}))[0]
+        return _metric(model, params, corrupted_BL, answers, Request(patches={stack: {site: (patch,)}}))[0]
 
     return jax.lax.map(case, (layer_C, position_C), batch_size=TOGETHER)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _linear(model, stack: str, site: str, answers, params, clean_BL, corrupted_BL):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _linear(model, stack: str, site: str, params, clean_BL, corrupted_BL, answers):
     """[R, L]: gradient of the metric for the values of the stack's layers, times their difference."""
     clean_RBL, value_RBL = (_values(model, stack, site, params, each) for each in (clean_BL, corrupted_BL))
 
     def metric(shift_RBL):
         patch = Stacked(Patch(jnp.add, (shift_RBL,)), jnp.arange(len(shift_RBL)))
-        return _metric(model, answers, params, corrupted_BL, Request(patches={stack: {site: (patch,)}}))[0]
+        return _metric(model, params, corrupted_BL, answers, Request(patches={stack: {site: (patch,)}}))[0]
 
     slopes_RBL = jax.grad(metric)(jnp.zeros_like(value_RBL))
     products = slopes_RBL * (clean_RBL - value_RBL)
     return products.sum([axis for axis in range(products.ndim) if axis not in (0, 2)])
 
 
-def _pictures(found: dict, sites: tuple[str, ...]) -> tuple[HeatMap, ...]:
-    caption = "effect of patching: 1 restores the clean prompt's metric"
-    return tuple(HeatMap(site, caption, found[site], "layer", "token", -1.0, 1.0) for site in sites)
+def _pictures(found: dict, sites: tuple[str, ...], texts: list[str]) -> tuple[HeatMap, ...]:
+    caption = "effect of patching at a token of the corrupted prompt: 1 restores the clean prompt's metric"
+    return tuple(HeatMap(site, caption, found[site], "layer", "token", -1.0, 1.0, tuple(texts)) for site in sites)
 
 
 def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
@@ -215,14 +217,13 @@ def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
     return HeatMap(f"Direct paths to {receiver}", caption, paths, "layer", "sublayer", -1.0, 1.0, columns)
 
 
-def _table(lm, found: dict, sites: tuple[str, ...], tokens_BL) -> Table:
+def _table(found: dict, sites: tuple[str, ...], texts: list[str]) -> Table:
     """The strongest places of each site."""
-    text = [repr(lm.tokenizer.decode([int(token)])) if lm.tokenizer else str(token) for token in tokens_BL[0]]
     lines = []
     for site in sites:
         best = np.argsort(-np.abs(np.nan_to_num(found[site])).ravel())[:3]
-        places = [divmod(int(at), len(text)) for at in best]
-        cells = [f"{layer}, {text[at]}: {found[site][layer, at]:.3f}" for layer, at in places]
+        places = [divmod(int(at), len(texts)) for at in best]
+        cells = [f"{layer}, {at} {texts[at]!r}: {found[site][layer, at]:.3f}" for layer, at in places]
         lines.append((site, *cells, round(found[f"correlation/{site}"], 4)))
     titles = ("site", "1", "2", "3", "correlation with attribution patching")
-    return Table("Strongest places", "layer, token: effect", titles, lines)
+    return Table("Strongest places", "layer, token of the corrupted prompt: effect", titles, lines)

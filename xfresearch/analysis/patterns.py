@@ -13,6 +13,8 @@ import re
 
 import numpy as np
 
+from xfresearch.analysis.texts import plain
+
 REPEATED = 3  # triggers of a key make a pattern, as in the paper
 WORDS = 500  # keys whose words are compared: words need the tokenizer
 REACH = 12  # tokens in which the last word is looked for
@@ -49,7 +51,7 @@ def words(lm, tokens_NL, at_KT) -> np.ndarray:
     found = -1 - np.arange(at_KT.size).reshape(at_KT.shape)
     for place, at in np.ndenumerate(at_KT):
         row, position = divmod(int(at), tokens_NL.shape[1])
-        text = lm.tokenizer.decode([int(token) for token in tokens_NL[row, max(position - REACH, 0) : position + 1]])
+        text = plain(lm.tokenizer, tokens_NL[row, max(position - REACH, 0) : position + 1])
         if word := re.findall(r"\w+", text.casefold())[-1:]:
             found[place] = numbers.setdefault(word[0], len(numbers))
     return found

@@ -1,5 +1,6 @@
 """The result of an analysis: data first, pictures second."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from xfresearch.pages.charts import Curve, line_chart, with_interval
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
+
+COLUMN = 440  # width of a picture that fits into one of the page's two columns
 
 
 class HeatMap(NamedTuple):
@@ -108,7 +111,9 @@ def write_report(path, results: list[Result], series=(), links=()) -> None:
     """Writes a page with the last of the results. `series` are (title, caption, SVG) of charts over the steps of a run;
     `links` are names of pages beside it."""
     template = Path(__file__).parent / "report.html.jinja"
-    write_page(path, template, result=results[-1], figures=results[-1].figures(), series=series, links=links)
+    figures = results[-1].figures()
+    wide = [title for title, svg in figures.items() if float(re.search(r'width="([\d.]+)"', svg)[1]) > COLUMN]
+    write_page(path, template, result=results[-1], figures=figures, wide=wide, series=series, links=links)
 
 
 def _pages(result: Result) -> list[str]:

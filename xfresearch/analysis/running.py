@@ -103,6 +103,8 @@ def about(lm: LanguageModel, tokens_NL: np.ndarray, data) -> str:
     """A line on a model and its data."""
     from xfresearch import outline
 
-    source = "the given tokens" if data is not None and not isinstance(data, str) else data or "the held-out text"
     count, length = tokens_NL.shape
-    return f"{outline.model_line(lm.config, length)}; step {lm.step}; {count} rows of {length} tokens of {source}"
+    given = data is not None and not isinstance(data, str)
+    source = f"{length} given tokens" if given else f"{length} tokens of {data or 'the held-out text'}"
+    rows_of = "1 row" if count == 1 else f"{count} rows"
+    return f"{outline.model_line(lm.config, length)}; step {lm.step}; {rows_of} of {source}"

@@ -10,12 +10,14 @@ import unicodedata
 
 import numpy as np
 
+from xfresearch.analysis.texts import plain
+
 CLASSES = ("word", "letters", "digits", "punctuation", "space", "special", "other")
 
 
 def classes(tokenizer, vocab_size: int) -> np.ndarray:
     """[V]: the number of each token's class in CLASSES."""
-    return np.array([CLASSES.index(class_of(tokenizer.decode([token]))) for token in range(vocab_size)])
+    return np.array([CLASSES.index(class_of(plain(tokenizer, [token]))) for token in range(vocab_size)])
 
 
 def class_of(text: str) -> str:

@@ -7,8 +7,10 @@ import numpy as np
 from xfresearch.pages.html import short, visible
 
 CELL = 18  # the largest size of a cell
-WIDE = 52  # the width of a cell with a text or under a name
+WIDE = 52  # the least width of a cell with a text
 LETTERS = 8  # of a text in a cell
+LETTERS_OF_NAME = 14
+LETTER = 5.4  # the width of a letter
 WIDTH = 380  # of all cells together
 LABELS = 12  # the most labels of an axis
 
@@ -20,18 +22,23 @@ def heat_map(
 
     rows, columns: what they are. low, high: values without colour and of full colour; by default the smallest and the
     largest. If low is negative, 0 has no colour, and negative values have another one. names: of the columns, instead of
-    their numbers; of more than LABELS, some are shown. texts: a matrix of texts in the cells."""
+    their numbers; upright under cells without texts. texts: a matrix of texts in the cells. · is a space at the start."""
     values = np.asarray(values, np.float64)
     count_rows, count_columns = values.shape
     size = min(CELL, WIDTH / count_columns)
-    wide, high_of_cell = (WIDE, CELL) if 0 < len(names) <= LABELS or texts is not None else (size, size)
+    names = [_line(name, LETTERS_OF_NAME) for name in names]
+    under = LETTER * max(map(len, names), default=0) + 4  # the longest name
+    wide, high_of_cell = (max(WIDE, under), CELL) if texts is not None else (CELL, CELL) if names else (size, size)
     low = float(np.nanmin(values)) if low is None else low
     high = float(np.nanmax(values)) if high is None else high
     left, bottom = 46, count_rows * high_of_cell + 8
     parts = [_cells(values, (wide, high_of_cell), left, low, high, (rows, columns), names, texts)]
-    labelled = range(count_columns) if 0 < len(names) <= LABELS else _some(count_columns)
-    labels = [(c, names[c] if len(names) else str(c)) for c in labelled]
-    parts += [_label(left + (c + 0.5) * wide, bottom + 11, name, "middle") for c, name in labels]
+    labels = list(enumerate(names)) or [(c, str(c)) for c in _some(count_columns)]
+    if names and texts is None:
+        parts += [_upright(left + (c + 0.5) * wide + 3, bottom + 4, name) for c, name in labels]
+        bottom += under - 7
+    else:
+        parts += [_label(left + (c + 0.5) * wide, bottom + 11, name, "middle") for c, name in labels]
     parts += [_label(left - 5, 8 + (count_rows - 0.5 - r) * high_of_cell + 3.5, str(r), "end") for r in _some(count_rows)]
     parts.append(_label(left + count_columns * wide / 2, bottom + 25, columns, "middle"))
     middle = 8 + count_rows * high_of_cell / 2
@@ -63,13 +70,23 @@ def _cells(values, size: tuple[float, float], left: float, low: float, high: flo
         look = f'fill="var(--{colour})" fill-opacity="{opacity:.3f}" stroke="var(--rule)" stroke-width=".4"'
         parts.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" {look}><title>{text}</title></rect>')
         if texts is not None:
-            shown = visible(str(texts[r][c]).replace("\n", "\\n"))[:LETTERS]
-            parts.append(_label(x + wide / 2, y + tall / 2 + 3.5, shown, "middle", ink="ink"))
+            parts.append(_label(x + wide / 2, y + tall / 2 + 3.5, _line(texts[r][c], LETTERS), "middle", ink="ink"))
     return "".join(parts)
 
 
 def _label(x: float, y: float, text: str, anchor: str, more: str = "", ink: str = "muted") -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="var(--{ink})"{more}>{escape(text)}</text>'
+
+
+def _upright(x: float, y: float, text: str) -> str:
+    """A label that is read from the bottom to the top and ends at y."""
+    return _label(x, y, text, "end", f' transform="rotate(-90 {x:g} {y:g})"')
+
+
+def _line(text, letters: int) -> str:
+    """The first letters of a text in one line. SVG leaves out a space at the start, so it is shown as a dot."""
+    text = visible(str(text).replace("\n", "\\n"))
+    return (f"·{text[1:]}" if text.startswith(" ") else text)[:letters]
 
 
 def _some(count: int) -> range:

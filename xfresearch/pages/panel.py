@@ -15,7 +15,7 @@ CAPTIONS = {
     "router_entropy": "of a token's distribution over the experts, in nats",
     "lens_agreement": "share of tokens whose stream after the layer, read as the last one, predicts like the model",
 }
-COLUMNS = 60  # the most steps of a picture
+COLUMNS = 24  # the most steps of a picture
 
 
 def panel_pictures(rows: list[dict]) -> list[tuple[str, str, str]]:
