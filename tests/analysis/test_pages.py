@@ -82,6 +82,6 @@ def test_pictures_are_well_formed_with_control_characters(folder):
     from xml.etree import ElementTree
 
     found = sorted(folder.rglob("*.svg"))
-    assert len(found) == 5
+    assert len(found) == 6
     for path in found:
         ElementTree.parse(path)
