@@ -75,8 +75,12 @@ class Result:
     files: dict[str, bytes] = field(default_factory=dict)
 
     def figures(self) -> dict[str, str]:
-        """{title: SVG element} of the pictures."""
+        """{title: SVG element} of the pictures, in the colours of the page that shows them."""
         return {picture.title: picture.svg() for picture in self.pictures}
+
+    def drawings(self) -> list[bytes]:
+        """The pictures as SVG files, with their own colours."""
+        return [svg.replace(">", f"><style>{COLOURS}</style>", 1).encode() for svg in self.figures().values()]
 
     def report(self, path) -> None:
         """Writes one static HTML page, which loads nothing from the network."""
@@ -90,8 +94,8 @@ class Result:
         found = {"analysis": self.name, "about": self.about, "step": self.step, "summary": self.summary, "data": numbers}
         write_json(directory / "data.json", found)
         write_arrays(directory / "arrays.npz", {n: v for n, v in self.data.items() if np.ndim(v)})
-        for number, svg in enumerate(self.figures().values()):
-            write_bytes(directory / f"picture_{number}.svg", svg.replace(">", f"><style>{COLOURS}</style>", 1).encode())
+        for number, drawing in enumerate(self.drawings()):
+            write_bytes(directory / f"picture_{number}.svg", drawing)
         for name, content in self.files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(directory / name, content)
