@@ -25,9 +25,10 @@ import optax
 
 AUXILIARY = 1 / 32  # the coefficient of the dead features' loss
 DEAD = 20  # batches without use
-RATE = 0.08  # of Adam, over sqrt(F): the law of Gao et al. (2024), section A.3, with a factor for short training
+RATE = 0.08  # of Adam, over sqrt(D)
 LAST = 0.2  # the share of the steps in which the rate falls to 0
 MEMORY = 100  # batches in the mean threshold
+FORMAT = "6.0.0"  # the version of SAELens whose format `files` writes
 PARTS = {"encoder_DF": "W_enc", "encoder_bias_F": "b_enc", "decoder_FE": "W_dec", "decoder_bias_E": "b_dec"}
 PARTS |= {"threshold_F": "threshold"}  # SAELens' names
 
@@ -99,7 +100,7 @@ def _step(state: dict, x_TD, y_TE, k: int, steps: int) -> dict:
     slopes["decoder_FE"] -= (slopes["decoder_FE"] * row_FE).sum(-1, keepdims=True) * row_FE
     updates, adam = optax.scale_by_adam().update(slopes, state["adam"])
     left = (steps - state["step"]) / (LAST * steps)
-    rate = RATE / jnp.sqrt(jnp.float32(len(row_FE))) * jnp.clip(left, 0.0, 1.0)
+    rate = RATE / x_TD.shape[1] ** 0.5 * jnp.clip(left, 0.0, 1.0)
     weights = jax.tree.map(lambda w, update: w - rate * update, weights, updates)
     weights["decoder_FE"] = _unit(weights["decoder_FE"])
     step = state["step"] + 1
@@ -150,13 +151,15 @@ def folded(state: dict, scale_in: Scale, scale_out: Scale) -> Dictionary:
 
 
 def files(dictionary: Dictionary, tap: str, target: str, about: dict) -> dict[str, bytes]:
-    """{name: content} of a folder that SAELens (version 6) reads with SAE.load_from_disk. `about` is more metadata."""
+    """{name: content} of a folder that SAELens reads with SAE.load_from_disk. `about` is more metadata."""
     from safetensors.numpy import save
 
     width, size = dictionary.encoder_DF.shape
     config = {"architecture": "jumprelu", "d_in": width, "d_sae": size, "dtype": "float32", "device": "cpu"}
     config |= {"apply_b_dec_to_input": False, "normalize_activations": "none", "reshape_activations": "none"}
-    metadata = {"hook_name": tap} | about
+    metadata = {"sae_lens_version": FORMAT, "hook_name": tap} | about
+    if target == tap and tap.endswith("hook_z"):
+        config["reshape_activations"] = "hook_z"  # SAELens joins the heads' outputs itself
     if target != tap:
         config |= {"architecture": "jumprelu_transcoder", "d_out": dictionary.decoder_FE.shape[1]}
         metadata |= {"hook_name_out": target}
