@@ -146,11 +146,19 @@ def test_a_transcoder_finds_what_each_direction_writes():
     assert recovered(trained(f_CTF @ reads_FD, f_CTF @ writes_FE, 32, 2, transcoder=True), writes_FE) > 0.9
 
 
-def test_two_calls_are_one():
-    rng = np.random.default_rng(2)
-    x_CTD = jnp.float32(rng.standard_normal((6, 32, D)))
+def test_steps_one_by_one_are_those_of_one_call():
+    x_CTD = jnp.float32(np.random.default_rng(2).standard_normal((6, 32, D)))
     whole, parts = (sparse.start(0, D, F) for _ in range(2))
     whole = sparse.train(whole, x_CTD, x_CTD, K, 6)
-    for part in (x_CTD[:2], x_CTD[2:]):
-        parts = sparse.train(parts, part, part, K, 6)
+    lowest, silent_F = [], np.zeros(F)
+    for x_TD in x_CTD:
+        row_FE = np.asarray(parts["weights"]["decoder_FE"])
+        f_TF, threshold = sparse.loss(parts["weights"], x_TD, x_TD, K, silent_F > 99)[1]
+        lowest.append(threshold)
+        silent_F = np.where((f_TF > 0).any(0), 0, silent_F + 1)
+        parts = sparse.train(parts, x_TD[None], x_TD[None], K, 6)
+        if len(lowest) == 1:  # the slopes of the decoder's rows are orthogonal to them
+            np.testing.assert_allclose((parts["adam"].mu["decoder_FE"] * row_FE).sum(-1), 0, atol=1e-6)
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
+    assert whole["threshold"] == pytest.approx(np.mean(lowest), rel=1e-5)
+    np.testing.assert_array_equal(whole["silent_F"], silent_F)
