@@ -1,0 +1,69 @@
+"""Every analysis runs from the command line on models of others: folders written by `transformers`, and a trained model of
+llama2.c."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.data import made_tokenizers as made
+from tests.data.conftest import shared
+from tests.interop.record import MODELS, RECORDED
+from xfresearch import analyze
+from xfresearch.analysis.registry import ANALYSES
+
+CASES = [(model, name) for model in MODELS for name in ANALYSES if model == "mixtral" or name != "routing"]
+PIECES = ["<s>", "<pad>", "</s>", *"abcdehnort\u0120\u010a", "th", "\u0120r"]  # fewer than the ids of the models
+TOKENIZER = {
+    "vocab.json": {piece: number for number, piece in enumerate(PIECES)},
+    "merges.txt": "#version: 0.2\nt h\n\u0120 r\n",
+    "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>"},
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "notes.txt"
+    path.write_text("".join(f"the red rat ran and then the {word} hat had a rat\n" for word in ("bad", "red", "hot") * 300))
+    return f"text_files:{path}"
+
+
+def ran(name: str, workdir, corpus: str, folder) -> dict:
+    """Runs an analysis on the command line. Its data.json and arrays."""
+    prompts = ["--clean", "the red rat", "--corrupted", "the rat red"]
+    rows = ["--data", corpus, "--rows", "2", "--sequence-length", "12"]
+    analyze.main([name, "--workdir", str(workdir), "--to", str(folder), *(prompts if name == "patching" else rows)])
+    assert (folder / "report.html").stat().st_size > 5000 and list(folder.glob("picture_*.svg"))
+    return json.loads((folder / "data.json").read_text()) | {"arrays": dict(np.load(folder / "arrays.npz"))}
+
+
+def require_finite(found: dict) -> None:
+    figures = {name: value for name, (value, _) in found["summary"].items() if "correlation" not in name}
+    assert figures and all(np.isfinite(value) for value in figures.values()), figures
+    assert all(np.isfinite(value).any() for value in found["arrays"].values() if value.dtype.kind == "f")
+
+
+def is_daily(model: str, name: str) -> bool:
+    return model == "mixtral" and name not in ("patching", "tuned_lens")  # which compile many programs
+
+
+@pytest.mark.parametrize(
+    "model, name", [pytest.param(*case, marks=() if is_daily(*case) else pytest.mark.long) for case in CASES]
+)
+def test_every_analysis_runs_on_folders_of_transformers(model, name, corpus, tmp_path):
+    shutil.copytree(RECORDED / model, tmp_path / "model")
+    made.write(tmp_path / "model", TOKENIZER)
+    found = ran(name, tmp_path / "model", corpus, tmp_path / "found")
+    assert found["analysis"] == name
+    require_finite(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in ANALYSES if name != "routing"])
+def test_every_analysis_runs_on_a_trained_model(name, corpus, tmp_path):
+    found = ran(name, shared("stories260K/stories260K.bin"), corpus, tmp_path)
+    require_finite(found)
+    if name == "lens":
+        divergence = found["arrays"]["divergence"]
+        assert (np.diff(divergence) < 0).all()  # each layer is nearer to the final prediction
