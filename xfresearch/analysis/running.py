@@ -38,8 +38,10 @@ def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0, split
 
 
 def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) -> np.ndarray:
-    """Random token ids [rows, 2 count] whose second half repeats the first (Olsson et al. 2022)."""
-    half_BL = np.random.default_rng(seed).integers(lm.config.vocab_size, size=(rows, count))
+    """Random token ids [rows, 2 count] whose second half repeats the first (Olsson et al. 2022). Those of a half differ, if
+    the vocabulary has enough, so that each has occurred once before."""
+    rng, vocab_size = np.random.default_rng(seed), lm.config.vocab_size
+    half_BL = np.stack([rng.choice(vocab_size, count, replace=count > vocab_size) for _ in range(rows)])
     tokens_BL = np.concatenate([half_BL, half_BL], 1)
     check_length(lm.config, 2 * count)
     return tokens_BL
