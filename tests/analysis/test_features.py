@@ -9,10 +9,11 @@ from safetensors.numpy import load
 
 from tests.tiny_runs import tiny_model
 from xfresearch import UserError, analysis
-from xfresearch.analysis.activations import Shuffled, activations
+from xfresearch.analysis.activations import Shuffled, activations, width_of
+from xfresearch.analysis.features import value_tokens
 
 rng = np.random.default_rng(0)
-TOKENS_NL, TRAINING_NL = rng.integers(257, size=(11, 16)), rng.integers(257, size=(64, 16))
+TOKENS_NL, TRAINING_NL = rng.integers(257, size=(11, 16)), rng.integers(257, size=(16, 64))
 SHORT = {"sizes": (32,), "k": 4, "steps": 20, "training": TRAINING_NL}
 
 
@@ -70,8 +71,11 @@ def test_training_lowers_what_is_unexplained(lm):
 
 
 def test_dimensions_after_those_of_tokens_are_one(lm):
-    found = analysis.features(lm, TOKENS_NL, **SHORT | {"steps": 2}, tap="blocks.0.attention.heads").data
-    assert found["32/encoder_DF"].shape == (32, 32) and found["32/value_tokens"].shape == (32, 0)
+    tap = "blocks.0.attention.heads"
+    (x_TD,) = activations(lm, TOKENS_NL, (tap,))
+    assert x_TD.shape == (TOKENS_NL.size, width_of(lm.config, tap)) == (176, 32)
+    np.testing.assert_array_equal(x_TD[16:].reshape(10, 16, 4, 8), lm.capture(TOKENS_NL, tap)[tap][1:])
+    assert value_tokens(lm, tap, np.zeros((7, 32))).shape == (7, 0)  # they are not in the space of the stream
 
 
 def test_an_epoch_reads_every_row_once_and_tokens_of_rows_are_mixed(lm):
@@ -99,7 +103,10 @@ def test_an_epoch_reads_every_row_once_and_tokens_of_rows_are_mixed(lm):
         ({"tap": "final", "target": "embed"}, "target='embed' is not allowed: it must be computed after tap='final'"),
         ({"k": 0}, "k=0 is not allowed"),
         ({"k": 33}, "k=33 is not allowed: it must be at least 1 and at most the smallest size, 32"),
-        ({"sizes": (0, 32)}, "sizes=.* is not allowed: each must be at least 1"),
+        ({"sizes": (0, 32)}, r"sizes=\[0, 32\] is not allowed: .* each at least 1"),
+        ({"sizes": ()}, r"sizes=\[\] is not allowed: it must be one number or more"),
+        ({"steps": 0}, "steps=0 is not allowed: it must be at least 1"),
+        ({"training": [[300]]}, "token 300 is not allowed"),
     ],
 )
 def test_mistakes_are_one_line(lm, arguments, words):

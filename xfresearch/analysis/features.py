@@ -81,11 +81,12 @@ def features(
     tokens_NL = rows(lm, data, count, length)
     taps = two_taps(lm.config, tap, target, tokens_NL.shape[1])
     widths = [width_of(lm.config, name) for name in taps]
-    sizes = checked_sizes(sizes or [n * widths[0] for n in WIDTHS], k)
+    sizes = checked([n * widths[0] for n in WIDTHS] if sizes is None else sizes, k, steps)
     if training is None:
-        needed = -(-steps * TOKENS // tokens_NL.shape[1])
-        training = rows(lm, data if isinstance(data, str) else None, needed, tokens_NL.shape[1], split="train")
-    kept = Unfinished(resume, lm.config, lm.params, np.asarray(training), taps, sizes, k, steps, seed)
+        training = data if isinstance(data, str) else None
+    needed = -(-steps * TOKENS // tokens_NL.shape[1])
+    training = rows(lm, training, needed, tokens_NL.shape[1], split="train")
+    kept = Unfinished(resume, lm.config, lm.params, training, taps, sizes, k, steps, seed)
     stream = Shuffled(lm, training, taps, TOKENS, min(TOGETHER, steps), seed)
     scales = [sparse.scale_of(values) for values in stream.read(0)]
     states = {F: sparse.start(seed, widths[0], F, widths[1] if taps[0] != taps[1] else 0) for F in sizes}
@@ -107,11 +108,13 @@ def two_taps(model: ModelConfig, tap: str, target: str, length: int) -> tuple[st
     return tap, after
 
 
-def checked_sizes(sizes, k: int) -> tuple[int, ...]:
-    """The sizes in order. Raises UserError for sizes and k that are not allowed."""
+def checked(sizes, k: int, steps: int) -> tuple[int, ...]:
+    """The sizes in order. Raises UserError for numbers that are not allowed."""
     sizes = tuple(sorted({int(size) for size in sizes}))
-    if sizes[0] < 1:
-        raise UserError(f"sizes={list(sizes)} is not allowed: each must be at least 1")
+    if not sizes or sizes[0] < 1:
+        raise UserError(f"sizes={list(sizes)} is not allowed: it must be one number or more, each at least 1")
+    if steps < 1:
+        raise UserError(f"steps={steps} is not allowed: it must be at least 1")
     if not 1 <= k <= sizes[0]:
         raise UserError(f"k={k} is not allowed: it must be at least 1 and at most the smallest size, {sizes[0]}")
     return sizes
