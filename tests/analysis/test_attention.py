@@ -52,7 +52,7 @@ def reference(values: dict, sink: bool) -> dict:
     [
         ("gpt2", {}),
         ("all_attention", {}),
-        ("llama", {"sink": "learned"}),
+        ("llama", {"sink": "learned", "kv_heads": 2}),
         ("llama", {"sink": "off_by_one", "memory_slots": 3}),
     ],
 )
@@ -163,7 +163,7 @@ def test_figures_of_matrices():
     assert effective_rank(np.diag([1.0, 1e-12]), 2) == pytest.approx(1.0)
     assert positive_share(np.eye(3)) == 1.0 and positive_share(-np.eye(3)) == -1.0
     assert positive_share(np.array([[0.0, -1.0], [1.0, 0.0]])) == pytest.approx(0.0)
-    lm = tiny_model("llama")  # grouped keys; an untied head
+    lm = tiny_model("llama", model__blocks__main__attention__kv_heads=2)  # with an untied head
     found = analysis.attention(lm, TOKENS_NL).data
     params = layers.get(lm.config, lm.params, 1)["attention"]
     q, k, v, o = (np.asarray(params[name]["kernel"], np.float64) for name in ("query", "key", "value", "output"))

@@ -20,7 +20,8 @@ CLOSE = 20 * TOLERANCE["float32"]
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def lm(request):
-    return tiny_model(request.param)
+    grouped = {"model__blocks__main__attention__kv_heads": 2} if request.param == "llama" else {}
+    return tiny_model(request.param, **grouped)
 
 
 @pytest.fixture(scope="module")
