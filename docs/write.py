@@ -24,7 +24,18 @@ With 16 heads these products are 16 times as large: the pair is the cheaper form
 decode with. The ratio is the speed relative to the model before, the median over rounds that alternate between the models.
 
 """
+MODELS_TITLE = "## Memories and lens of two trained models\n\n"
 APPLIES_TITLE = "## Which analysis applies to which config\n\n"
+FIGURES = {  # in docs/data/anatomy.json
+    "triggers whose last token two others of their key have too": "shared",
+    "the same for the last two tokens": "shared_2",
+    "the same for the last word": "shared_word",
+    "keys whose value predicts the token after the first trigger": "agreement",
+    "positive coefficients": "active",
+    "tokens whose most likely token is that of no active value (published: 0.68)": "composed",
+    "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
+    "loss in nats": "loss",
+}
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
@@ -166,7 +177,7 @@ def _conversion(conversion) -> str:
 
 
 def anatomy() -> str:
-    """docs/anatomy.md with the table of the analyses that apply to each config."""
+    """docs/anatomy.md with the figures of docs/data/anatomy.json and the table of the analyses that apply to each config."""
     from xfresearch.analysis.registry import ANALYSES
     from xfresearch.config.files import parse
 
@@ -176,7 +187,34 @@ def anatomy() -> str:
             model = parse(["--config", f"{file}:tiny"]).model
             cells = [each.applies(model) or "yes" for each in ANALYSES.values()]
             lines.append(f"| {file.stem} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    return (HERE / "anatomy.md").read_text().split(APPLIES_TITLE)[0] + APPLIES_TITLE + "".join(lines)
+    text = (HERE / "anatomy.md").read_text().split(MODELS_TITLE)[0]
+    return f"{text}{MODELS_TITLE}{_memories_and_lens()}\n{APPLIES_TITLE}{''.join(lines)}"
+
+
+def _memories_and_lens() -> str:
+    """The pictures and figures of docs.anatomy."""
+    found = json.loads((HERE / "data" / "anatomy.json").read_text())
+    text = ""
+    for name, row in found.items():
+        seconds = " and ".join(f"{row[kind]['seconds']:.0f} s" for kind in ("memories", "lens"))
+        about = f"{name}: {row['memories']['about']}. Memories and lens took {seconds}, {_where(row)}"
+        about += " (`python -m docs.anatomy`)."
+        text += textwrap.fill(about, 125) + f"\n\n![Memories of {name}](anatomy/{name}_memories.png)\n\n"
+        text += f"![Most likely next token after each layer of {name}](anatomy/{name}_lens.svg)\n\n"
+    columns = {name: row["memories"]["summary"] | row["lens"]["summary"] for name, row in found.items()}
+    lines = [f"| figure | {' | '.join(columns)} |\n", "|---" * (len(columns) + 1) + "|\n"]
+    for label, figure in FIGURES.items():
+        lines.append(f"| {label} | " + " | ".join(_figure(values, figure) for values in columns.values()) + " |\n")
+    return text + "".join(lines)
+
+
+def _figure(values: dict, figure: str) -> str:
+    """A figure with the half width of its interval, or with the one by chance."""
+    if figure == "third of changes":
+        return f"{values['third'][0] / values['changes'][0]:.3f}"
+    value, half = values[figure]
+    chance = values.get(f"{figure}_random")
+    return f"{value:.3f}, {chance[0]:.3f} by chance" if chance else f"{value:.3f} +- {half:.3f}"
 
 
 def layout_drawing(layout: str) -> str:
