@@ -190,7 +190,7 @@ def _keys_table(lm, found: dict, place: str, keys: int = 12) -> Table:
         chosen = found[f"{place}/triggers"][key][:SHOWN]
         triggers = [trigger(lm, found["tokens"], int(at), 0.0) for at in chosen if at >= 0]
         prefixes = " | ".join(f"{each.before[-40:]}>{each.token}<" for each in triggers)
-        words = " ".join(repr(text(lm, [token])) for token in found[f"{place}/value_tokens"][key])
+        words = " ".join(f"'{text(lm, [token])}'" for token in found[f"{place}/value_tokens"][key])
         lines.append((str(key), prefixes, words))
     caption = f"the {len(lines)} keys with the largest coefficients; the last token of a trigger is in ><"
     return Table(f"Keys of {place}", caption, ("key", "triggers", "value"), lines)

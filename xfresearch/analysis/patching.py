@@ -223,7 +223,7 @@ def _table(found: dict, sites: tuple[str, ...], texts: list[str]) -> Table:
     for site in sites:
         best = np.argsort(-np.abs(np.nan_to_num(found[site])).ravel())[:3]
         places = [divmod(int(at), len(texts)) for at in best]
-        cells = [f"{layer}, {at} {texts[at]!r}: {found[site][layer, at]:.3f}" for layer, at in places]
+        cells = [f"{layer}, {at} '{texts[at]}': {found[site][layer, at]:.3f}" for layer, at in places]
         lines.append((site, *cells, round(found[f"correlation/{site}"], 4)))
     titles = ("site", "1", "2", "3", "correlation with attribution patching")
     return Table("Strongest places", "layer, token of the corrupted prompt: effect", titles, lines)
