@@ -149,7 +149,7 @@ def test_routing():
 
 def test_effects_of_patching_are_shares_of_the_difference_of_the_prompts():
     lm, site = tiny_model("gpt2"), "attention.out"
-    clean, corrupted = TOKENS_NL[:1, :4], TOKENS_NL[1:2, :4]
+    clean, corrupted = TOKENS_NL[:1, :5], TOKENS_NL[1:2, :5]
     found = analysis.patching(lm, clean, corrupted, (7, 9), (site,)).data
 
     def metric(tokens) -> float:
