@@ -109,6 +109,7 @@ def test_the_profile_window_is_written(single):
     assert len(list((single / "profile").rglob("*.xplane.pb"))) == 1
 
 
+@pytest.mark.long
 def test_four_processes_train_as_one_and_only_the_first_prints(single, four):
     workdir, ended = four
     assert losses(workdir) == pytest.approx(losses(single), rel=TOLERANCE["float32"])
