@@ -121,6 +121,7 @@ def test_four_processes_train_as_one_and_only_the_first_prints(single, four):
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_one_process_resumes_from_a_checkpoint_of_four(single, four, cache, tmp_path):
     workdir = copied_back_to(4, four[0], tmp_path / "run")
     train(1, workdir, cache).succeed()  # verifies the checksums that four processes wrote
