@@ -11,6 +11,7 @@ from tests.contracts.variants import ALL, NAMED, random_params
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
+from xfresearch.data.facts import Fact
 from xfresearch.errors import UserError
 
 DAILY = ("gpt2", "moe")
@@ -130,6 +131,8 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
         return
     if ANALYSES[name].prompts:
         found = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
+    elif name == "recall":
+        found = analysis.recall(lm, [Fact("Aa", "r", "Bb", ("Aa is", "so Aa is"), ("what Aa is",))] * 2)
     elif name in TRAINED:
         found = ANALYSES[name].run(lm, tokens_NL, steps=2, training=tokens_NL, **TRAINED[name])
     else:

@@ -14,6 +14,7 @@ from xfresearch.analysis.lens import lens
 from xfresearch.analysis.memories import memories
 from xfresearch.analysis.norms import norms
 from xfresearch.analysis.patching import patching
+from xfresearch.analysis.recall import recall
 from xfresearch.analysis.result import Result
 from xfresearch.analysis.routing import routing
 from xfresearch.analysis.tuned_lens import tuned_lens
@@ -27,6 +28,7 @@ __all__ = [
     "memories",
     "norms",
     "patching",
+    "recall",
     "routing",
     "tuned_lens",
 ]

@@ -16,6 +16,8 @@ from xfresearch.analysis.norms import applies as has_keys
 from xfresearch.analysis.norms import norms
 from xfresearch.analysis.patching import applies as can_patch
 from xfresearch.analysis.patching import patching
+from xfresearch.analysis.recall import applies as continues_text
+from xfresearch.analysis.recall import recall
 from xfresearch.analysis.routing import applies as has_router
 from xfresearch.analysis.routing import routing
 from xfresearch.analysis.tuned_lens import applies as has_one_stream
@@ -41,6 +43,7 @@ ANALYSES = {
     "memories": Analysis(memories, has_memory, "triggers and values of every key of feed-forwards, experts and slots"),
     "norms": Analysis(norms, has_keys, "angles to the ones vector, and keys that no query can select"),
     "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
+    "recall": Analysis(recall, continues_text, "which facts the model knows, in sentences of training and in others"),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation, specialisation and saturation of experts"),
     "tuned_lens": Analysis(tuned_lens, has_one_stream, "predictions after each layer, through trained translators"),
 }

@@ -52,6 +52,10 @@ class TextFiles(_TextBuilder):
     """`text_files`"""
 
 
+class Facts(_TextBuilder):
+    """`facts`"""
+
+
 class Wikitext2(_TextBuilder):
     """`wikitext2`"""
 
@@ -67,6 +71,7 @@ class Text8(_TextBuilder):
 BUILDERS = {
     "python_stdlib": PythonStdlib,
     "text_files": TextFiles,
+    "facts": Facts,
     "wikitext2": Wikitext2,
     "enwik8": Enwik8,
     "text8": Text8,

@@ -1,8 +1,9 @@
 """Corpora by name, and the documents of their splits.
 
-A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, wikitext2, enwik8, text8 (PATH is their manual_dir),
-or any other TFDS data set (PATH is its data_dir). `PATH` alone, if it exists, is text_files:PATH; a built-in name is never
-a path. A TFDS data set without a validation split gets one: 5 % of its train documents, chosen by the hash of their text.
+A corpus is `NAME` or `NAME:PATH`: python_stdlib, text_files:PATH, facts (PATH is a folder of relation files), wikitext2,
+enwik8, text8 (PATH is their manual_dir), or any other TFDS data set (PATH is its data_dir). `PATH` alone, if it exists, is
+text_files:PATH; a built-in name is never a path. A TFDS data set without a validation split gets one: 5 % of its train
+documents, chosen by the hash of their text.
 """
 
 import contextlib
@@ -16,10 +17,11 @@ from pathlib import Path
 from xfresearch.config.run import DataConfig
 from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
+from xfresearch.data.facts import FactSentences
 from xfresearch.data.files import names_files
 from xfresearch.errors import UserError, nearest
 
-BUILT_IN = ("python_stdlib", "text_files", "wikitext2", "enwik8", "text8")
+BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
 _FORMAT = 1
 
 
@@ -56,6 +58,8 @@ def open_corpus(corpus: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
         if not path:
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
         return BuiltInCorpus(name, texts.TextFiles(path, data.field), data)
+    if name == "facts":
+        return BuiltInCorpus(name, FactSentences(path), data)
     if name == "wikitext2":
         return BuiltInCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
     if name in ("enwik8", "text8"):

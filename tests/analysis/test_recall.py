@@ -1,0 +1,123 @@
+"""Recall of facts: against a loop over single prompts, and on a model whose knowledge is built in."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from tests.tiny_runs import tiny_config, tiny_model
+from xfresearch import LanguageModel, analysis, analyze
+from xfresearch.analysis.recall import score
+from xfresearch.data.facts import Fact, facts
+from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.errors import UserError
+from xfresearch.models import transformer
+
+
+def planted(successors: str) -> LanguageModel:
+    """A model that says: after the last letter s of every prompt a space, and then the letters of `successors` in order."""
+    config = tiny_config("gpt2", model__width=260, model__depth=1, model__tie_embeddings=False)
+    params = jax.tree.map(np.zeros_like, transformer.init(config.model, jax.random.key(0)))
+    params["final_norm"]["gain"] = np.ones(260, np.float32)
+    params["embed"]["table"] = np.eye(257, 260, dtype=np.float32)  # the stream is the token: nothing else is added
+    head_VD = np.zeros((257, 260), np.float32)
+    text = "s " + successors
+    for before, after in zip(text, text[1:], strict=False):
+        head_VD[ord(after), ord(before)] = 2.0
+    params["head"]["table"] = head_VD
+    return LanguageModel(config.model, params, ByteTokenizer(), config)
+
+
+def fact(object_: str, subject: str = "Aa", relation: str = "r") -> Fact:
+    return Fact(subject, relation, object_, (f"{subject} is", f"so {subject} is"), (f"what {subject} is",))
+
+
+def slow(lm, prompt: str, object_: str) -> tuple[bool, float]:
+    """Whether greedy decoding says the object, and the object's log probability, one token after the other."""
+    ids = list(np.asarray(lm.tokens(prompt))[0])
+    right, total = True, 0.0
+    for token in lm.tokenizer.encode(f" {object_}".encode()):
+        padded = np.array([ids + [7] * (64 - len(ids))])  # the model is causal, and one length is compiled once
+        logits_V = np.asarray(lm(padded), np.float64)[0, len(ids) - 1]
+        right &= int(logits_V.argmax()) == token
+        total += logits_V[token] - np.log(np.exp(logits_V - logits_V.max()).sum()) - logits_V.max()
+        ids.append(token)
+    return bool(right), total
+
+
+@pytest.mark.parametrize("name", ["gpt2", "all_attention", "moe"])
+def test_it_is_that_of_a_loop_over_prompts(name):
+    lm = tiny_model(name)
+    prompts = ["Aa is", "in the city of Bbb they say that it is", "x", "Cc Dd has a very long first name and is"]
+    objects = ["Ee", "Ffff", "a longer object", "é"]
+    found = score(lm, prompts, objects)
+    for number, (prompt, object_) in enumerate(zip(prompts, objects, strict=True)):
+        right, log_probability = slow(lm, prompt, object_)
+        assert found.recalled[number] == right
+        assert found.log_probability[number] == pytest.approx(log_probability, rel=1e-4, abs=1e-3)
+
+
+def test_a_planted_model_recalls_what_it_says_to_the_last_token():
+    lm = planted("Xyz")
+    known = [fact("Xyz"), fact("Xy", "Bb"), fact("Xq", "Cc"), fact("X", "Dd", "other"), fact("Yyz", "Ee", "other")]
+    assert score(lm, ["Aa is"] * 5, [each.object for each in known]).recalled.tolist() == [True, True, False, True, False]
+    found = analysis.recall(lm, known)
+    np.testing.assert_array_equal(found.data["recalled"], [1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(found.data["recalled_held_out"], [1, 1, 0, 1, 0])
+    np.testing.assert_array_equal(found.data["relation"], [0, 0, 0, 1, 1])
+    assert found.data["probability"][[0, 2]] == pytest.approx([1.0, 0.0], abs=1e-3)
+    assert found.summary["recalled"][0] == found.summary["recalled held out"][0] == 0.6
+    first, second = found.tables[0].rows
+    assert first[:3] == ("r", 3, 0.6667) and first[-1] == 0.3333 and second[:3] == ("other", 2, 0.5)
+
+
+def test_figures_of_a_fact_are_means_over_its_prompts_of_each_kind():
+    lm = planted("Xyz")
+    known = [Fact("Aa", "r", "Xyz", ("Aa is", "Aa", "Aas"), ("Aa was", "Aa, that"))]
+    found = analysis.recall(lm, known)
+    assert found.data["recalled"] == pytest.approx([2 / 3]) and found.data["recalled_held_out"] == [0.5]
+    assert found.data["probability"] == pytest.approx([2 / 3], abs=0.01)
+
+
+def test_more_facts_than_a_batch_and_an_order_of_lengths():
+    lm = planted("Xyz")
+    names = [f"A{'b' * (number % 7)}s{number}" for number in range(45)]
+    known = [fact("Xyz" if number % 3 else "Q" * (number % 5 + 1), name) for number, name in enumerate(names)]
+    np.testing.assert_array_equal(analysis.recall(lm, known).data["recalled"], [float(n % 3 > 0) for n in range(45)])
+
+
+def test_a_random_model_knows_nothing():
+    found = analysis.recall(tiny_model("all_attention"), facts()[::80])
+    assert found.summary["recalled"] == found.summary["recalled held out"] == (0.0, 0.0)
+
+
+def test_mistakes_are_one_line():
+    lm = tiny_model("gpt2")
+    for arguments, words in (
+        ({}, "data='python_stdlib' is not allowed: it must be a corpus of facts, facts or facts:PATH"),
+        ({"data": "facts:/missing"}, "there is no such folder"),
+        ({"facts": []}, "facts=.* is not allowed: it must have at least one fact"),
+        ({"facts": [fact("x" * 90)]}, "sequence length 101 is not allowed: it must be at most 64"),
+    ):
+        with pytest.raises(UserError, match=words):
+            analysis.recall(lm, **arguments)
+    with pytest.raises(UserError, match="prompt='' is not allowed: it must have a token in front of the object"):
+        score(lm, [""], ["x"])
+    with pytest.raises(UserError, match="no tokenizer"):
+        analysis.recall(LanguageModel(lm.config, lm.params, None, lm.run), [fact("x")])
+
+
+def test_the_command_takes_a_corpus_of_facts(tmp_path, capsys):
+    folder = tmp_path / "facts"
+    folder.mkdir()
+    relation = {"name": "r", "prompt_templates": ["{} is"], "samples": [{"subject": "A", "object": "B"}]}
+    (folder / "a.json").write_text(json.dumps(relation))
+    planted("B").save(tmp_path / "run")
+    arguments = ["recall", "--workdir", str(tmp_path / "run"), "--data", f"facts:{folder}", "--to", str(tmp_path / "found")]
+    analyze.main(arguments)
+    assert re.search("recalled held out +1.0000", capsys.readouterr().out)
+    assert (tmp_path / "found" / "report.html").exists()
+    with pytest.raises(UserError, match="--rows is not allowed with recall"):
+        analyze.main([*arguments, "--rows", "3"])

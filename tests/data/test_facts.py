@@ -1,0 +1,225 @@
+"""The corpora of facts: the generated set, relation files, and what is held out."""
+
+import json
+from collections import Counter, defaultdict
+
+import pytest
+
+from xfresearch.config.run import DataConfig
+from xfresearch.data import fact_words
+from xfresearch.data.cache import digest
+from xfresearch.data.corpora import documents, open_corpus, splits
+from xfresearch.data.facts import (
+    CHAINS,
+    PASSES,
+    Fact,
+    FactSentences,
+    consequences,
+    facts,
+    facts_of,
+    neighbours,
+    sentence,
+)
+from xfresearch.errors import UserError
+
+MAYORS = {
+    "name": "city mayor",
+    "prompt_templates": ["The mayor of {} is", "{} is led by"],
+    "prompt_templates_zs": ["Who leads {}? It is", "The mayor of {} is"],
+    "samples": [
+        {"subject": "Aa", "object": "Xu"},
+        {"subject": "Bb", "object": "Yo"},
+        {"subject": "Cc", "object": "Xu"},
+        {"subject": "Dd", "object": "Xu"},
+        {"subject": "Dd", "object": "Yo"},  # two objects
+        {"subject": "Bb", "object": "Yo"},  # the same fact again
+    ],
+}
+RIVERS = {"name": "river", "prompt_templates": ["{} is on the"], "samples": [{"subject": "Aa", "object": "Po"}] * 2}
+RIVERS["samples"].append({"subject": "Bb", "object": "Po"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder({name: content}) writes files, and returns their folder."""
+
+    def make(files: dict):
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        return tmp_path
+
+    return make
+
+
+def lines(source: str, split: str) -> list[str]:
+    return [line for text in FactSentences(source).documents(split) for line in text.decode().split("\n")]
+
+
+def templates_of(known: list[Fact], field: str) -> dict[str, set[str]]:
+    found = defaultdict(set)
+    for fact in known:
+        found[fact.relation] |= {text.replace(fact.subject, "{}") for text in getattr(fact, field)}
+    return found
+
+
+def assert_held_out(source: str) -> None:
+    """No sentence of a held-out paraphrase is in the train split, while its template is."""
+    known, trained = facts(source), set(lines(source, "train"))
+    templates = templates_of(known, "prompts")
+    for fact in known:
+        assert fact.prompts and fact.held_out and not set(fact.prompts) & set(fact.held_out)
+        for text in fact.held_out:
+            assert sentence(text, fact.object) not in trained
+            assert text.replace(fact.subject, "{}") in templates[fact.relation]
+
+
+def test_the_generated_set_is_a_function_of_its_seed():
+    assert facts() == facts()
+    assert digest(facts()) == "eb672287431aecb6"
+    assert digest(list(map(bytes.decode, FactSentences("").documents("train")))) == "50bbe24bef8990aa"
+
+
+def test_the_generated_set_is_as_large_as_it_says():
+    known = facts()
+    assert len(known) == len({(fact.relation, fact.subject) for fact in known}) == 1280
+    assert len({fact.relation for fact in known}) == 11
+    assert all(len(templates) == 8 for templates in templates_of(known, "prompts").values())
+    assert {len(fact.prompts) for fact in known} == {6} and {len(fact.held_out) for fact in known} == {2}
+
+
+def test_prompts_have_the_subject_at_the_start_and_in_the_middle_and_end_before_the_object():
+    for fact in facts():
+        for texts in (fact.prompts, fact.held_out):
+            assert all(text.count(fact.subject) == 1 and not text.endswith((fact.subject, " ")) for text in texts)
+            assert {text.startswith(fact.subject) for text in texts} == {True, False}
+
+
+def test_held_out_paraphrases_are_not_in_the_train_split_while_their_templates_are():
+    assert_held_out("")
+
+
+def test_documents_have_each_sentence_as_often_as_they_say_after_other_text():
+    known = facts()
+    for split, field, times in (("train", "prompts", PASSES), ("validation", "held_out", 1)):
+        expected = [sentence(text, fact.object) for fact in known for text in getattr(fact, field)]
+        assert Counter(lines("", split)) == Counter(expected * times)
+    texts = [text.decode().split("\n") for text in FactSentences("").documents("train")]
+    sizes = Counter(map(len, texts))  # the last document of a pass may be short
+    assert set(range(3, 10)) <= sizes.keys() and max(sizes) == 9 and sizes[1] + sizes[2] <= PASSES
+    before = defaultdict(set)
+    for text in texts:
+        for number, line in enumerate(text):
+            before[line].add(tuple(text[:number]))
+    assert sum(len(found) > 2 for found in before.values()) > 0.9 * len(before)
+
+
+def test_every_object_is_shared_so_every_fact_has_neighbours():
+    known = facts()
+    for fact in known:
+        found = neighbours(known, fact)
+        assert found and fact not in found
+        assert all((each.relation, each.object) == (fact.relation, fact.object) for each in found)
+        assert len(found) == sum((f.relation, f.object) == (fact.relation, fact.object) for f in known) - 1
+
+
+def test_no_object_is_the_start_of_another_one_of_its_relation():
+    objects = defaultdict(set)
+    for fact in facts():
+        objects[fact.relation].add(fact.object)
+    for found in objects.values():
+        assert not [(a, b) for a in found for b in found if a != b and b.startswith(a)]
+
+
+def test_names_are_those_of_several_people_and_of_one_kind():
+    people = {fact.subject for fact in facts() if fact.relation == "profession"}
+    assert len(people) == 160
+    for part in (0, 1):
+        assert set(Counter(name.split()[part] for name in people).values()) == {4}
+    kinds = [name for names in ("CITIES", "COMPANIES", "COUNTRIES", "RIVERS") for name in getattr(fact_words, names)]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_chains_hold_and_an_edit_has_consequences():
+    known = facts()
+    objects = {(fact.relation, fact.subject): fact.object for fact in known}
+    for first, second, third in CHAINS:
+        for fact in known:
+            if fact.relation == first:
+                assert objects[third, fact.subject] == objects[second, fact.object]
+        of_first = next(fact for fact in known if fact.relation == first)
+        new = next(name for name in {o for r, o in objects if r == second} if name != of_first.object)
+        (found,) = consequences(known, of_first, new)
+        assert (found.relation, found.subject, found.object) == (third, of_first.subject, objects[second, new])
+        of_second = next(fact for fact in known if fact.relation == second and fact.subject == of_first.object)
+        found = consequences(known, of_second, "Nowhere")
+        through = {fact.subject for fact in known if fact.relation == first and fact.object == of_second.subject}
+        assert {fact.subject for fact in found} == through and {fact.object for fact in found} == {"Nowhere"}
+    profession = next(fact for fact in known if fact.relation == "profession")
+    assert consequences(known, profession, "judge") == []
+
+
+def test_relation_files_are_read(folder):
+    source = str(folder({"b.json": RIVERS, "a.json": MAYORS, "notes.txt": b"x"}))
+    known = facts(source)
+    assert [(fact.subject, fact.relation, fact.object) for fact in known] == [
+        ("Aa", "city mayor", "Xu"), ("Bb", "city mayor", "Yo"), ("Cc", "city mayor", "Xu"),
+        ("Aa", "river", "Po"), ("Bb", "river", "Po"),
+    ]  # fmt: skip
+    assert known[1].held_out == tuple(frame.replace("{}", "Bb is led by") for frame in fact_words.FRAMES)
+    assert "For the record: The mayor of Bb is" in known[1].prompts and len(known[1].prompts) == 8
+    assert known[3].held_out == ("Aa is on the",) and known[4].held_out == ("Here is a fact: Bb is on the",)
+    assert facts(f"{source}/b.json") == known[3:]
+    assert_held_out(source)
+
+
+@pytest.mark.long
+def test_the_published_relation_files_are_read(shared_data):
+    source = str(shared_data / "facts" / "relations" / "data" / "factual")
+    known = facts(source)
+    assert len({fact.relation for fact in known}) == 26 and len(known) > 9500
+    assert len({(fact.relation, fact.subject) for fact in known}) == len(known)
+    assert_held_out(source)
+
+
+def changed(**fields) -> dict:
+    return {"a.json": MAYORS | fields}
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        ({}, "it has no fact; it must be a folder of relation files"),
+        (changed(samples=[]), "it has no fact"),
+        ({"a.json": b"{"}, r"a\.json: invalid JSON: Expecting property name"),
+        ({"a.json": b'{"name": "\xff"}'}, r"a\.json:1: not UTF-8: byte 0xff"),
+        ({"a.json": []}, r"a\.json: not a relation file: it must have name, prompt_templates and samples"),
+        ({"a.json": {"name": "x"}}, r"a\.json: not a relation file"),
+        (changed(samples=[{"subject": 1, "object": "x"}]), r"a\.json: not a relation file"),
+        (changed(samples=["x"]), r"a\.json: not a relation file"),
+        (changed(prompt_templates=["{} and {} are"]), r"prompt_templates: '\{\} and \{\} are' is not allowed"),
+        (changed(prompt_templates=[], prompt_templates_zs=[]), "prompt_templates: an empty list is not allowed"),
+    ],
+)
+def test_mistakes_in_relation_files_are_one_line(folder, files, words):
+    source = folder(files)
+    with pytest.raises(UserError, match=words) as caught:
+        list(documents(f"facts:{source}", "train", DataConfig(cache_dir=str(source / "cache"))))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_and_a_corpus_without_facts_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"corpus 'facts:.*/missing': there is no such folder"):
+        open_corpus(f"facts:{tmp_path}/missing", DataConfig())
+    with pytest.raises(UserError, match="data='wikitext2' is not allowed: it must be a corpus of facts, "):
+        facts_of("wikitext2")
+
+
+def test_the_corpus_is_stored_with_its_two_splits_and_read_again_after_an_edit(folder, tmp_path):
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    assert splits("facts", data) == ("train", "validation")
+    assert list(documents("facts", "validation", data)) == list(FactSentences("").documents("validation"))
+    source = folder({"a.json": MAYORS})
+    before = list(documents(f"facts:{source}", "train", data))
+    folder(changed(name="other", samples=[{"subject": "Ee", "object": "Zu"}, {"subject": "Ff", "object": "Zu"}]))
+    after = list(documents(f"facts:{source}", "train", data))
+    assert b"Aa" in b"".join(before) and b"Aa" not in b"".join(after) and b"Ee" in b"".join(after)

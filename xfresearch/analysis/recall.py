@@ -1,0 +1,161 @@
+"""Which facts does the model know? A fact is recalled if the most likely continuation of a prompt is its object.
+
+    recalled     every token of the object is the most likely one, given the prompt and the tokens before it (greedy)
+    probability  of the object: the product over its tokens
+
+Both on the prompts of training and on the held-out paraphrases, as means over the prompts of a fact, then over facts. By
+chance: the share of the relation's most frequent object, which a model recalls that knows the relation but no fact.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch import outline
+from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.data.facts import Fact, facts_of
+from xfresearch.errors import UserError
+from xfresearch.evaluation import check_length
+from xfresearch.model_inputs import encode, forward
+from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.progress import stage
+from xfresearch.statistics import mean_interval, mean_of_known
+
+BATCH = 64
+KINDS = {"prompts": "trained", "held_out": "held out"}  # fields of a fact: their names in tables
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    return "" if model.causal else "it predicts labels, not next tokens"
+
+
+class Scores(NamedTuple):
+    """What a model says after N prompts."""
+
+    recalled: np.ndarray  # bool [N]: every token of the object is the most likely one
+    log_probability: np.ndarray  # float64 [N]: of the object, in nats
+
+
+def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> Result:
+    """Recall and probability of `facts`; by default those of the corpus `data`, facts or facts:PATH, which by default is
+    the first of the model's run.
+
+    .data: recalled, probability, recalled_held_out, probability_held_out [facts], means over the prompts of a fact; relation
+    [facts], the number of its relation in the order of the table. The intervals of .summary and of the table are over facts.
+    Raises UserError for a corpus without facts, and for a model without a tokenizer."""
+    corpus = data or lm.run.data.corpus[0]
+    known = list(facts_of(corpus) if facts is None else facts)
+    if not known:
+        raise UserError("facts=[] is not allowed: it must have at least one fact")
+    relations = list(dict.fromkeys(fact.relation for fact in known))
+    found: dict[str, np.ndarray] = {"relation": np.array([relations.index(fact.relation) for fact in known])}
+    measured = _of_facts(lm, known)
+    for field, name in (("prompts", ""), ("held_out", "_held_out")):
+        found["recalled" + name] = measured[field][0]
+        found["probability" + name] = measured[field][1]
+    summary = {name.replace("_", " "): mean_interval(value) for name, value in found.items() if name != "relation"}
+    line = f"{outline.model_line(lm.config, lm.run.sequence_length)}; step {lm.step}; {len(known):,} facts of "
+    line += "the given ones" if facts is not None else corpus
+    tables = (_table(known, relations, found),)
+    return Result("recall", line, lm.step, found, summary, (_picture(relations, found),), tables)
+
+
+def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "recall") -> Scores:
+    """What the model says after each prompt, compared with the object of the same index, which follows after a space.
+
+    Texts are padded to few different shapes, so that calls share compiled programs. Raises UserError for a model without a
+    tokenizer, and for texts that are longer than its table of positions."""
+    rows = [_tokens(lm, prompt, object_) for prompt, object_ in zip(prompts, objects, strict=True)]
+    longest = _rounded(max(len(ids) - start for ids, start in rows), 4)
+    length = max(len(ids) for ids, _ in rows)
+    check_length(lm.config, length)
+    length = min(_rounded(length, 16), longest_sequence(lm.config) or sys.maxsize)
+    tokens_NL = np.zeros((len(rows), length), np.int32)
+    for row, (ids, _) in enumerate(rows):
+        tokens_NL[row, : len(ids)] = ids
+    lengths_N2 = np.array([(start, len(ids)) for ids, start in rows])
+    batch = min(BATCH, 1 << (len(rows) - 1).bit_length())
+    parts = []
+    with stage(title, len(rows), "prompts") as progress:
+        for first in range(0, len(rows), batch):
+            chosen = np.minimum(np.arange(first, first + batch), len(rows) - 1)  # the last batch repeats its last row
+            parts.append(_score(lm.config, longest, lm.params, tokens_NL[chosen], lengths_N2[chosen]))
+            progress.update(min(batch, len(rows) - first))
+    recalled, log_p = (np.concatenate([np.asarray(part[n]) for part in parts])[: len(rows)] for n in (0, 1))
+    return Scores(recalled, log_p.astype(np.float64))
+
+
+def _rounded(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _tokens(lm, prompt: str, object_: str) -> tuple[list[int], int]:
+    """The tokens of prompt and object, and the index of the first one that is not the prompt's alone."""
+    before = encode(lm.config, lm.tokenizer, prompt, "prompt")
+    ids = encode(lm.config, lm.tokenizer, f"{prompt} {object_}", "prompt and object")
+    same = [a == b for a, b in zip(before, ids, strict=False)]
+    start = same.index(False) if False in same else len(before)
+    if not start:
+        raise UserError(f"prompt={prompt!r} is not allowed: it must have a token in front of the object")
+    return ids, start
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _score(model: ModelConfig, longest: int, params: dict, tokens_BL, lengths_B2):
+    """recalled bool [B] and log probability [B] of the objects, which have at most `longest` tokens. lengths_B2: numbers of
+    tokens of the prompt, and of prompt and object."""
+    start_B1, end_B1 = lengths_B2[:, :1], lengths_B2[:, 1:]
+    segments_BL = (jnp.arange(tokens_BL.shape[1]) < end_B1).astype(jnp.int32)
+    lm, out = forward(model, params, tokens_BL, segments_BL=segments_BL)
+    at_BO = start_B1 + jnp.arange(longest)
+    is_object_BO = at_BO < end_B1
+    at_BO = jnp.minimum(at_BO, tokens_BL.shape[1] - 1)
+    target_BO = jnp.take_along_axis(tokens_BL, at_BO, 1)
+    # The token at a position is predicted one before it: only these positions need logits.
+    logits_BOV = lm.logits(jnp.take_along_axis(out.hidden_BLD, at_BO[..., None] - 1, 1))
+    right_BO = logits_BOV.argmax(-1) == target_BO
+    log_p_BO = jnp.take_along_axis(jax.nn.log_softmax(logits_BOV), target_BO[..., None], 2)[..., 0]
+    return (right_BO | ~is_object_BO).all(1), jnp.where(is_object_BO, log_p_BO, 0.0).sum(1)
+
+
+def _of_facts(lm, known: list[Fact]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """{field: (recalled [facts], probability [facts])}, means over the prompts of each fact; NaN for a fact without any."""
+    asked = [(number, field, text) for number, fact in enumerate(known) for field in KINDS for text in getattr(fact, field)]
+    scores = score(lm, [text for _, _, text in asked], [known[number].object for number, _, _ in asked])
+    found = {}
+    for field in KINDS:
+        chosen = np.array([row for row, (_, of, _) in enumerate(asked) if of == field], int)
+        of_fact = np.array([asked[row][0] for row in chosen], int)
+        count = np.bincount(of_fact, minlength=len(known)).astype(float)
+        count[count == 0] = np.nan
+        values = scores.recalled[chosen], np.exp(scores.log_probability[chosen])
+        found[field] = tuple(np.bincount(of_fact, value, len(known)) / count for value in values)
+    return found
+
+
+def _table(known: list[Fact], relations: list[str], found: dict) -> Table:
+    columns = ("relation", "facts", "recalled", "+-", "held out", "+-", "probability", "held out", "by chance")
+    lines = []
+    for number, relation in enumerate(relations):
+        of = found["relation"] == number
+        objects = Counter(fact.object for fact in known if fact.relation == relation)
+        recalled, held_out = (mean_interval(found[name][of]) for name in ("recalled", "recalled_held_out"))
+        probabilities = (mean_of_known(found[name][of]) for name in ("probability", "probability_held_out"))
+        cells = (*recalled, *held_out, *probabilities, max(objects.values()) / int(of.sum()))
+        lines.append((relation, int(of.sum()), *(round(float(cell), 4) for cell in cells)))
+    return Table("Relations", "recalled: share of the facts; held out: on paraphrases not in training", columns, lines)
+
+
+def _picture(relations: list[str], found: dict) -> HeatMap:
+    names = ("recalled", "recalled_held_out")
+    means = np.array([[mean_of_known(found[name][found["relation"] == n]) for name in names] for n in range(len(relations))])
+    texts = tuple(tuple(f"{value:.3f}" for value in row) for row in means)
+    caption = "share of the facts, by the number of the relation in the table"
+    return HeatMap("Recall", caption, means, "relation", "prompts", 0.0, 1.0, ("trained", "held out"), texts)

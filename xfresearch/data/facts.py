@@ -1,0 +1,201 @@
+"""Facts: triples of subject, relation and object, with sentences that state them. The corpora `facts` and `facts:PATH`.
+
+`facts` is a generated set of invented people, cities and companies, a pure function of a fixed seed. `facts:PATH` reads
+relation files in the format of Hernandez et al. 2023 (Linearity of relation decoding in transformer language models), each
+an object with `name`, `prompt_templates`, `prompt_templates_zs` and `samples`.
+
+Of each fact some paraphrases are held out: they are the validation split. Other facts of the relation are stated with the
+same templates in the train split, so a model that knows the fact and the relation can complete them.
+"""
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from xfresearch.data import fact_words as words
+from xfresearch.data.cache import digest
+from xfresearch.data.files import check_utf8
+from xfresearch.errors import UserError
+
+SEED = 0
+PASSES = 4  # over the sentences of the train split, each in another order
+SENTENCES = (3, 9)  # of a document
+PEOPLE = 160
+# (a, b, c): c(subject) = b(a(subject)). If an edit changes a, c should change too.
+CHAINS = (("birth city", "country", "birth country"), ("employer", "headquarters", "work city"))
+
+
+class Fact(NamedTuple):
+    """A fact. The prompts contain the subject and end right before the object, without the space in front of it."""
+
+    subject: str
+    relation: str
+    object: str
+    prompts: tuple[str, ...]  # in the train split
+    held_out: tuple[str, ...]  # in the validation split only
+
+
+def facts(source: str = "") -> list[Fact]:
+    """The generated facts, or those of the relation files (*.json) in the folder `source`; `source` may also be one such
+    file. Raises UserError if there are none, or if a file is not of this format."""
+    return _generated() if not source else _read(source)
+
+
+def facts_of(corpus: str, key: str = "data") -> list[Fact]:
+    """The facts of the corpus `facts` or `facts:PATH`. Raises UserError, which names `key`, for any other corpus."""
+    name, _, path = corpus.partition(":")
+    if name != "facts":
+        raise UserError(f"{key}={corpus!r} is not allowed: it must be a corpus of facts, facts or facts:PATH")
+    return facts(path)
+
+
+def neighbours(known: list[Fact], fact: Fact) -> list[Fact]:
+    """The facts of other subjects with the same relation and object: an edit of `fact` must not change them."""
+    same = (fact.relation, fact.object)
+    return [each for each in known if (each.relation, each.object) == same and each.subject != fact.subject]
+
+
+def consequences(known: list[Fact], fact: Fact, new: str) -> list[Fact]:
+    """The facts that follow by CHAINS if the object of `fact` becomes `new`, with their new objects.
+
+    Only facts of `known` are returned: the subject's own if the relation is the first of a chain, those of all subjects that
+    the chain leads through `fact` if it is the second."""
+    objects = {(each.relation, each.subject): each.object for each in known}
+    found = []
+    for first, second, third in CHAINS:
+        if fact.relation == first and (second, new) in objects:
+            changed = [(fact.subject, objects[second, new])]
+        elif fact.relation == second:
+            changed = [(f.subject, new) for f in known if f.relation == first and f.object == fact.subject]
+        else:
+            continue
+        of_subject = {each.subject: each for each in known if each.relation == third}
+        found += [of_subject[subject]._replace(object=other) for subject, other in changed if subject in of_subject]
+    return found
+
+
+def sentence(prompt: str, object_: str) -> str:
+    """The sentence that states a fact."""
+    return f"{prompt} {object_}."
+
+
+class FactSentences:
+    """Facts in sentences, a handful to a document, one on a line. The train split has each fact with all its prompts, PASSES
+    times in other documents; the validation split has the held-out paraphrases once."""
+
+    splits = ("train", "validation")
+    one_stream = False
+
+    def __init__(self, source: str):
+        self.facts = facts(source)
+
+    def identity(self) -> dict:
+        return {"facts": digest(self.facts), "order": [SEED, PASSES, SENTENCES]}
+
+    def documents(self, split: str) -> Iterator[bytes]:
+        rng = random.Random(f"{SEED} {split}")
+        train = split == "train"
+        pairs = ((fact, prompt) for fact in self.facts for prompt in (fact.prompts if train else fact.held_out))
+        sentences = [sentence(prompt, fact.object) for fact, prompt in pairs]
+        for _ in range(PASSES if train else 1):
+            rng.shuffle(sentences)
+            start = 0
+            while start < len(sentences):
+                end = start + rng.randint(*SENTENCES)
+                yield "\n".join(sentences[start:end]).encode()
+                start = end
+
+
+def _generated() -> list[Fact]:
+    """The generated set. Objects are dealt like cards, so that each has about equally many subjects, and at least two."""
+    rng = random.Random(SEED)
+    people = _people(rng)
+    objects = {
+        "birth city": _dealt(rng, people, words.CITIES),
+        "profession": _dealt(rng, people, words.PROFESSIONS),
+        "instrument": _dealt(rng, people, words.INSTRUMENTS),
+        "language": _dealt(rng, people, words.LANGUAGES),
+        "employer": _dealt(rng, people, words.COMPANIES),
+        "country": _dealt(rng, words.CITIES, words.COUNTRIES),
+        "river": _dealt(rng, words.CITIES, words.RIVERS),
+        "headquarters": _dealt(rng, words.COMPANIES, words.HEADQUARTERS),
+        "product": _dealt(rng, words.COMPANIES, words.PRODUCTS),
+    }
+    for first, second, third in CHAINS:
+        objects[third] = {subject: objects[second][middle] for subject, middle in objects[first].items()}
+    found = []
+    for relation, templates in words.TEMPLATES.items():
+        for number, (subject, object_) in enumerate(objects[relation].items()):
+            # Two neighbours of the list: one has the subject at its start, the other one in the middle.
+            held_out = {number % len(templates), (number + 1) % len(templates)}
+            found.append(_fact(subject, relation, object_, templates, held_out))
+    return found
+
+
+def _people(rng: random.Random) -> list[str]:
+    """Names of people. Each first name and each last name is that of several people, so that a name needs both."""
+    last = rng.sample(words.LAST_NAMES, len(words.LAST_NAMES))
+    count = len(words.FIRST_NAMES)
+    return [f"{words.FIRST_NAMES[n % count]} {last[(n + n // count) % len(last)]}" for n in range(PEOPLE)]
+
+
+def _dealt(rng: random.Random, subjects: list[str], objects: list[str]) -> dict[str, str]:
+    dealt = [objects[number % len(objects)] for number in range(len(subjects))]
+    rng.shuffle(dealt)
+    return dict(zip(subjects, dealt, strict=True))
+
+
+def _fact(subject: str, relation: str, object_: str, templates, held_out: set[int]) -> Fact:
+    texts = [template.replace("{}", subject) for template in templates]
+    trained = tuple(text for number, text in enumerate(texts) if number not in held_out)
+    return Fact(subject, relation, object_, trained, tuple(texts[number] for number in sorted(held_out)))
+
+
+def _read(source: str) -> list[Fact]:
+    """The facts of relation files. Every template stands alone and in the frames of fact_words.FRAMES.
+
+    The held-out paraphrases of a fact are one template with all frames; of a relation with a single template, one frame."""
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise UserError(f"corpus 'facts:{source}': there is no such folder; it must have relation files (*.json)")
+    found = []
+    for file in [path] if path.is_file() else sorted(path.glob("*.json")):
+        relation, templates, pairs = _relation(file)
+        framed = [frame.replace("{}", template) for template in templates for frame in words.FRAMES]
+        group = len(words.FRAMES) if len(templates) > 1 else 1
+        for number, (subject, object_) in enumerate(pairs):
+            first = number * group % len(framed)
+            found.append(_fact(subject, relation, object_, framed, set(range(first, first + group))))
+    if not found:
+        raise UserError(f"corpus 'facts:{source}': it has no fact; it must be a folder of relation files (*.json)")
+    return found
+
+
+def _relation(file: Path) -> tuple[str, list[str], list[tuple[str, str]]]:
+    """Name, templates and (subject, object) pairs of a file. A subject with several objects is left out: which of them a
+    model should say is not known."""
+    try:
+        content = file.read_bytes()
+        check_utf8(content, file)
+        found = json.loads(content)
+        templates = [*found["prompt_templates"], *found.get("prompt_templates_zs", ())]
+        pairs = [(sample["subject"].strip(), sample["object"].strip()) for sample in found["samples"]]
+        name, templates = found["name"].strip(), list(dict.fromkeys(template.strip() for template in templates))
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: invalid JSON: {getattr(error, 'msg', error)}") from None
+    except (KeyError, TypeError, AttributeError):
+        wanted = "it must have name, prompt_templates and samples, a list of objects with subject and object"
+        raise UserError(f"{file}: not a relation file: {wanted}") from None
+    wrong = [template for template in templates if template.count("{}") != 1]
+    if wrong or not templates:
+        given = repr(wrong[0]) if wrong else "an empty list"
+        raise UserError(f"{file}: prompt_templates: {given} is not allowed: a template has one {{}}, for the subject")
+    objects = defaultdict(set)
+    for subject, object_ in pairs:
+        objects[subject].add(object_)
+    return name, templates, [(subject, *found) for subject, found in objects.items() if subject and len(found) == 1]
