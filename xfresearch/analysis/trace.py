@@ -1,0 +1,186 @@
+"""Causal tracing (Meng et al. 2022): where a fact is recalled from.
+
+Three kinds of passes over a prompt: clean; corrupted, with noise N(0, (c sigma)^2) on the embeddings of the subject's
+tokens; and restored, corrupted but for one value, or a window of layers of it, at one token, which is that of the clean
+pass. P is the probability of the object's first token.
+
+    total effect     P(clean) - P(corrupted), the corruption baseline
+    indirect effect  P(restored) - P(corrupted), averaged over draws of the noise
+
+c is 3. sigma is the standard deviation of the subjects' token embeddings, as they enter the residual stream, before
+positions. The values that are restored:
+
+    stream        the residual stream after the block: its output, after a post norm where there is one. In a parallel block
+                  it is the stream after both sublayers; in ResiDual the first of the two streams.
+    attention     what attention adds to the stream, with the slots of persistent memory
+    feed_forward  what the feed-forward layer adds to the stream; with experts the sum of the chosen ones, times their gates
+    slots         the weights of persistent memory slots, in each head
+
+Single states of the stream; windows of layers, centred, of the others: 10 of 48 layers in the paper, the same share here.
+The classes of tokens are those of the paper's figure 2: first, middle and last token of the subject, the first one after it,
+further ones, and the last token of the prompt. A subject of one token has a last one only.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.prompts import Prompt, padded, prompt_of
+from xfresearch.analysis.result import HeatMap, Result, Table
+from xfresearch.analysis.texts import shown
+from xfresearch.analysis.tracing import ROUND, Effects, effects, normal
+from xfresearch.data.records import Record, read_records
+from xfresearch.errors import UserError
+from xfresearch.model_inputs import forward
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.progress import stage
+from xfresearch.statistics import mean_interval, mean_of_known
+
+NOISE, SAMPLES, FACTS = 3.0, 3, 100
+SHARE = 10 / 48  # of the layers in a window
+READ = 64  # prompts at a time
+CLASSES = ("first subject", "middle subject", "last subject", "first after", "further", "last")
+
+
+def applies(model: ModelConfig) -> str:
+    """Why the analysis does not apply to a model; '' if it does."""
+    return "" if model.causal else "it predicts labels, not next tokens"
+
+
+def trace(
+    lm, data, count: int = FACTS, window: int = 0, samples: int = SAMPLES, noise: float = NOISE, seed: int = 0
+) -> Result:
+    """The effects above, averaged over the first `count` facts of `data` whose object's first token the model predicts.
+
+    data: records (data/records.py), or the name of a file of them. window: layers of a window, by default the paper's share
+    of the depth. samples: draws of the noise for each fact. noise: c.
+    .data: {value: [N, C]} of the classes of tokens, value_facts [facts, N, C], where the layer is the centre of the window;
+    clean, corrupted [facts]; sigma; window. The intervals of .summary are over facts. Raises UserError for records that
+    cannot be read, or if the model knows none of them."""
+    records, prompts = known(lm, read_records(data) if isinstance(data, str) else list(data), count)
+    window = window or max(1, round(SHARE * lm.config.depth))
+    sigma = noise_of(lm, prompts)
+    found = effects(lm, prompts, window, normal(seed, noise * sigma, samples))
+    clean_F, corrupted_F = (np.array([getattr(each, name) for each in found]) for name in ("clean", "corrupted"))
+    of_facts = {value: by_class(prompts, found, value) for value in found[0].restored}
+    means = {value: mean_of_known(x_FNC, 0) for value, x_FNC in of_facts.items()}
+    summary = {"P(clean)": mean_interval(clean_F), "P(corrupted)": mean_interval(corrupted_F)}
+    summary["total effect"] = mean_interval(clean_F - corrupted_F)
+    for value, mean_NC in means.items():
+        layer, token = np.unravel_index(np.nanargmax(mean_NC), mean_NC.shape)
+        summary[f"{value}, layer {layer}, {CLASSES[token]}"] = mean_interval(of_facts[value][:, layer, token])
+    facts = {f"{value}_facts": x_FNC for value, x_FNC in of_facts.items()} | {"clean": clean_F, "corrupted": corrupted_F}
+    drawn = f"{samples} draws of noise of {noise:g} x {sigma:.3g}"
+    line = f"{len(records)} facts, {drawn}, windows of {window} of {lm.config.depth} layers; step {lm.step}"
+    pictures = (*_pictures(means), *_example(lm, prompts[0], found[0]))
+    tables = (_classes_table(of_facts), _facts_table(records, clean_F, corrupted_F))
+    return Result("trace", line, lm.step, means | facts | {"sigma": sigma, "window": window}, summary, pictures, tables)
+
+
+def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Prompt]]:
+    """The first `count` records whose object's first token is the model's most likely one, and their tokens. Raises
+    UserError if there are none."""
+    found: list[tuple[Record, Prompt]] = []
+    with stage("facts that the model knows", count, "facts") as progress:
+        for first in range(0, len(records), READ):
+            some = records[first : first + READ]
+            prompts = [prompt_of(lm, record) for record in some]
+            token_B = np.asarray(_likeliest(lm.config, lm.params, *_rows(prompts)))[: len(prompts)]
+            new = [(r, p) for r, p, token in zip(some, prompts, token_B, strict=True) if token == p.target[0]]
+            progress.update(len(new[: count - len(found)]))
+            found += new[: count - len(found)]
+            if len(found) == count:
+                break
+    if not found:
+        raise UserError(f"the model predicts the object of none of the {len(records)} facts: there is nothing to trace")
+    return [record for record, _ in found], [prompt for _, prompt in found]
+
+
+def _rows(prompts: list[Prompt]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens [READ, L] and the last position of each row, of at most READ prompts."""
+    rows = [prompt.tokens for prompt in prompts] + [prompts[-1].tokens] * (READ - len(prompts))
+    return padded(rows, -(-max(map(len, rows)) // ROUND) * ROUND), np.array([len(row) - 1 for row in rows])
+
+
+@partial(jax.jit, static_argnums=0)
+def _likeliest(model: ModelConfig, params: dict, tokens_BL, last_B):
+    lm, out = forward(model, params, tokens_BL)
+    return lm.logits(out.hidden_BLD[jnp.arange(len(last_B)), last_B][:, None])[:, 0].argmax(-1)
+
+
+def noise_of(lm, prompts: list[Prompt]) -> float:
+    """sigma: the standard deviation of the subjects' token embeddings."""
+    tokens = np.concatenate([prompt.tokens[prompt.first : prompt.last + 1] for prompt in prompts])
+    scales = {"none": 1.0, "sqrt_width": lm.config.width**0.5}
+    scale = scales.get(lm.config.embedding_scale) or float(lm.params["embedding_scale"])
+    return float(np.asarray(lm.params["embed"]["table"], np.float64)[tokens].std() * scale)
+
+
+def token_class(prompt: Prompt) -> np.ndarray:
+    """[L]: the class of each token, an index of CLASSES; -1 before the subject."""
+    at_L = np.arange(len(prompt.tokens))
+    found_L = np.where(at_L < prompt.first, -1, 4)
+    found_L[prompt.first : prompt.last] = 1
+    found_L[prompt.first] = 0
+    found_L[at_L == prompt.last + 1] = 3
+    found_L[-1] = 5
+    found_L[prompt.last] = 2
+    return found_L
+
+
+def by_class(prompts: list[Prompt], found: list[Effects], value: str) -> np.ndarray:
+    """[F, N, C]: the indirect effects of a value, averaged over the tokens of a class; NaN for a class without tokens."""
+    parts = []
+    for prompt, each in zip(prompts, found, strict=True):
+        effect_NL, class_L = each.restored[value] - each.corrupted, token_class(prompt)
+        columns = [mean_of_known(effect_NL[:, class_L == number], 1) for number in range(len(CLASSES))]
+        parts.append(np.stack(columns, 1))
+    return np.stack(parts)
+
+
+def _pictures(means: dict[str, np.ndarray]) -> list[HeatMap]:
+    caption = "mean indirect effect of restoring it at a layer and a class of tokens"
+    most = max(float(np.nanmax(mean_NC)) for mean_NC in means.values())
+    low = min(0.0, *(float(np.nanmin(mean_NC)) for mean_NC in means.values()))
+    return [HeatMap(value, caption, mean_NC, "layer", "token", low, most, CLASSES) for value, mean_NC in means.items()]
+
+
+def _example(lm, prompt: Prompt, found: Effects) -> list[HeatMap]:
+    """One fact, token by token, as in the paper's figure 1."""
+    names = tuple(f"{text}{'*' * (prompt.first <= n <= prompt.last)}" for n, text in enumerate(_texts(lm, prompt.tokens)))
+    answer = _texts(lm, prompt.target[:1])[0]
+    caption = f"probability of '{answer}', clean {found.clean:.3f}, corrupted {found.corrupted:.3f}; * the subject"
+    return [
+        HeatMap(f"First fact, {value}", caption, p_NL, "layer", "token", 0.0, max(found.clean, 1e-9), names)
+        for value, p_NL in found.restored.items()
+    ]
+
+
+def _texts(lm, tokens) -> list[str]:
+    return [shown(lm.tokenizer, [token]) for token in tokens]
+
+
+def _classes_table(of_facts: dict[str, np.ndarray]) -> Table:
+    """The best layer of each value and class."""
+    lines = []
+    for value, x_FNC in of_facts.items():
+        for number, name in enumerate(CLASSES):
+            mean_N = mean_of_known(x_FNC[:, :, number], 0)
+            if np.isfinite(mean_N).any():
+                layer = int(np.nanargmax(mean_N))
+                x_F = x_FNC[:, layer, number]
+                mean, half = mean_interval(x_F)
+                lines.append((value, name, layer, round(mean, 4), round(half, 4), int(np.isfinite(x_F).sum())))
+    titles = ("value", "token", "best layer", "indirect effect", "+-", "facts")
+    return Table("Where restoring helps most", "mean over facts, with the 95 % interval", titles, lines)
+
+
+def _facts_table(records: list[Record], clean_F, corrupted_F, shown_facts: int = 12) -> Table:
+    lines = [
+        (record.text, record.target, round(float(clean), 4), round(float(corrupted), 4))
+        for record, clean, corrupted in list(zip(records, clean_F, corrupted_F, strict=True))[:shown_facts]
+    ]
+    caption = f"the first {len(lines)} of {len(records)}"
+    return Table("Facts", caption, ("prompt", "object", "P(clean)", "P(corrupted)"), lines)

@@ -1,0 +1,93 @@
+"""Records of facts, to trace, edit and measure: a subject, a prompt that its object completes, prompts that test an edit.
+
+A file is a JSON list of records in one of these forms:
+
+    ours         subject, prompt ('{}' stands for the subject), target, target_new, relation, paraphrases, neighbours
+    CounterFact  as published (requested_rewrite, paraphrase_prompts, neighborhood_prompts), or one prompt of each kind in
+                 flat form (ground_truth, rephrase_prompt, locality_prompt)
+    zsRE         of MEND: src, pred, alt, rephrase, loc, loc_ans
+    known_1000   of ROME: prompt, attribute
+"""
+
+import json
+from typing import NamedTuple
+
+from etils import epath
+
+from xfresearch.errors import UserError
+
+
+class Record(NamedTuple):
+    subject: str
+    prompt: str  # '{}' stands for the subject; the target comes next
+    target: str = ""  # the object that is true before an edit
+    target_new: str = ""  # the object after an edit
+    relation: str = ""
+    paraphrases: tuple[str, ...] = ()  # other prompts of the fact
+    neighbours: tuple[tuple[str, str], ...] = ()  # prompts of other facts, which an edit must keep, and their objects
+
+    @property
+    def text(self) -> str:
+        """The prompt with the subject."""
+        return self.prompt.replace("{}", self.subject)
+
+
+TEXTS = ("subject", "prompt", "target", "target_new", "relation")
+
+
+def read_records(path) -> list[Record]:
+    """The records of a file. Raises UserError, in one line with the number of the record, for what is not one."""
+    try:
+        rows = json.loads(epath.Path(path).expanduser().read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: it must be a JSON file of records") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path} must be a JSON list of records, at least one")
+    return [_checked(f"{path}, record {number}", row) for number, row in enumerate(rows)]
+
+
+def _checked(where: str, row) -> Record:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is {json.dumps(row)[:60]}: it must be a JSON object")
+    try:
+        fields = _fields(row)
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{where} has no {error}: its keys are {', '.join(row)}") from None
+    for name in TEXTS:
+        if not isinstance(fields.get(name, ""), str):
+            raise UserError(f"{where}: {name}={json.dumps(fields[name])[:60]} is not allowed: it must be a string")
+    if not fields["subject"]:
+        raise UserError(f"{where}: subject='' is not allowed: it must be a part of the prompt")
+    if "{}" not in fields["prompt"]:
+        if fields["subject"] not in fields["prompt"]:
+            raise UserError(f"{where}: subject {fields['subject']!r} is not in prompt {fields['prompt']!r}")
+        fields["prompt"] = fields["prompt"].replace(fields["subject"], "{}", 1)
+    return Record(**fields)
+
+
+def _fields(row: dict) -> dict:
+    """The fields of a Record from a row of one of the forms. Raises KeyError for a missing key."""
+    if "requested_rewrite" in row:
+        asked = row["requested_rewrite"]
+        fields = {"subject": asked["subject"], "prompt": asked["prompt"], "relation": asked.get("relation_id", "")}
+        fields |= {"target": asked["target_true"]["str"], "target_new": asked["target_new"]["str"]}
+        near = tuple((prompt, fields["target"]) for prompt in row["neighborhood_prompts"])
+        return fields | {"paraphrases": tuple(row["paraphrase_prompts"]), "neighbours": near}
+    if "rephrase_prompt" in row:
+        near = ((row["locality_prompt"], row["locality_ground_truth"]),)
+        fields = {"target": row["ground_truth"], "target_new": row["target_new"], "paraphrases": (row["rephrase_prompt"],)}
+        return fields | {"subject": row["subject"], "prompt": row["prompt"], "neighbours": near}
+    if "src" in row:
+        fields = {"target": row["pred"], "target_new": row["alt"], "paraphrases": (row["rephrase"],)}
+        return fields | {"subject": row["subject"], "prompt": row["src"], "neighbours": ((row["loc"], row["loc_ans"]),)}
+    if "attribute" in row:
+        fields = {"subject": row["subject"], "prompt": row["prompt"], "target": row["attribute"]}
+        return fields | {"relation": row.get("relation_id", "")}
+    unknown = set(row) - set(Record._fields)
+    if unknown:
+        raise KeyError(f"place for {sorted(unknown)[0]!r}: the keys of a record are {', '.join(Record._fields)}")
+    fields = {name: row[name] for name in row} | {"subject": row["subject"], "prompt": row["prompt"]}
+    fields["paraphrases"] = tuple(row.get("paraphrases", ()))
+    return fields | {"neighbours": tuple((prompt, answer) for prompt, answer in row.get("neighbours", ()))}
