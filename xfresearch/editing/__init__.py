@@ -1,0 +1,1 @@
+"""Edits of the facts that a model has learnt."""

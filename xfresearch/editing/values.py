@@ -1,0 +1,133 @@
+"""The values of a memory as arrays that an edit changes, whatever kind of memory it is.
+
+Head h of a memory writes m_h^T v_g W_h: coefficients m_h [M], values v_g [M, V] of its group g, and W_h [V, D], its part of
+W_O. A feed-forward layer is one head with M = F units, the rows of W_down as values, and W = 1. Experts are one head whose M =
+E F coefficients are multiplied by the gates, 0 for the experts that a token did not choose: an edit is shared among the
+experts of the subject as that decides. So one formula edits them all.
+
+ROME (Meng et al. 2022, eq. 2) asks for the change of the values that adds delta to what the key m* writes, and that least
+changes what other keys write: the minimum of sum_g tr(dv_g^T C_g dv_g), with C_g = sum_h E[m_h m_h^T] over the heads of a
+group. With Lagrange multipliers lambda [D] it is
+
+    dv_g = C_g^-1 sum_h m*_h (W_h lambda)^T        S lambda = delta
+    S    = sum_g sum_hh' (m*_h^T C_g^-1 m*_h') W_h^T W_h'
+
+For one head with W = 1 this is the paper's C^-1 k* (v* - W k*)^T / (k*^T C^-1 k*).
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from scipy import linalg
+
+from xfresearch.analysis.coefficients import slots, where
+from xfresearch.errors import UserError
+from xfresearch.language_model import LanguageModel
+from xfresearch.models import layers
+from xfresearch.models.mixers.memory import wide_slots
+
+
+class Values(NamedTuple):
+    """The values of one memory, in float64."""
+
+    path: tuple[str, ...]  # of the parameter, in the parameters of the layer
+    gain: float  # the values are the parameter times this
+    values_GMV: np.ndarray
+    output_HVD: np.ndarray | None  # W_h; None for one head with W = 1
+
+    def groups(self) -> list[list[int]]:
+        """The heads of each group of values."""
+        heads = 1 if self.output_HVD is None else len(self.output_HVD)
+        share = heads // len(self.values_GMV)
+        return [list(range(g * share, (g + 1) * share)) for g in range(len(self.values_GMV))]
+
+
+def values_of(lm: LanguageModel, place: str) -> Values:
+    """The values of the memory `place`, such as 'blocks.3.feed_forward' (analysis/coefficients.py). Raises UserError if an
+    edit cannot change them."""
+    number, sublayer = where(place)
+    params = layers.get(lm.config, lm.params, number)
+    name, _, part = sublayer.partition(".")
+    of_sublayer = params[name]
+    options = lm.config.blocks[layers.layer(lm.config, number).block].sublayers[name]
+    if "memory" in of_sublayer:
+        return _of_slots(of_sublayer, options, slots(lm.config, place), name)
+    if part:
+        raise UserError(f"place={place!r} is not allowed: shared experts see all tokens; edit {'.'.join(place.split('.')[:3])}")
+    if "experts" in of_sublayer:
+        down_EFD = np.asarray(of_sublayer["experts"]["down"], np.float64)
+        return Values((name, "experts", "down"), 1.0, down_EFD.reshape(1, -1, down_EFD.shape[-1]), None)
+    down_FD = np.asarray(of_sublayer["down"]["kernel"], np.float64)
+    return Values((name, "down", "kernel"), 1.0, down_FD[None], None)
+
+
+def _of_slots(params: dict, options, count: int, name: str) -> Values:
+    value = np.asarray(params["memory"]["value"], np.float64)
+    if wide_slots(options):
+        return Values((name, "memory", "value"), 1.0, value[None], None)
+    gain = float(np.sqrt(count))
+    values_GMV = gain * value.swapaxes(0, 1)
+    V = values_GMV.shape[-1]
+    output_HVD = np.eye(options.heads * V).reshape(options.heads, V, -1)
+    if "output" in params:
+        output_HVD = np.asarray(params["output"]["kernel"], np.float64)
+    return Values((name, "memory", "value"), gain, values_GMV, output_HVD)
+
+
+def with_change(lm: LanguageModel, place: str, change_GMV: np.ndarray) -> LanguageModel:
+    """The model whose values are larger by `change_GMV`."""
+    number, _ = where(place)
+    values = values_of(lm, place)
+    params = layers.get(lm.config, lm.params, number)
+    leaf = params
+    for key in values.path:
+        leaf = leaf[key]
+    step = change_GMV / values.gain
+    step = step.swapaxes(0, 1) if leaf.ndim == 3 and values.output_HVD is not None else step.reshape(leaf.shape)
+    new = jnp.asarray(np.asarray(leaf, np.float64) + step, leaf.dtype)
+    changed = layers.put(lm.config, lm.params, number, _with(params, values.path, new))
+    return LanguageModel(lm.config, changed, lm.tokenizer, lm.run)
+
+
+def _with(tree: dict, path: tuple[str, ...], leaf) -> dict:
+    return tree | {path[0]: _with(tree[path[0]], path[1:], leaf) if len(path) > 1 else leaf}
+
+
+def rome_change(values: Values, covariance_GMM: np.ndarray, key_HM: np.ndarray, delta_D: np.ndarray) -> np.ndarray:
+    """The change [G, M, V] that adds delta_D to what key_HM writes (see above). Raises UserError if C is singular."""
+    solved = [_solve(C_MM, key_HM[heads].T).T for C_MM, heads in zip(covariance_GMM, values.groups(), strict=True)]
+    D = len(delta_D)
+    if values.output_HVD is None:
+        direction_D = delta_D / (solved[0][0] @ key_HM[0])
+        return (solved[0][0][:, None] * direction_D)[None]
+    S_DD = np.zeros((D, D))
+    for heads, solved_hM in zip(values.groups(), solved, strict=True):
+        gram_hh = solved_hM @ key_HM[heads].T
+        W_hVD = values.output_HVD[heads]
+        S_DD += np.einsum("hi,hvd,ive->de", gram_hh, W_hVD, W_hVD, optimize=True)
+    multiplier_D = np.linalg.lstsq(S_DD, delta_D, rcond=None)[0]
+    change = [
+        np.einsum("hm,hvd,d->mv", solved_hM, values.output_HVD[heads], multiplier_D, optimize=True)
+        for heads, solved_hM in zip(values.groups(), solved, strict=True)
+    ]
+    return np.stack(change)
+
+
+def written(values: Values, change_GMV: np.ndarray, key_HM: np.ndarray) -> np.ndarray:
+    """[D]: what key_HM writes through values, or a change of values."""
+    found = 0.0
+    for change_MV, heads in zip(change_GMV, values.groups(), strict=True):
+        for head in heads:
+            of_head_V = key_HM[head] @ change_MV
+            found = found + (of_head_V if values.output_HVD is None else of_head_V @ values.output_HVD[head])
+    return found
+
+
+def _solve(C_MM: np.ndarray, keys_MN: np.ndarray) -> np.ndarray:
+    try:
+        return linalg.cho_solve(linalg.cho_factor(C_MM), keys_MN)
+    except linalg.LinAlgError:
+        raise UserError(
+            f"the covariance of {len(C_MM)} coefficients is singular: estimate it from more tokens, or raise the ridge"
+        ) from None
