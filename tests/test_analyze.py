@@ -12,6 +12,7 @@ from tests.tiny_runs import make_run, tiny_model
 from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
+from xfresearch.data.records import Record
 from xfresearch.errors import UserError
 
 DAILY = ("gpt2", "moe")
@@ -131,6 +132,11 @@ def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config)
         return
     if ANALYSES[name].prompts:
         found = ANALYSES[name].run(lm, tokens_NL[:1, :6], tokens_NL[1:, :6], answers=(1, 2))
+    elif name == "trace":
+        answer = int(np.asarray(lm("Aa is"))[0, -1].argmax())
+        with pytest.MonkeyPatch.context() as patch:  # the model knows no fact: its own prediction is one
+            patch.setattr("xfresearch.analysis.prompts.target_tokens", lambda *_: (answer,))
+            found = analysis.trace(lm, [Record("Aa", "{} is", "b")] * 2, samples=1)
     elif name == "recall":
         found = analysis.recall(lm, [Fact("Aa", "r", "Bb", ("Aa is", "so Aa is"), ("what Aa is",))] * 2)
     elif name in TRAINED:

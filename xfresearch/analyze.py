@@ -14,6 +14,7 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.tables import table
 
 FLAGS = ("corpora", "clean", "corrupted", "answers", "receiver", "tap", "target", "sizes", "k", "steps")  # of some analyses
+FLAGS += ("window", "samples")
 EPILOG = """\
 examples:
   python -m xfresearch.analyze attention --workdir runs/quickstart
@@ -61,12 +62,18 @@ def parse(arguments: list[str]):
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     add("--workdir", metavar="DIR", default="", help=models)
     add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest), or all of a run")
-    add("--data", default="", metavar="CORPUS[:PATH]", help="corpus to run on (default: the run's first, held-out part)")
-    add("--rows", type=held_out.at_least(1), default=0, metavar="N", help="rows of tokens (default: that of the analysis)")
+    help_data = "corpus to run on (default: the run's first, held-out part); recall, trace: facts[:PATH]; trace: FILE.json"
+    add("--data", default="", metavar="CORPUS[:PATH]", help=help_data)
+    help_rows = "rows of tokens, or facts (default: that of the analysis)"
+    add("--rows", type=held_out.at_least(1), default=0, metavar="N", help=help_rows)
     help_length = "tokens per row (default: as in training)"
     add("--sequence-length", type=held_out.at_least(2), default=0, metavar="N", help=help_length)
     help_corpora = "routing: more corpora, to compare the experts that they use"
     add("--corpora", nargs="+", default=(), metavar="CORPUS[:PATH]", help=help_corpora)
+    help_window = "trace: layers of a window (default: the share of the paper, 10 of 48)"
+    add("--window", type=held_out.at_least(1), default=0, metavar="N", help=help_window)
+    help_samples = "trace: draws of the noise for each fact"
+    add("--samples", type=held_out.at_least(1), default=0, metavar="N", help=help_samples)
     add("--clean", default="", metavar="TEXT", help="patching: the prompt whose values are patched")
     add("--corrupted", default="", metavar="TEXT", help="patching: the prompt into which they are, of as many tokens")
     add("--answers", nargs=2, metavar="TOKEN", help="patching: the two answers (default: the tokens that change most)")

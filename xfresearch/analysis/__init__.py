@@ -17,6 +17,7 @@ from xfresearch.analysis.patching import patching
 from xfresearch.analysis.recall import recall
 from xfresearch.analysis.result import Result
 from xfresearch.analysis.routing import routing
+from xfresearch.analysis.trace import trace
 from xfresearch.analysis.tuned_lens import tuned_lens
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "patching",
     "recall",
     "routing",
+    "trace",
     "tuned_lens",
 ]

@@ -20,6 +20,8 @@ from xfresearch.analysis.recall import applies as continues_text
 from xfresearch.analysis.recall import recall
 from xfresearch.analysis.routing import applies as has_router
 from xfresearch.analysis.routing import routing
+from xfresearch.analysis.trace import applies as predicts_objects
+from xfresearch.analysis.trace import trace
 from xfresearch.analysis.tuned_lens import applies as has_one_stream
 from xfresearch.analysis.tuned_lens import tuned_lens
 from xfresearch.models.model_config import ModelConfig
@@ -45,5 +47,6 @@ ANALYSES = {
     "patching": Analysis(patching, can_patch, "which values carry the difference between two prompts", prompts=True),
     "recall": Analysis(recall, continues_text, "which facts the model knows, in sentences of training and in others"),
     "routing": Analysis(routing, has_router, "load, entropy, co-activation, specialisation and saturation of experts"),
+    "trace": Analysis(trace, predicts_objects, "which values a fact is recalled from: causal tracing"),
     "tuned_lens": Analysis(tuned_lens, has_one_stream, "predictions after each layer, through trained translators"),
 }

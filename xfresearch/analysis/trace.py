@@ -31,7 +31,8 @@ from xfresearch.analysis.prompts import Prompt, padded, prompt_of
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.texts import shown
 from xfresearch.analysis.tracing import ROUND, Effects, effects, normal
-from xfresearch.data.records import Record, read_records
+from xfresearch.data.records import Record
+from xfresearch.data.records import records as read
 from xfresearch.errors import UserError
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
@@ -50,16 +51,17 @@ def applies(model: ModelConfig) -> str:
 
 
 def trace(
-    lm, data, count: int = FACTS, window: int = 0, samples: int = SAMPLES, noise: float = NOISE, seed: int = 0
+    lm, data=None, count: int = FACTS, window: int = 0, samples: int = SAMPLES, noise: float = NOISE, seed: int = 0
 ) -> Result:
     """The effects above, averaged over the first `count` facts of `data` whose object's first token the model predicts.
 
-    data: records (data/records.py), or the name of a file of them. window: layers of a window, by default the paper's share
-    of the depth. samples: draws of the noise for each fact. noise: c.
+    data: records, or their source (data/records.py); by default the first corpus of the model's run. window: layers of a
+    window, by default the paper's share of the depth. samples: draws of the noise for each fact. noise: c.
     .data: {value: [N, C]} of the classes of tokens, value_facts [facts, N, C], where the layer is the centre of the window;
     clean, corrupted [facts]; sigma; window. The intervals of .summary are over facts. Raises UserError for records that
     cannot be read, or if the model knows none of them."""
-    records, prompts = known(lm, read_records(data) if isinstance(data, str) else list(data), count)
+    data = data or lm.run.data.corpus[0]
+    records, prompts = known(lm, read(data) if isinstance(data, str) else list(data), count)
     window = window or max(1, round(SHARE * lm.config.depth))
     sigma = noise_of(lm, prompts)
     found = effects(lm, prompts, window, normal(seed, noise * sigma, samples))

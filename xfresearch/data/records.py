@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from etils import epath
 
+from xfresearch.data.facts import Fact, facts_of, neighbours
 from xfresearch.errors import UserError
 
 
@@ -30,6 +31,22 @@ class Record(NamedTuple):
     def text(self) -> str:
         """The prompt with the subject."""
         return self.prompt.replace("{}", self.subject)
+
+
+def records(source: str) -> list[Record]:
+    """The records of `source`: those of a corpus of facts, facts or facts:PATH, or of a file FILE.json (read_records). Raises
+    UserError for another name."""
+    if source.endswith(".json") and not source.startswith("facts:"):
+        return read_records(source)
+    known = facts_of(source)
+    return [record_of(fact, known) for fact in known]
+
+
+def record_of(fact: Fact, known: list[Fact]) -> Record:
+    """The fact with its first prompt; its other prompts as paraphrases, those held out first; and its neighbours."""
+    prompt = fact.prompts[0].replace(fact.subject, "{}", 1)
+    near = tuple((each.prompts[0], each.object) for each in neighbours(known, fact))
+    return Record(fact.subject, prompt, fact.object, "", fact.relation, (*fact.held_out, *fact.prompts[1:]), near)
 
 
 TEXTS = ("subject", "prompt", "target", "target_new", "relation")
@@ -53,7 +70,9 @@ def _checked(where: str, row) -> Record:
         raise UserError(f"{where} is {json.dumps(row)[:60]}: it must be a JSON object")
     try:
         fields = _fields(row)
-    except (KeyError, TypeError, IndexError) as error:
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    except (KeyError, TypeError) as error:
         raise UserError(f"{where} has no {error}: its keys are {', '.join(row)}") from None
     for name in TEXTS:
         if not isinstance(fields.get(name, ""), str):
@@ -68,7 +87,8 @@ def _checked(where: str, row) -> Record:
 
 
 def _fields(row: dict) -> dict:
-    """The fields of a Record from a row of one of the forms. Raises KeyError for a missing key."""
+    """The fields of a Record from a row of one of the forms. Raises KeyError for a missing key, ValueError for
+    one too many."""
     if "requested_rewrite" in row:
         asked = row["requested_rewrite"]
         fields = {"subject": asked["subject"], "prompt": asked["prompt"], "relation": asked.get("relation_id", "")}
@@ -87,7 +107,7 @@ def _fields(row: dict) -> dict:
         return fields | {"relation": row.get("relation_id", "")}
     unknown = set(row) - set(Record._fields)
     if unknown:
-        raise KeyError(f"place for {sorted(unknown)[0]!r}: the keys of a record are {', '.join(Record._fields)}")
+        raise ValueError(f"key {sorted(unknown)[0]!r} is not allowed: it must be one of {', '.join(Record._fields)}")
     fields = {name: row[name] for name in row} | {"subject": row["subject"], "prompt": row["prompt"]}
     fields["paraphrases"] = tuple(row.get("paraphrases", ()))
     return fields | {"neighbours": tuple((prompt, answer) for prompt, answer in row.get("neighbours", ()))}

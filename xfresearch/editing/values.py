@@ -54,7 +54,7 @@ def values_of(lm: LanguageModel, place: str) -> Values:
     if "memory" in of_sublayer:
         return _of_slots(of_sublayer, options, slots(lm.config, place), name)
     if part:
-        raise UserError(f"place={place!r} is not allowed: shared experts see all tokens; edit {'.'.join(place.split('.')[:3])}")
+        raise UserError(f"place={place!r} is not allowed: shared experts see all tokens; edit those that tokens choose")
     if "experts" in of_sublayer:
         down_EFD = np.asarray(of_sublayer["experts"]["down"], np.float64)
         return Values((name, "experts", "down"), 1.0, down_EFD.reshape(1, -1, down_EFD.shape[-1]), None)

@@ -1,0 +1,90 @@
+"""Records of facts: all four forms, the generated set, and one-line errors."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from xfresearch.data.facts import facts
+from xfresearch.data.records import Record, read_records, records
+from xfresearch.errors import UserError
+
+EDITING = Path(__file__).parents[3] / "shared" / "data" / "editing"
+OURS = {"subject": "Ada", "prompt": "{} plays the", "target": "flute", "target_new": "harp"}
+COUNTERFACT = {
+    "requested_rewrite": {
+        "prompt": "{} plays the",
+        "subject": "Ada",
+        "target_true": {"str": "flute"},
+        "target_new": {"str": "harp"},
+        "relation_id": "P1",
+    },
+    "paraphrase_prompts": ["Ada, who plays the"],
+    "neighborhood_prompts": ["Bob plays the"],
+}
+
+
+def written(path, *rows):
+    path.write_text(json.dumps(list(rows)))
+    return path
+
+
+def test_the_forms_have_one_meaning(tmp_path):
+    flat = {"subject": "Ada", "prompt": "Ada plays the", "target_new": "harp", "ground_truth": "flute"}
+    flat |= {"rephrase_prompt": "Ada, who plays the", "locality_prompt": "Bob plays the", "locality_ground_truth": "flute"}
+    zsre = {"subject": "Ada", "src": "Ada plays the", "pred": "flute", "alt": "harp", "rephrase": "Ada, who plays the"}
+    zsre |= {"loc": "Bob plays the", "loc_ans": "flute"}
+    ours = OURS | {"paraphrases": ["Ada, who plays the"], "neighbours": [["Bob plays the", "flute"]]}
+    found = read_records(written(tmp_path / "a.json", ours, flat, zsre, COUNTERFACT))
+    expected = Record("Ada", "{} plays the", "flute", "harp", "", ("Ada, who plays the",), (("Bob plays the", "flute"),))
+    assert found[:3] == [expected] * 3 and found[3] == expected._replace(relation="P1") and found[0].text == "Ada plays the"
+    known = {"subject": "Ada", "attribute": "flute", "template": "{} plays", "prompt": "Ada plays the", "relation_id": "P2"}
+    assert records(str(written(tmp_path / "b.json", known))) == [Record("Ada", "{} plays the", "flute", "", "P2")]
+
+
+def test_the_generated_facts_are_records():
+    found, known = records("facts"), facts()
+    assert len(found) == len(known)
+    assert found[0].text == known[0].prompts[0] and found[0].target == known[0].object
+    assert found[0].paraphrases[: len(known[0].held_out)] == known[0].held_out
+    assert all(near[1] == record.target and record.subject not in near[0] for record in found[:50] for near in record.neighbours)
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ({"subject": "Ada"}, "record 0 has no 'prompt': its keys are subject"),
+        (OURS | {"subject": "Bob", "prompt": "Ada plays"}, "record 0: subject 'Bob' is not in prompt 'Ada plays'"),
+        (OURS | {"target": 3}, "record 0: target=3 is not allowed: it must be a string"),
+        (OURS | {"subject": ""}, "record 0: subject='' is not allowed"),
+        (OURS | {"colour": "red"}, "record 0: key 'colour' is not allowed: it must be one of subject, prompt"),
+        (COUNTERFACT | {"requested_rewrite": {}}, "record 0 has no 'subject'"),
+        ("text", 'record 0 is "text": it must be a JSON object'),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, row, words):
+    with pytest.raises(UserError, match=re.escape(words).replace("record 0", ".*record 0")) as caught:
+        read_records(written(tmp_path / "a.json", row))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_lists_of_records(tmp_path):
+    for text, words in (("[", "is not JSON"), ("[]", "at least one"), ('{"a": 1}', "must be a JSON list")):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(UserError, match=words):
+            read_records(tmp_path / "a.json")
+    with pytest.raises(UserError, match="does not exist"):
+        records(str(tmp_path / "b.json"))
+    with pytest.raises(UserError, match="corpus of facts"):
+        records("python_stdlib")
+
+
+@pytest.mark.parametrize(
+    "name, count", [("counterfact-edit.json", 10_000), ("zsre_mend_train_1k.json", 1000), ("known_1000.json", 1209)]
+)
+def test_published_files_are_read(name, count):
+    if not (EDITING / name).exists():
+        pytest.skip(f"{EDITING / name} is not here")
+    found = read_records(EDITING / name)
+    assert len(found) == count and all(record.subject in record.text and record.target for record in found)
