@@ -48,7 +48,8 @@ def test_the_generated_facts_are_records():
     assert len(found) == len(known)
     assert found[0].text == known[0].prompts[0] and found[0].target == known[0].object
     assert found[0].paraphrases[: len(known[0].held_out)] == known[0].held_out
-    assert all(near[1] == record.target and record.subject not in near[0] for record in found[:50] for near in record.neighbours)
+    near = [(record, prompt, answer) for record in found[:50] for prompt, answer in record.neighbours]
+    assert near and all(answer == record.target and record.subject not in prompt for record, prompt, answer in near)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ class Record(NamedTuple):
 
 
 def records(source: str) -> list[Record]:
-    """The records of `source`: those of a corpus of facts, facts or facts:PATH, or of a file FILE.json (read_records). Raises
-    UserError for another name."""
+    """The records of `source`: those of a corpus of facts, facts or facts:PATH, or of a file FILE.json (read_records).
+    Raises UserError for another name."""
     if source.endswith(".json") and not source.startswith("facts:"):
         return read_records(source)
     known = facts_of(source)

@@ -1,9 +1,9 @@
 """The values of a memory as arrays that an edit changes, whatever kind of memory it is.
 
-Head h of a memory writes m_h^T v_g W_h: coefficients m_h [M], values v_g [M, V] of its group g, and W_h [V, D], its part of
-W_O. A feed-forward layer is one head with M = F units, the rows of W_down as values, and W = 1. Experts are one head whose M =
-E F coefficients are multiplied by the gates, 0 for the experts that a token did not choose: an edit is shared among the
-experts of the subject as that decides. So one formula edits them all.
+Head h of a memory writes m_h^T v_g W_h: coefficients m_h [M], values v_g [M, V] of its group g, and W_h [V, D], its part
+of W_O. A feed-forward layer is one head with M = F units, the rows of W_down as values, and W = 1. Experts are one head,
+whose M = E F coefficients are multiplied by the gates and are 0 for the experts that a token did not choose: this decides
+how an edit is shared among the experts of the subject. So one formula edits them all.
 
 ROME (Meng et al. 2022, eq. 2) asks for the change of the values that adds delta to what the key m* writes, and that least
 changes what other keys write: the minimum of sum_g tr(dv_g^T C_g dv_g), with C_g = sum_h E[m_h m_h^T] over the heads of a
