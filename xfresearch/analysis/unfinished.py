@@ -34,13 +34,18 @@ class Unfinished:
             return {}
         return found if np.array_equal(found.pop("signature", None), self.signature) else {}
 
-    def save(self, arrays: dict) -> None:
-        """Keeps the arrays if the last time was a minute ago."""
-        if self.path and time.monotonic() - self.written >= EVERY:
+    def save(self, arrays: dict, ended: bool = False) -> None:
+        """Keeps the arrays if the last time was a minute ago, or if they are those of the end."""
+        if self.path and (ended or time.monotonic() - self.written >= EVERY):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             found = {name: np.asarray(value) for name, value in arrays.items()}
             write_arrays(self.path, found | {"signature": self.signature})
             self.written = time.monotonic()
+
+
+def digest_of(*values) -> str:
+    """A name for all that a state depends on: trees of parameters, arrays and other values."""
+    return _digest(values).hex()[:16]
 
 
 def _digest(values) -> bytes:

@@ -1,0 +1,161 @@
+"""ROME: its parts equal their definitions, an edit is what the model then says, and failures are reported."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.tiny_runs import tiny_model
+from tests.tolerances import TOLERANCE, relative_error
+from xfresearch import Patch, UserError
+from xfresearch.analysis import unfinished
+from xfresearch.data.records import Record
+from xfresearch.editing import keys
+from xfresearch.editing.keys import covariance, keys_of, prefixes_of
+from xfresearch.editing.optimise import Settings, delta_for
+from xfresearch.editing.rome import rome
+
+REQUEST = Record("Ada", "{} plays", "a", "b")
+PREFIXES = ["", "xy. ", "long one. "]
+PLACES = [("gpt2", "blocks.0.feed_forward"), ("moe", "blocks.1.feed_forward"), ("all_attention", "blocks.0.attention")]
+
+
+@pytest.fixture(scope="module")
+def keeps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "notes.txt").write_text("".join(f"line {n} of the text, and {n * n} more\n" for n in range(600)))
+    keys_of_config = {"data__corpus": f"('text_files:{folder}/notes.txt',)", "data__cache_dir": folder / "cache"}
+    return keys_of_config | {"evaluation__split": "train"}
+
+
+def test_keys_are_those_at_the_last_token_of_the_subject(keeps):
+    lm = tiny_model("gpt2", **keeps)
+    found = keys_of(lm, "blocks.1.feed_forward", REQUEST, PREFIXES)
+    tap = "blocks.1.feed_forward.coefficients"
+    for prefix, key_HM in zip(PREFIXES, found, strict=True):
+        m_BLF = lm.capture(f"{prefix}Ada plays", tap)[tap]
+        last = m_BLF.shape[1] - len(" plays") - 1
+        assert relative_error(key_HM[0], m_BLF[0, last]) < 10 * TOLERANCE["float32"]
+
+
+def test_prefixes_are_the_models_own_text(keeps):
+    found = prefixes_of(tiny_model("gpt2", **keeps))
+    assert len(found) == 21 and found[0] == "" and all(text.endswith(". ") for text in found[1:])
+
+
+@pytest.mark.parametrize("name, place", PLACES)
+def test_the_covariance_is_the_mean_product_of_coefficients_and_is_kept(name, place, keeps, monkeypatch):
+    lm = tiny_model(name, **keeps)
+    length = lm.run.sequence_length
+    tokens_NL = np.concatenate(list(lm.batches(split="train", limit=10)))
+    expected = 0.0
+    for tokens_L in tokens_NL:
+        m_LK = np.asarray(keys.coefficients(lm.config, place, lm.params, tokens_L[None])[0], np.float64)
+        m_LHM = m_LK.reshape(length, -1, 32 if name == "all_attention" else m_LK.shape[-1])
+        expected = expected + np.einsum("lhm,lhn->hmn", m_LHM, m_LHM)
+    found = covariance(lm, place, tokens=10 * length)
+    assert relative_error(found, expected / tokens_NL.size) < 30 * TOLERANCE["float32"]
+    monkeypatch.setattr(keys, "_moments", None)  # not called again
+    assert (covariance(lm, place, tokens=10 * length) == found).all()
+
+
+def test_an_interrupted_covariance_goes_on(keeps, monkeypatch):
+    lm = tiny_model("gpt2", **keeps)
+    tokens = 20 * lm.run.sequence_length
+    whole = covariance(lm, "blocks.0.feed_forward", tokens=tokens)
+    lm.params["embed"]["table"] = lm.params["embed"]["table"] * 1.0001  # another model: another file
+    monkeypatch.setattr(unfinished, "EVERY", 0.0)
+    counted, moments = [], keys._moments
+
+    def interrupted(*arguments):
+        counted.append(1)
+        if len(counted) == 2:
+            raise KeyboardInterrupt
+        return moments(*arguments)
+
+    monkeypatch.setattr(keys, "_moments", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        covariance(lm, "blocks.0.feed_forward", tokens=tokens)
+    found = covariance(lm, "blocks.0.feed_forward", tokens=tokens)
+    assert len(counted) == 2 + 2  # three batches: one, the interrupted one again, and the last
+    assert relative_error(found, whole) < 0.01
+
+
+def test_delta_follows_the_gradient_of_the_published_loss(keeps):
+    """The first step of Adam is the rate times the sign of the gradient of the loss, written from its definition."""
+    lm = tiny_model("gpt2", **keeps)
+    tap = "blocks.0.feed_forward.raw"
+    before = jax.nn.log_softmax(lm("Ada is a")[0, -1])
+    start = lm.capture("Ada plays", tap)[tap][0, -len(" plays") - 1]
+
+    def loss(delta):
+        total = 0.0
+        for prefix in PREFIXES:
+            tokens = lm.tokens(f"{prefix}Ada plays b")
+            here = np.arange(tokens.shape[1])[None] == tokens.shape[1] - len(" plays b") - 1
+            log_p = jax.nn.log_softmax(lm(tokens, replace={tap: Patch(jnp.add, (delta,), here)})[0])
+            total -= (log_p[-3, tokens[0, -2]] + log_p[-2, tokens[0, -1]]) / 2 / len(PREFIXES)
+        tokens = lm.tokens("Ada is a")
+        here = np.arange(tokens.shape[1])[None] == tokens.shape[1] - len(" is a") - 1
+        after = jax.nn.log_softmax(lm(tokens, replace={tap: Patch(jnp.add, (delta,), here)})[0, -1])
+        near = 0.7 * (jnp.exp(after) * (after - before)).sum()
+        return total + near + 0.2 * jnp.linalg.norm(delta) / (start**2).sum()
+
+    settings = Settings(steps=2, rate=0.01, essence=0.7, decay=0.2, enough=0.0)
+    found = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, settings)
+    slope = jax.grad(lambda delta: loss(delta))(jnp.full(lm.config.width, 1e-12))
+    np.testing.assert_allclose(found.delta_D, -0.01 * np.sign(slope), rtol=1e-2)
+    assert found.losses[0] == pytest.approx(float(loss(jnp.full(lm.config.width, 1e-12))), rel=1e-4)
+    assert found.losses[1] == pytest.approx(float(loss(jnp.asarray(found.delta_D, jnp.float32))), rel=1e-4)
+    clipped = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, Settings(rate=50.0, largest=0.1, enough=0.0))
+    assert np.linalg.norm(clipped.delta_D) <= 0.1 * np.linalg.norm(start) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name, place", PLACES)
+def test_the_model_says_the_new_object(name, place, keeps):
+    lm = tiny_model(name, **keeps)
+    edited, report = rome(lm, [REQUEST], place, tokens=20 * lm.run.sequence_length)
+    assert report.new_after[0] > 10 * report.new_before[0] and report.new_after[0] > report.old_after[0]
+    assert report.edits[0].norm > 0 and report.edits[0].losses[-1] < report.edits[0].losses[0]
+    changed = jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), lm.params, edited.params))
+    assert sum(changed) == 1  # one array
+
+
+def test_an_edit_that_changes_nothing_or_too_much_is_a_failure(keeps):
+    lm = tiny_model("gpt2", **keeps)
+    place, tokens = "blocks.0.feed_forward", 20 * tiny_model("gpt2", **keeps).run.sequence_length
+    _, report = rome(lm, [REQUEST], place, tokens=tokens, settings=Settings(largest=0.0, enough=0.0))
+    assert any("the edit changed nothing" in line for line in report.failures)
+    far = Settings(rate=200.0, largest=1000.0, enough=-1.0, decay=0.0)
+    _, report = rome(lm, [REQUEST], place, tokens=tokens, settings=far)
+    assert any("the model is broken: the held-out loss went from" in line for line in report.failures)
+
+
+def test_the_published_key_changes_only_the_length(keeps):
+    lm = tiny_model("gpt2", **keeps)
+    place, tokens = "blocks.0.feed_forward", 20 * lm.run.sequence_length
+    changes = []
+    for key in ("mean", "published"):
+        edited, _ = rome(lm, [REQUEST], place, tokens=tokens, key=key)
+        kernels = (each.params["blocks"]["main"]["feed_forward"]["down"]["kernel"][0] for each in (edited, lm))
+        changes.append(np.subtract(*map(np.asarray, kernels)))
+    a, b = (change.ravel() / np.linalg.norm(change) for change in changes)
+    assert abs(a @ b) > 0.999 and not np.allclose(changes[0], changes[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "request_, words",
+    [
+        (REQUEST._replace(target_new=""), "request 0, 'Ada plays', has no target_new"),
+        (REQUEST._replace(target_new="a"), "target_new='a' is not allowed: it is the object before"),
+        (REQUEST._replace(target_new=" "), "target ' ' is not allowed after 'Ada plays'"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_computed(request_, words, keeps):
+    with pytest.raises(UserError, match=words) as caught:
+        rome(tiny_model("gpt2", **keeps), [request_], "blocks.0.feed_forward")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="there must be at least one"):
+        rome(tiny_model("gpt2", **keeps), [])
+    with pytest.raises(UserError, match="key='other' is not allowed: it must be one of mean, published"):
+        rome(tiny_model("gpt2", **keeps), [REQUEST], key="other")

@@ -1,0 +1,94 @@
+"""Keys of an edit: the coefficients that a subject has in a memory, and the second moments of all coefficients.
+
+    k*   mean of the coefficients at the last token of the subject, over texts that end in the prompt: the prompt alone, and
+         after each of some prefixes that the model writes itself (Meng et al. 2022, eq. 3)
+    C    E[m m^T] over the tokens of a corpus, not centred; for slots the sum over the heads of a group
+
+C depends on the model and the text, not on the request: it is computed once and kept in the cache under the hash of both. An
+interrupted pass goes on where it was.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.analysis.coefficients import of_keys, sites
+from xfresearch.analysis.prompts import padded, prompt_of
+from xfresearch.analysis.unfinished import Unfinished, digest_of
+from xfresearch.data.cache import cache_root
+from xfresearch.data.records import Record
+from xfresearch.editing.values import values_of
+from xfresearch.model_inputs import forward
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import captured, request
+from xfresearch.progress import stage
+
+PREFIXES = ((10, 5), (10, 10))  # (how many, tokens of each), as in the published code
+TOKENS = 100_000  # for C
+BATCH = 8
+
+
+def prefixes_of(lm, seed: int = 0) -> list[str]:
+    """What stands before the prompt: nothing, and texts that the model writes, each with a full stop."""
+    found = [""]
+    for count, length in PREFIXES:
+        seeds = [seed * 1000 + len(found) + number for number in range(count)]
+        texts = lm.generate([""] * count, max_new_tokens=length, temperature=1.0, top_p=1.0, seed=seeds)
+        found += [f"{text.strip().rstrip('.')}. " for text in texts]
+    return found
+
+
+def with_prefix(record: Record, prefix: str) -> Record:
+    """The record with a text before its prompt."""
+    return record._replace(prompt=prefix.replace("{}", "") + record.prompt)
+
+
+def keys_of(lm, place: str, record: Record, prefixes: list[str]) -> np.ndarray:
+    """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix."""
+    prompts = [prompt_of(lm, with_prefix(record, prefix)) for prefix in prefixes]
+    tokens_JL = padded([prompt.tokens for prompt in prompts], -(-max(len(p.tokens) for p in prompts) // BATCH) * BATCH)
+    m_JLK = coefficients(lm.config, place, lm.params, tokens_JL)
+    last_J = np.array([prompt.last for prompt in prompts])
+    m_JK = np.asarray(m_JLK[jnp.arange(len(prompts)), last_J], np.float64)
+    return m_JK.reshape(len(m_JK), -1, values_of(lm, place).values_GMV.shape[1])
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def coefficients(model: ModelConfig, place: str, params: dict, tokens_BL):
+    """[B, L, K]: the coefficients of a memory; those of experts times their gates."""
+    names = sites(model, place)
+    out = forward(model, params, tokens_BL, request(model, names))[1]
+    return of_keys(model, place, captured(model, out.captures, names), gated=True)
+
+
+def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarray:
+    """C [G, M, M] of a memory, in float64, over the first `tokens` tokens of the train split of `data` (by default the first
+    corpus of the model's run). Raises UserError if the text cannot be read."""
+    length = lm.run.sequence_length
+    tokens_NL = np.concatenate(list(lm.batches(data, "train", limit=max(1, tokens // length))))
+    of = ("covariance", place, lm.config, lm.params, tokens_NL)
+    kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
+    values = values_of(lm, place)
+    heads, M = sum(map(len, values.groups())), values.values_GMV.shape[1]
+    state = kept.load() or {"sum": np.zeros((heads, M, M)), "next": 0}
+    sum_HMM, first = np.array(state["sum"]), int(state["next"])
+    if first < len(tokens_NL):
+        with stage(f"covariance of {place}", tokens_NL.size, "tokens") as progress:
+            progress.update(first * length)
+            for row in range(first, len(tokens_NL), BATCH):
+                tokens_BL = tokens_NL[row : row + BATCH]
+                sum_HMM += np.asarray(_moments(lm.config, place, M, lm.params, tokens_BL), np.float64)
+                kept.save({"sum": sum_HMM, "next": row + len(tokens_BL)})
+                progress.update(tokens_BL.size)
+        kept.save({"sum": sum_HMM, "next": len(tokens_NL)}, ended=True)
+    return np.stack([sum_HMM[group].sum(0) for group in values.groups()]) / tokens_NL.size
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _moments(model: ModelConfig, place: str, M: int, params: dict, tokens_BL):
+    """[H, M, M]: the sum of m m^T over the tokens."""
+    m_BLK = coefficients(model, place, params, tokens_BL)
+    m_BLHM = m_BLK.reshape(*m_BLK.shape[:2], -1, M)
+    return jnp.einsum("blhm,blhn->hmn", m_BLHM, m_BLHM, precision="highest")

@@ -1,0 +1,129 @@
+"""What a memory should write for a subject, so that the model predicts the new object (Meng et al. 2022, eq. 4).
+
+A vector delta is added to what the sublayer of the memory computes (the tap `raw`) at the last token of the subject. It
+minimises
+
+    mean_j -log P(new object | prefix_j, prompt)  +  a KL(P_edited || P) after "<subject> is a"  +  b |delta| / |v|^2
+
+with Adam. v is what the sublayer computes there without a prefix. The norm of delta is at most c |v|. It stops when the
+first two terms are small. The constants are those of the published code, whose third term has the norm, not its square.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from xfresearch.analysis.coefficients import written_by
+from xfresearch.analysis.prompts import padded, prompt_of
+from xfresearch.data.records import Record
+from xfresearch.editing.keys import with_prefix
+from xfresearch.model_inputs import forward
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.taps import Patch, captured, request
+
+ESSENCE = "{} is a"  # the prompt of the second term: what the subject is should not change
+
+
+class Settings(NamedTuple):
+    """The constants of the loss and of Adam."""
+
+    steps: int = 20
+    rate: float = 0.5
+    essence: float = 0.0625  # a
+    decay: float = 0.5  # b
+    largest: float = 4.0  # c
+    enough: float = 0.05  # it stops at this loss
+
+
+PUBLISHED = Settings()
+
+
+class Found(NamedTuple):
+    delta_D: np.ndarray
+    losses: list[float]
+    probability: float  # of the new object, mean over the prefixes, with delta
+
+
+class _Texts(NamedTuple):
+    """J prompts with the new object, then the essence prompt."""
+
+    tokens_BL: np.ndarray
+    subject_B: np.ndarray  # position of the last token of the subject
+    target_BL: np.ndarray  # bool: the tokens of the new object
+    last: int  # the last token of the essence prompt
+
+
+def delta_for(lm, place: str, record: Record, prefixes: list[str], settings: Settings = PUBLISHED) -> Found:
+    """delta for the new object of a record. Raises UserError for an object that the tokenizer cannot make."""
+    texts = _texts(lm, record, prefixes)
+    tap = f"{written_by(place)}.raw"
+    value_D, before_V = _before(lm.config, tap, lm.params, texts)
+    optimizer = optax.adam(settings.rate)
+    delta_D = jnp.zeros_like(value_D)
+    state = optimizer.init(delta_D)
+    losses = []
+    for step in range(settings.steps):
+        arguments = (lm.config, tap, lm.params, texts, settings, value_D, before_V, delta_D)
+        (loss, (nll, near)), slope_D = _loss_and_slope(*arguments)
+        losses.append(float(loss))
+        if float(nll + near) < settings.enough or step == settings.steps - 1:
+            break
+        change_D, state = optimizer.update(slope_D, state)
+        delta_D = _clipped(delta_D + change_D, settings.largest * jnp.linalg.norm(value_D))
+    return Found(np.asarray(delta_D, np.float64), losses, float(jnp.exp(-nll)))
+
+
+def _texts(lm, record: Record, prefixes: list[str]) -> _Texts:
+    prompts = [prompt_of(lm, with_prefix(record, prefix), record.target_new) for prefix in prefixes]
+    essence = prompt_of(lm, record._replace(prompt=ESSENCE), record.target_new)
+    rows = [(*prompt.tokens, *prompt.target) for prompt in prompts] + [essence.tokens]
+    tokens_BL = padded(rows, -(-max(map(len, rows)) // 8) * 8)
+    target_BL = np.zeros(tokens_BL.shape, bool)
+    for row, prompt in enumerate(prompts):
+        target_BL[row, len(prompt.tokens) : len(rows[row])] = True
+    subject_B = np.array([prompt.last for prompt in (*prompts, essence)])
+    return _Texts(tokens_BL, subject_B, target_BL, len(essence.tokens) - 1)
+
+
+def _pass(model: ModelConfig, tap: str, params: dict, texts: _Texts, delta_D):
+    """The bound model and its output with delta at the last token of each subject."""
+    here_BL = jnp.arange(texts.tokens_BL.shape[1]) == texts.subject_B[:, None]
+    patch = Patch(jnp.add, (delta_D,), here_BL)
+    return forward(model, params, texts.tokens_BL, request(model, [tap], {tap: patch}))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _before(model: ModelConfig, tap: str, params: dict, texts: _Texts):
+    """v [D], of the prompt without a prefix, and log P [V] after the essence prompt."""
+    lm, out = _pass(model, tap, params, texts, jnp.zeros(()))
+    value_BLD = captured(model, out.captures, [tap])[tap]
+    logits_V = lm.logits(out.hidden_BLD[-1:, texts.last][:, None])[0, 0]
+    return value_BLD[0, texts.subject_B[0]], jax.nn.log_softmax(logits_V)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _loss_and_slope(model, tap: str, params: dict, texts: _Texts, settings: Settings, value_D, before_V, delta_D):
+    """(loss, (its first term, its second term)) and the gradient for delta."""
+
+    def loss(delta_D):
+        lm, out = _pass(model, tap, params, texts, delta_D)
+        log_p_BLV = jax.nn.log_softmax(lm.logits(out.hidden_BLD[:-1]))
+        own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], texts.tokens_BL[:-1, 1:, None], -1)[..., 0]
+        target_BL = texts.target_BL[:-1, 1:]
+        nll = -(jnp.where(target_BL, own_BL, 0.0).sum(1) / target_BL.sum(1)).mean()
+        after_V = jax.nn.log_softmax(lm.logits(out.hidden_BLD[-1:, texts.last][:, None])[0, 0])
+        near = settings.essence * (jnp.exp(after_V) * (after_V - before_V)).sum()
+        # The gradient of a norm at 0 is not a number; the first step starts there.
+        norm = jnp.sqrt(jnp.maximum((delta_D**2).sum(), jnp.finfo(delta_D.dtype).tiny))
+        return nll + near + settings.decay * norm / (value_D**2).sum(), (nll, near)
+
+    return jax.value_and_grad(loss, has_aux=True)(delta_D)
+
+
+def _clipped(delta_D, largest):
+    norm = jnp.linalg.norm(delta_D)
+    return jnp.where(norm > largest, delta_D * largest / norm, delta_D)

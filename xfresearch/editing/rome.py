@@ -1,0 +1,75 @@
+"""ROME: rank-one edits of a fact in the values of one memory (Meng et al. 2022).
+
+For each request, in order: the key k* of its subject, what the memory should write for it (optimise.py), and the change of
+the values that does so and least disturbs other keys (values.py). k* is the mean over the prefixes everywhere. The published
+code uses the mean for the direction C^-1 k*, and the key of the prompt alone for its length: the edit then writes delta
+times (C^-1 k* . k*) / (C^-1 k* . k_prompt), which now and then is many times delta and breaks the model (key="published").
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from xfresearch.data.records import Record
+from xfresearch.editing import report
+from xfresearch.editing.keys import TOKENS, covariance, keys_of, prefixes_of
+from xfresearch.editing.optimise import PUBLISHED, Settings, delta_for
+from xfresearch.editing.report import Edit
+from xfresearch.editing.values import rome_change, values_of, with_change
+from xfresearch.errors import UserError
+from xfresearch.progress import stage
+
+KEYS = ("mean", "published")
+RIDGE = 1e-4  # of the mean of C's diagonal: units that are never active have no variance
+
+
+def rome(
+    lm,
+    requests: Sequence[Record],
+    place: str = "",
+    data: str = "",
+    tokens: int = TOKENS,
+    key: str = "mean",
+    ridge: float = RIDGE,
+    settings: Settings = PUBLISHED,
+    seed: int = 0,
+):
+    """(edited model, report.Report) for requests with target_new, one after another.
+
+    place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (report.traced).
+    data, tokens: the corpus and the tokens of C (keys.py). key: 'mean' or 'published', see above. ridge: added to the
+    diagonal of C, relative to its mean. Raises UserError for requests that cannot be made."""
+    if key not in KEYS:
+        raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
+    report.check(lm, requests)
+    place = place or report.traced(lm, requests)
+    C_GMM = _ridged(covariance(lm, place, data, tokens), ridge)
+    prefixes = prefixes_of(lm, seed)
+    edited, edits = lm, []
+    with stage("ROME", len(requests), "edits") as progress:
+        for record in requests:
+            keys_JHM = keys_of(edited, place, record, prefixes)
+            mean_HM = keys_JHM.mean(0)
+            found = delta_for(edited, place, record, prefixes, settings)
+            values = values_of(edited, place)
+            change = rome_change(values, C_GMM, mean_HM, found.delta_D)
+            if key == "published":
+                change = change * _published(C_GMM, mean_HM, keys_JHM[0])
+            edited = with_change(edited, place, change)
+            norm = float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV))
+            edits.append(Edit(record, place, norm, found.losses, found.probability))
+            progress.update(1)
+    return edited, report.of(lm, edited, "rome", edits)
+
+
+def _ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
+    M = C_GMM.shape[-1]
+    return C_GMM + ridge * np.trace(C_GMM, axis1=1, axis2=2)[:, None, None] / M * np.eye(M)
+
+
+def _published(C_GMM: np.ndarray, mean_HM: np.ndarray, prompt_HM: np.ndarray) -> float:
+    """The factor by which the published code's change is larger."""
+    if len(mean_HM) > 1:
+        raise UserError("key='published' is not allowed for slots of several heads: it must be mean")
+    u_M = np.linalg.solve(C_GMM[0], mean_HM[0])
+    return float((u_M @ mean_HM[0]) / (u_M @ prompt_HM[0]))
