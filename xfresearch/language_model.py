@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from xfresearch import edits as edited
 from xfresearch import outline
 from xfresearch.checkpoints import store
 from xfresearch.config.reading import to_json
@@ -60,11 +61,18 @@ def abstract_params(model: ModelConfig, mesh=None) -> dict:
 
 class LanguageModel:
     """A language model: `.config` (ModelConfig), `.params` (nested dict of arrays, layers stacked), `.tokenizer` (None
-    for a folder without one), `.run` (Config of the run that trained it), `.step`, and `.source` (the record of the
-    Hugging Face folder that it came from, if any)."""
+    for a folder without one), `.run` (Config of the run that trained it), `.step`, `.source` (the record of the Hugging
+    Face folder that it came from, if any), and `.edits` (what editing did to it, with the arrays before)."""
 
     def __init__(
-        self, config: ModelConfig, params: dict, tokenizer, run: Config, step: int = 0, source: Source | None = None
+        self,
+        config: ModelConfig,
+        params: dict,
+        tokenizer,
+        run: Config,
+        step: int = 0,
+        source: Source | None = None,
+        edits: tuple[edited.Applied, ...] = (),
     ):
         self.config = config
         self.params = params
@@ -72,6 +80,7 @@ class LanguageModel:
         self.run = run
         self.step = step
         self.source = source
+        self.edits = edits
 
     def __repr__(self) -> str:
         """A few lines about the model: what it is, and where its parameters come from."""
@@ -83,7 +92,14 @@ class LanguageModel:
             "source": f"a Hugging Face folder of {self.source.dtype} tensors" if self.source else "xfresearch",
             "params": outline.placed(self.params),
         }
+        if self.edits:
+            parts["edits"] = ", ".join(edit.record["method"] for edit in self.edits)
         return f"LanguageModel\n{outline.lines(parts)}"
+
+    def with_params(self, params: dict, edits: tuple[edited.Applied, ...] | None = None) -> "LanguageModel":
+        """The same model with other parameters, and with other `edits` if they are given."""
+        edits = self.edits if edits is None else edits
+        return LanguageModel(self.config, params, self.tokenizer, self.run, self.step, self.source, edits)
 
     def tokens(self, text) -> jax.Array:
         """Token ids int32[B, L] of a text, or of several texts with equally many tokens, after the begin-of-text token if
@@ -216,6 +232,7 @@ class LanguageModel:
                 self.tokenizer.save(str(directory / "tokenizer"))
             if self.source is not None:
                 self.source.save(directory)
+            edited.save(directory, self.edits)
             store.save_params(directory, self.step, self.params)
 
     def export_hf(self, path, family: str = "", dtype: str = "", shard_bytes: int = 5 * 10**9) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
+from xfresearch import edits
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_intact
 from xfresearch.config.files import read_json
@@ -43,7 +44,7 @@ def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageM
     tokenizer = load_tokenizer(str(path / "tokenizer")) if exists(path / "tokenizer") else None
     model = with_dtype(run.model, dtype)
     step, params = _restore(path, step, abstract_params(model, mesh))
-    return LanguageModel(model, params, tokenizer, run, step, load_source(path))
+    return LanguageModel(model, params, tokenizer, run, step, load_source(path), edits.load(path))
 
 
 class Stored(NamedTuple):

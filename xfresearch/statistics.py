@@ -26,6 +26,19 @@ def mean_interval(values, confidence: float = 0.95) -> tuple[float, float]:
     return float(values.mean()), float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
 
 
+def bootstrap_interval(statistic, *columns, confidence: float = 0.95, resamples: int = 2000) -> tuple[float, float, float]:
+    """The statistic of columns of values, and the ends of its bootstrap interval: percentiles over resampled rows. The seed
+    is fixed. The ends are NaN for fewer than two rows."""
+    columns = [np.asarray(column, np.float64) for column in columns]
+    value, count = float(statistic(*columns)), len(columns[0])
+    if count < 2 or math.isnan(value):
+        return value, math.nan, math.nan
+    rows = np.random.default_rng(0).integers(count, size=(resamples, count))
+    found = [statistic(*(column[chosen] for column in columns)) for chosen in rows]
+    low, high = np.nanquantile(found, (0.5 - confidence / 2, 0.5 + confidence / 2))
+    return value, float(low), float(high)
+
+
 def ratio_interval(above, below) -> tuple[float, float]:
     """mean(above) / mean(below) of independent pairs and the half width of its 95 % confidence interval, to first order.
     NaN if the mean of `below` is 0."""

@@ -12,7 +12,7 @@ from xfresearch.analysis import unfinished
 from xfresearch.data.records import Record
 from xfresearch.editing import keys
 from xfresearch.editing.keys import covariance, keys_of, prefixes_of
-from xfresearch.editing.optimise import Settings, delta_for
+from xfresearch.editing.optimise import PUBLISHED, Settings, delta_for
 from xfresearch.editing.report import Edit, of
 from xfresearch.editing.rome import rome
 from xfresearch.models import transformer
@@ -20,7 +20,7 @@ from xfresearch.models import transformer
 REQUEST = Record("Ada", "{} plays", "a", "b")
 PREFIXES = ["", "xy. ", "long one. "]
 LAST = Record("Ada", "plays {}", "a", "b")  # the prompt ends with its subject, so the last layer's memory decides
-STRONG = Settings(steps=60, largest=50.0)  # the parameters are random
+STRONG = PUBLISHED._replace(steps=60, largest=50.0)  # the parameters are random
 PLACES = [("gpt2", "blocks.1.feed_forward"), ("moe", "blocks.1.feed_forward"), ("all_attention", "blocks.1.attention")]
 
 
@@ -105,13 +105,13 @@ def test_delta_follows_the_gradient_of_the_published_loss(keeps):
         near = 0.7 * (jnp.exp(after) * (after - before)).sum()
         return total + near + (decay * jnp.linalg.norm(delta) / (start**2).sum() if decay else 0.0)
 
-    settings = Settings(steps=2, rate=0.01, essence=0.7, decay=0.2, enough=0.0)
+    settings = Settings(2, 0.01, "one", essence=0.7, decay=0.2, enough=0.0)
     found = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, settings)
     slope = jax.grad(lambda delta: loss(delta, decay=0.0))(jnp.zeros(lm.config.width))  # a norm has none at 0
     np.testing.assert_allclose(found.delta_D, -0.01 * np.sign(slope), rtol=1e-2)
     assert found.losses[0] == pytest.approx(float(loss(jnp.zeros(lm.config.width), decay=0.0)), rel=1e-4)
     assert found.losses[1] == pytest.approx(float(loss(jnp.asarray(found.delta_D, jnp.float32))), rel=1e-4)
-    clipped = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, Settings(rate=50.0, largest=0.1, enough=0.0))
+    clipped = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, Settings(20, 50.0, "one", largest=0.1, enough=0.0))
     assert np.linalg.norm(clipped.delta_D) <= 0.1 * np.linalg.norm(start) * (1 + 1e-5)
 
 
@@ -121,7 +121,7 @@ def test_the_model_says_the_new_object(name, place, keeps):
     edited, report = rome(lm, [LAST], place, tokens=20 * lm.run.sequence_length, settings=STRONG)
     first = lm.tokens("plays Ada b")[0, -2]  # the space; what follows it does not depend on the memory at the subject
     before, after = (float(jax.nn.log_softmax(each(LAST.text)[0, -1])[first]) for each in (lm, edited))
-    assert after > before + 0.3 and report.new_after[0] > 1.3 * report.new_before[0]
+    assert after > before + 0.3 and report.after.new[0] > 1.3 * report.before.new[0]
     assert report.edits[0].norm > 0 and report.edits[0].losses[-1] < report.edits[0].losses[0]
     changed = jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), lm.params, edited.params))
     assert sum(changed) == 1  # one array
@@ -133,8 +133,9 @@ def test_an_edit_that_changes_nothing_or_too_much_is_a_failure(keeps):
     _, report = rome(lm, [REQUEST], place, tokens=tokens, settings=Settings(largest=0.0, enough=0.0))
     assert any("the edit changed nothing" in line for line in report.failures)
     untrained = LanguageModel(lm.config, transformer.init(lm.config, jax.random.key(0)), lm.tokenizer, lm.run)
-    report = of(untrained, lm, "rome", [Edit(REQUEST, place, 1.0, [1.0], 1.0)])  # its random parameters are worse
-    assert any("the model is broken: the held-out loss went from 5." in line for line in report.failures)
+    edits = [Edit(REQUEST, (place,), (1.0,), [1.0], 1.0)]
+    _, report = of(untrained, lm, "rome", edits, {})  # its random parameters are worse
+    assert any("the model is broken: held-out text went from" in line for line in report.failures)
 
 
 def test_the_published_key_changes_only_the_length(keeps):
@@ -152,7 +153,7 @@ def test_the_published_key_changes_only_the_length(keeps):
 @pytest.mark.parametrize(
     "request_, words",
     [
-        (REQUEST._replace(target_new=""), "request 0, 'Ada plays', has no target_new"),
+        (REQUEST._replace(target_new=""), "request 0, 'Ada', has no target_new"),
         (REQUEST._replace(target_new="a"), "target_new='a' is not allowed: it is the object before"),
         (REQUEST._replace(target_new=" "), "target ' ' is not allowed after 'Ada plays'"),
     ],

@@ -41,6 +41,8 @@ class Scores(NamedTuple):
 
     recalled: np.ndarray  # bool [N]: every token of the object is the most likely one
     log_probability: np.ndarray  # float64 [N]: of the object, in nats
+    right: np.ndarray  # float64 [N]: share of the object's tokens that are the most likely one
+    tokens: np.ndarray  # int [N]: of the object
 
 
 def recall(lm, facts: Sequence[Fact] | None = None, data: str | None = None) -> Result:
@@ -76,7 +78,7 @@ def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "reca
     longest = _rounded(max(len(ids) - start for ids, start in rows), 4)
     length = max(len(ids) for ids, _ in rows)
     check_length(lm.config, length)
-    length = min(_rounded(length, 16), longest_sequence(lm.config) or sys.maxsize)
+    length = min(_rounded(length, 8), longest_sequence(lm.config) or sys.maxsize)
     tokens_NL = np.zeros((len(rows), length), np.int32)
     for row, (ids, _) in enumerate(rows):
         tokens_NL[row, : len(ids)] = ids
@@ -88,8 +90,9 @@ def score(lm, prompts: Sequence[str], objects: Sequence[str], title: str = "reca
             chosen = np.minimum(np.arange(first, first + batch), len(rows) - 1)  # the last batch repeats its last row
             parts.append(_score(lm.config, longest, lm.params, tokens_NL[chosen], lengths_N2[chosen]))
             progress.update(min(batch, len(rows) - first))
-    recalled, log_p = (np.concatenate([np.asarray(part[n]) for part in parts])[: len(rows)] for n in (0, 1))
-    return Scores(recalled, log_p.astype(np.float64))
+    right, log_p = (np.concatenate([np.asarray(part[n]) for part in parts])[: len(rows)] for n in (0, 1))
+    tokens = np.diff(lengths_N2)[:, 0]
+    return Scores(right == tokens, log_p.astype(np.float64), right / tokens, tokens)
 
 
 def _rounded(count: int, unit: int) -> int:
@@ -109,8 +112,8 @@ def _tokens(lm, prompt: str, object_: str) -> tuple[list[int], int]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _score(model: ModelConfig, longest: int, params: dict, tokens_BL, lengths_B2):
-    """recalled bool [B] and log probability [B] of the objects, which have at most `longest` tokens. lengths_B2: numbers of
-    tokens of the prompt, and of prompt and object."""
+    """How many tokens are the most likely ones [B], and the log probability [B] of the objects, which have at most `longest`
+    tokens. lengths_B2: numbers of tokens of the prompt, and of prompt and object."""
     start_B1, end_B1 = lengths_B2[:, :1], lengths_B2[:, 1:]
     segments_BL = (jnp.arange(tokens_BL.shape[1]) < end_B1).astype(jnp.int32)
     lm, out = forward(model, params, tokens_BL, segments_BL=segments_BL)
@@ -122,7 +125,7 @@ def _score(model: ModelConfig, longest: int, params: dict, tokens_BL, lengths_B2
     logits_BOV = lm.logits(jnp.take_along_axis(out.hidden_BLD, at_BO[..., None] - 1, 1))
     right_BO = logits_BOV.argmax(-1) == target_BO
     log_p_BO = jnp.take_along_axis(jax.nn.log_softmax(logits_BOV), target_BO[..., None], 2)[..., 0]
-    return (right_BO | ~is_object_BO).all(1), jnp.where(is_object_BO, log_p_BO, 0.0).sum(1)
+    return (right_BO & is_object_BO).sum(1), jnp.where(is_object_BO, log_p_BO, 0.0).sum(1)
 
 
 def _of_facts(lm, known: list[Fact]) -> dict[str, tuple[np.ndarray, np.ndarray]]:

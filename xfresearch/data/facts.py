@@ -11,7 +11,7 @@ same templates in the train split, so a model that knows the fact and the relati
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,13 +52,13 @@ def facts_of(corpus: str, key: str = "data") -> list[Fact]:
     return facts(path)
 
 
-def neighbours(known: list[Fact], fact: Fact) -> list[Fact]:
+def neighbours(known: Sequence[Fact], fact: Fact) -> list[Fact]:
     """The facts of other subjects with the same relation and object: an edit of `fact` must not change them."""
     same = (fact.relation, fact.object)
     return [each for each in known if (each.relation, each.object) == same and each.subject != fact.subject]
 
 
-def consequences(known: list[Fact], fact: Fact, new: str) -> list[Fact]:
+def consequences(known: Sequence[Fact], fact: Fact, new: str) -> list[Fact]:
     """The facts that follow by CHAINS if the object of `fact` becomes `new`, with their new objects.
 
     Only facts of `known` are returned: the subject's own if the relation is the first of a chain, those of all subjects that

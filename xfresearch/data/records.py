@@ -2,7 +2,7 @@
 
 A file is a JSON list of records in one of these forms:
 
-    ours         subject, prompt ('{}' stands for the subject), target, target_new, relation, paraphrases, neighbours
+    ours         the fields of Record; a request of an edit may have a relation instead of a prompt
     CounterFact  as published (requested_rewrite, paraphrase_prompts, neighborhood_prompts), or one prompt of each kind in
                  flat form (ground_truth, rephrase_prompt, locality_prompt)
     zsRE         of MEND: src, pred, alt, rephrase, loc, loc_ans
@@ -10,11 +10,12 @@ A file is a JSON list of records in one of these forms:
 """
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from etils import epath
 
-from xfresearch.data.facts import Fact, facts_of, neighbours
+from xfresearch.data.facts import Fact, consequences, facts_of, neighbours, sentence
 from xfresearch.errors import UserError
 
 
@@ -26,6 +27,8 @@ class Record(NamedTuple):
     relation: str = ""
     paraphrases: tuple[str, ...] = ()  # other prompts of the fact
     neighbours: tuple[tuple[str, str], ...] = ()  # prompts of other facts, which an edit must keep, and their objects
+    consequences: tuple[tuple[str, str, str], ...] = ()  # prompts of facts that follow, their objects after and before
+    references: tuple[str, ...] = ()  # texts about other subjects with the object target_new
 
     @property
     def text(self) -> str:
@@ -42,11 +45,19 @@ def records(source: str) -> list[Record]:
     return [record_of(fact, known) for fact in known]
 
 
-def record_of(fact: Fact, known: list[Fact]) -> Record:
-    """The fact with its first prompt; its other prompts as paraphrases, those held out first; and its neighbours."""
+def record_of(fact: Fact, known: Sequence[Fact], new: str = "") -> Record:
+    """The fact with its first prompt; its other prompts as paraphrases, those held out first; and its neighbours. With the
+    object `new` after an edit: what follows from it, and the sentences of other subjects with this object."""
     prompt = fact.prompts[0].replace(fact.subject, "{}", 1)
     near = tuple((each.prompts[0], each.object) for each in neighbours(known, fact))
-    return Record(fact.subject, prompt, fact.object, "", fact.relation, (*fact.held_out, *fact.prompts[1:]), near)
+    record = Record(fact.subject, prompt, fact.object, new, fact.relation, (*fact.held_out, *fact.prompts[1:]), near)
+    if not new:
+        return record
+    before = {(each.subject, each.relation): each.object for each in known}
+    follow = [(each, before[each.subject, each.relation]) for each in consequences(known, fact, new)]
+    changed = tuple((each.prompts[0], each.object, old) for each, old in follow if each.object != old)
+    same = neighbours(known, fact._replace(object=new))
+    return record._replace(consequences=changed, references=tuple(sentence(f.prompts[0], f.object) for f in same))
 
 
 TEXTS = ("subject", "prompt", "target", "target_new", "relation")
@@ -79,6 +90,8 @@ def _checked(where: str, row) -> Record:
             raise UserError(f"{where}: {name}={json.dumps(fields[name])[:60]} is not allowed: it must be a string")
     if not fields["subject"]:
         raise UserError(f"{where}: subject='' is not allowed: it must be a part of the prompt")
+    if not fields["prompt"]:
+        return Record(**fields)
     if "{}" not in fields["prompt"]:
         if fields["subject"] not in fields["prompt"]:
             raise UserError(f"{where}: subject {fields['subject']!r} is not in prompt {fields['prompt']!r}")
@@ -108,6 +121,9 @@ def _fields(row: dict) -> dict:
     unknown = set(row) - set(Record._fields)
     if unknown:
         raise ValueError(f"key {sorted(unknown)[0]!r} is not allowed: it must be one of {', '.join(Record._fields)}")
-    fields = {name: row[name] for name in row} | {"subject": row["subject"], "prompt": row["prompt"]}
-    fields["paraphrases"] = tuple(row.get("paraphrases", ()))
-    return fields | {"neighbours": tuple((prompt, answer) for prompt, answer in row.get("neighbours", ()))}
+    fields = dict(row) | {"subject": row["subject"], "prompt": row.get("prompt", "") if "relation" in row else row["prompt"]}
+    for name in ("paraphrases", "references"):
+        fields[name] = tuple(row.get(name, ()))
+    for name in ("neighbours", "consequences"):
+        fields[name] = tuple(tuple(each) for each in row.get(name, ()))
+    return fields

@@ -28,6 +28,7 @@ from xfresearch.progress import stage
 PREFIXES = ((10, 5), (10, 10))  # (how many, tokens of each), as in the published code
 TOKENS = 100_000  # for C
 BATCH = 8
+RIDGE = 1e-4  # of the mean of C's diagonal: units that are never active have no variance
 
 
 def prefixes_of(lm, seed: int = 0) -> list[str]:
@@ -84,6 +85,12 @@ def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarr
                 progress.update(tokens_BL.size)
         kept.save({"sum": sum_HMM, "next": len(tokens_NL)}, ended=True)
     return np.stack([sum_HMM[group].sum(0) for group in values.groups()]) / tokens_NL.size
+
+
+def ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
+    """C with `ridge` times the mean of its diagonal added to the diagonal."""
+    M = C_GMM.shape[-1]
+    return C_GMM + ridge * np.trace(C_GMM, axis1=1, axis2=2)[:, None, None] / M * np.eye(M)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -1,16 +1,19 @@
 """What a memory should write for a subject, so that the model predicts the new object (Meng et al. 2022, eq. 4).
 
-A vector delta is added to what the sublayer of the memory computes (the tap `raw`) at the last token of the subject. It
-minimises
+A vector delta is added to what the sublayer of the memory computes (the tap `raw`) at the last token of the subject; for
+MEMIT, to the residual stream after it. It minimises
 
     mean_j -log P(new object | prefix_j, prompt)  +  a KL(P_edited || P) after "<subject> is a"  +  b |delta| / |v|^2
 
 with Adam. v is what the sublayer computes there without a prefix. The norm of delta is at most c |v|. It stops when the
-first two terms are small. The constants are those of the published code, whose third term has the norm, not its square.
+first two terms are small. The constants are those of the published code, whose third term has the norm, not its square. But
+the published learning rate suits GPT-2 XL alone: here it is relative to the root mean square of v, and there are more steps.
+The published code also differs from the paper and from this in two points: it reads the second term at the subject, not
+after the last word, and it stops when all three terms are small.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,15 +34,17 @@ ESSENCE = "{} is a"  # the prompt of the second term: what the subject is should
 class Settings(NamedTuple):
     """The constants of the loss and of Adam."""
 
-    steps: int = 20
+    steps: int = 30
     rate: float = 0.5
+    unit: Literal["value", "one"] = "value"  # of the rate: the root mean square of v, or 1 as in the published code
     essence: float = 0.0625  # a
     decay: float = 0.5  # b
     largest: float = 4.0  # c
     enough: float = 0.05  # it stops at this loss
 
 
-PUBLISHED = Settings()
+DEFAULT = Settings()
+PUBLISHED = Settings(steps=20, unit="one")
 
 
 class Found(NamedTuple):
@@ -57,17 +62,21 @@ class _Texts(NamedTuple):
     last: int  # the last token of the essence prompt
 
 
-def delta_for(lm, place: str, record: Record, prefixes: list[str], settings: Settings = PUBLISHED) -> Found:
-    """delta for the new object of a record. Raises UserError for an object that the tokenizer cannot make."""
+def delta_for(
+    lm, place: str, record: Record, prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
+) -> Found:
+    """delta for the new object of a record, at a site of the sublayer that has the memory. Raises UserError for an object
+    that the tokenizer cannot make."""
     texts = _texts(lm, record, prefixes)
-    tap = f"{written_by(place)}.raw"
+    tap = f"{written_by(place)}.{site}"
     value_D, before_V = _before(lm.config, tap, lm.params, texts)
-    optimizer = optax.adam(settings.rate)
+    unit = float(jnp.sqrt((value_D**2).mean())) if settings.unit == "value" else 1.0
+    optimizer = optax.adam(settings.rate * unit)
     delta_D = jnp.zeros_like(value_D)
     state = optimizer.init(delta_D)
-    losses = []
+    losses, weights = [], (settings.essence, settings.decay)
     for step in range(settings.steps):
-        arguments = (lm.config, tap, lm.params, texts, settings, value_D, before_V, delta_D)
+        arguments = (lm.config, tap, lm.params, texts, weights, value_D, before_V, delta_D)
         (loss, (nll, near)), slope_D = _loss_and_slope(*arguments)
         losses.append(float(loss))
         if float(nll + near) < settings.enough or step == settings.steps - 1:
@@ -106,8 +115,8 @@ def _before(model: ModelConfig, tap: str, params: dict, texts: _Texts):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _loss_and_slope(model, tap: str, params: dict, texts: _Texts, settings: Settings, value_D, before_V, delta_D):
-    """(loss, (its first term, its second term)) and the gradient for delta."""
+def _loss_and_slope(model, tap: str, params: dict, texts: _Texts, weights, value_D, before_V, delta_D):
+    """(loss, (its first term, its second term)) and the gradient for delta. weights: a and b."""
 
     def loss(delta_D):
         lm, out = _pass(model, tap, params, texts, delta_D)
@@ -116,10 +125,10 @@ def _loss_and_slope(model, tap: str, params: dict, texts: _Texts, settings: Sett
         target_BL = texts.target_BL[:-1, 1:]
         nll = -(jnp.where(target_BL, own_BL, 0.0).sum(1) / target_BL.sum(1)).mean()
         after_V = jax.nn.log_softmax(lm.logits(out.hidden_BLD[-1:, texts.last][:, None])[0, 0])
-        near = settings.essence * (jnp.exp(after_V) * (after_V - before_V)).sum()
+        near = weights[0] * (jnp.exp(after_V) * (after_V - before_V)).sum()
         # The gradient of a norm at 0 is not a number; the first step starts there.
         norm = jnp.sqrt(jnp.maximum((delta_D**2).sum(), jnp.finfo(delta_D.dtype).tiny))
-        return nll + near + settings.decay * norm / (value_D**2).sum(), (nll, near)
+        return nll + near + weights[1] * norm / (value_D**2).sum(), (nll, near)
 
     return jax.value_and_grad(loss, has_aux=True)(delta_D)
 

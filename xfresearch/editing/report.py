@@ -1,92 +1,158 @@
-"""What an edit did: requests checked before it, and what each of them changed after it."""
+"""The report of an edit: the metrics before and after, what else changed, and which requests failed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.analysis.coefficients import places
-from xfresearch.analysis.prompts import prompt_of
+from xfresearch import edits as carried
 from xfresearch.analysis.recall import score
-from xfresearch.analysis.trace import CLASSES, trace
+from xfresearch.analysis.result import Result, Table
+from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
+from xfresearch.editing.metrics import KINDS, Measured, measure, summary
 from xfresearch.errors import UserError
+from xfresearch.statistics import mean_interval
 
 BROKEN = 0.1  # a relative rise of the held-out loss above this breaks the model
 ROWS = 16  # of held-out text
+OTHERS = 400  # other facts that are asked, at most
 
 
 class Edit(NamedTuple):
     """One request, and how its change was found."""
 
     record: Record
-    place: str
-    norm: float  # of the change, relative to that of the values
+    places: tuple[str, ...]
+    norms: tuple[float, ...]  # of the change of each place, relative to that of its values
     losses: list[float]  # of each step of the optimisation
-    probability: float  # of the new object with delta, which the change of the values should reach
+    probability: float  # of the new object in the optimisation, which the change of the values should reach
+
+
+class Drift(NamedTuple):
+    """What an edit must not change: bits per byte of held-out text, and the share of the other facts that are recalled. NaN
+    where there is no text, or no facts are known."""
+
+    bits_per_byte: float
+    others: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """new_before, new_after, old_after [requests]: probabilities of the new and of the old object after the prompt.
-    loss_before, loss_after: held-out, in nats per token. failures: a line for each request that failed, and for a broken
-    model."""
+    """What an edit did. failures: a line for each request that failed, and for a broken model."""
 
     method: str
+    settings: dict
     edits: list[Edit]
-    new_before: np.ndarray
-    new_after: np.ndarray
-    old_after: np.ndarray
-    loss_before: float
-    loss_after: float
-    failures: list[str] = field(default_factory=list)
+    before: Measured
+    after: Measured
+    drift_before: Drift
+    drift_after: Drift
+    failures: list[str]
+
+    def summary(self) -> dict[str, tuple]:
+        """{name: (before, after, low, high)}: means over the requests, and the 95 % interval of the mean after."""
+        before, after = summary(self.before), summary(self.after)
+        return {name: (before[name][0], *after[name]) for name in before if after[name][0] == after[name][0]}
+
+    def as_dict(self) -> dict:
+        """The report as values of JSON."""
+        rows = [
+            {
+                **{key: value for key, value in edit.record._asdict().items() if value},
+                "places": edit.places,
+                "norms": edit.norms,
+                "losses": edit.losses,
+                "probabilities": {"new before": float(new), "new after": float(after), "old after": float(old)},
+                "probability in the optimisation": edit.probability,
+            }
+            for edit, new, after, old in zip(self.edits, self.before.new, self.after.new, self.after.old, strict=True)
+        ]
+        found = {"method": self.method, "settings": self.settings, "failures": self.failures, "requests": rows}
+        names = ("before", "after", "low", "high")
+        found["metrics"] = {name: dict(zip(names, row, strict=True)) for name, row in self.summary().items()}
+        return found | {"before": self.drift_before._asdict(), "after": self.drift_after._asdict()}
+
+    def result(self, step: int) -> Result:
+        """The report as data, tables and a page (analysis/result.py)."""
+        rows = [(name, *(_rounded(value) for value in found)) for name, found in self.summary().items()]
+        drift = [
+            (name.replace("_", " "), *(_rounded(getattr(d, name)) for d in (self.drift_before, self.drift_after)))
+            for name in Drift._fields
+        ]
+        tables = [Table("Metrics", "means over the requests", ("metric", "before", "after", "low", "high"), rows)]
+        tables.append(Table("What else changed", "", ("", "before", "after"), drift))
+        tables.append(self._requests())
+        if self.failures:
+            tables.append(Table("Failures", "", ("failure",), [(line,) for line in self.failures]))
+        data = {"new_before": self.before.new, "new_after": self.after.new, "old_after": self.after.old}
+        data |= {name.replace(", ", "_").replace(" ", "_"): value for name, value in self.after.values.items()}
+        means = {name: mean_interval(self.after.values[f"{name}, score"]) for name in KINDS}
+        about = f"{self.method}, {len(self.edits)} requests, {', '.join(self.edits[0].places)}"
+        return Result("edit", about, step, data, means, (), tuple(tables))
+
+    def _requests(self) -> Table:
+        columns = ("request", "new object", "P(new) before", "after", "object before", "P after", "change of the values")
+        rows = []
+        for edit, *found in zip(self.edits, self.before.new, self.after.new, self.after.old, strict=True):
+            new, after, old = map(_rounded, found)
+            record = edit.record
+            rows.append((record.text, record.target_new, new, after, record.target, old, _rounded(max(edit.norms))))
+        return Table("Requests", "probabilities of the whole object", columns, rows)
 
 
-def check(lm, requests: Sequence[Record]) -> None:
-    """Raises UserError, before anything is computed, for requests that cannot be made."""
-    if not requests:
-        raise UserError("requests=[] is not allowed: there must be at least one")
-    if lm.tokenizer is None:
-        raise UserError("this model has no tokenizer, so it cannot read a request")
-    for number, record in enumerate(requests):
-        if not record.target_new:
-            raise UserError(f"request {number}, {record.text!r}, has no target_new: it must be the new object")
-        if record.target_new == record.target:
-            raise UserError(f"request {number}: target_new={record.target_new!r} is not allowed: it is the object before")
-        prompt_of(lm, record, record.target_new)
+def _rounded(value: float) -> float | str:
+    return round(float(value), 4) if value == value else ""
 
 
-def traced(lm, requests: Sequence[Record]) -> str:
-    """The memory that the model's own trace of the requests finds: where restoring its sublayer at the last token of the
-    subject helps most (analysis/trace.py). Raises UserError if the model knows none of the objects."""
-    found = trace(lm, [record for record in requests if record.target]).data
-    best = {}
-    for place in places(lm.config):
-        _, number, sublayer = place.split(".")[:3]
-        value = "slots" if sublayer == "attention" else "feed_forward"
-        best[place] = found[value][int(number), CLASSES.index("last subject")]
-    return max(best, key=best.get)
+def of(before, after, method: str, edits: list[Edit], settings: dict, known: Sequence[Fact] | None = None):
+    """(the model after the edits, which carries them, and their report). known: facts, to measure what else changed."""
+    requests = [edit.record for edit in edits]
+    measured = [measure(lm, requests) for lm in (before, after)]
+    drifts = [drift(lm, requests, known) for lm in (before, after)]
+    failures = failed(edits, *measured)
+    if drifts[1].bits_per_byte > (1 + BROKEN) * drifts[0].bits_per_byte or np.isinf(drifts[1].bits_per_byte):
+        change = f"from {drifts[0].bits_per_byte:.3f} to {drifts[1].bits_per_byte:.3f} bits per byte"
+        failures.append(f"the model is broken: held-out text went {change}")
+    report = Report(method, settings, edits, *measured, *drifts, failures)
+    applied = carried.applied(before.config, before.params, after.params, report.as_dict())
+    return after.with_params(after.params, (*before.edits, applied)), report
 
 
-def of(before, after, method: str, edits: list[Edit]) -> Report:
-    """The report of edits that made the model `after` of `before`."""
-    records = [edit.record for edit in edits]
-    texts, new = [record.text for record in records], [record.target_new for record in records]
-    new_before, new_after = (np.exp(score(lm, texts, new, "edits").log_probability) for lm in (before, after))
-    old = [record.target or record.target_new for record in records]
-    old_after = np.exp(score(after, texts, old, "edits").log_probability)
-    old_after[[not record.target for record in records]] = np.nan
-    rows_NL = next(iter(before.batches(batch_size=ROWS, limit=ROWS)))
-    losses = [float(np.asarray(lm.loss(rows_NL)).mean()) for lm in (before, after)]
+def drift(lm, requests: Sequence[Record], known: Sequence[Fact] | None = None) -> Drift:
+    """What an edit must not change. The other facts are asked with a held-out prompt; those that follow from the requests
+    are left out."""
+    edited = {record.text for record in requests} | {text for record in requests for text, *_ in record.consequences}
+    others = [fact for fact in known or () if not edited & set(fact.prompts)]
+    asked = others[:: max(1, -(-len(others) // OTHERS))]
+    recalled = np.nan
+    if asked:
+        prompts = [(*fact.held_out, *fact.prompts)[0] for fact in asked]
+        recalled = float(score(lm, prompts, [fact.object for fact in asked], "other facts").recalled.mean())
+    return Drift(_bits_per_byte(lm), recalled)
+
+
+def _bits_per_byte(lm) -> float:
+    """Of the first rows of the held-out text; NaN if there is none."""
+    try:
+        rows_NL = next(iter(lm.batches(batch_size=ROWS, limit=ROWS)), None)
+    except UserError:  # a model from elsewhere may have no corpus here
+        return np.nan
+    if rows_NL is None:
+        return np.nan
+    count = sum(len(lm.tokenizer.token_bytes[token]) for token in rows_NL[:, 1:].ravel())
+    value = float(np.asarray(lm.loss(rows_NL), np.float64).sum()) / np.log(2) / count
+    return value if value == value else np.inf
+
+
+def failed(edits: list[Edit], before: Measured, after: Measured) -> list[str]:
+    """A line for each request whose edit changed nothing, or not enough."""
     failures = []
     for number, edit in enumerate(edits):
-        if edit.norm == 0 or new_after[number] <= new_before[number]:
-            failures.append(f"request {number}, {texts[number]!r}: the edit changed nothing")
-        elif new_after[number] <= old_after[number]:
-            kept = f"{old[number]!r} is still more likely than {new[number]!r}"
-            failures.append(f"request {number}, {texts[number]!r}: {kept}")
-    if losses[1] > (1 + BROKEN) * losses[0] or not np.isfinite(losses[1]):
-        change = f"from {losses[0]:.3f} to {losses[1]:.3f} nats per token"
-        failures.append(f"the model is broken: the held-out loss went {change}")
-    return Report(method, edits, new_before, new_after, old_after, *losses, failures)
+        name = f"request {number}, {edit.record.text!r}"
+        if not any(edit.norms) or after.new[number] <= before.new[number]:
+            failures.append(f"{name}: the edit changed nothing")
+        elif after.new[number] <= after.old[number]:
+            failures.append(f"{name}: {edit.record.target!r} is still more likely than {edit.record.target_new!r}")
+    return failures

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
-from xfresearch.editing.keys import TOKENS, covariance, keys_of, prefixes_of
-from xfresearch.editing.optimise import PUBLISHED, Settings, delta_for
+from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes_of, ridged
+from xfresearch.editing.optimise import DEFAULT, Settings, delta_for
 from xfresearch.editing.report import Edit
+from xfresearch.editing.requests import prepared, traced
 from xfresearch.editing.values import rome_change, values_of, with_change
 from xfresearch.errors import UserError
 from xfresearch.progress import stage
 
 KEYS = ("mean", "published")
-RIDGE = 1e-4  # of the mean of C's diagonal: units that are never active have no variance
 
 
 def rome(
@@ -31,19 +32,21 @@ def rome(
     tokens: int = TOKENS,
     key: str = "mean",
     ridge: float = RIDGE,
-    settings: Settings = PUBLISHED,
+    settings: Settings = DEFAULT,
     seed: int = 0,
+    known: Sequence[Fact] | None = None,
 ):
     """(edited model, report.Report) for requests with target_new, one after another.
 
     place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (report.traced).
     data, tokens: the corpus and the tokens of C (keys.py). key: 'mean' or 'published', see above. ridge: added to the
-    diagonal of C, relative to its mean. Raises UserError for requests that cannot be made."""
+    diagonal of C, relative to its mean. known: facts, to measure what else changed (report.py). Raises UserError for
+    requests that cannot be made."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
-    report.check(lm, requests)
-    place = place or report.traced(lm, requests)
-    C_GMM = _ridged(covariance(lm, place, data, tokens), ridge)
+    requests, known = prepared(lm, requests, known)
+    place = place or traced(lm, requests)
+    C_GMM = ridged(covariance(lm, place, data, tokens), ridge)
     prefixes = prefixes_of(lm, seed)
     edited, edits = lm, []
     with stage("ROME", len(requests), "edits") as progress:
@@ -57,14 +60,9 @@ def rome(
                 change = change * _published(C_GMM, mean_HM, keys_JHM[0])
             edited = with_change(edited, place, change)
             norm = float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV))
-            edits.append(Edit(record, place, norm, found.losses, found.probability))
+            edits.append(Edit(record, (place,), (norm,), found.losses, found.probability))
             progress.update(1)
-    return edited, report.of(lm, edited, "rome", edits)
-
-
-def _ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
-    M = C_GMM.shape[-1]
-    return C_GMM + ridge * np.trace(C_GMM, axis1=1, axis2=2)[:, None, None] / M * np.eye(M)
+    return report.of(lm, edited, "rome", edits, {"key": key, "ridge": ridge, **settings._asdict()}, known)
 
 
 def _published(C_GMM: np.ndarray, mean_HM: np.ndarray, prompt_HM: np.ndarray) -> float:

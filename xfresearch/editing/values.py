@@ -13,6 +13,13 @@ group. With Lagrange multipliers lambda [D] it is
     S    = sum_g sum_hh' (m*_h^T C_g^-1 m*_h') W_h^T W_h'
 
 For one head with W = 1 this is the paper's C^-1 k* (v* - W k*)^T / (k*^T C^-1 k*).
+
+MEMIT (Meng et al. 2023, eq. 14) asks for the writes R [N, D] of N keys at once, and trades them against what other keys
+write: the minimum of a sum_g tr(dv_g^T C_g dv_g) + sum_n |written by key n - R_n|^2. Its solution has the same form,
+
+    dv_g = (a C_g)^-1 sum_n sum_h m_nh (W_h mu_n)^T        (S + 1) mu = R
+
+with the S of all pairs of keys. For one head with W = 1 this is the paper's (a C + K^T K)^-1 K^T R.
 """
 
 from typing import NamedTuple
@@ -20,12 +27,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
+from scipy.sparse import linalg as sparse_linalg
 
 from xfresearch.analysis.coefficients import slots, where
 from xfresearch.errors import UserError
 from xfresearch.language_model import LanguageModel
 from xfresearch.models import layers
 from xfresearch.models.mixers.memory import wide_slots
+
+STEPS = 5000  # of conjugate gradients, at most
 
 
 class Values(NamedTuple):
@@ -77,17 +87,27 @@ def _of_slots(params: dict, options, count: int, name: str) -> Values:
 
 def with_change(lm: LanguageModel, place: str, change_GMV: np.ndarray) -> LanguageModel:
     """The model whose values are larger by `change_GMV`."""
-    number, _ = where(place)
     values = values_of(lm, place)
-    params = layers.get(lm.config, lm.params, number)
-    leaf = params
-    for key in values.path:
-        leaf = leaf[key]
+    leaf = leaf_of(lm, place, values.path)
     step = change_GMV / values.gain
     step = step.swapaxes(0, 1) if leaf.ndim == 3 and values.output_HVD is not None else step.reshape(leaf.shape)
-    new = jnp.asarray(np.asarray(leaf, np.float64) + step, leaf.dtype)
-    changed = layers.put(lm.config, lm.params, number, _with(params, values.path, new))
-    return LanguageModel(lm.config, changed, lm.tokenizer, lm.run)
+    return with_leaf(lm, place, values.path, jnp.asarray(np.asarray(leaf, np.float64) + step, leaf.dtype))
+
+
+def leaf_of(lm: LanguageModel, place: str, path: tuple[str, ...]):
+    """A parameter of the layer of a memory."""
+    leaf = layers.get(lm.config, lm.params, where(place)[0])
+    for key in path:
+        leaf = leaf[key]
+    return leaf
+
+
+def with_leaf(lm: LanguageModel, place: str, path: tuple[str, ...], leaf) -> LanguageModel:
+    """The model with another parameter in the layer of a memory."""
+    number, _ = where(place)
+    changed = _with(layers.get(lm.config, lm.params, number), path, leaf)
+    params = layers.put(lm.config, lm.params, number, changed)
+    return lm.with_params(params)
 
 
 def _with(tree: dict, path: tuple[str, ...], leaf) -> dict:
@@ -112,6 +132,40 @@ def rome_change(values: Values, covariance_GMM: np.ndarray, key_HM: np.ndarray, 
         for heads, solved_hM in zip(values.groups(), solved, strict=True)
     ]
     return np.stack(change)
+
+
+def memit_change(values: Values, covariance_GMM: np.ndarray, keys_NHM, asked_ND: np.ndarray, weight: float) -> np.ndarray:
+    """The change [G, M, V] of MEMIT for keys_NHM that should write asked_ND more (see above). weight: a. Raises UserError if
+    C is singular."""
+    covariance_GMM = weight * covariance_GMM
+    if values.output_HVD is None:
+        K_NM = keys_NHM[:, 0]
+        return _solve(covariance_GMM[0] + K_NM.T @ K_NM, K_NM.T @ asked_ND)[None]
+    groups = values.groups()
+    solved = [_solve_heads(C_MM, keys_NHM[:, heads]) for C_MM, heads in zip(covariance_GMM, groups, strict=True)]
+
+    def change(mu_ND) -> np.ndarray:
+        outputs = (values.output_HVD[heads] for heads in groups)
+        pairs = zip(solved, outputs, strict=True)
+        return np.stack([np.einsum("nhm,hvd,nd->mv", s_NhM, W_hVD, mu_ND, optimize=True) for s_NhM, W_hVD in pairs])
+
+    def all_written(mu_X) -> np.ndarray:
+        found_ND = mu_X.reshape(asked_ND.shape)
+        for change_MV, heads in zip(change(found_ND), groups, strict=True):
+            arrays = keys_NHM[:, heads], change_MV, values.output_HVD[heads]
+            found_ND = found_ND + np.einsum("nhm,mv,hvd->nd", *arrays, optimize=True)
+        return found_ND.ravel()
+
+    # S + 1 is symmetric and positive definite, and N D x N D: too large to be made.
+    operator = sparse_linalg.LinearOperator((asked_ND.size, asked_ND.size), all_written, dtype=np.float64)
+    mu_X, failed = sparse_linalg.cg(operator, asked_ND.ravel(), rtol=1e-8, maxiter=STEPS)
+    if failed:
+        raise UserError(f"the change of the values was not found in {STEPS} steps: C is nearly singular; raise the ridge")
+    return change(mu_X.reshape(asked_ND.shape))
+
+
+def _solve_heads(C_MM: np.ndarray, keys_NhM: np.ndarray) -> np.ndarray:
+    return _solve(C_MM, keys_NhM.reshape(-1, len(C_MM)).T).T.reshape(keys_NhM.shape)
 
 
 def written(values: Values, change_GMV: np.ndarray, key_HM: np.ndarray) -> np.ndarray:

@@ -1,0 +1,135 @@
+"""A network whose memories are known: an edit changes exactly one answer, whatever the method writes it with."""
+
+import dataclasses
+from importlib import import_module
+
+import jax
+import numpy as np
+import pytest
+
+from tests.editing.words import OBJECT_OF, OBJECTS, SUBJECTS, WORDS, knowing
+from xfresearch import editing
+from xfresearch.data.records import Record
+from xfresearch.editing.alone import alone
+from xfresearch.editing.optimise import Settings
+
+PLACE = "blocks.0.feed_forward"
+REQUEST = Record("Bea", "{}", "blue", "green", paraphrases=(" Bea",), neighbours=(("Cid", "blue"),))
+
+
+@pytest.fixture(autouse=True)
+def without_prefixes(monkeypatch):
+    """The network's own texts are not words."""
+    for name in ("rome", "memit"):
+        monkeypatch.setattr(import_module(f"xfresearch.editing.{name}"), "prefixes_of", lambda lm, seed: [""])
+
+
+@pytest.fixture
+def lm(tmp_path):
+    (tmp_path / "names.txt").write_text("\n".join(SUBJECTS * 200))
+    found = knowing()
+    corpus = (f"text_files:{tmp_path}/names.txt",)
+    data = dataclasses.replace(found.run.data, corpus=corpus, cache_dir=str(tmp_path / "cache"))
+    evaluation = dataclasses.replace(found.run.evaluation, split="train")
+    found.run = dataclasses.replace(found.run, data=data, evaluation=evaluation, sequence_length=16)
+    return found
+
+
+def answers(lm) -> list[str]:
+    return [WORDS[int(lm(subject)[0, -1].argmax())] for subject in SUBJECTS]
+
+
+METHODS = {
+    "rome": lambda lm: editing.rome(lm, [REQUEST], PLACE, tokens=400),
+    "memit": lambda lm: editing.memit(lm, [REQUEST], [PLACE], tokens=400, weight=0.01, settings=Settings(largest=4.0)),
+    "finetune": lambda lm: editing.finetune(lm, [REQUEST], PLACE, rate=1.0, steps=40),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_edit_changes_exactly_one_answer(name, lm):
+    before = [OBJECTS[number] for number in OBJECT_OF]
+    assert answers(lm) == before == [" red", " blue", " blue", " red"]
+    edited, report = METHODS[name](lm)
+    assert answers(edited) == [" red", " green", " blue", " red"]
+    down, changed = (np.asarray(each.params["blocks"]["main"]["feed_forward"]["down"]["kernel"][0]) for each in (lm, edited))
+    np.testing.assert_array_equal(down[[0, 2, 3]], changed[[0, 2, 3]])  # only the unit of Bea
+    metrics = {key: row[1] for key, row in report.summary().items()}
+    assert metrics["S"] == metrics["efficacy, generated"] == metrics["paraphrase, score"] == 1.0
+    assert metrics["neighbourhood, teacher forced"] == 1.0 and not report.failures
+    assert report.before.values["efficacy, score"][0] == 0.0
+    assert report.drift_after.bits_per_byte > report.drift_before.bits_per_byte - 1  # a number
+
+
+def test_a_bound_that_is_too_small_is_a_failure(lm):
+    edited, report = editing.constrained_finetune(lm, [REQUEST], PLACE, largest=0.5, rate=1.0)
+    assert answers(edited)[1] == " blue"
+    assert report.failures == ["request 0, 'Bea': 'blue' is still more likely than 'green'"]
+    down, changed = (np.asarray(each.params["blocks"]["main"]["feed_forward"]["down"]["kernel"]) for each in (lm, edited))
+    assert np.abs(changed - down).max() == pytest.approx(0.5)
+    strong, report = editing.constrained_finetune(lm, [REQUEST], PLACE, largest=20.0, rate=1.0)
+    assert answers(strong)[1] == " green" and not report.failures
+
+
+def test_several_edits_at_once_and_one_after_another(lm):
+    requests = [REQUEST, Record("Cid", "{}", "blue", "red"), Record("Dov", "{}", "red", "blue")]
+    wanted = [" red", " green", " red", " blue"]
+    assert answers(editing.rome(lm, requests, PLACE, tokens=400)[0]) == wanted
+    settings = {"tokens": 400, "weight": 0.01, "settings": Settings(largest=4.0)}
+    edited, report = editing.memit(lm, requests, [PLACE], **settings)
+    assert answers(edited) == wanted and len(report.edits) == 3
+    report = alone(editing.rome, lm, requests, place=PLACE, tokens=400)
+    assert len(report.edits) == len(report.after.new) == 3 and report.after.values["efficacy, score"].min() == 1.0
+    assert report.before.values["efficacy, score"].max() == 0.0 and answers(lm)[1] == " blue"
+
+
+def test_memit_shares_what_is_missing_among_the_layers():
+    """The paper's formula for one matrix: (a C + K^T K)^-1 K^T R; and the same from the general form."""
+    from xfresearch.editing.values import Values, memit_change
+
+    rng = np.random.default_rng(0)
+    N, M, D = 3, 5, 4
+    keys_NM, asked_ND, half_MM = rng.standard_normal((N, M)), rng.standard_normal((N, D)), rng.standard_normal((M, 9))
+    C_MM = half_MM @ half_MM.T
+    found = memit_change(Values((), 1.0, np.zeros((1, M, D)), None), C_MM[None], keys_NM[:, None], asked_ND, 0.3)
+    expected = np.linalg.inv(0.3 * C_MM + keys_NM.T @ keys_NM) @ keys_NM.T @ asked_ND
+    np.testing.assert_allclose(found[0], expected)
+    one_head = Values((), 1.0, np.zeros((1, M, D)), np.eye(D)[None])  # W_O is the identity
+    general = memit_change(one_head, C_MM[None], keys_NM[:, None], asked_ND, 0.3)
+    np.testing.assert_allclose(general[0], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_memit_of_slots_is_the_minimum_of_its_objective():
+    """A small step in any direction is worse, with two groups of two heads."""
+    from xfresearch.editing.values import Values, memit_change, written
+
+    rng = np.random.default_rng(3)
+    N, H, M, V, D = 3, 4, 5, 2, 3
+    values = Values((), 1.0, np.zeros((2, M, V)), rng.standard_normal((H, V, D)))
+    keys_NHM, asked_ND = rng.standard_normal((N, H, M)), rng.standard_normal((N, D))
+    halves = rng.standard_normal((2, M, 7))
+    C_GMM = halves @ halves.swapaxes(1, 2)
+
+    def objective(change):
+        lacks = np.stack([written(values, change, key_HM) for key_HM in keys_NHM]) - asked_ND
+        return 0.2 * np.einsum("gmv,gmn,gnv->", change, C_GMM, change) + (lacks**2).sum()
+
+    found = memit_change(values, C_GMM, keys_NHM, asked_ND, 0.2)
+    slope = [objective(found + step) - objective(found - step) for step in 1e-4 * rng.standard_normal((50, 2, M, V))]
+    assert np.abs(slope).max() < 1e-9 and objective(found) < 0.7 * objective(0 * found)
+
+
+def test_what_memit_cannot_edit(lm):
+    from tests.contracts.variants import model
+    from tests.tiny_runs import tiny_config
+    from xfresearch import LanguageModel, UserError
+    from xfresearch.editing.memit import stream_site
+    from xfresearch.models import transformer
+
+    def made(layout):
+        config = model({"blocks.main.layout": layout, "final_norm": "none"})
+        return LanguageModel(config, transformer.init(config, jax.random.key(0)), None, tiny_config("gpt2"))
+
+    assert stream_site(made("pre_norm"), PLACE) == "residual" and stream_site(made("post_norm"), PLACE) == "sum"
+    with pytest.raises(UserError, match="memit is not allowed with blocks.0.feed_forward: what it writes is not added"):
+        stream_site(made("peri_norm"), PLACE)

@@ -1,0 +1,163 @@
+"""The edit command: a directory that appears whole with a record of the edit, undo, differences, one-line errors."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import xfresearch as xf
+from tests.tiny_runs import make_run
+from xfresearch import UserError, edit
+from xfresearch.data.facts import facts
+from xfresearch.data.records import Record
+from xfresearch.editing import requests as editing_requests
+
+REQUESTS = [
+    {"subject": "Ada", "prompt": "plays {}", "target": "a", "target_new": "b", "neighbours": [["plays Bo", "a"]]},
+    {"subject": "Cid", "prompt": "plays Cid", "target": "a", "target_new": "c", "paraphrases": ["the game of Cid"]},
+]
+PLACE = ("--place", "blocks.1.feed_forward")
+QUICK = ("--tokens", "500")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("edit")
+    (folder / "notes.txt").write_text("".join(f"line {n} of the text, and {n * n} more\n" for n in range(600)))
+    data = {"data__corpus": f"('text_files:{folder}/notes.txt',)", "data__cache_dir": folder / "cache"}
+    make_run(folder / "run", steps=(7,), evaluation__split="train", **data)
+    (folder / "requests.json").write_text(json.dumps(REQUESTS))
+    return folder
+
+
+def run(here, method: str, to, *more: str) -> None:
+    edit.main([method, "--workdir", str(here / "run"), "--to", str(to), *more])
+
+
+def leaves(path) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(xf.load(path).params)]
+
+
+@pytest.fixture(scope="module")
+def edited(here):
+    run(here, "rome", here / "edited", "--request", str(here / "requests.json"), *PLACE, *QUICK)
+    return here / "edited"
+
+
+def test_an_edited_model_carries_what_was_done(here, edited, capsys):
+    lm = xf.load(edited)
+    assert lm.step == 7 and [each.record["method"] for each in lm.edits] == ["rome"] and "rome" in repr(lm)
+    record = lm.edits[0].record
+    assert [row["subject"] for row in record["requests"]] == ["Ada", "Cid"] and record["settings"]["key"] == "mean"
+    assert record["requests"][0]["places"] == ["blocks.1.feed_forward"] and record["requests"][0]["norms"][0] > 0
+    assert {"S", "efficacy, score", "neighbourhood, magnitude", "entropy"} <= set(record["metrics"])
+    assert record["before"]["bits_per_byte"] > 0 and record["after"]["bits_per_byte"] > 0
+    assert list(lm.edits[0].before) == ["blocks.1.feed_forward.down.kernel"]
+    page = (edited / "edits/0/report.html").read_text()
+    assert "plays Ada" in page and "What else changed" in page
+    assert not [path for path in here.iterdir() if path.name.startswith(".edited")]
+
+
+def test_undo_restores_every_bit(here, edited, capsys):
+    run_before = leaves(here / "run")
+    second = here / "second"
+    edit.main(["finetune", "--workdir", str(edited), "--request", str(here / "requests.json"), "--to", str(second), *PLACE])
+    assert [each.record["method"] for each in xf.load(second).edits] == ["rome", "finetune"]
+    capsys.readouterr()
+    edit.main(["undo", "--workdir", str(second), "--to", str(here / "once")])
+    assert "without finetune of 2 requests; edits left: 1" in capsys.readouterr().out
+    for a, b in zip(leaves(here / "once"), leaves(edited), strict=True):
+        assert a.tobytes() == b.tobytes()
+    edit.main(["undo", "--workdir", str(here / "once"), "--to", str(here / "twice")])
+    for a, b in zip(leaves(here / "twice"), run_before, strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert any((a != b).any() for a, b in zip(leaves(second), leaves(edited), strict=True))
+    with pytest.raises(UserError, match="has no edit to undo"):
+        edit.main(["undo", "--workdir", str(here / "twice"), "--to", str(here / "thrice")])
+    assert not (here / "thrice").exists()
+
+
+def test_diff_names_the_arrays_that_differ(here, edited, capsys, tmp_path):
+    edit.main(["--diff", str(here / "run"), str(edited), "--json", str(tmp_path / "diff.json")])
+    assert "blocks.1.feed_forward.down.kernel" in capsys.readouterr().out
+    found = json.loads((tmp_path / "diff.json").read_text())
+    assert list(found) == ["blocks.1.feed_forward.down.kernel"]
+    a, b = (np.asarray(xf.load(path).memory(1).values, np.float64) for path in (here / "run", edited))
+    row = found["blocks.1.feed_forward.down.kernel"]
+    assert row["relative"] == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
+    assert row["largest"] == pytest.approx(np.abs(b - a).max(), rel=1e-5) and row["numbers"] == a.size
+    edit.main(["--diff", str(here / "run"), str(here / "run")])
+    assert "no array differs" in capsys.readouterr().out
+
+
+def test_requests_alone_write_a_report_and_no_model(here, capsys):
+    run(here, "finetune", here / "alone", "--request", str(here / "requests.json"), *PLACE, "--alone", "--steps", "3")
+    assert {path.name for path in (here / "alone").iterdir()} >= {"report.html", "record.json", "data.json", "arrays.npz"}
+    record = json.loads((here / "alone/record.json").read_text())
+    assert record["settings"]["alone"] is True and len(record["requests"]) == 2
+    assert not (here / "alone/checkpoints").exists() and "requests made" in capsys.readouterr().out
+
+
+def test_a_failed_edit_says_so(here, capsys):
+    run(here, "constrained_finetune", here / "weak", "--request", str(here / "requests.json"), *PLACE, "--largest", "1e-12")
+    out = capsys.readouterr().out
+    assert "failed: request 0, 'plays Ada'" in out and "0 of 2 requests made" in out
+
+
+GOOD = REQUESTS[0]
+
+
+@pytest.mark.parametrize(
+    "request_, words",
+    [
+        (GOOD | {"subject": "Eve", "prompt": "plays Ada"}, "record 0: subject 'Eve' is not in prompt 'plays Ada'"),
+        (GOOD | {"target_new": 3}, "record 0: target_new=3 is not allowed: it must be a string"),
+        (GOOD | {"target_new": ""}, "request 0, 'Ada', has no target_new"),
+        (GOOD | {"target_new": "a"}, "target_new='a' is not allowed: it is the object before"),
+        (GOOD | {"target_new": " "}, "target ' ' is not allowed after 'plays Ada'"),
+        ({"subject": "Ada", "relation": "game", "target_new": "b"}, "'Ada' has no prompt: it must have one, because this"),
+        ({"subject": "Ada", "target_new": "b"}, "record 0 has no 'prompt'"),
+        (GOOD | {"colour": "red"}, "key 'colour' is not allowed"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_nothing_is_computed(request_, words, here, tmp_path, monkeypatch):
+    monkeypatch.setattr(editing_requests, "trace", None)
+    (tmp_path / "requests.json").write_text(json.dumps([request_]))
+    with pytest.raises(UserError) as caught:
+        run(here, "rome", tmp_path / "to", "--request", str(tmp_path / "requests.json"))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "to").exists()
+
+
+def test_unknown_relations_and_subjects_of_a_corpus_of_facts():
+    known = facts()
+    fact = known[0]
+    found = editing_requests._completed(0, Record(fact.subject, "", "", "Quenby", fact.relation), known)
+    assert found.target == fact.object and found.prompt.replace("{}", fact.subject) == fact.prompts[0] and found.neighbours
+    with pytest.raises(UserError, match="there is no relation 'birth town'; did you mean 'birth city'"):
+        editing_requests._completed(0, Record(fact.subject, "", "", "Quenby", "birth town"), known)
+    with pytest.raises(UserError, match="it must have one, because no known fact has its subject and relation"):
+        editing_requests._completed(0, Record("Nobody", "", "", "Quenby", fact.relation), known)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["rome"], "METHOD, --workdir and --to are required"),
+        (["rome", "--workdir", "W", "--to", "T"], "rome needs --request FILE or --draw N"),
+        (["rome", "--diff", "A", "B"], "--diff is not allowed with rome"),
+        (["sway", "--workdir", "W", "--to", "T"], "invalid choice: 'sway'"),
+        (["rome", "--workdir", "RUN", "--draw", "2", "--to", "TO"], "--draw is not allowed"),
+        (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--rate", "0.1"], "--rate is not allowed with rome"),
+        (["rome", "--workdir", "RUN", "--request", "R", "--to", "RUN"], "RUN already exists"),
+        (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--place", "blocks.9.heads"], "there is no memory"),
+        (["finetune", "--workdir", "RUN", "--request", "no.json", "--to", "TO"], "no.json does not exist"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):
+    names = {"RUN": str(here / "run"), "TO": str(tmp_path / "to"), "R": str(here / "requests.json")}
+    with pytest.raises(UserError) as caught:
+        edit.main([names.get(each, each) for each in arguments])
+    assert words.replace("RUN", str(here / "run")) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "to").exists()

@@ -1,0 +1,106 @@
+"""The baselines of ROME: fine-tuning the values of one memory on the requests, without and with a bound on each parameter's
+change (Meng et al. 2022, section 3.4; Zhu et al. 2020).
+
+The loss is the mean of -log P(new object | prompt) over the requests, all at once. Adam stops when it is small. With the
+bound, every step ends with a projection: no parameter differs from its start by more than `largest`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from xfresearch.analysis.prompts import padded, prompt_of
+from xfresearch.data.facts import Fact
+from xfresearch.data.records import Record
+from xfresearch.editing import report
+from xfresearch.editing.report import Edit
+from xfresearch.editing.requests import prepared, traced
+from xfresearch.editing.values import leaf_of, values_of, with_leaf
+from xfresearch.errors import UserError
+from xfresearch.kernels.cross_entropy import token_nll
+from xfresearch.language_model import LanguageModel
+from xfresearch.model_inputs import forward
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.progress import stage
+
+STEPS, RATE = 25, 5e-4  # of the published code
+LARGEST = 5e-4  # of the published code for GPT-2 XL
+ENOUGH = 1e-2  # it stops at this loss
+
+
+def finetune(
+    lm,
+    requests: Sequence[Record],
+    place: str = "",
+    rate: float = RATE,
+    steps: int = STEPS,
+    known: Sequence[Fact] | None = None,
+):
+    """(edited model, report.Report) for requests with target_new, all at once. place: the memory, such as
+    'blocks.3.feed_forward'; by default the one that the model's own trace finds. rate, steps: of Adam. known: facts, to
+    measure what else changed (report.py). Raises UserError for requests that cannot be made."""
+    return _tuned(lm, requests, place, "finetune", {"rate": rate, "steps": steps}, np.inf, known)
+
+
+def constrained_finetune(
+    lm,
+    requests: Sequence[Record],
+    place: str = "",
+    largest: float = LARGEST,
+    rate: float = RATE,
+    steps: int = STEPS,
+    known: Sequence[Fact] | None = None,
+):
+    """The same, with a bound. largest: the largest change of a parameter."""
+    if largest <= 0:
+        raise UserError(f"largest={largest} is not allowed: it must be above 0")
+    settings = {"largest": largest, "rate": rate, "steps": steps}
+    return _tuned(lm, requests, place, "constrained_finetune", settings, largest, known)
+
+
+def _tuned(lm, requests, place: str, method: str, settings: dict, largest: float, known):
+    requests, known = prepared(lm, requests, known)
+    place = place or traced(lm, requests)
+    prompts = [prompt_of(lm, record, record.target_new) for record in requests]
+    rows = [(*prompt.tokens, *prompt.target) for prompt in prompts]
+    tokens_NL = padded(rows, -(-max(map(len, rows)) // 8) * 8)
+    is_new_NL = np.zeros(tokens_NL.shape, bool)
+    for row, prompt in enumerate(prompts):
+        is_new_NL[row, len(prompt.tokens) : len(rows[row])] = True
+    path = values_of(lm, place).path
+    start = leaf_of(lm, place, path)
+    optimizer = optax.adam(settings["rate"])
+    leaf, state, losses = start, optimizer.init(start), []
+    with stage(method, settings["steps"], "steps") as progress:
+        for step in range(settings["steps"] + 1):
+            loss, slope, log_p_N = _loss_and_slope(lm.config, place, path, lm.params, leaf, tokens_NL, is_new_NL)
+            losses.append(float(loss))
+            if losses[-1] < ENOUGH or step == settings["steps"]:
+                break
+            change, state = optimizer.update(slope, state)
+            leaf = jnp.clip(leaf + change, start - largest, start + largest)
+            progress.update(1)
+    edited = with_leaf(lm, place, path, leaf)
+    norm = float(jnp.linalg.norm((leaf - start).ravel()) / jnp.linalg.norm(start.ravel()))
+    pairs = zip(requests, np.exp(log_p_N), strict=True)
+    edits = [Edit(record, (place,), (norm,), losses, float(p)) for record, p in pairs]
+    return report.of(lm, edited, method, edits, settings, known)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _loss_and_slope(model: ModelConfig, place: str, path: tuple[str, ...], params: dict, leaf, tokens_NL, is_new_NL):
+    """The loss, its gradient for the parameter, and the log probability of each new object [N]."""
+
+    def loss(leaf):
+        holder = LanguageModel(model, params, None, None)
+        changed = with_leaf(holder, place, path, leaf).params
+        lm, out = forward(model, changed, tokens_NL)
+        nll_NL = token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), tokens_NL[:, 1:])[0] * is_new_NL[:, 1:]
+        return (nll_NL.sum(1) / is_new_NL.sum(1)).mean(), -nll_NL.sum(1)
+
+    (value, log_p_N), slope = jax.value_and_grad(loss, has_aux=True)(leaf)
+    return value, slope, log_p_N

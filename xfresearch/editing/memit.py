@@ -1,0 +1,95 @@
+"""MEMIT: many facts at once, in the values of several layers (Meng et al. 2023).
+
+For each request, a vector is added to the residual stream after the last of the layers, at the last token of the subject,
+so that the model predicts the new object (optimise.py): z is the stream with it. Then, layer by layer from the first, the
+values change so that the keys of all subjects write a share of what the stream still lacks, 1 / (number of layers left).
+Keys and streams are computed again after each layer.
+
+In a block with a norm after the sum (post-norm) the stream is the sum before this norm: what a memory writes is added there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from xfresearch.analysis.coefficients import where, written_by
+from xfresearch.analysis.prompts import prompt_of
+from xfresearch.data.facts import Fact
+from xfresearch.data.records import Record
+from xfresearch.editing import report
+from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes_of, ridged
+from xfresearch.editing.optimise import Settings, delta_for
+from xfresearch.editing.report import Edit
+from xfresearch.editing.requests import memories, prepared, traced
+from xfresearch.editing.values import memit_change, values_of, with_change
+from xfresearch.errors import UserError
+from xfresearch.models import layers
+from xfresearch.models.layouts import LAYOUTS
+from xfresearch.progress import stage
+
+LAYERS = 3  # by default: the traced one, and those before it
+WEIGHT = 20_000.0  # of other keys, in requests: that of the published code
+SETTINGS = Settings(rate=0.1, largest=0.75)
+
+
+def memit(
+    lm,
+    requests: Sequence[Record],
+    places: Sequence[str] = (),
+    data: str = "",
+    tokens: int = TOKENS,
+    weight: float = WEIGHT,
+    ridge: float = RIDGE,
+    settings: Settings = SETTINGS,
+    seed: int = 0,
+    known: Sequence[Fact] | None = None,
+):
+    """(edited model, report.Report) for requests with target_new, all at once.
+
+    places: the memories in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
+    finds and the two before it. data, tokens: the corpus and the tokens of C (keys.py). weight: of the keys of the corpus,
+    against one request. known: other facts, to measure what else changed (report.py). Raises UserError for requests that
+    cannot be made, and for a model that normalises what the memory writes before it is added to the stream."""
+    requests, known = prepared(lm, requests, known)
+    places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
+    site = stream_site(lm, places[-1])
+    C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
+    prefixes = prefixes_of(lm, seed)
+    with stage("MEMIT, the streams", len(requests), "requests") as progress:
+        found = []
+        for record in requests:
+            found.append(delta_for(lm, places[-1], record, prefixes, settings, site))
+            progress.update(1)
+    wanted_ND = streams(lm, places[-1], site, requests) + np.stack([each.delta_D for each in found])
+    edited, norms = lm, []
+    with stage("MEMIT, the layers", len(places), "layers") as progress:
+        for left, place in zip(range(len(places), 0, -1), places, strict=True):
+            keys_NHM = np.stack([keys_of(edited, place, record, prefixes).mean(0) for record in requests])
+            asked_ND = (wanted_ND - streams(edited, places[-1], site, requests)) / left
+            values = values_of(edited, place)
+            change = memit_change(values, C[place], keys_NHM, asked_ND, weight)
+            edited = with_change(edited, place, change)
+            norms.append(float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV)))
+            progress.update(1)
+    pairs = zip(requests, found, strict=True)
+    edits = [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
+    return report.of(lm, edited, "memit", edits, {"weight": weight, "ridge": ridge, **settings._asdict()}, known)
+
+
+def stream_site(lm, place: str) -> str:
+    """The site where what the memory writes is added to the stream. Raises UserError if it is not added unchanged."""
+    layer, name = layers.layer(lm.config, where(place)[0]), written_by(place).split(".")[2]
+    (sublayer,) = (each for each in LAYOUTS[lm.config.blocks[layer.block].layout].sublayers if each.name == name)
+    if "out" in sublayer.norms or sublayer.gain or sublayer.skip == "none":
+        raise UserError(f"memit is not allowed with {place}: what it writes is not added to the stream unchanged")
+    return "sum" if "post" in sublayer.norms else "residual"
+
+
+def streams(lm, place: str, site: str, requests: Sequence[Record]) -> np.ndarray:
+    """[N, D] in float64: the stream at the last token of each subject, without a prefix."""
+    tap = f"{written_by(place)}.{site}"
+    found = []
+    for record in requests:
+        prompt = prompt_of(lm, record, record.target_new)
+        found.append(np.asarray(lm.capture(np.array([prompt.tokens]), tap)[tap][0, prompt.last], np.float64))
+    return np.stack(found)

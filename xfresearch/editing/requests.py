@@ -1,0 +1,111 @@
+"""Requests of an edit: completed and checked before anything is computed, and the memory that they edit."""
+
+import random
+from collections.abc import Sequence
+
+from xfresearch.analysis.coefficients import places, where
+from xfresearch.analysis.prompts import prompt_of
+from xfresearch.analysis.trace import CLASSES, trace
+from xfresearch.data.facts import Fact, facts_of
+from xfresearch.data.records import Record, record_of
+from xfresearch.errors import UserError, nearest
+
+
+def known_facts(lm) -> list[Fact] | None:
+    """The facts of the first corpus of the model's run that teaches facts; None if there is none."""
+    for corpus in lm.run.data.corpus:
+        if corpus.partition(":")[0] == "facts":
+            return facts_of(corpus)
+    return None
+
+
+def drawn(known: Sequence[Fact], count: int, seed: int = 0) -> list[Record]:
+    """Requests for `count` facts, drawn without replacement. The new object is that of another fact of the relation."""
+    rng = random.Random(seed)
+    if count > len(known):
+        raise UserError(f"count={count} is not allowed: there are {len(known)} facts")
+    objects: dict[str, list[str]] = {}
+    for fact in known:
+        objects.setdefault(fact.relation, []).append(fact.object)
+    chosen = rng.sample([fact for fact in known if len(set(objects[fact.relation])) > 1], count)
+    requests = []
+    for fact in chosen:
+        others = sorted(set(objects[fact.relation]) - {fact.object})
+        requests.append(record_of(fact, known, rng.choice(others)))
+    return requests
+
+
+def prepared(
+    lm, requests: Sequence[Record], known: Sequence[Fact] | None = None
+) -> tuple[list[Record], Sequence[Fact] | None]:
+    """The requests, and the facts that are known: by default those that the model was trained on. What a request does not
+    give comes from the fact with its subject and relation: the prompt, other prompts, neighbours, what follows.
+
+    Raises UserError for a request that cannot be made: an unknown relation or subject, an object that is missing or is the
+    one before, tokens that the tokenizer cannot make."""
+    if not requests:
+        raise UserError("requests=[] is not allowed: there must be at least one")
+    if lm.tokenizer is None:
+        raise UserError("this model has no tokenizer, so it cannot read a request")
+    known = known_facts(lm) if known is None else known
+    found = []
+    for number, record in enumerate(requests):
+        if not record.target_new:
+            raise UserError(f"request {number}, {record.subject!r}, has no target_new: it must be the new object")
+        found.append(_completed(number, record, known))
+        if found[-1].target_new == found[-1].target:
+            what = f"target_new={record.target_new!r} is not allowed: it is the object before"
+            raise UserError(f"request {number}, {found[-1].text!r}: {what}")
+        prompt_of(lm, found[-1], found[-1].target_new)
+    return found, known
+
+
+def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Record:
+    name = f"request {number}, {record.subject!r}"
+    relations = {fact.relation for fact in known or ()}
+    if record.relation and known is not None and record.relation not in relations:
+        allowed = f"{nearest(record.relation, relations)} (allowed: {', '.join(sorted(relations))})"
+        raise UserError(f"{name}: there is no relation {record.relation!r}{allowed}")
+    for fact in known or ():
+        if (fact.subject, fact.relation) == (record.subject, record.relation):
+            given = {key: value for key, value in record._asdict().items() if value}
+            return record_of(fact, known, record.target_new)._replace(**given)
+    if not record.prompt:
+        why = "no known fact has its subject and relation"
+        if known is None:
+            why = "this model's data are not a corpus of facts"
+        raise UserError(f"{name} has no prompt: it must have one, because {why}")
+    return record
+
+
+def traced(lm, requests: Sequence[Record]) -> str:
+    """The memory that the model's own trace of the requests finds: where restoring its sublayer at the last token of the
+    subject helps most (analysis/trace.py). Raises UserError if the model knows none of the objects."""
+    found = trace(lm, [record for record in requests if record.target]).data
+    best = {}
+    for place in places(lm.config):
+        number, sublayer = where(place)
+        value = "slots" if sublayer == "attention" else "feed_forward"
+        if "." not in sublayer:  # shared experts see all tokens: values.py
+            best[place] = found[value][number, CLASSES.index("last subject")]
+    if not best:
+        raise UserError("this model has no memory: it has neither feed-forward layers nor persistent slots")
+    return max(best, key=best.get)
+
+
+def memories(lm, last: str, count: int) -> tuple[str, ...]:
+    """The memory `last` and those of the same sublayer before it: `count` of them, or fewer if there are fewer."""
+    number, sublayer = where(last)
+    same = [place for place in places(lm.config) if where(place)[1] == sublayer and where(place)[0] <= number]
+    return tuple(same[-count:])
+
+
+def check_places(lm, given: Sequence[str], most: int = 0) -> tuple[str, ...]:
+    """The names of memories. Raises UserError for an unknown one, or for more than `most`."""
+    allowed = places(lm.config)
+    for place in given:
+        if place not in allowed:
+            raise UserError(f"there is no memory {place!r}{nearest(place, allowed)} (allowed: {', '.join(allowed)})")
+    if most and len(given) > most:
+        raise UserError(f"{len(given)} memories are not allowed: this method edits {most}")
+    return tuple(given)
