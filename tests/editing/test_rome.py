@@ -122,7 +122,7 @@ def test_the_model_says_the_new_object(name, place, keeps):
     first = lm.tokens("plays Ada b")[0, -2]  # the space; what follows it does not depend on the memory at the subject
     before, after = (float(jax.nn.log_softmax(each(LAST.text)[0, -1])[first]) for each in (lm, edited))
     assert after > before + 0.3 and report.after.new[0] > 1.3 * report.before.new[0]
-    assert report.edits[0].norm > 0 and report.edits[0].losses[-1] < report.edits[0].losses[0]
+    assert report.edits[0].norms[0] > 0 and report.edits[0].losses[-1] < report.edits[0].losses[0]
     changed = jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), lm.params, edited.params))
     assert sum(changed) == 1  # one array
 
