@@ -2,7 +2,7 @@
 # make test       runs the test suite
 # make long       runs slow tests, including randomized ones
 # make parity     compares our variants with PyTorch libraries, in a separate environment
-# make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about 15 minutes
+# make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour on 2 cores
 # make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
 # make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU

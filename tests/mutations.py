@@ -7,12 +7,14 @@ status is 1 if any survived. A mutation is stale unless its text occurs exactly 
 counts as survived.
 """
 
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,33 +46,37 @@ def copy_of_the_tree(target: Path) -> Path:
     return shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "shared"))
 
 
-def survives(mutation: Mutation) -> str:
-    """Why the mutation counts as survived, or '' if a test detected it."""
+def survives(mutation: Mutation) -> tuple[str, list[str]]:
+    """Why the mutation counts as survived, or '' if a test detected it; and the tests that did."""
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_of_the_tree(Path(folder) / "tree")
         file = tree / "xfresearch" / mutation.file
         text = file.read_text()
         if text.count(mutation.old) != 1:
-            return f"stale: its text occurs {text.count(mutation.old)} times in {mutation.file}"
+            return f"stale: its text occurs {text.count(mutation.old)} times in {mutation.file}", []
         file.write_text(text.replace(mutation.old, mutation.new))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *mutation.pytest]
         run = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     failed = [line.split(" - ")[0] for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    print(*failed, sep="\n")
-    return "" if run.returncode == 1 else f"survived: pytest exited with {run.returncode}"
+    return "" if run.returncode == 1 else f"survived: pytest exited with {run.returncode}", failed
 
 
 def main(parts: list[str]) -> int:
     mutations = read((ROOT / "tests" / "mutations.txt").read_text())
     selected = [m for m in mutations if not parts or any(part in m.name for part in parts)]
-    survivors = []
-    for mutation in selected:
-        start = time.time()
-        reason = survives(mutation)
-        print(f"{mutation.name}: {reason or 'detected'}, {time.time() - start:.0f} s", flush=True)
-        survivors += [mutation.name] if reason else []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        survivors = [name for name in pool.map(report, selected) if name]
     print(f"{len(survivors)} of {len(selected)} survived", *survivors, sep="\n  ")
     return bool(survivors)
+
+
+def report(mutation: Mutation) -> str:
+    """Prints what happened to a mutation. Returns its name if it survived, otherwise ''."""
+    start = time.time()
+    reason, failed = survives(mutation)
+    lines = [*failed, f"{mutation.name}: {reason or 'detected'}, {time.time() - start:.0f} s"]
+    print("\n".join(lines), flush=True)
+    return mutation.name if reason else ""
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from xfresearch.statistics import bootstrap_interval
 
 def test_each_measure_of_a_network_that_is_known():
     lm = knowing(strength=2.0)
-    prompts = {"paraphrases": (" Bea", "Bea Bea"), "neighbours": (("Cid", "blue"), ("Ada", "blue"))}
+    prompts = {"paraphrases": (" Bea", "Bea Bea"), "neighbours": (("Cid", "blue"), (" Cid", "blue"), ("Ada", "blue"))}
     request = Record("Bea", "{}", "blue", "red", consequences=(("Ada", "red", "green"),), **prompts)
     values = measure(lm, [request, Record("Ada", "{}", "", "blue")], generate=False).values
     V = lm.config.vocab_size
@@ -22,9 +22,10 @@ def test_each_measure_of_a_network_that_is_known():
     known, other = math.exp(2.0) / total, 1 / total
     assert values["efficacy, magnitude"][0] == pytest.approx(other - known, rel=1e-5)
     assert values["efficacy, score"][0] == 0 and values["paraphrase, score"][0] == 0
-    assert values["neighbourhood, score"][0] == 0.5  # blue after Cid, not after Ada
-    assert values["neighbourhood, magnitude"][0] == pytest.approx(0, abs=1e-7)  # opposite
-    assert values["neighbourhood, teacher forced"][0] == values["neighbourhood, generated"][0] == 0.5
+    assert values["neighbourhood, score"][0] == pytest.approx(2 / 3)  # blue after Cid, not after Ada
+    assert values["neighbourhood, magnitude"][0] == pytest.approx((known - other) / 3, rel=1e-5)
+    for name in ("teacher forced", "generated"):
+        assert values[f"neighbourhood, {name}"][0] == pytest.approx(2 / 3)
     assert values["ripple, score"][0] == values["ripple, generated"][0] == 1.0
     assert values["efficacy, generated"][1] == 0 and np.isnan(values["efficacy, score"][1])  # no object before
     assert np.isnan(values["paraphrase, score"][1])

@@ -4,6 +4,7 @@ import dataclasses
 from importlib import import_module
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -97,6 +98,25 @@ def test_memit_shares_what_is_missing_among_the_layers():
     one_head = Values((), 1.0, np.zeros((1, M, D)), np.eye(D)[None])  # W_O is the identity
     general = memit_change(one_head, C_MM[None], keys_NM[:, None], asked_ND, 0.3)
     np.testing.assert_allclose(general[0], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_share_of_each_layer(lm, monkeypatch):
+    """The keys of the first of two layers write a half of what the stream lacks, those of the second one all of the rest."""
+    module, asked = import_module("xfresearch.editing.memit"), []
+    solve = module.memit_change
+
+    def recorded(values, C, keys_NHM, asked_ND, weight):
+        asked.append(asked_ND)
+        return solve(values, C, keys_NHM, asked_ND, weight)
+
+    monkeypatch.setattr(module, "memit_change", recorded)
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), lm.params["blocks"])
+    lm.config, lm.params = dataclasses.replace(lm.config, depth=2), lm.params | {"blocks": twice}
+    places = ["blocks.0.feed_forward", "blocks.1.feed_forward"]
+    edited, _ = editing.memit(lm, [REQUEST], places, tokens=400, weight=1e-6, ridge=1e-9, settings=Settings(largest=0.5))
+    before, after = (module.streams(each, places[1], "residual", [REQUEST]) for each in (lm, edited))
+    np.testing.assert_allclose(after - before, 2 * asked[0], rtol=1e-3, atol=1e-3)
+    assert len(asked) == 2
 
 
 def test_memit_of_slots_is_the_minimum_of_its_objective():

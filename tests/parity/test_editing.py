@@ -237,10 +237,10 @@ def test_edited_model(case, key, ridge, parity, monkeypatch):
     assert relative_error(before, after) > 1e-3
     errors = {"change": relative_error(found_FD - before_FD, after_FD - before_FD)}
     errors["logits"] = relative_error(ours(text)[0], after)
-    for name in ("new_after", "old_after"):
-        objects = [record.target_new if name == "new_after" else record.target for record in requests]
+    for name in ("new", "old"):
+        objects = [record.target_new if name == "new" else record.target for record in requests]
         expected = [their_score(theirs, record.text, text) for record, text in zip(requests, objects, strict=True)]
-        errors[name] = relative_error(getattr(report, name), expected)
+        errors[name] = relative_error(getattr(report.after, name), expected)
     if ridge == 0.1:
         for name, error in errors.items():
             parity("transformers", f"ROME, {key}, {name}", "float64", error)
