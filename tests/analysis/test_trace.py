@@ -9,7 +9,7 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import Patch, UserError
 from xfresearch.analysis.prompts import prompt_of
-from xfresearch.analysis.trace import CLASSES, by_class, noise_of, token_class, trace
+from xfresearch.analysis.trace import CLASSES, by_class, noise_of, stands_out, token_class, trace
 from xfresearch.analysis.tracing import effects, normal
 from xfresearch.data.records import Record
 
@@ -104,3 +104,21 @@ def test_only_known_facts_are_traced_and_the_result_has_pictures():
     found = trace(lm, RECORDS, count=1)
     assert found.data["clean"].shape == (1,) and found.data["stream"].shape == (2, len(CLASSES))
     assert len(found.figures()) == 6 and "total effect" in found.summary
+
+
+def test_the_last_token_of_the_subject_stands_out_only_where_it_does():
+    rng = np.random.default_rng(0)
+
+    def p(effect: float, facts: int = 40) -> float:
+        x_FNC = 0.05 * rng.standard_normal((facts, 4, len(CLASSES)))
+        x_FNC[:, 2, CLASSES.index("last subject")] += effect
+        x_FNC[:, 1, CLASSES.index("last")] += 0.1
+        x_FNC[: facts // 2, :, CLASSES.index("middle subject")] = np.nan  # some subjects have two tokens
+        return stands_out(x_FNC)
+
+    assert p(0.2) < 1e-4 and p(0.0) > 0.5
+    assert np.mean([p(0.1) < 0.05 for _ in range(300)]) < 0.06  # as large as at the last token: no false positives
+    assert np.isnan(stands_out(np.zeros((1, 4, len(CLASSES)))))
+    none = np.full((20, 4, len(CLASSES)), np.nan)
+    none[:, :, -1] = rng.standard_normal((20, 4))
+    assert np.isnan(stands_out(none))  # no fact has such a token

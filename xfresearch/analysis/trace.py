@@ -19,6 +19,10 @@ positions. The values that are restored:
 Single states of the stream; windows of layers, centred, of the others: 10 of 48 layers in the paper, the same share here.
 The classes of tokens are those of the paper's figure 2: first, middle and last token of the subject, the first one after it,
 further ones, and the last token of the prompt. A subject of one token has a last one only.
+
+Does the last token of the subject stand out? For each value, the best layer of each class is chosen on every other fact. On
+the remaining facts the effect there is compared with that of every other class, fact by fact, in a one-sided paired t test.
+The largest of these p-values is that of the value.
 """
 
 from functools import partial
@@ -58,8 +62,8 @@ def trace(
     data: records, or their source (data/records.py); by default the first corpus of the model's run. window: layers of a
     window, by default the paper's share of the depth. samples: draws of the noise for each fact. noise: c.
     .data: {value: [N, C]} of the classes of tokens, value_facts [facts, N, C], where the layer is the centre of the window;
-    clean, corrupted [facts]; sigma; window. The intervals of .summary are over facts. Raises UserError for records that
-    cannot be read, or if the model knows none of them."""
+    clean, corrupted [facts]; sigma; window; value_p, see above. The intervals of .summary are over facts.
+    Raises UserError for records that cannot be read, or if the model knows none of them."""
     data = data or lm.run.data.corpus[0]
     records, prompts = known(lm, read(data) if isinstance(data, str) else list(data), count)
     window = window or max(1, round(SHARE * lm.config.depth))
@@ -74,10 +78,13 @@ def trace(
         layer, token = np.unravel_index(np.nanargmax(mean_NC), mean_NC.shape)
         summary[f"{value}, layer {layer}, {CLASSES[token]}"] = mean_interval(of_facts[value][:, layer, token])
     facts = {f"{value}_facts": x_FNC for value, x_FNC in of_facts.items()} | {"clean": clean_F, "corrupted": corrupted_F}
+    facts |= {f"{value}_p": stands_out(x_FNC) for value, x_FNC in of_facts.items()}
     drawn = f"{samples} draws of noise of {noise:g} x {sigma:.3g}"
     line = f"{len(records)} facts, {drawn}, windows of {window} of {lm.config.depth} layers; step {lm.step}"
     pictures = (*_pictures(means), *_example(lm, prompts[0], found[0]))
-    tables = (_classes_table(of_facts), _facts_table(records, clean_F, corrupted_F))
+    p_values = [(value, float(f"{facts[f'{value}_p']:.2g}")) for value in of_facts]
+    last = Table("Does the last token of the subject stand out?", "one-sided paired t test", ("value", "p"), p_values)
+    tables = (_classes_table(of_facts), last, _facts_table(records, clean_F, corrupted_F))
     return Result("trace", line, lm.step, means | facts | {"sigma": sigma, "window": window}, summary, pictures, tables)
 
 
@@ -140,6 +147,22 @@ def by_class(prompts: list[Prompt], found: list[Effects], value: str) -> np.ndar
         columns = [mean_of_known(effect_NL[:, class_L == number], 1) for number in range(len(CLASSES))]
         parts.append(np.stack(columns, 1))
     return np.stack(parts)
+
+
+def stands_out(x_FNC: np.ndarray, number: int = CLASSES.index("last subject")) -> float:
+    """The p-value of a class of tokens, see above, from effects [facts, N, C]; NaN for too few facts."""
+    from scipy import stats
+
+    mean_NC = mean_of_known(x_FNC[::2], 0)
+    known = [c for c in range(len(CLASSES)) if np.isfinite(mean_NC[:, c]).any()]
+    best_FC = {c: x_FNC[1::2, int(np.nanargmax(mean_NC[:, c])), c] for c in known}
+    found = []
+    for other in set(known) - {number} if number in known else ():
+        change_F = best_FC[number] - best_FC[other]
+        change_F = change_F[np.isfinite(change_F)]
+        if len(change_F) > 1:
+            found.append(float(stats.ttest_1samp(change_F, 0.0, alternative="greater").pvalue))
+    return max(found, default=np.nan)
 
 
 def _pictures(means: dict[str, np.ndarray]) -> list[HeatMap]:
