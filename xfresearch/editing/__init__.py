@@ -2,9 +2,9 @@
 
 from xfresearch.editing.finetune import constrained_finetune, finetune
 from xfresearch.editing.memit import memit
-from xfresearch.editing.requests import drawn
+from xfresearch.editing.requests import drawn, traced
 from xfresearch.editing.rome import rome
 
 METHODS = {each.__name__: each for each in (rome, memit, finetune, constrained_finetune)}
 
-__all__ = ["METHODS", "constrained_finetune", "drawn", "finetune", "memit", "rome"]
+__all__ = ["METHODS", "constrained_finetune", "drawn", "finetune", "memit", "rome", "traced"]
