@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.tiny_runs import make_run
-from xfresearch import UserError, edit
+from tests.tiny_runs import make_run, tiny_model
+from xfresearch import UserError, edit, edits
 from xfresearch.data.facts import facts
 from xfresearch.data.records import Record
 from xfresearch.editing import requests as editing_requests
@@ -55,7 +55,7 @@ def test_an_edited_model_carries_what_was_done(here, edited, capsys):
     assert record["before"]["bits_per_byte"] > 0 and record["after"]["bits_per_byte"] > 0
     assert list(lm.edits[0].before) == ["blocks.1.feed_forward.down.kernel"]
     page = (edited / "edits/0/report.html").read_text()
-    assert "plays Ada" in page and "What else changed" in page
+    assert "plays Ada" in page and "What else changed" in page and "Probability of the new object" in page
     assert not [path for path in here.iterdir() if path.name.startswith(".edited")]
 
 
@@ -161,3 +161,20 @@ def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):
         edit.main([names.get(each, each) for each in arguments])
     assert words.replace("RUN", str(here / "run")) in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llama", "mixtral_8x7b"])
+def test_a_folder_of_transformers_is_edited_and_written_back(name, tmp_path, here):
+    """A gated feed-forward layer, and routed experts."""
+    lm = tiny_model(name)
+    lm.export_hf(tmp_path / "folder")
+    (tmp_path / "requests.json").write_text(json.dumps(REQUESTS))
+    arguments = ["--request", str(tmp_path / "requests.json"), "--to", str(tmp_path / "edited"), *PLACE, *QUICK]
+    corpus = f"text_files:{here}/notes.txt"
+    edit.main(["rome", "--workdir", str(tmp_path / "folder"), "--data", corpus, *arguments])
+    edited = xf.load(tmp_path / "edited")
+    found = edits.differences(xf.load(tmp_path / "folder"), edited)
+    assert list(found) == ["blocks.1.feed_forward." + ("down.kernel" if name == "llama" else "experts.down")]
+    edited.export_hf(tmp_path / "back")
+    assert not edits.differences(xf.load(tmp_path / "back"), edited)

@@ -8,11 +8,12 @@ import numpy as np
 
 from xfresearch import edits as carried
 from xfresearch.analysis.recall import score
-from xfresearch.analysis.result import Result, Table
+from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.metrics import KINDS, Measured, measure, summary
 from xfresearch.errors import UserError
+from xfresearch.pages.charts import Curve
 from xfresearch.statistics import mean_interval
 
 BROKEN = 0.1  # a relative rise of the held-out loss above this breaks the model
@@ -90,7 +91,17 @@ class Report:
         data |= {name.replace(", ", "_").replace(" ", "_"): value for name, value in self.after.values.items()}
         means = {name: mean_interval(self.after.values[f"{name}, score"]) for name in KINDS}
         about = f"{self.method}, {len(self.edits)} requests, {', '.join(self.edits[0].places)}"
-        return Result("edit", about, step, data, means, (), tuple(tables))
+        return Result("edit", about, step, data, means, self._pictures(), tuple(tables))
+
+    def _pictures(self) -> tuple[LineChart, ...]:
+        """The probabilities of the new objects, in the order of the requests: do later edits undo earlier ones?"""
+        if len(self.edits) < 2:
+            return ()
+        x = np.arange(len(self.edits))
+        after = Curve(np.stack([x, self.after.new], 1), "model", 1.6, True)
+        before = Curve(np.stack([x, self.before.new], 1), "training", 1.0, False, "--")
+        caption = "by request, in their order: after the edit, and before (dashed)"
+        return (LineChart("Probability of the new object", caption, (after, before)),)
 
     def _requests(self) -> Table:
         columns = ("request", "new object", "P(new) before", "after", "object before", "P after", "change of the values")
