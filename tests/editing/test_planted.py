@@ -10,6 +10,7 @@ import pytest
 
 from tests.editing.words import OBJECT_OF, OBJECTS, SUBJECTS, WORDS, knowing
 from xfresearch import editing
+from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.alone import alone
 from xfresearch.editing.optimise import Settings
@@ -79,7 +80,9 @@ def test_several_edits_at_once_and_one_after_another(lm):
     settings = {"tokens": 400, "weight": 0.01, "settings": Settings(largest=4.0)}
     edited, report = editing.memit(lm, requests, [PLACE], **settings)
     assert answers(edited) == wanted and len(report.edits) == 3
-    report = alone(editing.rome, lm, requests, place=PLACE, tokens=400)
+    known = [Fact("Bea", "colour", "blue", ("Bea",), ()), Fact("Ada", "colour", "red", ("Ada",), ())]
+    requests = [record._replace(relation="colour") for record in requests]
+    report = alone(editing.rome, lm, requests, known, place=PLACE, tokens=400)
     assert len(report.edits) == len(report.after.new) == 3 and report.after.values["efficacy, score"].min() == 1.0
     assert report.before.values["efficacy, score"].max() == 0.0 and answers(lm)[1] == " blue"
 

@@ -63,7 +63,7 @@ def prepared(
 def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Record:
     name = f"request {number}, {record.subject!r}"
     relations = {fact.relation for fact in known or ()}
-    if record.relation and known is not None and record.relation not in relations:
+    if record.relation and known and record.relation not in relations:
         allowed = f"{nearest(record.relation, relations)} (allowed: {', '.join(sorted(relations))})"
         raise UserError(f"{name}: there is no relation {record.relation!r}{allowed}")
     for fact in known or ():
@@ -72,7 +72,7 @@ def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Rec
             return record_of(fact, known, record.target_new)._replace(**given)
     if not record.prompt:
         why = "no known fact has its subject and relation"
-        if known is None:
+        if not known:
             why = "this model's data are not a corpus of facts"
         raise UserError(f"{name} has no prompt: it must have one, because {why}")
     return record
