@@ -115,7 +115,7 @@ def test_delta_follows_the_gradient_of_the_published_loss(keeps):
     assert np.linalg.norm(clipped.delta_D) <= 0.1 * np.linalg.norm(start) * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("name, place", PLACES)
+@pytest.mark.parametrize("name, place", [p if p[0] != "moe" else pytest.param(*p, marks=pytest.mark.long) for p in PLACES])
 def test_the_model_says_the_new_object(name, place, keeps):
     lm = tiny_model(name, **keeps)
     edited, report = rome(lm, [LAST], place, tokens=20 * lm.run.sequence_length, settings=STRONG)

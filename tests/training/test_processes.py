@@ -190,6 +190,7 @@ def killed(index: int, count: int, workdir, cache, *overrides, rows: int, **kwar
             assert last.startswith(f"{lost}step {saved} "), err[-3000:]
 
 
+@pytest.mark.long
 def test_two_processes_stopped_then_killed_end_bit_for_bit_like_the_uninterrupted_run(single, two, cache, tmp_path):
     workdir = copied_back_to(4, single, tmp_path / "run")
     begun = (workdir / "run.json").stat().st_mtime

@@ -90,7 +90,8 @@ def lines(workdir) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [3, 6])
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_run(tmp_path, cache, unbroken, kills):
     rng, workdir, while_saving = random.Random(0), tmp_path / "killed", 0
     for number in range(kills):
