@@ -87,6 +87,19 @@ def test_several_edits_at_once_and_one_after_another(lm):
     assert report.before.values["efficacy, score"].max() == 0.0 and answers(lm)[1] == " blue"
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_trace_chooses_the_layer_that_has_the_memory(lm, layer):
+    both = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), lm.params["blocks"])
+    down = both["main"]["feed_forward"]["down"]
+    down["kernel"] = down["kernel"].at[1 - layer].set(0.0)
+    lm.config, lm.params = dataclasses.replace(lm.config, depth=2), lm.params | {"blocks": both}
+    pairs = zip(SUBJECTS, OBJECT_OF, strict=True)
+    requests = [Record(name, "{}", OBJECTS[number].strip(), "green") for name, number in pairs]
+    assert editing.traced(lm, requests) == f"blocks.{layer}.feed_forward"
+    edited, report = editing.rome(lm, requests[1:2], tokens=400)
+    assert report.edits[0].places == (f"blocks.{layer}.feed_forward",) and answers(edited)[1] == " green"
+
+
 def test_memit_shares_what_is_missing_among_the_layers():
     """The paper's formula for one matrix: (a C + K^T K)^-1 K^T R; and the same from the general form."""
     from xfresearch.editing.values import Values, memit_change

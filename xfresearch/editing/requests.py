@@ -10,6 +10,8 @@ from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, record_of
 from xfresearch.errors import UserError, nearest
 
+TRACED = 24  # requests that choose the memory, at most
+
 
 def known_facts(lm) -> list[Fact] | None:
     """The facts of the first corpus of the model's run that teaches facts; None if there is none."""
@@ -79,9 +81,9 @@ def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Rec
 
 
 def traced(lm, requests: Sequence[Record]) -> str:
-    """The memory that the model's own trace of the requests finds: where restoring its sublayer at the last token of the
-    subject helps most (analysis/trace.py). Raises UserError if the model knows none of the objects."""
-    found = trace(lm, [record for record in requests if record.target]).data
+    """The memory that the model's own trace of the first requests finds: where restoring its sublayer at the last token of
+    the subject helps most (analysis/trace.py). Raises UserError if the model knows none of the objects."""
+    found = trace(lm, [record for record in requests if record.target], count=TRACED).data
     best = {}
     for place in places(lm.config):
         number, sublayer = where(place)
