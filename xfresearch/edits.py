@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -25,39 +24,39 @@ class Applied(NamedTuple):
     """One edit of a model."""
 
     record: dict
-    before: Mapping[str, np.ndarray]  # by the names of `arrays`: the bytes of those that the edit changed
+    before: Mapping[str, np.ndarray]  # by the names of `pairs`: the bytes of those that the edit changed
 
 
-def arrays(model: ModelConfig, params: dict) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters by name, layer by layer: 'embed.table', 'blocks.3.feed_forward.down.kernel'."""
-    for name, leaf in _leaves({key: tree for key, tree in params.items() if key != "blocks"}):
-        yield name, leaf
-    for number in range(model.depth):
-        for name, leaf in _leaves(layers.get(model, params, number)):
-            yield f"blocks.{number}.{name}", leaf
+def pairs(model: ModelConfig, a: dict, b: dict) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(name, array of a, array of b) of two trees of parameters, layer by layer: 'embed.table',
+    'blocks.3.feed_forward.down.kernel'. Arrays that are the same object in both are left out."""
+    top = [{key: tree for key, tree in params.items() if key != "blocks"} for params in (a, b)]
+    for name, old, new in _leaves(*top):
+        yield name, np.asarray(old), np.asarray(new)
+    for layer in layers.layers(model):
+        for name, old, new in _leaves(*(params["blocks"][layer.stack] for params in (a, b))):
+            yield f"blocks.{layer.number}.{name}", np.asarray(old[layer.index]), np.asarray(new[layer.index])
 
 
-def _leaves(tree: dict) -> Iterator[tuple[str, np.ndarray]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield ".".join(str(key.key) for key in path), np.asarray(leaf)
-
-
-def changed(model: ModelConfig, before: dict, after: dict) -> dict[str, np.ndarray]:
-    """{name: array before} of the parameters that differ by a bit."""
-    pairs = zip(arrays(model, before), arrays(model, after), strict=True)
-    return {name: old for (name, old), (_, new) in pairs if old.tobytes() != new.tobytes()}
+def _leaves(a: dict, b: dict) -> Iterator[tuple]:
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        if old is not new:
+            yield ".".join(str(key.key) for key in path), old, new
 
 
 def differences(a, b) -> dict[str, dict]:
     """{name: numbers, how many are different, norm of the difference relative to that of `a`, largest difference} of the
     arrays of two models that differ. Raises UserError for models with other arrays."""
-    shapes = [{name: array.shape for name, array in arrays(lm.config, lm.params)} for lm in (a, b)]
+    shapes = [
+        {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in found}
+        for found in (jax.tree_util.tree_leaves_with_path(lm.params) for lm in (a, b))
+    ]
     if shapes[0] != shapes[1]:
         name = next(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         each = " and ".join(str(of.get(name, "missing")) for of in shapes)
         raise UserError(f"the models have other arrays: {name} is {each}")
     found = {}
-    for (name, old), (_, new) in zip(arrays(a.config, a.params), arrays(b.config, b.params), strict=True):
+    for name, old, new in pairs(a.config, a.params, b.params):
         if old.tobytes() != new.tobytes():
             change = new.astype(np.float64) - old.astype(np.float64)
             relative = float(np.linalg.norm(change) / (np.linalg.norm(old.astype(np.float64)) or np.nan))
@@ -68,25 +67,18 @@ def differences(a, b) -> dict[str, dict]:
 
 def applied(model: ModelConfig, before: dict, after: dict, record: dict) -> Applied:
     """The edit that made the parameters `after` of `before`."""
-    found = changed(model, before, after)
-    return Applied(record, {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in found.items()})
+    found = {name: (old.tobytes(), new.tobytes()) for name, old, new in pairs(model, before, after)}
+    return Applied(record, {name: np.frombuffer(old, np.uint8) for name, (old, new) in found.items() if old != new})
 
 
 def undone(model: ModelConfig, params: dict, edit: Applied) -> dict:
     """The parameters before the edit."""
     for name in edit.before:
-        _, number, path = name.split(".", 2)
-        of_layer = layers.get(model, params, int(number))
-        params = layers.put(model, params, int(number), _restored(of_layer, path.split("."), edit.before[name]))
+        _, number, *path = name.split(".")
+        leaf = layers.get_leaf(model, params, int(number), tuple(path))
+        before = np.frombuffer(edit.before[name].tobytes(), leaf.dtype).reshape(leaf.shape)
+        params = layers.put_leaf(model, params, int(number), tuple(path), before)
     return params
-
-
-def _restored(tree: dict, path: list[str], content: np.ndarray) -> dict:
-    """The tree with the array at `path` made of its bytes."""
-    if len(path) > 1:
-        return tree | {path[0]: _restored(tree[path[0]], path[1:], content)}
-    leaf = tree[path[0]]
-    return tree | {path[0]: jnp.asarray(np.frombuffer(content.tobytes(), leaf.dtype).reshape(leaf.shape))}
 
 
 def save(directory, edits: tuple[Applied, ...]) -> None:

@@ -96,22 +96,12 @@ def with_change(lm: LanguageModel, place: str, change_GMV: np.ndarray) -> Langua
 
 def leaf_of(lm: LanguageModel, place: str, path: tuple[str, ...]):
     """A parameter of the layer of a memory."""
-    leaf = layers.get(lm.config, lm.params, where(place)[0])
-    for key in path:
-        leaf = leaf[key]
-    return leaf
+    return layers.get_leaf(lm.config, lm.params, where(place)[0], path)
 
 
 def with_leaf(lm: LanguageModel, place: str, path: tuple[str, ...], leaf) -> LanguageModel:
     """The model with another parameter in the layer of a memory."""
-    number, _ = where(place)
-    changed = _with(layers.get(lm.config, lm.params, number), path, leaf)
-    params = layers.put(lm.config, lm.params, number, changed)
-    return lm.with_params(params)
-
-
-def _with(tree: dict, path: tuple[str, ...], leaf) -> dict:
-    return tree | {path[0]: _with(tree[path[0]], path[1:], leaf) if len(path) > 1 else leaf}
+    return lm.with_params(layers.put_leaf(lm.config, lm.params, where(place)[0], path, leaf))
 
 
 def rome_change(values: Values, covariance_GMM: np.ndarray, key_HM: np.ndarray, delta_D: np.ndarray) -> np.ndarray:

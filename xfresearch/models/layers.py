@@ -79,6 +79,25 @@ def put(model, params: dict, number: int, new: dict) -> dict:
     return params | {"blocks": params["blocks"] | {at.stack: stacked}}
 
 
+def get_leaf(model, params: dict, number: int, path: tuple[str, ...]):
+    """One parameter of layer `number`, such as ('feed_forward', 'down', 'kernel')."""
+    at = layer(model, number)
+    leaf = params["blocks"][at.stack]
+    for key in path:
+        leaf = leaf[key]
+    return leaf[at.index]
+
+
+def put_leaf(model, params: dict, number: int, path: tuple[str, ...], value) -> dict:
+    """`params` with one parameter of layer `number` replaced. All other arrays are those of `params`, not copies."""
+    at = layer(model, number)
+
+    def put_in(tree, path: tuple[str, ...]):
+        return tree | {path[0]: put_in(tree[path[0]], path[1:])} if path else tree.at[at.index].set(value)
+
+    return params | {"blocks": params["blocks"] | {at.stack: put_in(params["blocks"][at.stack], path)}}
+
+
 def stack(trees: list):
     """Stacks the trees of several layers into one tree, with the dimension N in front."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
