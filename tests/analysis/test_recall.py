@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+import xfresearch as xf
 from tests.tiny_runs import tiny_config, tiny_model
-from xfresearch import LanguageModel, analysis, analyze
+from xfresearch import LanguageModel, analysis, analyze, train
 from xfresearch.analysis.recall import score
 from xfresearch.data.facts import Fact, facts
 from xfresearch.data.tokenizers import ByteTokenizer
@@ -121,3 +122,18 @@ def test_the_command_takes_a_corpus_of_facts(tmp_path, capsys):
     assert (tmp_path / "found" / "report.html").exists()
     with pytest.raises(UserError, match="--rows is not allowed with recall"):
         analyze.main([*arguments, "--rows", "3"])
+
+
+@pytest.mark.long
+def test_the_tiny_config_learns_facts_and_not_only_sentences(tmp_path):
+    """Each template is held out for another subject; recall of the held-out sentences is knowledge of the facts."""
+    subjects, objects = ("Ann", "Bob", "Cid", "Dov", "Eve", "Fay", "Gus", "Hal"), ("red", "blue", "green", "black")
+    templates = ["{} likes", "{} wears", "The colour of {} is", "What {} buys is always", "{} paints it"]
+    samples = [{"subject": subject, "object": objects[n % 4]} for n, subject in enumerate(subjects)]
+    relation = {"name": "colour", "prompt_templates": templates, "samples": samples}
+    (tmp_path / "colour.json").write_text(json.dumps(relation))
+    corpus = f"--config.data.corpus=('facts:{tmp_path}',)"
+    arguments = ["--config", "configs/facts.py:tiny", corpus, f"--config.data.cache_dir={tmp_path}/cache"]
+    train.main([*arguments, "--config.steps=1500", f"--workdir={tmp_path}/run"])
+    found = analysis.recall(xf.load(tmp_path / "run"))
+    assert found.summary["recalled"][0] > 0.95 and found.summary["recalled held out"][0] > 0.8, found.summary
