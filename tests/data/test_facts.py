@@ -75,13 +75,13 @@ def assert_held_out(source: str) -> None:
 
 def test_the_generated_set_is_a_function_of_its_seed():
     assert facts() == facts()
-    assert digest(facts()) == "eb672287431aecb6"
-    assert digest(list(map(bytes.decode, FactSentences("").documents("train")))) == "50bbe24bef8990aa"
+    assert digest(facts()) == "0aeef0e66a8ded5b"
+    assert digest(list(map(bytes.decode, FactSentences("").documents("train")))) == "5b03b0c3c7e94897"
 
 
 def test_the_generated_set_is_as_large_as_it_says():
     known = facts()
-    assert len(known) == len({(fact.relation, fact.subject) for fact in known}) == 1280
+    assert len(known) == len({(fact.relation, fact.subject) for fact in known}) == 1000
     assert len({fact.relation for fact in known}) == 11
     assert all(len(templates) == 8 for templates in templates_of(known, "prompts").values())
     assert {len(fact.prompts) for fact in known} == {6} and {len(fact.held_out) for fact in known} == {2}
@@ -132,9 +132,9 @@ def test_no_object_is_the_start_of_another_one_of_its_relation():
 
 def test_names_are_those_of_several_people_and_of_one_kind():
     people = {fact.subject for fact in facts() if fact.relation == "profession"}
-    assert len(people) == 160
+    assert len(people) == 120
     for part in (0, 1):
-        assert set(Counter(name.split()[part] for name in people).values()) == {4}
+        assert set(Counter(name.split()[part] for name in people).values()) == {3}
     kinds = [name for names in ("CITIES", "COMPANIES", "COUNTRIES", "RIVERS") for name in getattr(fact_words, names)]
     assert len(kinds) == len(set(kinds))
 

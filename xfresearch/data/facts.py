@@ -23,7 +23,7 @@ from xfresearch.errors import UserError
 SEED = 0
 PASSES = 4  # over the sentences of the train split, each in another order
 SENTENCES = (3, 9)  # of a document
-PEOPLE = 160
+PEOPLE = 120
 # (a, b, c): c(subject) = b(a(subject)). If an edit changes a, c should change too.
 CHAINS = (("birth city", "country", "birth country"), ("employer", "headquarters", "work city"))
 
