@@ -12,6 +12,7 @@ The definitions read and change a model of `transformers` through hooks, in floa
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +32,8 @@ from xfresearch.analysis.trace import noise_of  # noqa: E402
 from xfresearch.analysis.tracing import effects, normal  # noqa: E402
 from xfresearch.data.records import Record  # noqa: E402
 from xfresearch.data.tokenizers import ByteTokenizer  # noqa: E402
-from xfresearch.editing import rome as editing  # noqa: E402
-from xfresearch.editing.keys import covariance, keys_of  # noqa: E402
+from xfresearch.editing import rome  # noqa: E402
+from xfresearch.editing.keys import RIDGE, covariance, keys_of  # noqa: E402
 from xfresearch.editing.optimise import PUBLISHED, Settings, delta_for  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -220,12 +221,12 @@ def edit(model, record: Record, C, ridge: float, key: str, settings: Settings) -
     model.transformer.h[LAYER].mlp.c_proj.weight += torch.outer(u, delta) / (u @ (k if key == "mean" else keys[0]))
 
 
-@pytest.mark.parametrize("key, ridge", [("mean", 0.1), ("published", 0.1), ("mean", editing.RIDGE)])
+@pytest.mark.parametrize("key, ridge", [("mean", 0.1), ("published", 0.1), ("mean", RIDGE)])
 def test_edited_model(case, key, ridge, parity, monkeypatch):
     """Two requests, one after another, with the covariance of the model before both."""
-    monkeypatch.setattr(editing, "prefixes_of", lambda lm, seed: PREFIXES)
+    monkeypatch.setattr(import_module("xfresearch.editing.rome"), "prefixes_of", lambda lm, seed: PREFIXES)
     settings, requests = PUBLISHED._replace(steps=STEPS), [REQUEST, SECOND]
-    ours, report = editing.rome(case.lm, requests, PLACE, tokens=TOKENS, key=key, ridge=ridge, settings=settings)
+    ours, report = rome(case.lm, requests, PLACE, tokens=TOKENS, key=key, ridge=ridge, settings=settings)
     theirs = deepcopy(case.theirs)
     C = their_covariance(theirs, case.rows())
     for record in requests:
