@@ -20,10 +20,11 @@ def get_config(size: str = "full"):
     block.attention.bias = ("query", "key", "value", "output")
     block.feed_forward.kind, block.feed_forward.bias = "gelu_tanh", True
     config.data.corpus, config.data.packing = ("facts",), "documents"
+    config.sequence_length = 128  # more than the bytes of a sentence
     if size != "tiny":
         model.width, model.depth, block.attention.heads, block.feed_forward.hidden = 320, 8, 5, 1280
         config.data.bpe_vocab = 2048
-        config.batch_size, config.sequence_length, config.steps = 32, 128, 300
+        config.batch_size, config.steps = 32, 300
         config.optimizer.kind, config.optimizer.learning_rate, config.optimizer.warmup = "muon", 1e-2, 20
         config.optimizer.schedule, config.optimizer.final_fraction = "linear", 0.0
         config.checkpoint.every = config.evaluation.every = 100

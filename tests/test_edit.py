@@ -119,6 +119,7 @@ GOOD = REQUESTS[0]
         ({"subject": "Ada", "relation": "game", "target_new": "b"}, "'Ada' has no prompt: it must have one, because this"),
         ({"subject": "Ada", "target_new": "b"}, "record 0 has no 'prompt'"),
         (GOOD | {"colour": "red"}, "key 'colour' is not allowed"),
+        (GOOD | {"paraphrases": ["long " * 20 + "Ada"]}, "sequence length 105 is not allowed: it must be at most 64"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_nothing_is_computed(request_, words, here, tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ class Measured(NamedTuple):
 
 def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0) -> Measured:
     """The measures of each request. Without `generate` no texts are generated."""
-    asked = [(number, *prompt) for number, record in enumerate(requests) for prompt in _prompts(record)]
+    asked = [(number, *prompt) for number, record in enumerate(requests) for prompt in prompts_of(record)]
     rows = [(prompt, wanted) for _, _, prompt, wanted, _ in asked] + [(prompt, other) for *_, prompt, _, other in asked]
     known = [bool(wanted and other) for *_, wanted, other in asked]
     filled = [(prompt, object_ or "?") for prompt, object_ in rows]
@@ -88,7 +88,7 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
     return Measured(values, new, old, tuple(map(tuple, texts)))
 
 
-def _prompts(record: Record) -> list[tuple[str, str, str, str]]:
+def prompts_of(record: Record) -> list[tuple[str, str, str, str]]:
     """(kind, prompt, the object that it should have after the edit, the other one) of a request."""
     asked = [("efficacy", record.text, record.target_new, record.target)]
     asked += [("paraphrase", text, record.target_new, record.target) for text in record.paraphrases[:PARAPHRASES]]

@@ -9,10 +9,11 @@ import numpy as np
 from xfresearch import edits as carried
 from xfresearch.analysis.recall import score
 from xfresearch.analysis.result import LineChart, Result, Table
-from xfresearch.data.facts import Fact
+from xfresearch.data.facts import Fact, sentence
 from xfresearch.data.records import Record
 from xfresearch.editing.metrics import KINDS, Measured, measure, summary
 from xfresearch.errors import UserError
+from xfresearch.models.model_config import longest_sequence
 from xfresearch.pages.charts import Curve
 from xfresearch.statistics import mean_interval
 
@@ -135,13 +136,20 @@ def drift(lm, requests: Sequence[Record], known: Sequence[Fact] | None = None) -
     """What an edit must not change. The other facts are asked with a held-out prompt; those that follow from the requests
     are left out."""
     edited = {record.text for record in requests} | {text for record in requests for text, *_ in record.consequences}
-    others = [fact for fact in known or () if not edited & set(fact.prompts)]
+    others = [fact for fact in known or () if not edited & set(fact.prompts) and _fits(lm, fact)]
     asked = others[:: max(1, -(-len(others) // OTHERS))]
     recalled = np.nan
     if asked:
         prompts = [(*fact.held_out, *fact.prompts)[0] for fact in asked]
         recalled = float(score(lm, prompts, [fact.object for fact in asked], "other facts").recalled.mean())
     return Drift(_bits_per_byte(lm), recalled)
+
+
+def _fits(lm, fact: Fact) -> bool:
+    """Whether the model's table of positions is long enough for its sentences."""
+    longest = longest_sequence(lm.config)
+    texts = (sentence(prompt, fact.object) for prompt in (*fact.held_out, *fact.prompts)[:1])
+    return not longest or all(len(lm.tokenizer.encode(text.encode())) < longest for text in texts)
 
 
 def _bits_per_byte(lm) -> float:

@@ -8,7 +8,10 @@ from xfresearch.analysis.prompts import prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, record_of
+from xfresearch.editing.metrics import prompts_of
 from xfresearch.errors import UserError, nearest
+from xfresearch.evaluation import check_length
+from xfresearch.model_inputs import encode
 
 TRACED = 24  # requests that choose the memory, at most
 
@@ -59,6 +62,8 @@ def prepared(
             what = f"target_new={record.target_new!r} is not allowed: it is the object before"
             raise UserError(f"request {number}, {found[-1].text!r}: {what}")
         prompt_of(lm, found[-1], found[-1].target_new)
+        for _, text, *objects in prompts_of(found[-1]):  # of the metrics: those that do not fit are an error now, not later
+            check_length(lm.config, max(len(encode(lm.config, lm.tokenizer, f"{text} {o}", "prompt")) for o in objects))
     return found, known
 
 
