@@ -7,7 +7,7 @@ import numpy as np
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.metrics import Measured, consistency
-from xfresearch.editing.report import Drift, Report, drift
+from xfresearch.editing.report import Drift, Report
 from xfresearch.editing.requests import prepared
 from xfresearch.progress import stage
 
@@ -23,7 +23,7 @@ def alone(method: Callable, lm, requests: Sequence[Record], known: Sequence[Fact
             progress.update(1)
     edits = [edit for report in reports for edit in report.edits]
     before, after = (_joined([getattr(report, name) for report in reports], requests) for name in ("before", "after"))
-    drifts = drift(lm, requests, ()), Drift(float(np.mean([r.drift_after.bits_per_byte for r in reports])), np.nan)
+    drifts = reports[0].drift_before, Drift(float(np.mean([r.drift_after.bits_per_byte for r in reports])), np.nan)
     failures = [line.replace("request 0,", f"request {n},") for n, report in enumerate(reports) for line in report.failures]
     return Report(method.__name__, reports[0].settings | {"alone": True}, edits, before, after, *drifts, failures)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from xfresearch.analysis.coefficients import where
 from xfresearch.analysis.prompts import padded, prompt_of
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
@@ -22,8 +23,8 @@ from xfresearch.editing.requests import prepared, traced
 from xfresearch.editing.values import leaf_of, values_of, with_leaf
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
-from xfresearch.language_model import LanguageModel
 from xfresearch.model_inputs import forward
+from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.progress import stage
 
@@ -96,8 +97,7 @@ def _loss_and_slope(model: ModelConfig, place: str, path: tuple[str, ...], param
     """The loss, its gradient for the parameter, and the log probability of each new object [N]."""
 
     def loss(leaf):
-        holder = LanguageModel(model, params, None, None)
-        changed = with_leaf(holder, place, path, leaf).params
+        changed = layers.put_leaf(model, params, where(place)[0], path, leaf)
         lm, out = forward(model, changed, tokens_NL)
         nll_NL = token_nll(out.hidden_BLD[:, :-1], lm.logit_head(), tokens_NL[:, 1:])[0] * is_new_NL[:, 1:]
         return (nll_NL.sum(1) / is_new_NL.sum(1)).mean(), -nll_NL.sum(1)

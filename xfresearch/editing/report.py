@@ -140,16 +140,20 @@ def drift(lm, requests: Sequence[Record], known: Sequence[Fact] | None = None) -
     asked = others[:: max(1, -(-len(others) // OTHERS))]
     recalled = np.nan
     if asked:
-        prompts = [(*fact.held_out, *fact.prompts)[0] for fact in asked]
+        prompts = [_asked(fact) for fact in asked]
         recalled = float(score(lm, prompts, [fact.object for fact in asked], "other facts").recalled.mean())
     return Drift(_bits_per_byte(lm), recalled)
 
 
 def _fits(lm, fact: Fact) -> bool:
-    """Whether the model's table of positions is long enough for its sentences."""
+    """Whether the model's table of positions is long enough for the sentence that asks for the fact."""
     longest = longest_sequence(lm.config)
-    texts = (sentence(prompt, fact.object) for prompt in (*fact.held_out, *fact.prompts)[:1])
-    return not longest or all(len(lm.tokenizer.encode(text.encode())) < longest for text in texts)
+    return not longest or len(lm.tokenizer.encode(sentence(_asked(fact), fact.object).encode())) < longest
+
+
+def _asked(fact: Fact) -> str:
+    """The prompt that asks for a fact: one that is held out, if there is one."""
+    return (*fact.held_out, *fact.prompts)[0]
 
 
 def _bits_per_byte(lm) -> float:

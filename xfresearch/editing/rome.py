@@ -38,7 +38,7 @@ def rome(
 ):
     """(edited model, report.Report) for requests with target_new, one after another.
 
-    place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (report.traced).
+    place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (requests.py).
     data, tokens: the corpus and the tokens of C (keys.py). key: 'mean' or 'published', see above. ridge: added to the
     diagonal of C, relative to its mean. known: facts, to measure what else changed (report.py). Raises UserError for
     requests that cannot be made."""
