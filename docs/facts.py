@@ -113,9 +113,8 @@ def tune(lm, method: str, requests, place: dict) -> dict:
 
 def alone(lm, method: str, requests, settings: dict) -> dict:
     from xfresearch import editing
-    from xfresearch.editing.alone import alone as each
 
-    return figures(each(editing.METHODS[method], lm, requests, **settings))
+    return figures(editing.METHODS[method](lm, requests, **settings, alone=True)[1])
 
 
 def together(lm, method: str, requests, settings: dict) -> dict:

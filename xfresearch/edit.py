@@ -80,7 +80,6 @@ def edit(options) -> None:
     require_new(Path(options.to), "edit")
     from xfresearch import editing, loading
     from xfresearch.data.records import read_records
-    from xfresearch.editing.alone import alone
     from xfresearch.editing.requests import known_facts
 
     method = editing.METHODS[options.method]
@@ -90,11 +89,8 @@ def edit(options) -> None:
     if requests is None:
         requests = editing.drawn(_facts(options, known_facts(lm)), options.draw, options.seed)
     given |= places(options, method, lm)
-    if options.alone:
-        edited, report = None, alone(method, lm, requests, **given)
-    else:
-        edited, report = method(lm, requests, **given)
-    write(options, lm, edited, report)
+    edited, report = method(lm, requests, **given, alone=options.alone)
+    write(options, edited, report)
     print(shown(report))
 
 
@@ -130,7 +126,7 @@ def _facts(options, known):
     return known
 
 
-def write(options, lm, edited, report) -> None:
+def write(options, edited, report) -> None:
     """Writes the edited model and its report, or the report alone; whole or not at all."""
     from etils import epath
 
@@ -139,12 +135,12 @@ def write(options, lm, edited, report) -> None:
 
     with new_directory(epath.Path(options.to).expanduser(), "edit") as directory:
         at = directory
-        if edited is not None:
+        if options.alone:
+            write_json(directory / "record.json", report.as_dict())
+        else:
             edited.save(directory)
             at = directory / FOLDER / str(len(edited.edits) - 1)
-        else:
-            write_json(directory / "record.json", report.as_dict())
-        report.result(lm.step).save(at)
+        report.result(edited.step).save(at)
     if options.json:
         write_json(options.json, report.as_dict())
 
@@ -159,7 +155,7 @@ def shown(report) -> str:
     lines = [table(columns), f"bits per byte {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f}"]
     if after.others == after.others:
         lines.append(f"other facts recalled {before.others:.3f} -> {after.others:.3f}")
-    made = len(report.edits) - sum(line.startswith("request") for line in report.failures)
+    made = len(report.edits) - len({line.split(":")[0] for line in report.failures if line.startswith("request")})
     lines.append(f"{made} of {len(report.edits)} requests made, in {', '.join(report.edits[0].places)}")
     return "\n".join([*lines, *(f"failed: {line}" for line in report.failures)])
 

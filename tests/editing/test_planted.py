@@ -12,7 +12,6 @@ from tests.editing.words import OBJECT_OF, OBJECTS, SUBJECTS, WORDS, knowing
 from xfresearch import editing
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
-from xfresearch.editing.alone import alone
 from xfresearch.editing.optimise import Settings
 
 PLACE = "blocks.0.feed_forward"
@@ -82,7 +81,7 @@ def test_several_edits_at_once_and_one_after_another(lm):
     assert answers(edited) == wanted and len(report.edits) == 3
     known = [Fact("Bea", "colour", "blue", ("Bea",), ()), Fact("Ada", "colour", "red", ("Ada",), ())]
     requests = [record._replace(relation="colour") for record in requests]
-    report = alone(editing.rome, lm, requests, known, place=PLACE, tokens=400)
+    report = editing.rome(lm, requests, PLACE, tokens=400, known=known, alone=True)[1]
     assert len(report.edits) == len(report.after.new) == 3 and report.after.values["efficacy, score"].min() == 1.0
     assert report.before.values["efficacy, score"].max() == 0.0 and answers(lm)[1] == " blue"
 

@@ -133,9 +133,13 @@ def test_an_edit_that_changes_nothing_or_too_much_is_a_failure(keeps):
     _, report = rome(lm, [REQUEST], place, tokens=tokens, settings=Settings(largest=0.0, enough=0.0))
     assert any("the edit changed nothing" in line for line in report.failures)
     untrained = LanguageModel(lm.config, transformer.init(lm.config, jax.random.key(0)), lm.tokenizer, lm.run)
-    edits = [Edit(REQUEST, (place,), (1.0,), [1.0], 1.0)]
-    _, report = of(untrained, lm, "rome", edits, {})  # its random parameters are worse
-    assert any("the model is broken: held-out text went from" in line for line in report.failures)
+
+    def worse(_lm, requests):  # the parameters of these tests are larger than initial ones
+        return lm, [Edit(record, (place,), (1.0,), [1.0], 1.0) for record in requests]
+
+    for alone in (False, True):
+        _, report = of(untrained, [REQUEST], worse, "rome", {}, alone=alone)
+        assert any("the model is broken: held-out text went from" in line for line in report.failures)
 
 
 def test_the_published_key_changes_only_the_length(keeps):

@@ -1,5 +1,6 @@
 """The tokens of prompts about a subject: which of them are the subject's, and those of the object that completes it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +8,8 @@ import numpy as np
 from xfresearch.data.records import Record
 from xfresearch.errors import UserError
 from xfresearch.model_inputs import encode
+
+ROUND = 8  # lengths are rounded up to a multiple
 
 
 class Prompt(NamedTuple):
@@ -41,6 +44,16 @@ def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:
     if both[: len(before)] != before or len(both) == len(before) or not target.strip():
         raise UserError(f"target {target!r} is not allowed after {text!r}: it must add tokens to those of the prompt")
     return tuple(both[len(before) :])
+
+
+def completed(prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens int32[N, L] of prompts with their objects, and bool[N, L]: which are the objects'. L is a multiple of ROUND, so
+    that few programs are compiled."""
+    rows = [(*prompt.tokens, *prompt.target) for prompt in prompts]
+    tokens_NL = padded(rows, -(-max(map(len, rows)) // ROUND) * ROUND)
+    starts, ends = ([len(row) for row in each] for each in ([prompt.tokens for prompt in prompts], rows))
+    at_L = np.arange(tokens_NL.shape[1])
+    return tokens_NL, (at_L >= np.array(starts)[:, None]) & (at_L < np.array(ends)[:, None])
 
 
 def padded(rows, length: int = 0) -> np.ndarray:

@@ -31,10 +31,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.prompts import Prompt, padded, prompt_of
+from xfresearch.analysis.prompts import ROUND, Prompt, padded, prompt_of
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.texts import shown
-from xfresearch.analysis.tracing import ROUND, Effects, effects, normal
+from xfresearch.analysis.tracing import Effects, effects, normal
 from xfresearch.data.records import Record
 from xfresearch.data.records import records as read
 from xfresearch.errors import UserError

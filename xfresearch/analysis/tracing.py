@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.prompts import Prompt, padded
+from xfresearch.analysis.prompts import ROUND, Prompt, padded
 from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
 from xfresearch.models.layouts import LAYOUTS
@@ -16,10 +16,9 @@ from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import OUTSIDE, Patch, Request, Stacked
 from xfresearch.progress import stage
 
-TOGETHER = 8  # restored passes at a time
+TOGETHER = 64  # restored passes at a time
 CASES = 128  # of one call of a compiled program
 CHUNK = 16  # facts whose clean values are in memory
-ROUND = 8  # lengths are rounded up to a multiple: few programs
 
 
 class Effects(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from xfresearch.analysis.coefficients import where
-from xfresearch.analysis.prompts import padded, prompt_of
+from xfresearch.analysis.prompts import completed, prompt_of
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
@@ -40,11 +40,12 @@ def finetune(
     rate: float = RATE,
     steps: int = STEPS,
     known: Sequence[Fact] | None = None,
+    alone: bool = False,
 ):
     """(edited model, report.Report) for requests with target_new, all at once. place: the memory, such as
-    'blocks.3.feed_forward'; by default the one that the model's own trace finds. rate, steps: of Adam. known: facts, to
-    measure what else changed (report.py). Raises UserError for requests that cannot be made."""
-    return _tuned(lm, requests, place, "finetune", {"rate": rate, "steps": steps}, np.inf, known)
+    'blocks.3.feed_forward'; by default the one that the model's own trace finds. rate, steps: of Adam. known, alone: as in
+    report.of. Raises UserError for requests that cannot be made."""
+    return _report(lm, requests, place, "finetune", {"rate": rate, "steps": steps}, np.inf, known, alone)
 
 
 def constrained_finetune(
@@ -55,23 +56,24 @@ def constrained_finetune(
     rate: float = RATE,
     steps: int = STEPS,
     known: Sequence[Fact] | None = None,
+    alone: bool = False,
 ):
     """The same, with a bound. largest: the largest change of a parameter."""
     if largest <= 0:
         raise UserError(f"largest={largest} is not allowed: it must be above 0")
     settings = {"largest": largest, "rate": rate, "steps": steps}
-    return _tuned(lm, requests, place, "constrained_finetune", settings, largest, known)
+    return _report(lm, requests, place, "constrained_finetune", settings, largest, known, alone)
 
 
-def _tuned(lm, requests, place: str, method: str, settings: dict, largest: float, known):
+def _report(lm, requests, place: str, method: str, settings: dict, largest: float, known, alone: bool):
     requests, known = prepared(lm, requests, known)
-    place = place or traced(lm, requests)
-    prompts = [prompt_of(lm, record, record.target_new) for record in requests]
-    rows = [(*prompt.tokens, *prompt.target) for prompt in prompts]
-    tokens_NL = padded(rows, -(-max(map(len, rows)) // 8) * 8)
-    is_new_NL = np.zeros(tokens_NL.shape, bool)
-    for row, prompt in enumerate(prompts):
-        is_new_NL[row, len(prompt.tokens) : len(rows[row])] = True
+    edit = partial(_tuned, place=place or traced(lm, requests), method=method, settings=settings, largest=largest)
+    return report.of(lm, requests, edit, method, settings, known, alone)
+
+
+def _tuned(lm, requests, place: str, method: str, settings: dict, largest: float):
+    """The edited model, and the edits."""
+    tokens_NL, is_new_NL = completed([prompt_of(lm, record, record.target_new) for record in requests])
     path = values_of(lm, place).path
     start = leaf_of(lm, place, path)
     optimizer = optax.adam(settings["rate"])
@@ -88,8 +90,7 @@ def _tuned(lm, requests, place: str, method: str, settings: dict, largest: float
     edited = with_leaf(lm, place, path, leaf)
     norm = float(jnp.linalg.norm((leaf - start).ravel()) / jnp.linalg.norm(start.ravel()))
     pairs = zip(requests, np.exp(log_p_N), strict=True)
-    edits = [Edit(record, (place,), (norm,), losses, float(p)) for record, p in pairs]
-    return report.of(lm, edited, method, edits, settings, known)
+    return edited, [Edit(record, (place,), (norm,), losses, float(p)) for record, p in pairs]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -9,6 +9,7 @@ In a block with a norm after the sum (post-norm) the stream is the sum before th
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -43,18 +44,25 @@ def memit(
     settings: Settings = SETTINGS,
     seed: int = 0,
     known: Sequence[Fact] | None = None,
+    alone: bool = False,
 ):
     """(edited model, report.Report) for requests with target_new, all at once.
 
     places: the memories in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
     finds and the two before it. data, tokens: the corpus and the tokens of C (keys.py). weight: of the keys of the corpus,
-    against one request. known: other facts, to measure what else changed (report.py). Raises UserError for requests that
-    cannot be made, and for a model that normalises what the memory writes before it is added to the stream."""
+    against one request. known, alone: as in report.of. Raises UserError for requests that cannot be made, and for a
+    model that normalises what the memory writes before it is added to the stream."""
     requests, known = prepared(lm, requests, known)
     places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
-    site = stream_site(lm, places[-1])
+    stream_site(lm, places[-1])
     C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
-    prefixes = prefixes_of(lm, seed)
+    edit = partial(_edited, places=places, C=C, prefixes=prefixes_of(lm, seed), weight=weight, settings=settings)
+    return report.of(lm, requests, edit, "memit", {"weight": weight, "ridge": ridge, **settings._asdict()}, known, alone)
+
+
+def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes: list[str], weight: float, settings: Settings):
+    """The edited model, and the edits."""
+    site = stream_site(lm, places[-1])
     with stage("MEMIT, the streams", len(requests), "requests") as progress:
         found = []
         for record in requests:
@@ -72,8 +80,7 @@ def memit(
             norms.append(float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV)))
             progress.update(1)
     pairs = zip(requests, found, strict=True)
-    edits = [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
-    return report.of(lm, edited, "memit", edits, {"weight": weight, "ridge": ridge, **settings._asdict()}, known)
+    return edited, [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
 
 
 def stream_site(lm, place: str) -> str:

@@ -96,6 +96,16 @@ def prompts_of(record: Record) -> list[tuple[str, str, str, str]]:
     return asked + [("ripple", text, after, before) for text, after, before in record.consequences[:NEIGHBOURS]]
 
 
+def joined(parts: Sequence[Measured], requests: Sequence[Record]) -> Measured:
+    """The measures of requests that were measured one by one."""
+    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
+    texts = tuple(text for part in parts for text in part.texts)
+    if "consistency" in values:  # its document frequencies are those of all requests
+        values["consistency"] = consistency(texts, [record.references for record in requests])
+    new, old = (np.concatenate([getattr(part, name) for part in parts]) for name in ("new", "old"))
+    return Measured(values, new, old, texts)
+
+
 def summary(measured: Measured) -> dict[str, tuple[float, float, float]]:
     """{name: (mean over requests, ends of its 95 % interval)} of all measures, S first."""
     scores = [measured.values[f"{kind}, score"] for kind in SCORED]
@@ -120,7 +130,7 @@ def _generated(lm, requests: Sequence[Record], seed: int) -> list[list[str]]:
     room = min(TOKENS, longest - length) if longest else TOKENS
     if room < 1:
         return [[] for _ in requests]
-    seeds = list(range(seed, seed + len(flat)))
+    seeds = [seed + number for texts in prompts for number in range(len(texts))]
     written = iter(lm.generate(flat, max_new_tokens=room, temperature=1.0, top_k=TOP_K, top_p=1.0, seed=seeds))
     return [[text + next(written) for text in texts] for texts in prompts]
 

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from xfresearch.analysis.coefficients import written_by
-from xfresearch.analysis.prompts import padded, prompt_of
+from xfresearch.analysis.prompts import completed, prompt_of
 from xfresearch.data.records import Record
 from xfresearch.editing.keys import with_prefix
 from xfresearch.model_inputs import forward
@@ -89,11 +89,7 @@ def delta_for(
 def _texts(lm, record: Record, prefixes: list[str]) -> _Texts:
     prompts = [prompt_of(lm, with_prefix(record, prefix), record.target_new) for prefix in prefixes]
     essence = prompt_of(lm, record._replace(prompt=ESSENCE), record.target_new)
-    rows = [(*prompt.tokens, *prompt.target) for prompt in prompts] + [essence.tokens]
-    tokens_BL = padded(rows, -(-max(map(len, rows)) // 8) * 8)
-    target_BL = np.zeros(tokens_BL.shape, bool)
-    for row, prompt in enumerate(prompts):
-        target_BL[row, len(prompt.tokens) : len(rows[row])] = True
+    tokens_BL, target_BL = completed([*prompts, essence._replace(target=())])
     subject_B = np.array([prompt.last for prompt in (*prompts, essence)])
     return _Texts(tokens_BL, subject_B, target_BL, len(essence.tokens) - 1)
 

@@ -1,6 +1,6 @@
 """The report of an edit: the metrics before and after, what else changed, and which requests failed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,10 +11,11 @@ from xfresearch.analysis.recall import score
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.data.facts import Fact, sentence
 from xfresearch.data.records import Record
-from xfresearch.editing.metrics import KINDS, Measured, measure, summary
+from xfresearch.editing.metrics import KINDS, Measured, joined, measure, summary
 from xfresearch.errors import UserError
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.pages.charts import Curve
+from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval
 
 BROKEN = 0.1  # a relative rise of the held-out loss above this breaks the model
@@ -118,18 +119,37 @@ def _rounded(value: float) -> float | str:
     return round(float(value), 4) if value == value else ""
 
 
-def of(before, after, method: str, edits: list[Edit], settings: dict, known: Sequence[Fact] | None = None):
-    """(the model after the edits, which carries them, and their report). known: facts, to measure what else changed."""
-    requests = [edit.record for edit in edits]
-    measured = [measure(lm, requests) for lm in (before, after)]
-    drifts = [drift(lm, requests, known) for lm in (before, after)]
-    failures = failed(edits, *measured)
-    if drifts[1].bits_per_byte > (1 + BROKEN) * drifts[0].bits_per_byte or np.isinf(drifts[1].bits_per_byte):
-        change = f"from {drifts[0].bits_per_byte:.3f} to {drifts[1].bits_per_byte:.3f} bits per byte"
-        failures.append(f"the model is broken: held-out text went {change}")
-    report = Report(method, settings, edits, *measured, *drifts, failures)
-    applied = carried.applied(before.config, before.params, after.params, report.as_dict())
-    return after.with_params(after.params, (*before.edits, applied)), report
+def of(lm, requests, edit: Callable, method: str, settings: dict, known: Sequence[Fact] | None = None, alone: bool = False):
+    """(the model after the edits, which carries them; their report). edit(lm, requests) -> (edited model, edits).
+
+    known: facts, to measure what else changed. alone: each request is made on the model `lm`, as papers measure an edit, and
+    this model is returned; bits per byte after the edits are a mean over them, and no facts are asked."""
+    if alone:
+        return lm, _alone(lm, requests, edit, method, settings | {"alone": True})
+    before, drift_before = measure(lm, requests), drift(lm, requests, known)
+    edited, edits = edit(lm, requests)
+    after, drift_after = measure(edited, requests), drift(edited, requests, known)
+    failures = failed(edits, before, after) + broken(drift_before, drift_after)
+    report = Report(method, settings, edits, before, after, drift_before, drift_after, failures)
+    applied = carried.applied(lm.config, lm.params, edited.params, report.as_dict())
+    return edited.with_params(edited.params, (*lm.edits, applied)), report
+
+
+def _alone(lm, requests: Sequence[Record], edit: Callable, method: str, settings: dict) -> Report:
+    before, drift_before = measure(lm, requests), drift(lm, requests, ())
+    edits, parts, drifts = [], [], []
+    with stage(f"{method}, one by one", len(requests), "requests") as progress:
+        for record in requests:
+            edited, edits_of_one = edit(lm, [record])
+            edits += edits_of_one
+            parts.append(measure(edited, [record]))
+            drifts.append(drift(edited, [record], ()))
+            progress.update(1)
+    after, bits_per_byte = joined(parts, requests), float(np.mean([each.bits_per_byte for each in drifts]))
+    failures = failed(edits, before, after)
+    for number, each in enumerate(drifts):
+        failures += [f"request {number}, {requests[number].text!r}: {line}" for line in broken(drift_before, each)]
+    return Report(method, settings, edits, before, after, drift_before, Drift(bits_per_byte, np.nan), failures)
 
 
 def drift(lm, requests: Sequence[Record], known: Sequence[Fact] | None = None) -> Drift:
@@ -167,6 +187,14 @@ def _bits_per_byte(lm) -> float:
     count = sum(len(lm.tokenizer.token_bytes[token]) for token in rows_NL[:, 1:].ravel())
     value = float(np.asarray(lm.loss(rows_NL), np.float64).sum()) / np.log(2) / count
     return value if value == value else np.inf
+
+
+def broken(before: Drift, after: Drift) -> list[str]:
+    """A line if the edits break the model."""
+    if after.bits_per_byte <= (1 + BROKEN) * before.bits_per_byte or np.isnan(before.bits_per_byte):
+        return []
+    change = f"from {before.bits_per_byte:.3f} to {after.bits_per_byte:.3f} bits per byte"
+    return [f"the model is broken: held-out text went {change}"]
 
 
 def failed(edits: list[Edit], before: Measured, after: Measured) -> list[str]:

@@ -7,6 +7,7 @@ times (C^-1 k* . k*) / (C^-1 k* . k_prompt), which now and then is many times de
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,19 +36,25 @@ def rome(
     settings: Settings = DEFAULT,
     seed: int = 0,
     known: Sequence[Fact] | None = None,
+    alone: bool = False,
 ):
     """(edited model, report.Report) for requests with target_new, one after another.
 
     place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (requests.py).
     data, tokens: the corpus and the tokens of C (keys.py). key: 'mean' or 'published', see above. ridge: added to the
-    diagonal of C, relative to its mean. known: facts, to measure what else changed (report.py). Raises UserError for
-    requests that cannot be made."""
+    diagonal of C, relative to its mean. known, alone: as in report.of. Raises UserError for requests that cannot be
+    made."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     requests, known = prepared(lm, requests, known)
     place = place or traced(lm, requests)
     C_GMM = ridged(covariance(lm, place, data, tokens), ridge)
-    prefixes = prefixes_of(lm, seed)
+    edit = partial(_edited, place=place, C_GMM=C_GMM, prefixes=prefixes_of(lm, seed), key=key, settings=settings)
+    return report.of(lm, requests, edit, "rome", {"key": key, "ridge": ridge, **settings._asdict()}, known, alone)
+
+
+def _edited(lm, requests, place: str, C_GMM: np.ndarray, prefixes: list[str], key: str, settings: Settings):
+    """The edited model, and the edits."""
     edited, edits = lm, []
     with stage("ROME", len(requests), "edits") as progress:
         for record in requests:
@@ -62,7 +69,7 @@ def rome(
             norm = float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV))
             edits.append(Edit(record, (place,), (norm,), found.losses, found.probability))
             progress.update(1)
-    return report.of(lm, edited, "rome", edits, {"key": key, "ridge": ridge, **settings._asdict()}, known)
+    return edited, edits
 
 
 def _published(C_GMM: np.ndarray, mean_HM: np.ndarray, prompt_HM: np.ndarray) -> float:
