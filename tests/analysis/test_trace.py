@@ -41,7 +41,7 @@ def restored(lm, prompt, noise_SLD, site: str, window: range, position: int) -> 
 
 @pytest.mark.parametrize(
     "name, changes",
-    [("gpt2", {"depth": 3}), ("all_attention", {}), *(pytest.param(n, {}, marks=pytest.mark.long) for n in ("moe", "gptj"))],
+    [("gpt2", {}), *(pytest.param(name, {}, marks=pytest.mark.long) for name in ("all_attention", "moe", "gptj"))],
 )
 def test_effects_are_those_of_one_pass_for_each_place(name, changes):
     lm = tiny_model(name, **{f"model__{key}": value for key, value in changes.items()})

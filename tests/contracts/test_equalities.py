@@ -29,7 +29,8 @@ from xfresearch.models.context import Context
 CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
 PADDING = 2
 
-# Prefixes of variants that have the same cache as others: layouts, norms, biases and activations do not change it.
+# Prefixes of variants that have the same cache as others: layouts, norms, biases, activations and identities in place of
+# projections do not change it.
 SAME_CACHE = (
     "layout=",
     "norm",
@@ -39,7 +40,10 @@ SAME_CACHE = (
     "feed_forward.kind=solu",
 )
 SAME_CACHE += ("feed_forward.bias", "configs/palm", "configs/vanilla_2017", "configs/gptj", "configs/normless")
-SAME_CACHE += ("configs/lambda_lm",)  # tested as attention.kind=lambda
+SAME_CACHE += ("attention.query=identity", "attention.value=identity", "attention.qk_norm", "attention.output_gate")
+SAME_CACHE += ("attention.memory_activation", "attention[slots]", "attention.shaping", "feed_forward[moe].moe.balance")
+SAME_CACHE += ("feed_forward[moe].moe.shared", "pattern-repeated", "configs/all_attention_enwik8", "configs/simplified")
+SAME_CACHE += ("configs/lambda_lm", "configs/mixtral_8x7b")  # tested as attention.kind=lambda, feed_forward.kind=moe
 CACHED = ["layout=parallel", "layout=skipless", *(name for name in DISTINCT if not name.startswith(SAME_CACHE))]
 
 

@@ -116,7 +116,7 @@ def check(config):
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
 
 
-@settings(max_examples=3, derandomize=True, **COMMON)
+@settings(max_examples=2, derandomize=True, **COMMON)
 @given(models())
 def test_every_valid_config_works(config):
     check(config)
