@@ -7,13 +7,16 @@ import shutil
 import numpy as np
 import pytest
 
+import xfresearch
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.interop.record import MODELS, RECORDED
 from xfresearch import analyze
 from xfresearch.analysis.registry import ANALYSES
 
-CASES = [(model, name) for model in MODELS for name in ANALYSES if model == "mixtral" or name != "routing"]
+# A model with random parameters knows no fact to trace: tests/parity/test_editing.py traces one of its guesses.
+NAMES = [name for name in ANALYSES if name not in ("routing", "trace")]
+CASES = [(model, name) for model in MODELS for name in NAMES] + [("mixtral", "routing")]
 PIECES = ["<s>", "<pad>", "</s>", *"abcdehnort\u0120\u010a", "th", "\u0120r"]  # fewer than the ids of the models
 TOKENIZER = {
     "vocab.json": {piece: number for number, piece in enumerate(PIECES)},
@@ -29,11 +32,28 @@ def corpus(tmp_path_factory) -> str:
     return f"text_files:{path}"
 
 
-def ran(name: str, workdir, corpus: str, folder) -> dict:
+@pytest.fixture
+def facts(tmp_path):
+    """facts(object) writes a relation, and returns it as a corpus."""
+
+    def write(object_: str = "hat") -> str:
+        path = tmp_path / "relation.json"
+        samples = [{"subject": "rat", "object": object_}, {"subject": "cat", "object": "hat"}]
+        relation = {"name": "thing", "prompt_templates": ["{} had a", "a {} ate"], "samples": samples}
+        path.write_text(json.dumps(relation))
+        return f"facts:{path}"
+
+    return write
+
+
+def ran(name: str, workdir, data: str, folder) -> dict:
     """Runs an analysis on the command line. Its data.json and arrays."""
-    prompts = ["--clean", "the red rat", "--corrupted", "the rat red"]
-    rows = ["--data", corpus, "--rows", "2", "--sequence-length", "12"]
-    analyze.main([name, "--workdir", str(workdir), "--to", str(folder), *(prompts if name == "patching" else rows)])
+    flags = ["--data", data, "--rows", "2", "--sequence-length", "12"]
+    if name == "patching":
+        flags = ["--clean", "the red rat", "--corrupted", "the rat red"]
+    if name in ("recall", "trace"):
+        flags = flags[:2]
+    analyze.main([name, "--workdir", str(workdir), "--to", str(folder), *flags])
     assert (folder / "report.html").stat().st_size > 5000 and list(folder.glob("picture_*.svg"))
     return json.loads((folder / "data.json").read_text()) | {"arrays": dict(np.load(folder / "arrays.npz"))}
 
@@ -51,18 +71,21 @@ def is_daily(model: str, name: str) -> bool:
 @pytest.mark.parametrize(
     "model, name", [pytest.param(*case, marks=() if is_daily(*case) else pytest.mark.long) for case in CASES]
 )
-def test_every_analysis_runs_on_folders_of_transformers(model, name, corpus, tmp_path):
+def test_every_analysis_runs_on_folders_of_transformers(model, name, corpus, facts, tmp_path):
     shutil.copytree(RECORDED / model, tmp_path / "model")
     made.write(tmp_path / "model", TOKENIZER)
-    found = ran(name, tmp_path / "model", corpus, tmp_path / "found")
+    found = ran(name, tmp_path / "model", facts() if name == "recall" else corpus, tmp_path / "found")
     assert found["analysis"] == name
     require_finite(found)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in ANALYSES if name != "routing"])
-def test_every_analysis_runs_on_a_trained_model(name, corpus, tmp_path):
-    found = ran(name, shared("stories260K/stories260K.bin"), corpus, tmp_path)
+@pytest.mark.parametrize("name", [*NAMES, "trace"])
+def test_every_analysis_runs_on_a_trained_model(name, corpus, facts, tmp_path):
+    model = shared("stories260K/stories260K.bin")
+    if name in ("recall", "trace"):  # of a fact that the model takes to be true
+        corpus = facts(xfresearch.load(model).generate("a rat ate", max_new_tokens=6, temperature=0.0).split()[0])
+    found = ran(name, model, corpus, tmp_path / "found")
     require_finite(found)
     if name == "lens":
         divergence = found["arrays"]["divergence"]
