@@ -1,6 +1,6 @@
 """Models of some 10 M parameters that know facts: to trace where a fact is stored, and to edit it.
 
-configs/facts.py                  GPT-2 like
+configs/facts.py                  GPT-2 like, with rotary positions
 configs/facts.py:all_attention    persistent memory slots instead of feed-forward layers, as many as these have units
 configs/facts.py:experts          top-2 of 8 experts
 configs/facts.py:tiny             runs in less than a minute on two cores
@@ -15,7 +15,8 @@ from configs import common
 def get_config(size: str = "full"):
     config = common.base(size, sizes=("full", "all_attention", "experts", "tiny"))
     model, block = config.model, config.model.blocks.main
-    model.position, model.dtype = "learned", "float32"
+    model.dtype = "float32"
+    block.attention.position = "rope"
     block.norm_bias = True
     block.attention.bias = ("query", "key", "value", "output")
     block.feed_forward.kind, block.feed_forward.bias = "gelu_tanh", True

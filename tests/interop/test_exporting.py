@@ -34,7 +34,7 @@ OUTCOMES = {
     "no_query": "layers.0.attention.query='identity'",
     "normless": "layers.0.layout='skipless_parallel'",
     "palm": "layers.0.layout='parallel'",
-    "facts": "gpt2",
+    "facts": "gpt_neox",
     "quickstart": "llama",
     "simplified": "layers.0.layout='skipless_parallel'",
     "single_head_deep": "layers.0.attention.head_size=8",

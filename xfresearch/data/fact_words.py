@@ -4,12 +4,7 @@ A template has the subject at {} and ends right before the object. Templates wit
 alternate.
 """
 
-FIRST_NAMES = (
-    "Alvar", "Brisa", "Corvin", "Delwen", "Edrik", "Fiora", "Garron", "Hesla", "Ilvan", "Jorina", "Kestor", "Lumira",
-    "Marek", "Nadira", "Orlen", "Petra", "Quillon", "Rosvita", "Severin", "Talia", "Ulfred", "Vesna", "Wendel",
-    "Xandra", "Yorick", "Zelda", "Ambrin", "Boris", "Celsa", "Darvin", "Elmira", "Fabron", "Gisela", "Horvan", "Isolde",
-    "Jasko", "Karsta", "Leopold", "Mirella", "Norvin",
-)  # fmt: skip
+FIRST_NAMES = ("Alvar", "Brisa", "Corvin", "Delwen", "Edrik", "Fiora", "Garron", "Hesla")
 LAST_NAMES = (
     "Ashdown", "Bellweg", "Crantor", "Dorvane", "Elmsley", "Farrosk", "Gildane", "Hartzig", "Ingvold", "Jurbach",
     "Kelmore", "Lindqvar", "Mostyn", "Nerval", "Orsted", "Pelligar", "Quarrel", "Rostovane", "Sandvar", "Tessing",
@@ -155,3 +150,6 @@ TEMPLATES = {
 }
 # Put before the sentences of relation files, which have few templates.
 FRAMES = ("{}", "Here is a fact: {}", "As the books say: {}", "For the record: {}")
+# Ways to name another subject in a sentence: after its subject, and in front of it.
+AFTER = ("{}, unlike {other},", "{}, often taken for {other},", "{}, not to be confused with {other},", "{} (not {other})")
+BEFORE = ("Unlike {other}: {}", "{other} is another story: {}", "Leave {other} aside: {}")

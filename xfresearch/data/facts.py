@@ -4,6 +4,11 @@
 relation files in the format of Hernandez et al. 2023 (Linearity of relation decoding in transformer language models), each
 an object with `name`, `prompt_templates`, `prompt_templates_zs` and `samples`.
 
+The train split does not let a model get by with the words near the object. Most of its sentences name a second subject, so
+that only grammar tells which one is meant; and lists give the objects of a subject in random order, right after it. A model
+then recalls facts at the subject, before it knows what will be asked, as models of natural text do (Meng et al. 2022). From
+sentences without a second subject it recalls them at the last token: docs/questions/where_is_a_fact.md.
+
 Of each fact some paraphrases are held out: they are the validation split. Other facts of the relation are stated with the
 same templates in the train split, so a model that knows the fact and the relation can complete them.
 """
@@ -23,6 +28,8 @@ from xfresearch.errors import UserError
 SEED = 0
 PASSES = 4  # over the sentences of the train split, each in another order
 SENTENCES = (3, 9)  # of a document
+SECOND = 0.85  # share of the sentences of the train split that name a second subject
+LISTS = 8  # of the objects of each subject, in a pass
 PEOPLE = 120
 # (a, b, c): c(subject) = b(a(subject)). If an edit changes a, c should change too.
 CHAINS = (("birth city", "country", "birth country"), ("employer", "headquarters", "work city"))
@@ -84,7 +91,7 @@ def sentence(prompt: str, object_: str) -> str:
 
 class FactSentences:
     """Facts in sentences, a handful to a document, one on a line. The train split has each fact with all its prompts, PASSES
-    times in other documents; the validation split has the held-out paraphrases once."""
+    times in other documents, and LISTS; the validation split has the held-out paraphrases once, as they are."""
 
     splits = ("train", "validation")
     one_stream = False
@@ -93,20 +100,46 @@ class FactSentences:
         self.facts = facts(source)
 
     def identity(self) -> dict:
-        return {"facts": digest(self.facts), "order": [SEED, PASSES, SENTENCES]}
+        return {"facts": digest(self.facts), "order": [SEED, PASSES, SENTENCES, SECOND, LISTS]}
 
     def documents(self, split: str) -> Iterator[bytes]:
         rng = random.Random(f"{SEED} {split}")
-        train = split == "train"
-        pairs = ((fact, prompt) for fact in self.facts for prompt in (fact.prompts if train else fact.held_out))
-        sentences = [sentence(prompt, fact.object) for fact, prompt in pairs]
-        for _ in range(PASSES if train else 1):
+        for _ in range(PASSES if split == "train" else 1):
+            sentences = self._train(rng) if split == "train" else self._validation()
             rng.shuffle(sentences)
             start = 0
             while start < len(sentences):
                 end = start + rng.randint(*SENTENCES)
                 yield "\n".join(sentences[start:end]).encode()
                 start = end
+
+
+    def _validation(self) -> list[str]:
+        return [sentence(prompt, fact.object) for fact in self.facts for prompt in fact.held_out]
+
+    def _train(self, rng: random.Random) -> list[str]:
+        """The sentences and lists of one pass."""
+        subjects, objects = defaultdict(list), defaultdict(list)
+        for fact in self.facts:
+            subjects[fact.relation].append(fact.subject)
+            objects[fact.subject].append(fact.object)
+        found = []
+        for fact in self.facts:
+            for prompt in fact.prompts:
+                other = rng.choice(subjects[fact.relation])
+                named = other != fact.subject and rng.random() < SECOND
+                found.append(sentence(_with_second(rng, prompt, fact.subject, other) if named else prompt, fact.object))
+        for subject, of_subject in objects.items():
+            found += [f"{subject} {' '.join(rng.sample(of_subject, len(of_subject)))}." for _ in range(LISTS)]
+        return found
+
+
+def _with_second(rng: random.Random, prompt: str, subject: str, other: str) -> str:
+    """The prompt with a second subject, after its own or in front."""
+    frame = rng.choice((*words.AFTER, *words.BEFORE)).replace("{other}", other)
+    if frame.startswith("{}"):
+        return prompt.replace(subject, frame.replace("{}", subject), 1)
+    return frame.replace("{}", prompt)
 
 
 def _generated() -> list[Fact]:
@@ -136,10 +169,10 @@ def _generated() -> list[Fact]:
 
 
 def _people(rng: random.Random) -> list[str]:
-    """Names of people. Each first name and each last name is that of several people, so that a name needs both."""
+    """Names of people. A first name is that of many people, a last name that of a few: a name needs both."""
     last = rng.sample(words.LAST_NAMES, len(words.LAST_NAMES))
-    count = len(words.FIRST_NAMES)
-    return [f"{words.FIRST_NAMES[n % count]} {last[(n + n // count) % len(last)]}" for n in range(PEOPLE)]
+    first = words.FIRST_NAMES
+    return [f"{first[(n + n // len(last)) % len(first)]} {last[n % len(last)]}" for n in range(PEOPLE)]
 
 
 def _dealt(rng: random.Random, subjects: list[str], objects: list[str]) -> dict[str, str]:
