@@ -18,11 +18,11 @@ from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
 MODELS = {"dense": "facts", "all-attention": "facts_all_attention", "top-2 of 8 experts": "facts_experts"}
-TRACED, EDITS, TUNING = 1000, 100, 20
-SEQUENCE = (1, 10, 32, 100)  # numbers of edits in one model
+TRACED, EDITS, TUNING = 1000, 100, 10
+SEQUENCE = (100, 10)  # numbers of edits in one model
 # Settings to choose from, by S of TUNING requests.
 GRIDS = {
-    "rome": [{"ridge": ridge} for ridge in (1e-4, 1e-2, 1.0)],
+    "rome": [{"ridge": ridge} for ridge in (1e-2, 1.0, 10.0)],
     "memit": [{"weight": weight} for weight in (2.0, 20.0, 200.0, 2000.0)],
     "finetune": [{"rate": rate} for rate in (5e-4, 2e-3, 5e-3, 2e-2)],
     "constrained_finetune": [{"rate": 2e-2, "largest": largest} for largest in (2e-3, 5e-3, 1e-2, 2e-2)],
@@ -44,13 +44,26 @@ def main(arguments: list[str]) -> None:
 
     for name, path in there.items():
         lm = xf.load(path)
-        of_model = found.setdefault(name, {"updates": lm.step})
+        of_model = found.setdefault(name, about(lm, path))
         for item, measure in measurements(lm, of_model).items():
             if item not in of_model:
                 began = time.perf_counter()
                 value = measure()
                 of_model[item] = {"seconds": round(time.perf_counter() - began, 1), **value, **environment()}
                 kept.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def about(lm, path: Path) -> dict:
+    """The parameters, the updates and the minutes of training."""
+    import jax
+
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    seconds = max(row["seconds"] for row in rows if row["kind"] == "train")
+    return {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(lm.params)),
+        "updates": lm.step,
+        "minutes": round(seconds / 60, 1),
+    }
 
 
 def measurements(lm, of_model: dict) -> dict[str, Callable[[], dict]]:
@@ -61,7 +74,7 @@ def measurements(lm, of_model: dict) -> dict[str, Callable[[], dict]]:
     known = known_facts(lm)
     chosen = editing.drawn(known, EDITS + TUNING)
     tuning, requests = chosen[:TUNING], chosen[TUNING:]
-    items = {"recall": lambda: recall(lm), "trace": lambda: trace(lm), "place": lambda: {"name": editing.traced(lm, tuning)}}
+    items = {"recall": lambda: recall(lm), "place": lambda: {"name": editing.traced(lm, tuning)}}
 
     def place(method: str) -> dict:
         last = of_model["place"]["name"]
@@ -74,6 +87,7 @@ def measurements(lm, of_model: dict) -> dict[str, Callable[[], dict]]:
         items[f"{method}, tuning"] = lambda method=method: tune(lm, method, tuning, place(method))
     for method in ("rome", "finetune", "constrained_finetune"):
         items[f"{method}, alone"] = lambda method=method: alone(lm, method, requests, tuned(method))
+    items["trace"] = lambda: trace(lm)
     items["rome, alone, published keys"] = lambda: alone(lm, "rome", requests, tuned("rome") | {"key": "published"})
     for method in GRIDS:
         for count in SEQUENCE:

@@ -36,6 +36,7 @@ FIGURES = {  # in docs/data/anatomy.json
     "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
     "loss in nats": "loss",
 }
+MEASURED_TITLE = "## What was measured\n\n"
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
@@ -217,6 +218,16 @@ def _figure(values: dict, figure: str) -> str:
     return f"{value:.3f}, {chance[0]:.3f} by chance" if chance else f"{value:.3f} +- {half:.3f}"
 
 
+def where_is_a_fact() -> str:
+    """docs/questions/where_is_a_fact.md with the tables of docs/data/facts.json."""
+    from docs.facts_page import tables
+
+    found = json.loads((HERE / "data" / "facts.json").read_text())
+    text = (HERE / "questions" / "where_is_a_fact.md").read_text().split(MEASURED_TITLE)[0]
+    last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
+    return f"{text}{MEASURED_TITLE}`python -m docs.facts`, the last row {_where(last)}.\n\n{tables(found)}"
+
+
 def layout_drawing(layout: str) -> str:
     """The drawing of a layout, without the options of its sublayers."""
     from xfresearch.models.block_config import BLOCKS
@@ -234,6 +245,7 @@ PAGES = {
     "scale.md": scale,
     "surgery.md": surgery,
     "anatomy.md": anatomy,
+    "questions/where_is_a_fact.md": where_is_a_fact,
 }
 PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOUTS}
 

@@ -13,6 +13,7 @@ from xfresearch import editing
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.optimise import Settings
+from xfresearch.editing.requests import memories
 
 PLACE = "blocks.0.feed_forward"
 REQUEST = Record("Bea", "{}", "blue", "green", paraphrases=(" Bea",), neighbours=(("Cid", "blue"),))
@@ -97,6 +98,13 @@ def test_the_trace_chooses_the_layer_that_has_the_memory(lm, layer):
     assert editing.traced(lm, requests) == f"blocks.{layer}.feed_forward"
     edited, report = editing.rome(lm, requests[1:2], tokens=400)
     assert report.edits[0].places == (f"blocks.{layer}.feed_forward",) and answers(edited)[1] == " green"
+
+
+def test_memit_edits_three_layers_that_end_at_a_memory_or_the_first_three(lm):
+    lm.config = dataclasses.replace(lm.config, depth=5)
+    for last, expected in ((0, "012"), (1, "012"), (4, "234")):
+        assert memories(lm, f"blocks.{last}.feed_forward", 3) == tuple(f"blocks.{n}.feed_forward" for n in expected)
+    assert memories(lm, "blocks.1.feed_forward", 9) == tuple(f"blocks.{n}.feed_forward" for n in range(5))
 
 
 def test_memit_shares_what_is_missing_among_the_layers():

@@ -28,9 +28,9 @@ from xfresearch.models import layers
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.progress import stage
 
-LAYERS = 3  # by default: the traced one, and those before it
+LAYERS = 3  # by default: the traced one and those before it, or the first ones
 WEIGHT = 20_000.0  # of other keys, in requests: that of the published code
-SETTINGS = Settings(rate=0.1, largest=0.75)
+SETTINGS = Settings(largest=2.0)  # published: 0.75 and rate 0.1; in configs/facts.py the new object stays unlikely with them
 
 
 def memit(
@@ -49,9 +49,9 @@ def memit(
     """(edited model, report.Report) for requests with target_new, all at once.
 
     places: the memories in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
-    finds and the two before it. data, tokens: the corpus and the tokens of C (keys.py). weight: of the keys of the corpus,
-    against one request. known, alone: as in report.of. Raises UserError for requests that cannot be made, and for a
-    model that normalises what the memory writes before it is added to the stream."""
+    finds and the two before it, or the first three. data, tokens: the corpus and the tokens of C (keys.py). weight: of the
+    keys of the corpus, against one request. known, alone: as in report.of. Raises UserError for requests that cannot be
+    made, and for a model that normalises what the memory writes before it is added to the stream."""
     requests, known = prepared(lm, requests, known)
     places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
     stream_site(lm, places[-1])

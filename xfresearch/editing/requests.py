@@ -101,10 +101,10 @@ def traced(lm, requests: Sequence[Record]) -> str:
 
 
 def memories(lm, last: str, count: int) -> tuple[str, ...]:
-    """The memory `last` and those of the same sublayer before it: `count` of them, or fewer if there are fewer."""
-    number, sublayer = where(last)
-    same = [place for place in places(lm.config) if where(place)[1] == sublayer and where(place)[0] <= number]
-    return tuple(same[-count:])
+    """`count` memories of the same sublayer that end with `last`, or the first `count` of them; fewer if there are fewer."""
+    same = [place for place in places(lm.config) if where(place)[1] == where(last)[1]]
+    start = max(0, same.index(last) + 1 - count)
+    return tuple(same[start : start + count])
 
 
 def check_places(lm, given: Sequence[str], most: int = 0) -> tuple[str, ...]:

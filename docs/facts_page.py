@@ -1,0 +1,114 @@
+"""The generated part of docs/questions/where_is_a_fact.md: tables and pictures of docs/data/facts.json."""
+
+from pathlib import Path
+
+import numpy as np
+
+from xfresearch.analysis.trace import CLASSES
+
+METHODS = ("rome", "rome, published keys", "memit", "finetune", "constrained_finetune")
+SCORES = {"S": "S", "efficacy": "efficacy, score", "paraphrase": "paraphrase, score"}
+SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated", "ripple": "ripple, score"}
+
+
+def tables(found: dict) -> str:
+    """All tables, each under its title."""
+    parts = {"The models": models(found), "The trace": sites(found), "One edit at a time": alone(found)}
+    parts["Many edits in one model"] = together(found)
+    return "\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
+
+
+def models(found: dict) -> str:
+    rows = []
+    for name, of in found.items():
+        summary = of["recall"]["summary"]
+        recalled, held_out = (_with_half(summary[key]) for key in ("recalled", "recalled held out"))
+        rows.append((name, f"{of['parameters'] / 1e6:.1f} M", of["updates"], f"{of['minutes']:.0f}", recalled, held_out))
+    return _table(("model", "parameters", "updates", "minutes", "facts recalled", "by held-out paraphrases"), rows)
+
+
+def sites(found: dict) -> str:
+    """The best layer of the last token of the subject and of the last token of the prompt."""
+    rows = []
+    for name, of in found.items():
+        for value, x_NC in of.get("trace", {}).get("values", {}).items():
+            x_NC = np.array(x_NC, float)
+            cells = []
+            for token in ("last subject", "last"):
+                x_N = x_NC[:, CLASSES.index(token)]
+                cells += [int(np.nanargmax(x_N)), f"{np.nanmax(x_N):.3f}"]
+            rows.append((name, value.replace("_", "-"), *cells, f"{of['trace']['p'][value]:.1g}"))
+    titles = ("model", "value", "layer, last token of the subject", "effect", "layer, last token", "effect", "p")
+    return _table(titles, rows)
+
+
+def alone(found: dict) -> str:
+    """Metrics after one edit, with their intervals."""
+    rows = []
+    for name, of in found.items():
+        for method in METHODS:
+            item = of.get(method.replace(", ", ", alone, ") if ", " in method else f"{method}, alone")
+            if item:
+                cells = [_with_ends(item["metrics"].get(metric)) for metric in SCORES.values()]
+                rise = item["after"]["bits_per_byte"] / item["before"]["bits_per_byte"] - 1
+                rows.append((name, method.replace("_", " "), *cells, f"{100 * rise:+.1f} %", item["failures"]))
+    return _table(("model", "method", *SCORES, "bits per byte", "failures"), rows)
+
+
+def together(found: dict) -> str:
+    """S, the other facts and the held-out text, by the number of edits."""
+    rows = []
+    for name, of in found.items():
+        for method in METHODS:
+            for item, row in of.items():
+                if item.startswith(f"{method}, ") and item.endswith(" in one model"):
+                    cells = [_with_ends(row["metrics"].get(metric)) for metric in list(SCORES.values())[:4]]
+                    rise = row["after"]["bits_per_byte"] / row["before"]["bits_per_byte"] - 1
+                    others = f"{row['before']['others']:.3f} to {row['after']['others']:.3f}"
+                    rows.append((name, method.replace("_", " "), item.split()[1], *cells, others, f"{100 * rise:+.1f} %"))
+    return _table(("model", "method", "edits", *list(SCORES)[:4], "other facts recalled", "bits per byte"), rows)
+
+
+def draw(found: dict, folder: Path) -> None:
+    """where_is_a_fact_trace.png: the effects of every model, as in figure 2 of Meng et al. 2022."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    traced = {name: of["trace"]["values"] for name, of in found.items() if "trace" in of}
+    values = list(dict.fromkeys(value for of in traced.values() for value in of))
+    size = 3.1 * len(values), 2.9 * len(traced)
+    figure, axes = plt.subplots(len(traced), len(values), figsize=size, squeeze=False, layout="constrained")
+    for row, (name, of) in zip(axes, traced.items(), strict=True):
+        top = max(np.nanmax(np.array(x_NC, float)) for x_NC in of.values())
+        for axis, value in zip(row, values, strict=True):
+            if value not in of:
+                axis.axis("off")
+                continue
+            drawn = axis.imshow(np.array(of[value], float), origin="lower", cmap="Purples", vmin=0, vmax=top, aspect="auto")
+            axis.set_title(f"{name}: {value.replace('_', '-')}", fontsize=9)
+            axis.set_xticks(range(len(CLASSES)), CLASSES, rotation=40, ha="right", fontsize=7)
+            axis.set_ylabel("layer", fontsize=8)
+        figure.colorbar(drawn, ax=list(row), shrink=0.8, label="indirect effect")
+    figure.savefig(folder / "where_is_a_fact_trace.png", dpi=100)
+    plt.close(figure)
+
+
+def _with_half(pair) -> str:
+    value, half = pair
+    return f"{value:.3f} +- {half:.3f}"
+
+
+def _with_ends(metric: dict | None) -> str:
+    """The value after an edit and the ends of its interval, in hundredths."""
+    if metric is None:
+        return "-"
+    return f"{100 * metric['after']:.0f} ({100 * metric['low']:.0f} to {100 * metric['high']:.0f})"
+
+
+def _table(titles, rows) -> str:
+    if not rows:
+        return ""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
