@@ -54,7 +54,7 @@ def memit(
     made, and for a model that normalises what the memory writes before it is added to the stream."""
     requests, known = prepared(lm, requests, known)
     places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
-    stream_site(lm, places[-1])
+    stream_site(lm, places[-1])  # its error, before the long computations
     C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
     edit = partial(_edited, places=places, C=C, prefixes=prefixes_of(lm, seed), weight=weight, settings=settings)
     return report.of(lm, requests, edit, "memit", {"weight": weight, "ridge": ridge, **settings._asdict()}, known, alone)
