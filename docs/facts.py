@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--runs={options.runs} has none of {', '.join(MODELS.values())}: train them with configs/facts.py")
     import xfresearch as xf
     from docs.comparison import environment
+    from docs.facts_page import draw
 
     for name, path in there.items():
         lm = xf.load(path)
@@ -51,6 +52,7 @@ def main(arguments: list[str]) -> None:
                 value = measure()
                 of_model[item] = {"seconds": round(time.perf_counter() - began, 1), **value, **environment()}
                 kept.write_text(json.dumps(found, indent=1) + "\n")
+                draw(found, HERE / "questions")
 
 
 def about(lm, path: Path) -> dict:

@@ -14,6 +14,7 @@ SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated
 def tables(found: dict) -> str:
     """All tables, each under its title."""
     parts = {"The models": models(found), "The trace": sites(found), "One edit at a time": alone(found)}
+    parts["The trace"] += "\n![Effects by layer and token](where_is_a_fact_trace.png)\n" if parts["The trace"] else ""
     parts["Many edits in one model"] = together(found)
     return "\n".join(f"### {title}\n\n{text}" for title, text in parts.items() if text)
 
@@ -77,6 +78,8 @@ def draw(found: dict, folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     traced = {name: of["trace"]["values"] for name, of in found.items() if "trace" in of}
+    if not traced:
+        return
     values = list(dict.fromkeys(value for of in traced.values() for value in of))
     size = 3.1 * len(values), 2.9 * len(traced)
     figure, axes = plt.subplots(len(traced), len(values), figsize=size, squeeze=False, layout="constrained")
