@@ -52,7 +52,8 @@ def main(arguments: list[str]) -> None:
                 value = measure()
                 of_model[item] = {"seconds": round(time.perf_counter() - began, 1), **value, **environment()}
                 kept.write_text(json.dumps(found, indent=1) + "\n")
-                draw(found, HERE / "questions")
+                if item == "trace":
+                    draw(found, HERE / "questions")
 
 
 def about(lm, path: Path) -> dict:

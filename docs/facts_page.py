@@ -9,6 +9,7 @@ from xfresearch.analysis.trace import CLASSES
 METHODS = ("rome", "rome, published keys", "memit", "finetune", "constrained_finetune")
 SCORES = {"S": "S", "efficacy": "efficacy, score", "paraphrase": "paraphrase, score"}
 SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated", "ripple": "ripple, score"}
+FEWER = tuple(SCORES)[:4]
 
 
 def tables(found: dict) -> str:
@@ -50,9 +51,7 @@ def alone(found: dict) -> str:
         for method in METHODS:
             item = of.get(method.replace(", ", ", alone, ") if ", " in method else f"{method}, alone")
             if item:
-                cells = [_with_ends(item["metrics"].get(metric)) for metric in SCORES.values()]
-                rise = item["after"]["bits_per_byte"] / item["before"]["bits_per_byte"] - 1
-                rows.append((name, method.replace("_", " "), *cells, f"{100 * rise:+.1f} %", item["failures"]))
+                rows.append((name, method.replace("_", " "), *_scores(item, SCORES), _rise(item), item["failures"]))
     return _table(("model", "method", *SCORES, "bits per byte", "failures"), rows)
 
 
@@ -63,11 +62,10 @@ def together(found: dict) -> str:
         for method in METHODS:
             for item, row in of.items():
                 if item.startswith(f"{method}, ") and item.endswith(" in one model"):
-                    cells = [_with_ends(row["metrics"].get(metric)) for metric in list(SCORES.values())[:4]]
-                    rise = row["after"]["bits_per_byte"] / row["before"]["bits_per_byte"] - 1
                     others = f"{row['before']['others']:.3f} to {row['after']['others']:.3f}"
-                    rows.append((name, method.replace("_", " "), item.split()[1], *cells, others, f"{100 * rise:+.1f} %"))
-    return _table(("model", "method", "edits", *list(SCORES)[:4], "other facts recalled", "bits per byte"), rows)
+                    cells = *_scores(row, FEWER), others, _rise(row)
+                    rows.append((name, method.replace("_", " "), item.split()[1], *cells))
+    return _table(("model", "method", "edits", *FEWER, "other facts recalled", "bits per byte"), rows)
 
 
 def draw(found: dict, folder: Path) -> None:
@@ -96,6 +94,15 @@ def draw(found: dict, folder: Path) -> None:
         figure.colorbar(drawn, ax=list(row), shrink=0.8, label="indirect effect")
     figure.savefig(folder / "where_is_a_fact_trace.png", dpi=100)
     plt.close(figure)
+
+
+def _scores(item: dict, names) -> list[str]:
+    return [_with_ends(item["metrics"].get(SCORES[name])) for name in names]
+
+
+def _rise(item: dict) -> str:
+    """Of the bits per byte of held-out text."""
+    return f"{100 * (item['after']['bits_per_byte'] / item['before']['bits_per_byte'] - 1):+.1f} %"
 
 
 def _with_half(pair) -> str:

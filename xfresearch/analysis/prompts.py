@@ -47,18 +47,18 @@ def target_tokens(lm, text: str, target: str) -> tuple[int, ...]:
 
 
 def completed(prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32[N, L] of prompts with their objects, and bool[N, L]: which are the objects'. L is a multiple of ROUND, so
-    that few programs are compiled."""
+    """Tokens int32[N, L] of prompts with their objects, and bool[N, L]: which are the objects'."""
     rows = [(*prompt.tokens, *prompt.target) for prompt in prompts]
-    tokens_NL = padded(rows, -(-max(map(len, rows)) // ROUND) * ROUND)
+    tokens_NL = padded(rows)
     starts, ends = ([len(row) for row in each] for each in ([prompt.tokens for prompt in prompts], rows))
     at_L = np.arange(tokens_NL.shape[1])
     return tokens_NL, (at_L >= np.array(starts)[:, None]) & (at_L < np.array(ends)[:, None])
 
 
 def padded(rows, length: int = 0) -> np.ndarray:
-    """int32[N, L] of sequences of tokens, with zeros at the end. A causal model does not read them."""
-    length = length or max(map(len, rows))
+    """int32[N, L] of sequences of tokens, with zeros at the end. A causal model does not read them. L is `length`, or the
+    longest sequence's rounded up to a multiple of ROUND, so that few programs are compiled."""
+    length = length or -(-max(map(len, rows)) // ROUND) * ROUND
     found = np.zeros((len(rows), length), np.int32)
     for number, row in enumerate(rows):
         found[number, : len(row)] = row

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.analysis.prompts import ROUND, Prompt, padded, prompt_of
+from xfresearch.analysis.prompts import Prompt, padded, prompt_of
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.texts import shown
 from xfresearch.analysis.tracing import Effects, effects, normal
@@ -110,7 +110,7 @@ def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Pro
 def _rows(prompts: list[Prompt]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [READ, L] and the last position of each row, of at most READ prompts."""
     rows = [prompt.tokens for prompt in prompts] + [prompts[-1].tokens] * (READ - len(prompts))
-    return padded(rows, -(-max(map(len, rows)) // ROUND) * ROUND), np.array([len(row) - 1 for row in rows])
+    return padded(rows), np.array([len(row) - 1 for row in rows])
 
 
 @partial(jax.jit, static_argnums=0)

@@ -4,10 +4,9 @@
 relation files in the format of Hernandez et al. 2023 (Linearity of relation decoding in transformer language models), each
 an object with `name`, `prompt_templates`, `prompt_templates_zs` and `samples`.
 
-The train split does not let a model get by with the words near the object. Most of its sentences name a second subject, so
-that only grammar tells which one is meant; and lists give the objects of a subject in random order, right after it. A model
-then recalls facts at the subject, before it knows what will be asked, as models of natural text do (Meng et al. 2022). From
-sentences without a second subject it recalls them at the last token: docs/questions/where_is_a_fact.md.
+Most sentences of the train split name a second subject, so that only grammar tells which one is meant; and lists give the
+objects of a subject in random order, right after it. A model trained on them recalls facts at the subject, as GPT-2 XL does
+(Meng et al. 2022). One trained without them recalled facts at the last token: docs/questions/where_is_a_fact.md.
 
 Of each fact some paraphrases are held out: they are the validation split. Other facts of the relation are stated with the
 same templates in the train split, so a model that knows the fact and the relation can complete them.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.coefficients import of_keys, sites
-from xfresearch.analysis.prompts import ROUND, padded, prompt_of
+from xfresearch.analysis.prompts import padded, prompt_of
 from xfresearch.analysis.unfinished import Unfinished, digest_of
 from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
@@ -49,7 +49,7 @@ def with_prefix(record: Record, prefix: str) -> Record:
 def keys_of(lm, place: str, record: Record, prefixes: list[str]) -> np.ndarray:
     """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix."""
     prompts = [prompt_of(lm, with_prefix(record, prefix)) for prefix in prefixes]
-    tokens_JL = padded([prompt.tokens for prompt in prompts], -(-max(len(p.tokens) for p in prompts) // ROUND) * ROUND)
+    tokens_JL = padded([prompt.tokens for prompt in prompts])
     m_JLK = coefficients(lm.config, place, lm.params, tokens_JL)
     last_J = np.array([prompt.last for prompt in prompts])
     m_JK = np.asarray(m_JLK[jnp.arange(len(prompts)), last_J], np.float64)
