@@ -31,9 +31,9 @@ def get_config(size: str = "full"):
         config.checkpoint.every = config.evaluation.every = 100
         config.evaluation.sequences = 64
     if size == "all_attention":
-        block.layout, model.final_norm = "all_attention", "none"  # every block ends in a norm
         block.attention.memory_slots = block.feed_forward.hidden
+        block.layout, model.final_norm = "all_attention", "none"  # every block ends in a norm
     if size == "experts":
-        block.feed_forward.kind, block.moe.expert = "moe", "gelu_tanh"
-        block.feed_forward.hidden = 320
+        block.feed_forward.kind = "moe"
+        block.feed_forward.moe.expert, block.feed_forward.hidden = "gelu_tanh", 320
     return config

@@ -5,6 +5,7 @@ its keys. Overrides of a kind or a layout decide which keys exist, so they are a
 """
 
 from pathlib import Path
+from traceback import extract_tb
 
 from absl import flags
 from etils import epath
@@ -83,8 +84,19 @@ def _parse_flags(define, default: list, arguments: list[str], file: str):
     except Exception as error:  # a config file is the user's code, which may raise anything
         text = " ".join(str(error).split()) or type(error).__name__
         text = text.split("Flag parsing error: ")[-1].removeprefix("flag ")
-        raise UserError(f"--config={file}: {text[:300]}") from error
+        raise UserError(f"--config={file}: {text[:300]}{_line(error, file)}") from error
     return config
+
+
+def _line(error: BaseException | None, file: str) -> str:
+    """', at line N of the file' if the error comes from its code: the flags' library hides the traceback."""
+    path = Path(file.split(":")[0]).resolve()
+    while error:
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).resolve() == path]
+        if lines:
+            return f", at line {lines[-1]} of {path.name}"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
