@@ -19,11 +19,12 @@ from xfresearch.errors import UserError
 HERE = Path(__file__).parent
 MODELS = {"dense": "facts", "all-attention": "facts_all_attention", "top-2 of 8 experts": "facts_experts"}
 TRACED, EDITS, TUNING = 1000, 100, 10
+TOGETHER = 30  # requests that choose the settings of MEMIT, which makes them at once
 SEQUENCE = (100, 10)  # numbers of edits in one model
-# Settings to choose from, by S of TUNING requests.
+# Settings to choose from, by S.
 GRIDS = {
     "rome": [{"ridge": ridge} for ridge in (1e-2, 1.0, 10.0)],
-    "memit": [{"weight": weight} for weight in (2.0, 20.0, 200.0, 2000.0)],
+    "memit": [{"ridge": 1e-2, "weight": weight} for weight in (20.0, 200.0, 2000.0)],
     "finetune": [{"rate": rate} for rate in (5e-5, 1e-4, 2e-4, 5e-4, 2e-3)],
     "constrained_finetune": [{"rate": 2e-2, "largest": largest} for largest in (2e-3, 5e-3, 1e-2, 2e-2)],
 }
@@ -72,28 +73,34 @@ def about(lm, path: Path) -> dict:
 def measurements(lm, of_model: dict) -> dict[str, Callable[[], dict]]:
     """{item: function that measures it}, in order: later ones use the results of earlier ones."""
     from xfresearch import editing
+    from xfresearch.editing.memit import LAYERS
     from xfresearch.editing.requests import known_facts, memories
 
     known = known_facts(lm)
     chosen = editing.drawn(known, EDITS + TUNING)
     tuning, requests = chosen[:TUNING], chosen[TUNING:]
+    used = {(record.subject, record.relation) for record in chosen}
+    others = [each for each in editing.drawn(known, 2 * TOGETHER, seed=1) if (each.subject, each.relation) not in used]
     items = {"recall": lambda: recall(lm), "place": lambda: {"name": editing.traced(lm, tuning)}}
 
     def place(method: str) -> dict:
         last = of_model["place"]["name"]
-        return {"places": memories(lm, last, 3)} if method == "memit" else {"place": last}
+        return {"places": memories(lm, last, LAYERS)} if method == "memit" else {"place": last}
 
     def tuned(method: str) -> dict:
         return place(method) | of_model[f"{method}, tuning"]["settings"]
 
     items["trace"] = lambda: trace(lm)
     for method in GRIDS:
-        items[f"{method}, tuning"] = lambda method=method: tune(lm, method, tuning, place(method))
+        ours = others[:TOGETHER] if method == "memit" else tuning
+        items[f"{method}, tuning"] = lambda method=method, ours=ours: tune(lm, method, ours, place(method))
         if method != "memit":
             items[f"{method}, alone"] = lambda method=method: alone(lm, method, requests, tuned(method))
         for count in SEQUENCE:
             arguments = lm, method, requests[:count]
             items[f"{method}, {count} in one model"] = lambda a=arguments, method=method: together(*a, tuned(method))
+    mean_keys = {"key": "mean"}  # as in the published code
+    items["memit with mean keys, 100 in one model"] = lambda: together(lm, "memit", requests, tuned("memit") | mean_keys)
     if not any(getattr(block.attention, "memory_slots", 0) for block in lm.config.blocks.values()):  # rome.py refuses slots
         items["rome, alone, published keys"] = lambda: alone(lm, "rome", requests, tuned("rome") | {"key": "published"})
     return items

@@ -6,7 +6,7 @@ import numpy as np
 
 from xfresearch.analysis.trace import CLASSES
 
-METHODS = ("rome", "rome, published keys", "memit", "finetune", "constrained_finetune")
+METHODS = ("rome", "rome, published keys", "memit", "memit with mean keys", "finetune", "constrained_finetune")
 SCORES = {"S": "S", "efficacy": "efficacy, score", "paraphrase": "paraphrase, score"}
 SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated", "ripple": "ripple, score"}
 FEWER = tuple(SCORES)[:4]
@@ -64,7 +64,8 @@ def together(found: dict) -> str:
                 if item.startswith(f"{method}, ") and item.endswith(" in one model"):
                     others = f"{row['before']['others']:.3f} to {row['after']['others']:.3f}"
                     cells = *_scores(row, FEWER), others, _rise(row)
-                    rows.append((name, method.replace("_", " "), item.split()[1], *cells))
+                    count = item.removeprefix(f"{method}, ").split()[0]
+                    rows.append((name, method.replace("_", " "), count, *cells))
     return _table(("model", "method", "edits", *FEWER, "other facts recalled", "bits per byte"), rows)
 
 

@@ -53,8 +53,8 @@ def parse(arguments: list[str]):
     add("--alone", action="store_true", help="edit the model with each request alone, and write the report only, no model")
     add("--data", default="", metavar="CORPUS", help="rome, memit: corpus of the covariance (default: the run's first)")
     add("--tokens", type=held_out.at_least(1), default=0, metavar="N", help="rome, memit: tokens of the covariance")
-    help_key = "rome: one key throughout (mean), or the two of the published code"
-    add("--key", default="", choices=("mean", "published"), help=help_key)
+    help_key = "rome: mean, or published: the two keys of its code; memit: the key after each prefix, or their mean"
+    add("--key", default="", choices=("mean", "published", "each"), help=help_key)
     add("--ridge", type=float, default=0.0, metavar="R", help="rome, memit: added to the covariance's diagonal, relative")
     add("--weight", type=float, default=0.0, metavar="A", help="memit: weight of other keys against one request")
     add("--rate", type=float, default=0.0, metavar="R", help="fine-tuning: learning rate")

@@ -162,6 +162,22 @@ def test_memit_of_slots_is_the_minimum_of_its_objective():
     assert np.abs(slope).max() < 1e-9 and objective(found) < 0.7 * objective(0 * found)
 
 
+@pytest.mark.parametrize("key", ["each", "mean"])
+def test_memit_writes_for_the_key_after_each_prefix_or_for_their_mean(key):
+    from xfresearch.editing.memit import change_for
+    from xfresearch.editing.values import Values
+
+    rng = np.random.default_rng(4)
+    N, J, M, D = 3, 4, 6, 2
+    keys_NJM, asked_ND, half_MM = rng.standard_normal((N, J, M)), rng.standard_normal((N, D)), rng.standard_normal((M, 9))
+    C_MM = half_MM @ half_MM.T
+    values = Values((), 1.0, np.zeros((1, M, D)), None)
+    found = change_for(values, C_MM[None], keys_NJM[:, :, None], asked_ND, key, 0.3)
+    mean_NM = keys_NJM.mean(1)
+    K_MM = np.einsum("njm,njk->mk", keys_NJM, keys_NJM) / J if key == "each" else mean_NM.T @ mean_NM
+    np.testing.assert_allclose(found[0], np.linalg.inv(0.3 * C_MM + K_MM) @ mean_NM.T @ asked_ND, rtol=1e-9)
+
+
 def test_what_memit_cannot_edit(lm):
     from tests.contracts.variants import model
     from tests.tiny_runs import tiny_config
@@ -176,3 +192,5 @@ def test_what_memit_cannot_edit(lm):
     assert stream_site(made("pre_norm"), PLACE) == "residual" and stream_site(made("post_norm"), PLACE) == "sum"
     with pytest.raises(UserError, match="memit is not allowed with blocks.0.feed_forward: what it writes is not added"):
         stream_site(made("peri_norm"), PLACE)
+    with pytest.raises(UserError, match="key='published' is not allowed: it must be one of each, mean"):
+        editing.memit(lm, [REQUEST], [PLACE], key="published")

@@ -5,6 +5,10 @@ so that the model predicts the new object (optimise.py): z is the stream with it
 values change so that the keys of all subjects write a share of what the stream still lacks, 1 / (number of layers left).
 Keys and streams are computed again after each layer.
 
+A subject has a key after each prefix (keys.py). The published code writes for their mean, and keys that differ from it write
+something else. Here the error of what is written is averaged over the keys in place of the keys themselves (key="each"):
+more edits hold, with the same C and weight (docs/questions/where_is_a_fact.md).
+
 In a block with a norm after the sum (post-norm) the stream is the sum before this norm: what a memory writes is added there.
 """
 
@@ -22,13 +26,14 @@ from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes
 from xfresearch.editing.optimise import Settings, delta_for
 from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import memories, prepared, traced
-from xfresearch.editing.values import memit_change, values_of, with_change
+from xfresearch.editing.values import Values, memit_change, values_of, with_change
 from xfresearch.errors import UserError
 from xfresearch.models import layers
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.progress import stage
 
-LAYERS = 3  # by default: the traced one and those before it, or the first ones
+LAYERS = 2  # by default: the traced one and the one before it, or the first two
+KEYS = ("each", "mean")
 WEIGHT = 20_000.0  # of other keys, in requests: that of the published code
 SETTINGS = Settings(largest=2.0)  # published: 0.75 and rate 0.1; in configs/facts.py the new object stays unlikely with them
 
@@ -39,6 +44,7 @@ def memit(
     places: Sequence[str] = (),
     data: str = "",
     tokens: int = TOKENS,
+    key: str = "each",
     weight: float = WEIGHT,
     ridge: float = RIDGE,
     settings: Settings = SETTINGS,
@@ -49,18 +55,23 @@ def memit(
     """(edited model, report.Report) for requests with target_new, all at once.
 
     places: the memories in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
-    finds and the two before it, or the first three. data, tokens: the corpus and the tokens of C (keys.py). weight: of the
-    keys of the corpus, against one request. known, alone: as in report.of. Raises UserError for requests that cannot be
-    made, and for a model that normalises what the memory writes before it is added to the stream."""
+    finds and the one before it, or the first two. data, tokens: the corpus and the tokens of C (keys.py). key: 'each' or
+    'mean', see above. weight: of the keys of the corpus, against one request. known, alone: as in report.of. Raises
+    UserError for requests that cannot be made, and for a model that normalises what the memory writes before it is added
+    to the stream."""
+    if key not in KEYS:
+        raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     requests, known = prepared(lm, requests, known)
     places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
     stream_site(lm, places[-1])  # its error, before the long computations
     C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
-    edit = partial(_edited, places=places, C=C, prefixes=prefixes_of(lm, seed), weight=weight, settings=settings)
-    return report.of(lm, requests, edit, "memit", {"weight": weight, "ridge": ridge, **settings._asdict()}, known, alone)
+    prefixes = prefixes_of(lm, seed)
+    edit = partial(_edited, places=places, C=C, prefixes=prefixes, key=key, weight=weight, settings=settings)
+    about = {"key": key, "weight": weight, "ridge": ridge, **settings._asdict()}
+    return report.of(lm, requests, edit, "memit", about, known, alone)
 
 
-def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes: list[str], weight: float, settings: Settings):
+def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, weight: float, settings: Settings):
     """The edited model, and the edits."""
     site = stream_site(lm, places[-1])
     with stage("MEMIT, the streams", len(requests), "requests") as progress:
@@ -72,15 +83,24 @@ def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes: list[str],
     edited, norms = lm, []
     with stage("MEMIT, the layers", len(places), "layers") as progress:
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
-            keys_NHM = np.stack([keys_of(edited, place, record, prefixes).mean(0) for record in requests])
+            keys_NJHM = np.stack([keys_of(edited, place, record, prefixes) for record in requests])
             asked_ND = (wanted_ND - streams(edited, places[-1], site, requests)) / left
             values = values_of(edited, place)
-            change = memit_change(values, C[place], keys_NHM, asked_ND, weight)
+            change = change_for(values, C[place], keys_NJHM, asked_ND, key, weight)
             edited = with_change(edited, place, change)
             norms.append(float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV)))
             progress.update(1)
     pairs = zip(requests, found, strict=True)
     return edited, [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
+
+
+def change_for(values: Values, C_GMM: np.ndarray, keys_NJHM: np.ndarray, asked_ND: np.ndarray, key: str, weight: float):
+    """The change [G, M, V] with which the J keys of each request write what is asked: values.py, with the mean over a
+    request's keys of |written - asked|^2, or for key='mean' that of their mean."""
+    if key == "mean":
+        keys_NJHM = keys_NJHM.mean(1, keepdims=True)
+    N, J, H, M = keys_NJHM.shape
+    return memit_change(values, C_GMM, keys_NJHM.reshape(N * J, H, M), np.repeat(asked_ND, J, 0), J * weight)
 
 
 def stream_site(lm, place: str) -> str:
