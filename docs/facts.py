@@ -8,7 +8,8 @@ figures.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,20 @@ from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
 MODELS = {"dense": "facts", "all-attention": "facts_all_attention", "top-2 of 8 experts": "facts_experts"}
-TRACED, EDITS, TUNING = 1000, 100, 10
-TOGETHER = 30  # requests that choose the settings of MEMIT, which makes them at once
+TRACED, EDITS = 1000, 100
 SEQUENCE = (100, 10)  # numbers of edits in one model
-# Settings to choose from, by S.
+# Settings to choose from, by S: of 10 requests, each alone; of 30 requests in one model.
+ALONE, MANY = 10, 30
 GRIDS = {
     "rome": [{"ridge": ridge} for ridge in (1e-2, 1.0, 10.0)],
-    "memit": [{"ridge": 1e-2, "weight": weight} for weight in (20.0, 200.0, 2000.0)],
     "finetune": [{"rate": rate} for rate in (5e-5, 1e-4, 2e-4, 5e-4, 2e-3)],
     "constrained_finetune": [{"rate": 2e-2, "largest": largest} for largest in (2e-3, 5e-3, 1e-2, 2e-2)],
+}
+GRIDS_OF_MANY = {
+    "rome": [{"ridge": ridge} for ridge in (1e-2, 1.0, 10.0)],
+    "memit": [{"ridge": 1e-2, "weight": weight} for weight in (20.0, 200.0, 2000.0)],
+    "finetune": [{"rate": rate, "steps": 100} for rate in (2e-4, 5e-4, 1e-3, 2e-3, 5e-3)],
+    "constrained_finetune": [{"rate": 2e-2, "largest": largest} for largest in (5e-3, 1e-2, 2e-2, 5e-2)],
 }
 
 
@@ -47,7 +53,7 @@ def main(arguments: list[str]) -> None:
     for name, path in there.items():
         lm = xf.load(path)
         of_model = found.setdefault(name, about(lm, path))
-        for item, measure in measurements(lm, of_model).items():
+        for item, measure in measurements(lm, of_model):
             if item not in of_model:
                 began = time.perf_counter()
                 value = measure()
@@ -70,40 +76,46 @@ def about(lm, path: Path) -> dict:
     }
 
 
-def measurements(lm, of_model: dict) -> dict[str, Callable[[], dict]]:
-    """{item: function that measures it}, in order: later ones use the results of earlier ones."""
+def measurements(lm, of_model: dict) -> Iterator[tuple[str, Callable[[], dict]]]:
+    """(item, function that measures it), in order: later ones use the results of earlier ones."""
     from xfresearch import editing
     from xfresearch.editing.memit import LAYERS
     from xfresearch.editing.requests import known_facts, memories
 
     known = known_facts(lm)
-    chosen = editing.drawn(known, EDITS + TUNING)
-    tuning, requests = chosen[:TUNING], chosen[TUNING:]
+    chosen = editing.drawn(known, EDITS + ALONE)
+    tuning, requests = chosen[:ALONE], chosen[ALONE:]
     used = {(record.subject, record.relation) for record in chosen}
-    others = [each for each in editing.drawn(known, 2 * TOGETHER, seed=1) if (each.subject, each.relation) not in used]
-    items = {"recall": lambda: recall(lm), "place": lambda: {"name": editing.traced(lm, tuning)}}
+    more = [each for each in editing.drawn(known, 2 * MANY, seed=1) if (each.subject, each.relation) not in used][:MANY]
 
-    def place(method: str) -> dict:
+    def edited(method: str, asked, settings: dict, alone: bool) -> dict:
         last = of_model["place"]["name"]
-        return {"places": memories(lm, last, LAYERS)} if method == "memit" else {"place": last}
+        place = {"places": memories(lm, last, LAYERS)} if method == "memit" else {"place": last}
+        report = editing.METHODS[method](lm, asked, **place, **settings, alone=alone)[1].as_dict()
+        found = {name: report[name] for name in ("settings", "metrics", "before", "after")}
+        return found | {"failures": len(report["failures"])}
 
-    def tuned(method: str) -> dict:
-        return place(method) | of_model[f"{method}, tuning"]["settings"]
+    def tuned(method: str, asked, grid: list[dict], alone: bool) -> dict:
+        """The settings with the largest S, and S of all of them."""
+        tried = [(settings, edited(method, asked, settings, alone)["metrics"]["S"]["after"]) for settings in grid]
+        return {"settings": max(tried, key=lambda each: each[1])[0], "tried": tried}
 
-    items["trace"] = lambda: trace(lm)
-    for method in GRIDS:
-        ours = others[:TOGETHER] if method == "memit" else tuning
-        items[f"{method}, tuning"] = lambda method=method, ours=ours: tune(lm, method, ours, place(method))
-        if method != "memit":
-            items[f"{method}, alone"] = lambda method=method: alone(lm, method, requests, tuned(method))
+    yield "recall", lambda: recall(lm)
+    yield "place", lambda: {"name": editing.traced(lm, tuning)}
+    yield "trace", lambda: trace(lm)
+    for method, grid in GRIDS.items():
+        yield f"{method}, tuning", partial(tuned, method, tuning, grid, True)
+        yield f"{method}, alone", partial(edited, method, requests, of_model[f"{method}, tuning"]["settings"], True)
+    for method, grid in GRIDS_OF_MANY.items():
+        yield f"{method}, tuning of many", partial(tuned, method, more, grid, False)
+        settings = of_model[f"{method}, tuning of many"]["settings"]
         for count in SEQUENCE:
-            arguments = lm, method, requests[:count]
-            items[f"{method}, {count} in one model"] = lambda a=arguments, method=method: together(*a, tuned(method))
-    mean_keys = {"key": "mean"}  # as in the published code
-    items["memit with mean keys, 100 in one model"] = lambda: together(lm, "memit", requests, tuned("memit") | mean_keys)
+            yield f"{method}, {count} in one model", partial(edited, method, requests[:count], settings, False)
+    settings = of_model["memit, tuning of many"]["settings"] | {"key": "mean"}  # as in the published code
+    yield "memit with mean keys, 100 in one model", partial(edited, "memit", requests, settings, False)
     if not any(getattr(block.attention, "memory_slots", 0) for block in lm.config.blocks.values()):  # rome.py refuses slots
-        items["rome, alone, published keys"] = lambda: alone(lm, "rome", requests, tuned("rome") | {"key": "published"})
-    return items
+        settings = of_model["rome, tuning"]["settings"] | {"key": "published"}
+        yield "rome, alone, published keys", partial(edited, "rome", requests, settings, True)
 
 
 def recall(lm) -> dict:
@@ -121,33 +133,6 @@ def trace(lm) -> dict:
     values = {value: np.round(result.data[value], 5).tolist() for value in sites_of(lm.config)}
     p_values = {value: result.data[f"{value}_p"] for value in values}
     return {"facts": len(result.data["clean"]), "summary": result.summary, "values": values, "p": p_values}
-
-
-def tune(lm, method: str, requests, place: dict) -> dict:
-    """The settings with the largest S, and S of all of them."""
-    tried = []
-    for settings in GRIDS[method]:
-        measure = together if method == "memit" else alone
-        tried.append((settings, measure(lm, method, requests, place | settings)["metrics"]["S"]["after"]))
-    best = max(tried, key=lambda each: each[1])
-    return {"settings": best[0], "tried": tried}
-
-
-def alone(lm, method: str, requests, settings: dict) -> dict:
-    from xfresearch import editing
-
-    return figures(editing.METHODS[method](lm, requests, **settings, alone=True)[1])
-
-
-def together(lm, method: str, requests, settings: dict) -> dict:
-    from xfresearch import editing
-
-    return figures(editing.METHODS[method](lm, requests, **settings)[1])
-
-
-def figures(report) -> dict:
-    found = report.as_dict()
-    return {name: found[name] for name in ("settings", "metrics", "before", "after")} | {"failures": len(report.failures)}
 
 
 if __name__ == "__main__":
