@@ -26,7 +26,7 @@ ALONE, MANY = 10, 30
 GRIDS = {
     "rome": [{"ridge": ridge} for ridge in (1e-2, 1.0, 10.0)],
     "finetune": [{"rate": rate} for rate in (5e-5, 1e-4, 2e-4, 5e-4, 2e-3)],
-    "constrained_finetune": [{"rate": 2e-2, "largest": largest} for largest in (2e-3, 5e-3, 1e-2, 2e-2)],
+    "constrained_finetune": [{"rate": 2e-2, "largest": largest} for largest in (2e-3, 3.5e-3, 5e-3, 7e-3, 1e-2)],
 }
 GRIDS_OF_MANY = {
     "rome": [{"ridge": ridge} for ridge in (1e-2, 1.0, 10.0)],

@@ -162,6 +162,22 @@ def test_memit_of_slots_is_the_minimum_of_its_objective():
     assert np.abs(slope).max() < 1e-9 and objective(found) < 0.7 * objective(0 * found)
 
 
+def test_memit_requests_about_one_subject_share_a_vector(lm, monkeypatch):
+    module, groups = import_module("xfresearch.editing.memit"), []
+
+    def recorded(lm, place, records, *rest):
+        groups.append([record.target_new for record in records])
+        return find(lm, place, records, *rest)
+
+    find = module.delta_for
+    monkeypatch.setattr(module, "delta_for", recorded)
+    requests = [REQUEST, Record("Cid", "{}", "blue", "red"), REQUEST._replace(target_new="red")]
+    report = editing.memit(lm, requests, [PLACE], tokens=400)[1]
+    assert groups == [["green", "red"], ["red"]]
+    assert [edit.record for edit in report.edits] == requests
+    assert report.edits[0].losses == report.edits[2].losses != report.edits[1].losses
+
+
 @pytest.mark.parametrize("key", ["each", "mean"])
 def test_memit_writes_for_the_key_after_each_prefix_or_for_their_mean(key):
     from xfresearch.editing.memit import change_for

@@ -106,13 +106,22 @@ def test_delta_follows_the_gradient_of_the_published_loss(keeps):
         return total + near + (decay * jnp.linalg.norm(delta) / (start**2).sum() if decay else 0.0)
 
     settings = Settings(2, 10.0, "one", essence=5.0, decay=20.0, enough=0.0)  # the step is large: every term counts
-    found = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, settings)
+    found = delta_for(lm, "blocks.0.feed_forward", [REQUEST], PREFIXES, settings)
     slope = jax.grad(lambda delta: loss(delta, decay=0.0))(jnp.zeros(lm.config.width))  # a norm has none at 0
     np.testing.assert_allclose(found.delta_D, -10.0 * np.sign(slope), rtol=1e-2)
     assert found.losses[0] == pytest.approx(float(loss(jnp.zeros(lm.config.width), decay=0.0)), rel=1e-4)
     assert found.losses[1] == pytest.approx(float(loss(jnp.asarray(found.delta_D, jnp.float32))), rel=1e-4)
-    clipped = delta_for(lm, "blocks.0.feed_forward", REQUEST, PREFIXES, Settings(20, 50.0, "one", largest=0.1, enough=0.0))
+    clipped = delta_for(lm, "blocks.0.feed_forward", [REQUEST], PREFIXES, Settings(20, 50.0, "one", largest=0.1, enough=0.0))
     assert np.linalg.norm(clipped.delta_D) <= 0.1 * np.linalg.norm(start) * (1 + 1e-5)
+
+
+def test_a_delta_for_two_requests_minimises_the_mean_of_their_losses(keeps):
+    lm = tiny_model("gpt2", **keeps)
+    other, settings = Record("Ada", "{} sings", "a", "cd"), Settings(2, enough=0.0)
+    alone = [delta_for(lm, "blocks.0.feed_forward", [each], PREFIXES, settings) for each in (REQUEST, other)]
+    both = delta_for(lm, "blocks.0.feed_forward", [REQUEST, other], PREFIXES, settings)
+    assert both.losses[0] == pytest.approx(np.mean([each.losses[0] for each in alone]), rel=1e-5)  # delta is 0
+    assert alone[0].losses[0] != pytest.approx(alone[1].losses[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("name, place", [p if p[0] != "moe" else pytest.param(*p, marks=pytest.mark.long) for p in PLACES])

@@ -206,7 +206,7 @@ def test_delta(case, ends, parity):
         settings = settings._replace(largest=0.1)
     expected = free if ends == "steps" else their_delta(case.theirs, REQUEST, settings)
     assert (len(expected.losses) < STEPS) == (ends == "enough"), free.small
-    found = delta_for(case.lm, PLACE, REQUEST, PREFIXES, settings)
+    found = delta_for(case.lm, PLACE, [REQUEST], PREFIXES, settings)
     assert len(found.losses) == len(expected.losses)
     parity("transformers", "ROME, losses", "float64", relative_error(found.losses, expected.losses))
     parity("transformers", "ROME, delta", "float64", relative_error(found.delta_D, expected.delta))

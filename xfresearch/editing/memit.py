@@ -1,9 +1,10 @@
 """MEMIT: many facts at once, in the values of several layers (Meng et al. 2023).
 
-For each request, a vector is added to the residual stream after the last of the layers, at the last token of the subject,
-so that the model predicts the new object (optimise.py): z is the stream with it. Then, layer by layer from the first, the
-values change so that the keys of all subjects write a share of what the stream still lacks, 1 / (number of layers left).
-Keys and streams are computed again after each layer.
+For each subject, a vector is added to the residual stream after the last of the layers, at the last token of the subject,
+so that the model predicts the new object (optimise.py): z is the stream with it. Requests about one subject share a vector
+that predicts the object of each: they have one key, and vectors of their own would be averaged. Then, layer by layer from
+the first, the values change so that the keys of all subjects write a share of what the stream still lacks,
+1 / (number of layers left). Keys and streams are computed again after each layer.
 
 A subject has a key after each prefix (keys.py). The published code writes for their mean, and keys that differ from it write
 something else. Here the error of what is written is averaged over the keys in place of the keys themselves (key="each"):
@@ -74,12 +75,16 @@ def memit(
 def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, weight: float, settings: Settings):
     """The edited model, and the edits."""
     site = stream_site(lm, places[-1])
+    of_subject: dict[str, list[Record]] = {}
+    for record in requests:
+        of_subject.setdefault(record.subject, []).append(record)
     with stage("MEMIT, the streams", len(requests), "requests") as progress:
-        found = []
-        for record in requests:
-            found.append(delta_for(lm, places[-1], record, prefixes, settings, site))
-            progress.update(1)
-    wanted_ND = streams(lm, places[-1], site, requests) + np.stack([each.delta_D for each in found])
+        found = {}
+        for subject, records in of_subject.items():
+            found[subject] = delta_for(lm, places[-1], records, prefixes, settings, site)
+            progress.update(len(records))
+    deltas_ND = np.stack([found[record.subject].delta_D for record in requests])
+    wanted_ND = streams(lm, places[-1], site, requests) + deltas_ND
     edited, norms = lm, []
     with stage("MEMIT, the layers", len(places), "layers") as progress:
         for left, place in zip(range(len(places), 0, -1), places, strict=True):
@@ -90,7 +95,7 @@ def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, 
             edited = with_change(edited, place, change)
             norms.append(float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV)))
             progress.update(1)
-    pairs = zip(requests, found, strict=True)
+    pairs = [(record, found[record.subject]) for record in requests]
     return edited, [Edit(record, places, tuple(norms), each.losses, each.probability) for record, each in pairs]
 
 

@@ -12,6 +12,7 @@ The published code also differs from the paper and from this in two points: it r
 after the last word, and it stops when all three terms are small.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -50,11 +51,11 @@ PUBLISHED = Settings(steps=20, unit="one")
 class Found(NamedTuple):
     delta_D: np.ndarray
     losses: list[float]
-    probability: float  # of the new object, mean over the prefixes, with delta
+    probability: float  # of the new objects with delta, mean over the prompts
 
 
 class _Texts(NamedTuple):
-    """J prompts with the new object, then the essence prompt."""
+    """Prompts with the new object, then the essence prompt."""
 
     tokens_BL: np.ndarray
     subject_B: np.ndarray  # position of the last token of the subject
@@ -63,11 +64,11 @@ class _Texts(NamedTuple):
 
 
 def delta_for(
-    lm, place: str, record: Record, prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
+    lm, place: str, records: Sequence[Record], prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
 ) -> Found:
-    """delta for the new object of a record, at a site of the sublayer that has the memory. Raises UserError for an object
-    that the tokenizer cannot make."""
-    texts = _texts(lm, record, prefixes)
+    """delta for the new objects of records about one subject, at a site of the sublayer that has the memory. Raises
+    UserError for an object that the tokenizer cannot make."""
+    texts = _texts(lm, records, prefixes)
     tap = f"{written_by(place)}.{site}"
     value_D, before_V = _before(lm.config, tap, lm.params, texts)
     unit = float(jnp.sqrt((value_D**2).mean())) if settings.unit == "value" else 1.0
@@ -86,9 +87,9 @@ def delta_for(
     return Found(np.asarray(delta_D, np.float64), losses, float(jnp.exp(-nll)))
 
 
-def _texts(lm, record: Record, prefixes: list[str]) -> _Texts:
-    prompts = [prompt_of(lm, with_prefix(record, prefix), record.target_new) for prefix in prefixes]
-    essence = prompt_of(lm, record._replace(prompt=ESSENCE), record.target_new)
+def _texts(lm, records: Sequence[Record], prefixes: list[str]) -> _Texts:
+    prompts = [prompt_of(lm, with_prefix(each, prefix), each.target_new) for each in records for prefix in prefixes]
+    essence = prompt_of(lm, records[0]._replace(prompt=ESSENCE), records[0].target_new)
     tokens_BL, target_BL = completed([*prompts, essence._replace(target=())])
     subject_B = np.array([prompt.last for prompt in (*prompts, essence)])
     return _Texts(tokens_BL, subject_B, target_BL, len(essence.tokens) - 1)

@@ -60,7 +60,7 @@ def _edited(lm, requests, place: str, C_GMM: np.ndarray, prefixes: list[str], ke
         for record in requests:
             keys_JHM = keys_of(edited, place, record, prefixes)
             mean_HM = keys_JHM.mean(0)
-            found = delta_for(edited, place, record, prefixes, settings)
+            found = delta_for(edited, place, [record], prefixes, settings)
             values = values_of(edited, place)
             change = rome_change(values, C_GMM, mean_HM, found.delta_D)
             if key == "published":
