@@ -56,7 +56,7 @@ def parse(arguments: list[str]):
     help_key = "rome: mean, or published: the two keys of its code; memit: the key after each prefix, or their mean"
     add("--key", default="", choices=("mean", "published", "each"), help=help_key)
     add("--ridge", type=float, default=0.0, metavar="R", help="rome, memit: added to the covariance's diagonal, relative")
-    add("--weight", type=float, default=0.0, metavar="A", help="memit: weight of other keys against one request")
+    add("--weight", type=float, default=0.0, metavar="A", help="memit: weight of other keys, for each coefficient")
     add("--rate", type=float, default=0.0, metavar="R", help="fine-tuning: learning rate")
     add("--steps", type=held_out.at_least(1), default=0, metavar="N", help="fine-tuning: steps, at most")
     add("--largest", type=float, default=0.0, metavar="X", help="constrained_finetune: largest change of a parameter")

@@ -43,7 +43,7 @@ def answers(lm) -> list[str]:
 
 METHODS = {
     "rome": lambda lm: editing.rome(lm, [REQUEST], PLACE, tokens=400),
-    "memit": lambda lm: editing.memit(lm, [REQUEST], [PLACE], tokens=400, weight=0.01, settings=Settings(largest=4.0)),
+    "memit": lambda lm: editing.memit(lm, [REQUEST], [PLACE], tokens=400, settings=Settings(largest=4.0)),
     "finetune": lambda lm: editing.finetune(lm, [REQUEST], PLACE, rate=1.0, steps=40),
 }
 
@@ -191,7 +191,7 @@ def test_memit_writes_for_the_key_after_each_prefix_or_for_their_mean(key):
     found = change_for(values, C_MM[None], keys_NJM[:, :, None], asked_ND, key, 0.3)
     mean_NM = keys_NJM.mean(1)
     K_MM = np.einsum("njm,njk->mk", keys_NJM, keys_NJM) / J if key == "each" else mean_NM.T @ mean_NM
-    np.testing.assert_allclose(found[0], np.linalg.inv(0.3 * C_MM + K_MM) @ mean_NM.T @ asked_ND, rtol=1e-9)
+    np.testing.assert_allclose(found[0], np.linalg.inv(0.3 * M * C_MM + K_MM) @ mean_NM.T @ asked_ND, rtol=1e-9)
 
 
 def test_what_memit_cannot_edit(lm):

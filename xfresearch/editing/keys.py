@@ -28,7 +28,7 @@ from xfresearch.progress import stage
 PREFIXES = ((10, 5), (10, 10))  # (how many, tokens of each), as in the published code
 TOKENS = 100_000  # for C
 BATCH = 8
-RIDGE = 1e-4  # of the mean of C's diagonal: units that are never active have no variance
+RIDGE = 1e-2  # of the mean of C's diagonal: units that are never active have no variance
 
 
 def prefixes_of(lm, seed: int = 0) -> list[str]:

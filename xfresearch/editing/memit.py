@@ -35,7 +35,7 @@ from xfresearch.progress import stage
 
 LAYERS = 2  # by default: the traced one and the one before it, or the first two
 KEYS = ("each", "mean")
-WEIGHT = 20_000.0  # of other keys, in requests: that of the published code
+WEIGHT = 0.2  # of other keys; published: 15,000 for the 16,384 coefficients of GPT-J, 20,000 for 6,400 of GPT-2 XL
 SETTINGS = Settings(largest=2.0)  # published: 0.75 and rate 0.1; in configs/facts.py the new object stays unlikely with them
 
 
@@ -57,9 +57,10 @@ def memit(
 
     places: the memories in ascending order, such as 'blocks.3.feed_forward'; by default the one that the model's own trace
     finds and the one before it, or the first two. data, tokens: the corpus and the tokens of C (keys.py). key: 'each' or
-    'mean', see above. weight: of the keys of the corpus, against one request. known, alone: as in report.of. Raises
-    UserError for requests that cannot be made, and for a model that normalises what the memory writes before it is added
-    to the stream."""
+    'mean', see above. weight: of the keys of the corpus against one request, divided by the number of coefficients: with 1
+    and no other request, about half of what is asked is written for a key like those of the corpus. ridge: as in rome.
+    known, alone: as in report.of. Raises UserError for requests that cannot be made, and for a model that normalises what
+    the memory writes before it is added to the stream."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     requests, known = prepared(lm, requests, known)
@@ -101,11 +102,12 @@ def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, 
 
 def change_for(values: Values, C_GMM: np.ndarray, keys_NJHM: np.ndarray, asked_ND: np.ndarray, key: str, weight: float):
     """The change [G, M, V] with which the J keys of each request write what is asked: values.py, with the mean over a
-    request's keys of |written - asked|^2, or for key='mean' that of their mean."""
+    request's keys of |written - asked|^2, or for key='mean' that of their mean. The mean of m^T C^-1 m over a corpus is the
+    number of coefficients M, hence a = M weight."""
     if key == "mean":
         keys_NJHM = keys_NJHM.mean(1, keepdims=True)
     N, J, H, M = keys_NJHM.shape
-    return memit_change(values, C_GMM, keys_NJHM.reshape(N * J, H, M), np.repeat(asked_ND, J, 0), J * weight)
+    return memit_change(values, C_GMM, keys_NJHM.reshape(N * J, H, M), np.repeat(asked_ND, J, 0), J * M * weight)
 
 
 def stream_site(lm, place: str) -> str:
