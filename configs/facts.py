@@ -33,6 +33,8 @@ def get_config(size: str = "full"):
     if size == "all_attention":
         block.attention.memory_slots = block.feed_forward.hidden
         block.layout, model.final_norm = "all_attention", "none"  # every block ends in a norm
+        config.batch_size, config.steps = 16, 600  # the same text; a rate of 1e-2 diverges
+        config.optimizer.learning_rate, config.optimizer.warmup = 3e-3, 40
     if size == "experts":
         block.feed_forward.kind = "moe"
         block.feed_forward.moe.expert, block.feed_forward.hidden = "gelu_tanh", 320
