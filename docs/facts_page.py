@@ -6,7 +6,7 @@ import numpy as np
 
 from xfresearch.analysis.trace import CLASSES
 
-METHODS = ("rome", "rome, published keys", "memit", "memit with mean keys", "finetune", "constrained_finetune")
+METHODS = ("rome", "rome, published keys", "memit", "memit, mean keys", "finetune", "constrained finetune")
 SCORES = {"S": "S", "efficacy": "efficacy, score", "paraphrase": "paraphrase, score"}
 SCORES |= {"neighbourhood": "neighbourhood, score", "said": "efficacy, generated", "ripple": "ripple, score"}
 FEWER = tuple(SCORES)[:4]
@@ -46,12 +46,11 @@ def sites(found: dict) -> str:
 
 def alone(found: dict) -> str:
     """Metrics after one edit, with their intervals."""
-    rows = []
-    for name, of in found.items():
-        for method in METHODS:
-            item = of.get(method.replace(", ", ", alone, ") if ", " in method else f"{method}, alone")
-            if item:
-                rows.append((name, method.replace("_", " "), *_scores(item, SCORES), _rise(item), item["failures"]))
+    rows = [
+        (name, item["method"], *_scores(item, SCORES), _rise(item), item["failures"])
+        for name, of in found.items()
+        for item in _edits(of, alone=True)
+    ]
     return _table(("model", "method", *SCORES, "bits per byte", "failures"), rows)
 
 
@@ -59,14 +58,16 @@ def together(found: dict) -> str:
     """S, the other facts and the held-out text, by the number of edits."""
     rows = []
     for name, of in found.items():
-        for method in METHODS:
-            for item, row in of.items():
-                if item.startswith(f"{method}, ") and item.endswith(" in one model"):
-                    others = f"{row['before']['others']:.3f} to {row['after']['others']:.3f}"
-                    cells = *_scores(row, FEWER), others, _rise(row)
-                    count = item.removeprefix(f"{method}, ").split()[0]
-                    rows.append((name, method.replace("_", " "), count, *cells))
+        for item in _edits(of, alone=False):
+            others = f"{item['before']['others']:.3f} to {item['after']['others']:.3f}"
+            rows.append((name, item["method"], item["edits"], *_scores(item, FEWER), others, _rise(item)))
     return _table(("model", "method", "edits", *FEWER, "other facts recalled", "bits per byte"), rows)
+
+
+def _edits(of_model: dict, alone: bool) -> list[dict]:
+    """The measured edits, by method and from many to few."""
+    items = [item for item in of_model.values() if isinstance(item, dict) and item.get("alone") is alone]
+    return sorted(items, key=lambda item: (METHODS.index(item["method"]), -item["edits"]))
 
 
 def draw(found: dict, folder: Path) -> None:
