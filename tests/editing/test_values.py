@@ -8,7 +8,7 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import UserError
 from xfresearch.analysis.coefficients import of_keys, sites
-from xfresearch.editing.values import Values, rome_change, values_of, with_change, written
+from xfresearch.editing.values import Values, factored, rome_change, values_of, with_change, written
 
 TOKENS_BL = np.random.default_rng(0).integers(257, size=(2, 12))
 CASES = [
@@ -45,7 +45,7 @@ def test_the_key_writes_what_is_asked_in_the_model(name, changes, place):
     values, m_BLHM = values_of(lm, place), keys(made(name, changes), place)
     delta_D = np.random.default_rng(1).standard_normal(lm.config.width)
     key_HM = m_BLHM[1, 5]
-    change = rome_change(values, covariance(values, m_BLHM), key_HM, delta_D)
+    change = rome_change(values, factored(covariance(values, m_BLHM)), key_HM, delta_D)
     np.testing.assert_allclose(written(values, change, key_HM), delta_D, rtol=1e-9, atol=1e-9)
     edited = with_change(lm, place, change)
     before, after = (each.capture(TOKENS_BL, f"{place}.raw")[f"{place}.raw"] for each in (lm, edited))
@@ -57,7 +57,7 @@ def test_for_a_matrix_it_is_the_formula_of_the_paper():
     rng = np.random.default_rng(2)
     key_M, delta_D, half_MM = rng.standard_normal(7), rng.standard_normal(4), rng.standard_normal((7, 9))
     C_MM = half_MM @ half_MM.T
-    change = rome_change(Values((), 1.0, np.zeros((1, 7, 4)), None), C_MM[None], key_M[None], delta_D)
+    change = rome_change(Values((), 1.0, np.zeros((1, 7, 4)), None), factored(C_MM[None]), key_M[None], delta_D)
     u_M = np.linalg.inv(C_MM) @ key_M
     np.testing.assert_allclose(change[0], np.outer(u_M, delta_D / (u_M @ key_M)))
 
@@ -70,7 +70,7 @@ def test_no_other_change_that_writes_it_disturbs_less():
     key_HM, delta_D = rng.standard_normal((H, M)), rng.standard_normal(D)
     halves = rng.standard_normal((2, M, 5))
     C_GMM = halves @ halves.swapaxes(1, 2)
-    found = rome_change(values, C_GMM, key_HM, delta_D)
+    found = rome_change(values, factored(C_GMM), key_HM, delta_D)
 
     def disturbance(x):
         return np.einsum("gmv,gmn,gnv->", x.reshape(2, M, V), C_GMM, x.reshape(2, M, V))
@@ -82,6 +82,5 @@ def test_no_other_change_that_writes_it_disturbs_less():
 
 
 def test_mistakes_are_one_line():
-    values = Values((), 1.0, np.zeros((1, 3, 2)), None)
     with pytest.raises(UserError, match="the covariance of 3 coefficients is singular"):
-        rome_change(values, np.zeros((1, 3, 3)), np.ones((1, 3)), np.ones(2))
+        factored(np.zeros((1, 3, 3)))

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from xfresearch.analysis.coefficients import where, written_by
-from xfresearch.analysis.prompts import prompt_of
+from xfresearch.analysis.prompts import padded, prompt_of
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
@@ -125,5 +125,5 @@ def streams(lm, place: str, site: str, requests: Sequence[Record]) -> np.ndarray
     found = []
     for record in requests:
         prompt = prompt_of(lm, record, record.target_new)
-        found.append(np.asarray(lm.capture(np.array([prompt.tokens]), tap)[tap][0, prompt.last], np.float64))
+        found.append(np.asarray(lm.capture(padded([prompt.tokens]), tap)[tap][0, prompt.last], np.float64))
     return np.stack(found)

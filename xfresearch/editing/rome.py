@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+from scipy import linalg
 
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
@@ -18,7 +19,7 @@ from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes
 from xfresearch.editing.optimise import DEFAULT, Settings, delta_for
 from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import prepared, traced
-from xfresearch.editing.values import rome_change, values_of, with_change
+from xfresearch.editing.values import factored, rome_change, values_of, with_change
 from xfresearch.errors import UserError
 from xfresearch.progress import stage
 
@@ -48,12 +49,12 @@ def rome(
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     requests, known = prepared(lm, requests, known)
     place = place or traced(lm, requests)
-    C_GMM = ridged(covariance(lm, place, data, tokens), ridge)
-    edit = partial(_edited, place=place, C_GMM=C_GMM, prefixes=prefixes_of(lm, seed), key=key, settings=settings)
+    factors = factored(ridged(covariance(lm, place, data, tokens), ridge))
+    edit = partial(_edited, place=place, factors=factors, prefixes=prefixes_of(lm, seed), key=key, settings=settings)
     return report.of(lm, requests, edit, "rome", {"key": key, "ridge": ridge, **settings._asdict()}, known, alone)
 
 
-def _edited(lm, requests, place: str, C_GMM: np.ndarray, prefixes: list[str], key: str, settings: Settings):
+def _edited(lm, requests, place: str, factors: list, prefixes: list[str], key: str, settings: Settings):
     """The edited model, and the edits."""
     edited, edits = lm, []
     with stage("ROME", len(requests), "edits") as progress:
@@ -62,9 +63,9 @@ def _edited(lm, requests, place: str, C_GMM: np.ndarray, prefixes: list[str], ke
             mean_HM = keys_JHM.mean(0)
             found = delta_for(edited, place, [record], prefixes, settings)
             values = values_of(edited, place)
-            change = rome_change(values, C_GMM, mean_HM, found.delta_D)
+            change = rome_change(values, factors, mean_HM, found.delta_D)
             if key == "published":
-                change = change * _published(C_GMM, mean_HM, keys_JHM[0])
+                change = change * _published(factors, mean_HM, keys_JHM[0])
             edited = with_change(edited, place, change)
             norm = float(np.linalg.norm(change) / np.linalg.norm(values.values_GMV))
             edits.append(Edit(record, (place,), (norm,), found.losses, found.probability))
@@ -72,9 +73,9 @@ def _edited(lm, requests, place: str, C_GMM: np.ndarray, prefixes: list[str], ke
     return edited, edits
 
 
-def _published(C_GMM: np.ndarray, mean_HM: np.ndarray, prompt_HM: np.ndarray) -> float:
+def _published(factors: list, mean_HM: np.ndarray, prompt_HM: np.ndarray) -> float:
     """The factor by which the published code's change is larger."""
     if len(mean_HM) > 1:
         raise UserError("key='published' is not allowed for slots of several heads: it must be mean")
-    u_M = np.linalg.solve(C_GMM[0], mean_HM[0])
+    u_M = linalg.cho_solve(factors[0], mean_HM[0])
     return float((u_M @ mean_HM[0]) / (u_M @ prompt_HM[0]))

@@ -104,9 +104,14 @@ def with_leaf(lm: LanguageModel, place: str, path: tuple[str, ...], leaf) -> Lan
     return lm.with_params(layers.put_leaf(lm.config, lm.params, where(place)[0], path, leaf))
 
 
-def rome_change(values: Values, covariance_GMM: np.ndarray, key_HM: np.ndarray, delta_D: np.ndarray) -> np.ndarray:
-    """The change [G, M, V] that adds delta_D to what key_HM writes (see above). Raises UserError if C is singular."""
-    solved = [_solve(C_MM, key_HM[heads].T).T for C_MM, heads in zip(covariance_GMM, values.groups(), strict=True)]
+def factored(covariance_GMM: np.ndarray) -> list:
+    """The Cholesky factors of C, one for each group. Raises UserError if C is singular."""
+    return [_factor(C_MM) for C_MM in covariance_GMM]
+
+
+def rome_change(values: Values, factors: list, key_HM: np.ndarray, delta_D: np.ndarray) -> np.ndarray:
+    """The change [G, M, V] that adds delta_D to what key_HM writes (see above). factors: of C, see factored."""
+    solved = [linalg.cho_solve(factor, key_HM[heads].T).T for factor, heads in zip(factors, values.groups(), strict=True)]
     D = len(delta_D)
     if values.output_HVD is None:
         direction_D = delta_D / (solved[0][0] @ key_HM[0])
@@ -116,7 +121,7 @@ def rome_change(values: Values, covariance_GMM: np.ndarray, key_HM: np.ndarray, 
         gram_hh = solved_hM @ key_HM[heads].T
         W_hVD = values.output_HVD[heads]
         S_DD += np.einsum("hi,hvd,ive->de", gram_hh, W_hVD, W_hVD, optimize=True)
-    multiplier_D = np.linalg.lstsq(S_DD, delta_D, rcond=None)[0]
+    multiplier_D = linalg.lstsq(S_DD, delta_D, cond=D * np.finfo(float).eps, lapack_driver="gelsy")[0]
     change = [
         np.einsum("hm,hvd,d->mv", solved_hM, values.output_HVD[heads], multiplier_D, optimize=True)
         for heads, solved_hM in zip(values.groups(), solved, strict=True)
@@ -130,7 +135,7 @@ def memit_change(values: Values, covariance_GMM: np.ndarray, keys_NHM, asked_ND:
     covariance_GMM = weight * covariance_GMM
     if values.output_HVD is None:
         K_NM = keys_NHM[:, 0]
-        return _solve(covariance_GMM[0] + K_NM.T @ K_NM, K_NM.T @ asked_ND)[None]
+        return linalg.cho_solve(_factor(covariance_GMM[0] + K_NM.T @ K_NM), K_NM.T @ asked_ND)[None]
     groups = values.groups()
     solved = [_solve_heads(C_MM, keys_NHM[:, heads]) for C_MM, heads in zip(covariance_GMM, groups, strict=True)]
 
@@ -155,7 +160,7 @@ def memit_change(values: Values, covariance_GMM: np.ndarray, keys_NHM, asked_ND:
 
 
 def _solve_heads(C_MM: np.ndarray, keys_NhM: np.ndarray) -> np.ndarray:
-    return _solve(C_MM, keys_NhM.reshape(-1, len(C_MM)).T).T.reshape(keys_NhM.shape)
+    return linalg.cho_solve(_factor(C_MM), keys_NhM.reshape(-1, len(C_MM)).T).T.reshape(keys_NhM.shape)
 
 
 def written(values: Values, change_GMV: np.ndarray, key_HM: np.ndarray) -> np.ndarray:
@@ -168,9 +173,9 @@ def written(values: Values, change_GMV: np.ndarray, key_HM: np.ndarray) -> np.nd
     return found
 
 
-def _solve(C_MM: np.ndarray, keys_MN: np.ndarray) -> np.ndarray:
+def _factor(C_MM: np.ndarray) -> tuple:
     try:
-        return linalg.cho_solve(linalg.cho_factor(C_MM), keys_MN)
+        return linalg.cho_factor(C_MM)
     except linalg.LinAlgError:
         raise UserError(
             f"the covariance of {len(C_MM)} coefficients is singular: estimate it from more tokens, or raise the ridge"
