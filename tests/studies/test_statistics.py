@@ -58,14 +58,6 @@ def test_runs_that_are_equal_differ_by_nothing():
     assert statistics.no_worse(same, 0.1) == 0.0 and statistics.no_worse(same, 0.0) == 1.0
 
 
-def test_holm_is_the_published_example():
-    # Sorted, with 4 tests: 4 x 0.005, 3 x 0.01, 2 x 0.03, and 0.04 is raised to its predecessor.
-    found = statistics.holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
-    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
-    assert list(found) == ["a", "b", "c", "d"]
-    assert statistics.holm({"a": 0.7, "b": 0.6}) == {"a": 1.0, "b": 1.0}
-
-
 def test_equivalence_is_two_tests_of_scipy():
     arm, baseline = runs(np.random.default_rng(3), 6)
     found = paired(arm, baseline)

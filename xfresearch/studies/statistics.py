@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import integrate, optimize, special, stats
 
+from xfresearch.comparing.pairing import holm
 from xfresearch.errors import UserError
 
 CONFIDENCE = 0.95
@@ -69,14 +70,9 @@ def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
     return tuple(map(float, found.confidence_interval))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """The p-values adjusted for the number of tests (Holm 1979): the chance that any test of a true null is below alpha is
-    at most alpha."""
-    adjusted, last, count = {}, 0.0, len(p_values)
-    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        last = max(last, min(1.0, (count - rank) * p_values[name]))
-        adjusted[name] = last
-    return {name: adjusted[name] for name in p_values}
+def corrected(p_values: Mapping[str, float]) -> dict[str, float]:
+    """p of the arms, corrected for their number by Holm's method (comparing/pairing.py)."""
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def equivalence(difference: Difference, margin: float) -> float:
@@ -103,8 +99,8 @@ def verdicts(differences: Mapping[str, Difference], margin: float) -> dict[str, 
     """Of each arm. 'better' and 'worse' by the t tests, 'equivalent' (within +-margin) by the tests of equivalence, each
     family adjusted by Holm's method over the arms. A difference that is found and within the margin is 'better' or 'worse':
     the report gives its size."""
-    found = holm({name: each.p for name, each in differences.items()})
-    within = holm({name: equivalence(each, margin) for name, each in differences.items()})
+    found = corrected({name: each.p for name, each in differences.items()})
+    within = corrected({name: equivalence(each, margin) for name, each in differences.items()})
     return {name: _verdict(each.mean, found[name], within[name]) for name, each in differences.items()}
 
 

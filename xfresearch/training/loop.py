@@ -64,7 +64,7 @@ def setup_jax(config: Config) -> None:
 class Run:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel: Callable | None):
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, progress):
         self.config = config
         self.workdir = epath.Path(workdir)
         self.clock = clock
@@ -76,7 +76,7 @@ class Run:
             evaluated = config.evaluation.split if config.evaluation.every else None
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
         self.panel = self._panel(make_panel) if config.log.panel else None
-        if distributed.first():
+        if distributed.first() and progress is None:
             print(self._outline(kernels), file=sys.stderr, flush=True)
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
         manifest.require_same_everywhere(self.manifest)
@@ -98,7 +98,7 @@ class Run:
         self.progress = Silent()
         if distributed.first():
             self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
-            self.progress = Progress(config.steps, self.start, self.bytes_per_token)
+            self.progress = progress or Progress(config.steps, self.start, self.bytes_per_token)
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
         self.evaluate_batch = self.program.evaluate
@@ -255,19 +255,26 @@ class Run:
 
 
 def train(
-    config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False, panel: Callable | None = None
+    config: Config,
+    workdir,
+    tokenizer,
+    clock: Clock | None = None,
+    fork: bool = False,
+    panel: Callable | None = None,
+    progress=None,
 ) -> Result:
     """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
     versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
-    which config.log.panel needs. On SIGTERM or
-    SIGINT, to any of several processes, saves and returns early. Raises Stopped if the loss is not finite or a
-    checkpoint cannot be written, UserError if the config does not fit the devices or the data.
+    which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has
+    the methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early. Raises
+    Stopped if the loss is not finite or a checkpoint cannot be written, UserError if the config does not fit the devices
+    or the data.
     """
     clock = clock or Clock()
     with clock.measure("start"):
-        run = Run(config, workdir, tokenizer, clock, fork, panel)
+        run = Run(config, workdir, tokenizer, clock, fork, panel, progress)
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
