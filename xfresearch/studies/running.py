@@ -18,7 +18,7 @@ from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged
 from xfresearch.files import exists, read_object, write_json
-from xfresearch.studies.cells import Results, Trial
+from xfresearch.studies.cells import Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
 
@@ -65,12 +65,6 @@ def deciding(study: Study, found: dict) -> float:
     value = found["evaluation"].get(study.metric)
     value = math.nan if value is None else float(value)
     return 1 - value if study.metric == "accuracy" else value
-
-
-def results_of(study: Study, workdir, trials: list[Trial], configs: dict) -> Results:
-    """The metric of those runs that have finished."""
-    found = {trial: read_result(workdir, trial, configs[trial.cell].config) for trial in trials}
-    return {trial: deciding(study, result) for trial, result in found.items() if result}
 
 
 def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:

@@ -1,0 +1,47 @@
+"""python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--cell I] [--config.key=value ...]
+
+Answers a question by experiment: arms at matched cost, tuned learning rates, paired seeds, and a verdict with intervals.
+"""
+
+from xfresearch import command
+from xfresearch.errors import UserError
+
+EPILOG = """\
+examples:
+  python -m xfresearch.study --config configs/studies/w_o.py:tiny --workdir studies/try
+  python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --plan
+  python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --cell $SLURM_ARRAY_TASK_ID
+
+The same command again goes on where it stopped; when all runs have ended, it writes the report. docs/studies.md explains."""
+
+
+def main(arguments: list[str]) -> None:
+    options, overrides = _parser().parse_known_args(arguments)
+    from xfresearch.studies import conducting, design, plan
+    from xfresearch.studies.cells import cells
+
+    study = design.read(["--config", options.config, *overrides])
+    solved = plan.make(study)
+    every = cells(study)
+    if options.cell is not None and not 0 <= options.cell < len(every):
+        raise UserError(f"--cell={options.cell} is not allowed: it must be at least 0 and at most {len(every) - 1}")
+    chosen = every if options.cell is None else [every[options.cell]]
+    speed = plan.seconds_per_flop(solved.matched[every[0]])
+    print("\n".join(plan.lines(study, plan.make(study, speed))), flush=True)
+    if options.plan:
+        return
+    conducting.keep_design(study, options.workdir)
+    conducting.conduct(study, options.workdir, solved.matched, chosen)
+
+
+def _parser() -> command.Parser:
+    parser = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--config", metavar="FILE[:arg]", required=True, help="config file of the study (configs/studies/)")
+    parser.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
+    parser.add_argument("--plan", action="store_true", help="print the plan, and end")
+    parser.add_argument("--cell", type=int, metavar="I", help="run one cell, an arm at a size: the I-th of the plan, from 0")
+    return parser
+
+
+if __name__ == "__main__":
+    command.run(main)
