@@ -17,7 +17,7 @@ The same command again goes on where it stopped; when all runs have ended, it wr
 
 def main(arguments: list[str]) -> None:
     options, overrides = _parser().parse_known_args(arguments)
-    from xfresearch.studies import conducting, design, plan
+    from xfresearch.studies import conducting, design, plan, report
     from xfresearch.studies.cells import cells
 
     study = design.read(["--config", options.config, *overrides])
@@ -31,7 +31,13 @@ def main(arguments: list[str]) -> None:
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)
-    conducting.conduct(study, options.workdir, solved.matched, chosen)
+    found = conducting.conduct(study, options.workdir, solved.matched, chosen)
+    left = conducting.left(study, found)
+    if left:
+        print(f"no report yet: {len(left)} of {len(every)} cells have not ended ({', '.join(map('/'.join, left))})")
+        return
+    results = conducting.write_report(study, options.workdir, solved.matched, found)
+    print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
 def _parser() -> command.Parser:

@@ -8,7 +8,7 @@ DATA = ("data.corpus=('wikitext2',)", "data.tokenizer=bpe", "data.bpe_vocab=1024
 TRAINING = ("batch_size=16", "sequence_length=128", "steps=1000", "optimizer.warmup=50")
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
 LARGE = ("model.width=160", "model.depth=6", "model.blocks.main.attention.heads=5")
-TINY = ("steps=20", "batch_size=4", "sequence_length=32", "optimizer.warmup=2", "model.width=32", "model.depth=2")
+TINY = ("steps=30", "batch_size=8", "sequence_length=64", "optimizer.warmup=3", "evaluation.final_sequences=16")
 
 
 def base(size: str):
@@ -21,6 +21,6 @@ def base(size: str):
     study.sizes = {"small": SMALL, "large": LARGE}
     if size == "tiny":
         study.options = TINY
-        study.sizes = {"tiny": ("evaluation.final_sequences=16",)}
-        study.rates, study.extensions, study.seeds = (3e-3, 1e-2), 0, 2
+        study.sizes = {"tiny": ("model.width=32", "model.depth=2")}
+        study.rates, study.extensions, study.seeds, study.tiny = (1e-2, 3e-2), 0, 2, True
     return study

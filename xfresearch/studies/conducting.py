@@ -4,21 +4,25 @@ The directory of a study has study.json (the design), a directory for each run, 
 and report.md. Processes on different machines may run different cells in one directory.
 """
 
+import math
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from etils import epath
 
+from xfresearch.data.baselines import unigram_entropy
 from xfresearch.errors import UserError
 from xfresearch.files import exists, read_object, write_json
 from xfresearch.progress import stage
+from xfresearch.studies import outcome, report
 from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
-from xfresearch.studies.design import Study
+from xfresearch.studies.design import Study, config_of
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import deciding, read_result, run_trial
 
-DESIGN = "study.json"
+DESIGN, RESULTS = "study.json", "results.json"
 FIXED = ("question", "rule", "baseline", "metric", "margin")  # what was decided before the first run
 
 
@@ -63,6 +67,11 @@ def conduct(study: Study, workdir, solved: Mapping[Cell, Matched], chosen: Itera
     return found
 
 
+def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:
+    """The cells that still need runs."""
+    return [cell for cell in cells(study) if next_trial(study, _values(study, found), cell)]
+
+
 def _in_words(study: Study, result: Mapping) -> str:
     if "diverged" in result:
         return "diverged"
@@ -71,3 +80,29 @@ def _in_words(study: Study, result: Mapping) -> str:
 
 def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
     return {trial: deciding(study, result) for trial, result in found.items()}
+
+
+def write_report(study: Study, workdir, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
+    """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
+    from xfresearch.hardware import describe_machine, git_commit, versions
+
+    made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "versions": versions(), "commit": git_commit()}
+    folder = epath.Path(workdir)
+    write_json(folder / RESULTS, outcome.found(study, solved, found, unigram(study)) | {"made": made})
+    results = read_object(folder / RESULTS)  # the report is made of what is stored
+    report.write(folder, results)
+    return results
+
+
+def unigram(study: Study) -> float:
+    """Bits per byte of the held-out text by byte frequencies alone; NaN for other metrics."""
+    from xfresearch.data.corpora import documents
+
+    if study.metric != "bits_per_byte":
+        return math.nan
+    config = config_of(study, next(iter(study.sizes)), study.baseline)
+    train, heldout = (
+        (text for corpus in config.data.corpus for text in documents(corpus, split, config.data))
+        for split in ("train", config.evaluation.split)
+    )
+    return unigram_entropy(train, heldout)

@@ -44,6 +44,7 @@ class Study:
         0.01, "expected standard deviation of paired differences, for the plan; measured as soon as there are two", above=0.0
     )
     probes: tuple[str, ...] = option((), "what else is measured on every run (studies/probes.py)")
+    tiny: bool = option(False, "a trial of the command, whose report says that it shows nothing")
     keep: bool = option(False, "keep the checkpoints of all runs, not only their results")
 
 

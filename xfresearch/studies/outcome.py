@@ -7,6 +7,7 @@ from dataclasses import asdict
 import numpy as np
 
 from xfresearch.errors import UserError
+from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study
@@ -52,12 +53,20 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "sampling_error": float(np.mean([results[trial]["evaluation"].get("standard_error", math.nan) for trial in trials])),
         "seconds": float(np.median([_training_seconds(results[trial]) for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
+        "curve": _curve([results[trial].get("curve", []) for trial in trials]),
         "parameters": matched.parameters,
         "training_flops": matched.training_flops,
         "steps": matched.config.steps,
         "solved": matched.solved,
         "mismatch": matched.mismatch,
     }
+
+
+def _curve(curves: list) -> list[tuple[float, float, float]]:
+    """(update, mean of the metric over seeds, half width of its interval) of each evaluation that all runs have."""
+    by_step = [dict(curve) for curve in curves]
+    shared = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    return [(step, *mean_interval([each[step] for each in by_step])) for step in shared]
 
 
 def _training_seconds(result: Mapping) -> float:

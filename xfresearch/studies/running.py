@@ -21,6 +21,7 @@ from xfresearch.files import exists, read_object, write_json
 from xfresearch.studies.cells import Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
+from xfresearch.training.metrics import read_metrics
 
 RESULT_FILE = "result.json"
 
@@ -67,6 +68,12 @@ def deciding(study: Study, found: dict) -> float:
     return 1 - value if study.metric == "accuracy" else value
 
 
+def _curve(folder, metric: str) -> list[tuple[int, float]]:
+    """(update, metric) of each evaluation of a run."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [(row["step"], row[metric]) for row in rows if row["kind"] == "evaluation" and row.get(metric) is not None]
+
+
 def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. Raises Interrupted if it was told to stop."""
     from xfresearch.data.labels import trains_on_labels
@@ -93,6 +100,7 @@ def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Call
             if result.stopped_by:
                 raise KeyboardInterrupt
             found |= {"evaluation": result.evaluation, "step": result.step, "time": result.clock.shares()}
+            found["curve"] = _curve(folder, study.metric)
         found |= {"wall_seconds": time.time() - began}
         write_json(folder / RESULT_FILE, found)
         if not study.keep and (folder / "checkpoints").exists():
