@@ -1,6 +1,6 @@
 """python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--cell I] [--config.key=value ...]
 
-Answers a question by experiment: arms at matched cost, tuned learning rates, paired seeds, and a verdict with intervals.
+Answers a question by experiment: arms at equal cost, tuned learning rates, paired seeds, and a verdict with intervals.
 """
 
 from xfresearch import command
