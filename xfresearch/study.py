@@ -3,14 +3,18 @@
 Answers a question by experiment: arms at equal cost, tuned learning rates, paired seeds, and a verdict with intervals.
 """
 
+import os
+
 from xfresearch import command
 from xfresearch.errors import UserError
+
+JOB_NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of an array of Slurm, and of an indexed job of GKE
 
 EPILOG = """\
 examples:
   python -m xfresearch.study --config configs/studies/w_o.py:tiny --workdir studies/try
   python -m xfresearch.study --config configs/studies/w_o.py --workdir studies/w_o --plan
-  python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --cell $SLURM_ARRAY_TASK_ID
+  python -m xfresearch.study --config configs/studies/w_o.py --workdir gs://bucket/w_o --cell auto
 
 The same command again goes on where it stopped; when all runs have ended, it writes the report. docs/studies.md explains."""
 
@@ -23,9 +27,7 @@ def main(arguments: list[str]) -> None:
     study = design.read(["--config", options.config, *overrides])
     solved = plan.make(study)
     every = cells(study)
-    if options.cell is not None and not 0 <= options.cell < len(every):
-        raise UserError(f"--cell={options.cell} is not allowed: it must be at least 0 and at most {len(every) - 1}")
-    chosen = every if options.cell is None else [every[options.cell]]
+    chosen = every if options.cell is None else [_cell(every, options.cell)]
     speed = plan.seconds_per_flop(solved.matched[every[0]])
     print("\n".join(plan.lines(study, plan.make(study, speed))), flush=True)
     if options.plan:
@@ -40,12 +42,24 @@ def main(arguments: list[str]) -> None:
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
+def _cell(every: list, text: str):
+    """The cell with a number, or with that of the job of an array."""
+    if text == "auto":
+        text = next((os.environ[name] for name in JOB_NUMBERS if name in os.environ), text)
+    if not text.isdecimal() or int(text) >= len(every):
+        allowed = f"at least 0 and at most {len(every) - 1}, or 'auto' in a job that has {' or '.join(JOB_NUMBERS)}"
+        raise UserError(f"--cell={text} is not allowed: it must be {allowed}")
+    return every[int(text)]
+
+
 def _parser() -> command.Parser:
     parser = command.Parser(prog="python -m xfresearch.study", description=__doc__, epilog=EPILOG)
     parser.add_argument("--config", metavar="FILE[:arg]", required=True, help="config file of the study (configs/studies/)")
     parser.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
     parser.add_argument("--plan", action="store_true", help="print the plan, and end")
-    parser.add_argument("--cell", type=int, metavar="I", help="run one cell, an arm at a size: the I-th of the plan, from 0")
+    numbers = " or ".join(f"${name}" for name in JOB_NUMBERS)
+    cell = f"run one cell, an arm at a size: the I-th of the plan, from 0; 'auto' for that of {numbers}"
+    parser.add_argument("--cell", metavar="I", help=cell)
     return parser
 
 

@@ -31,6 +31,10 @@ def test_a_study_is_read_with_its_overrides():
     assert study.arms["parallel"] == ("model.blocks.main.layout=parallel",)
 
 
+def test_sizes_are_in_the_order_of_their_parameters():
+    assert list(design.read(["--config", "configs/studies/w_o.py"]).sizes) == ["small", "large"]
+
+
 @pytest.mark.parametrize(
     "override, message",
     [

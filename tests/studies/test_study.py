@@ -98,14 +98,17 @@ def test_a_rule_does_not_change_after_the_runs(config, finished):
         run(config, finished, "--config.margin=0.5")
 
 
-def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, capsys):
-    for cell in range(2):
-        run(config, tmp_path, f"--cell={cell}")
+def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
+    for cell, name in enumerate(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(cell))
+            run(config, tmp_path, "--cell=auto")
         assert (tmp_path / "results.json").exists() == (cell == 1)
         assert ("no report yet" in capsys.readouterr().out) == (cell < 1)
     assert without_times(read_object(tmp_path / "results.json")) == without_times(read_object(finished / "results.json"))
-    with pytest.raises(UserError, match="--cell=2 is not allowed: it must be at least 0 and at most 1"):
-        run(config, tmp_path, "--cell=2")
+    for wrong in ("2", "-1", "auto"):
+        with pytest.raises(UserError, match=f"--cell={wrong} is not allowed: it must be at least 0 and at most 1"):
+            run(config, tmp_path, f"--cell={wrong}")
 
 
 def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished):

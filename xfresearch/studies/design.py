@@ -15,6 +15,7 @@ from xfresearch.config.groups import to_config_dict
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, nearest, require
+from xfresearch.models.closed_form import costs
 
 METRICS = ("bits_per_byte", "loss", "accuracy")
 Overrides = tuple[str, ...]
@@ -26,7 +27,7 @@ class Study:
     rule: str = option("", "what will be concluded from which result, written before anything runs")
     base: str = option("", "config file of the base, FILE[:arg]")
     options: Overrides = option((), "overrides of the base in every arm, such as 'steps=500'")
-    sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides; from small to large
+    sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     arms: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     baseline: str = option("", "the arm that the others are compared with")
     match: Literal["flops", "parameters", "tokens"] = option(
@@ -70,7 +71,17 @@ def read(arguments: list[str]) -> Study:
     require(study.match != "tokens" or not study.solve, "solve", study.solve, allowed)
     allowed = "an option of the model: with match='parameters' the updates change nothing"
     require(study.match != "parameters" or study.solve != "steps", "solve", study.solve, allowed)
-    return study
+    return dataclasses.replace(study, sizes=_ascending(study))
+
+
+def _ascending(study: Study) -> dict[str, Overrides]:
+    """The sizes by the parameters of the baseline: a ConfigDict has lost their order."""
+
+    def parameters(size: str) -> int:
+        config = config_of(study, size, study.baseline)
+        return costs(config.model, config.sequence_length).parameters
+
+    return {size: study.sizes[size] for size in sorted(study.sizes, key=parameters)}
 
 
 def _require_arm(study: Study, key: str, arm: str) -> None:

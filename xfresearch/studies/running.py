@@ -7,6 +7,8 @@ has changed. Its checkpoints are removed, unless the study keeps them.
 import hashlib
 import json
 import math
+import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +77,8 @@ def _curve(folder, metric: str) -> list[tuple[int, float]]:
 
 
 def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
-    """Trains one run, unless it has a result, and returns the result. Raises Interrupted if it was told to stop."""
+    """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
+    ends as that of a training run does."""
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
@@ -98,7 +101,7 @@ def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Call
             found["diverged"] = str(error)
         else:
             if result.stopped_by:
-                raise KeyboardInterrupt
+                sys.exit(128 + signal.Signals[result.stopped_by])
             found |= {"evaluation": result.evaluation, "step": result.step, "time": result.clock.shares()}
             found["curve"] = _curve(folder, study.metric)
         found |= {"wall_seconds": time.time() - began}
