@@ -17,7 +17,7 @@ def base(size: str):
         raise UserError(f"there is no size {size!r}{nearest(size, SIZES)} (allowed: {', '.join(SIZES)})")
     study = default_study()
     study.base = "configs/variants.py:tiny"
-    study.options = (*DATA, *TRAINING)
+    study.options, study.probes = (*DATA, *TRAINING), ("copying", "recall", "induction")
     study.sizes = {"small": SMALL, "large": LARGE}
     if size == "tiny":
         study.options = TINY

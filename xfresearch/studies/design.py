@@ -16,6 +16,7 @@ from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, nearest, require
 from xfresearch.models.closed_form import costs
+from xfresearch.studies import probes
 
 METRICS = ("bits_per_byte", "loss", "accuracy")
 Overrides = tuple[str, ...]
@@ -71,6 +72,7 @@ def read(arguments: list[str]) -> Study:
     require(study.match != "tokens" or not study.solve, "solve", study.solve, allowed)
     allowed = "an option of the model: with match='parameters' the updates change nothing"
     require(study.match != "parameters" or study.solve != "steps", "solve", study.solve, allowed)
+    probes.check(study.probes)
     return dataclasses.replace(study, sizes=_ascending(study))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from xfresearch.files import write_text
 from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart
 from xfresearch.pages.html import write_page
+from xfresearch.statistics import mean_interval
 from xfresearch.studies.statistics import SMALL
 
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
@@ -103,8 +104,25 @@ def markdown(outcome: Mapping) -> str:
     parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), "", f"Rule: {study['rule']}", ""]
     for size in outcome["sizes"]:
         parts += [f"## {size}", "", _table(TITLES, rows(outcome, size)), ""]
+    if study["probes"]:
+        parts += ["## Probes", "", _table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
     return "\n".join([*parts, _table(("size", "arm", "learning rate: metric"), rates(outcome)), ""])
+
+
+def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
+    """The mean of each probe with the half width of its interval, of every arm."""
+    found = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            found.append((size, name, *(_with_half(arm["probes"][probe]) for probe in outcome["study"]["probes"])))
+    return found
+
+
+def _with_half(values: list) -> str:
+    """The mean over seeds and the half width of its interval; '' for a probe that does not apply."""
+    mean, half = mean_interval([math.nan if value is None else value for value in values])
+    return "" if mean != mean else f"{mean:.3f} +- {half:.3f}"
 
 
 def rates(outcome: Mapping) -> list[tuple[str, str, str]]:
@@ -136,6 +154,8 @@ def page(outcome: Mapping) -> dict:
         "colours": {arm: RUN_COLOURS[number % len(RUN_COLOURS)] for number, arm in enumerate(study["arms"])},
         "charts": {size: _chart(outcome, size) for size in outcome["sizes"]},
         "unit": UNITS[study["metric"]],
+        "probe_titles": ("size", "arm", *study["probes"]),
+        "probes": probe_rows(outcome) if study["probes"] else [],
         "notes": notes(outcome),
         "rates": rates(outcome),
         "made": outcome.get("made", {}),

@@ -20,6 +20,8 @@ from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged
 from xfresearch.files import exists, read_object, write_json
+from xfresearch.language_model import LanguageModel
+from xfresearch.studies import probes
 from xfresearch.studies.cells import Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
@@ -104,6 +106,8 @@ def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Call
                 sys.exit(128 + signal.Signals[result.stopped_by])
             found |= {"evaluation": result.evaluation, "step": result.step, "time": result.clock.shares()}
             found["curve"] = _curve(folder, study.metric)
+            lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
+            found["probes"] = probes.measure(lm, study.probes)
         found |= {"wall_seconds": time.time() - began}
         write_json(folder / RESULT_FILE, found)
         if not study.keep and (folder / "checkpoints").exists():
