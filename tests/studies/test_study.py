@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from xfresearch import study
 from xfresearch.errors import UserError
 from xfresearch.files import read_object
 from xfresearch.studies import conducting, outcome
+from xfresearch.studies.running import read_result
 
 FILE = """
 from configs.studies import common
@@ -91,6 +93,14 @@ def test_checkpoints_are_removed_and_curves_are_kept(finished):
 def test_a_finished_study_trains_nothing_again(config, finished, monkeypatch):
     monkeypatch.setattr(conducting, "run_trial", None)
     run(config, finished)
+
+
+def test_results_of_another_config_do_not_count(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, finished, solved)
+    trial, cell = next(iter(found)), next(iter(solved))
+    other = solved[cell]._replace(config=replace(solved[cell].config, steps=13))
+    assert read_result(finished, trial, solved[cell].config) and read_result(finished, trial, other.config) is None
 
 
 def test_a_rule_does_not_change_after_the_runs(config, finished):
