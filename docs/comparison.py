@@ -96,8 +96,8 @@ def _fingerprint(config: Config) -> str:
 
 
 def _with_vocabulary(config: Config) -> Config:
+    from xfresearch.config.resolving import with_vocabulary
     from xfresearch.data.tokenizers import vocab_size
-    from xfresearch.training.abstract import with_vocabulary
 
     return with_vocabulary(config, vocab_size(config.data))
 
@@ -106,23 +106,20 @@ class Trial:
     """One variant. Its programs are compiled once, for all seeds and the timing."""
 
     def __init__(self, config: Config):
-        import jax
-
         from xfresearch.data.pipeline import prepare
         from xfresearch.data.tokenizers import tokenizer_for
-        from xfresearch.evaluation import make_evaluator
+        from xfresearch.sharding.mesh import make_mesh
         from xfresearch.training import loop
-        from xfresearch.training.optimizer import make_optimizer
-        from xfresearch.training.step import init_state, layers_mode, make_train_step
+        from xfresearch.training.hyper import hyper_of
+        from xfresearch.training.program import shared_program
 
         loop.setup_jax(config)
-        optimizer = make_optimizer(config)
+        program = shared_program(config, make_mesh(config))
         self.config = config
         self.heldout = prepare(config, config.evaluation.split)
         self.byte_lengths = tokenizer_for(config.data).byte_lengths
-        self.start = jax.jit(lambda seed: init_state(config, optimizer, seed))
-        self.step = jax.jit(make_train_step(config, optimizer), donate_argnums=0)
-        self.evaluator = make_evaluator(config.model, layers_mode(config), config.training.loss_rows)
+        self.start = lambda seed: program.jit_init(hyper_of(replace(config, seed=seed)))
+        self.step, self.evaluator = program.jit_update, program.evaluate
 
     def train(self, seed: int) -> float:
         """Validation bits per byte after training; NaN if training diverged."""

@@ -36,11 +36,11 @@ def configs() -> list[str]:
 def rough_model(name: str, overrides: list[str] = ()):
     """A language model with the config `name`, whose gains, biases and scales are all random."""
     from xfresearch.config.files import parse
+    from xfresearch.config.resolving import with_vocabulary
     from xfresearch.data.labels import open_data_set, trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.language_model import LanguageModel
     from xfresearch.models import transformer
-    from xfresearch.training.abstract import with_vocabulary
 
     config = parse(["--config", name, *overrides])
     labelled = trains_on_labels(config.data)

@@ -9,7 +9,7 @@ from pathlib import Path
 from xfresearch.command import run
 from xfresearch.errors import UserError, nearest
 
-COMMANDS = ("train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "plan", "bench")
+COMMANDS = ("train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "study", "plan", "bench")
 
 
 def main(arguments: list[str]) -> None:

@@ -26,8 +26,8 @@ from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import resolve_model
-from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.step import init_state, make_train_step
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.program import Program
 
 LENGTH, BATCH, VOCAB = 8, 2, 257
 SMALL = replace(BASE, vocab_size=VOCAB, max_length=LENGTH)
@@ -84,15 +84,15 @@ def check(config):
     run = resolve(
         Config(model=config, steps=2, batch_size=BATCH, sequence_length=LENGTH, optimizer=OptimizerConfig(warmup=0))
     )
-    optimizer = make_optimizer(run)
+    program = Program(run)
     batch = make_batch([LENGTH] * BATCH, V=VOCAB)
     tokens_BL = jnp.asarray(batch["tokens"])
     others_BL = tokens_BL.at[:, LENGTH // 2 :].set((tokens_BL[:, LENGTH // 2 :] + 1) % VOCAB)
 
     @jax.jit
     def everything(batch, tokens_BL, others_BL):
-        state = init_state(run, optimizer)
-        new, metrics = make_train_step(run, optimizer)(state, batch)
+        state = program.init(hyper_of(run))
+        new, metrics = program.update(state, batch)
         params = new["params"]
         # One program for both: two copies of it may round differently.
         logits = jax.lax.map(lambda t: forward(config, params, t, "scan")[0], jnp.stack([tokens_BL, others_BL]))

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.faults import crash
 from tests.faults.calls import Call, watched
@@ -165,27 +164,9 @@ def durable_step(target: Path, calls: list[Call]) -> int:
 def save_time() -> None:
     """Traces and compiles once, since every run has the same programs; tries to read again without a pause."""
     store.RETRY_SECONDS = (0,) * len(store.RETRY_SECONDS)
-    train_step = once(lambda step, *arguments: step.lower(*arguments).compile())
-    jit = loop.jit_train_step
-    loop.jit_train_step = lambda *arguments: Lowered(jit(*arguments), train_step)
-    loop.abstract_state = once(loop.abstract_state)
-    loop.make_evaluator = once(loop.make_evaluator)
+    loop.shared_program = once(loop.shared_program)
     report._charts = once(report._charts)
     session.draw_samples = lambda *_: []
-
-
-class Lowered(NamedTuple):
-    """A jitted function, which `compiled` compiles."""
-
-    function: Callable
-    compiled: Callable
-    arguments: tuple = ()
-
-    def lower(self, *arguments):
-        return self._replace(arguments=arguments)
-
-    def compile(self):
-        return self.compiled(self.function, *self.arguments)
 
 
 def recorded(restore: Callable) -> Callable:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -15,9 +14,8 @@ from tests.interop.folders import assert_same_tensors, choices, greedy
 from tests.interop.record import CONTINUATION, MODELS, PROMPT, RATE, RECORDED, STEPS, TRAINED, batches
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.run import OptimizerConfig
-from xfresearch.models import transformer
-from xfresearch.training.optimizer import update_rule
-from xfresearch.training.step import make_train_step
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.program import Program
 from xfresearch.trees import path_name
 
 
@@ -66,11 +64,12 @@ def trained(lm, batches_NBL, balance: float):
     model = change(model, "blocks.main.feed_forward.moe.balance_loss", balance)
     rule = {"kind": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip": 0.0}
     sgd = OptimizerConfig(**rule, learning_rate=RATE, schedule="constant", warmup=0)
-    optimizer = update_rule(sgd, STEPS, transformer.axes(model))
-    step = jax.jit(make_train_step(replace(lm.run, model=model, optimizer=sgd), optimizer))
+    run = replace(lm.run, model=model, optimizer=sgd, steps=STEPS)
+    program = Program(run)
+    step = jax.jit(program.update)
     losses = []
     params = jax.tree.map(lambda leaf: leaf.astype("float64"), lm.params)
-    state = {"params": params, "opt": optimizer.init(params), "step": jnp.int32(0), "skipped": jnp.int32(0)}
+    state = program.start(params, hyper_of(run))
     for tokens_BL in batches_NBL:
         state, metrics = step(state, batch_of(tokens_BL))
         losses.append(metrics["loss"] + metrics["balance_loss"])

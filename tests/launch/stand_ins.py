@@ -34,7 +34,8 @@ FLAGS = {
     "xpk workload create": f"{PLACE} --cluster --workload --tpu-type --num-slices --docker-image --env --command "
     "--max-restarts --termination-grace-period-seconds",
     "xpk workload list": f"{PLACE} --cluster --wait-for-job-completion",
-    "sbatch": f"{NODES} --job-name --output --time --partition --account --signal --requeue --open-mode --chdir",
+    "sbatch": f"{NODES} --job-name --output --time --partition --account --array --signal --requeue "
+    "--open-mode --chdir",
     "srun": f"{NODES} --ntasks --kill-on-bad-exit --wait --label",
     "scontrol requeue": "",
     "docker build": "--platform --build-arg --tag --file",

@@ -123,6 +123,7 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x'"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image=''"),
         ("slurm.sbatch", f"--nodes two {TRAIN}", "--nodes='two'"),
+        ("slurm.sbatch", f"--array 3 {TRAIN}", "--array='3'.* 0-7"),
         ("slurm.sbatch", f"--gpus-per-node x {TRAIN}", "--gpus-per-node='x'"),
         ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08'"),
         ("slurm.sbatch", f"--name a/b {TRAIN}", "--name='a/b'.* letters"),

@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from tests.launch.stand_ins import ROOT
+from xfresearch.studies import design
+from xfresearch.studies.cells import cells
 
 JOB = shlex.split("--cluster c --workload w --tpu-type v6e-16 --image registry/x:1")
 TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run")
@@ -69,6 +71,15 @@ def test_the_manifest_requests_whole_slices_and_runs_our_image():
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["containerName"] == container["name"] and pod["restartPolicy"] == "Never"
     assert (ROOT / container["command"][0]).is_file()
+
+
+def test_the_manifest_of_a_study_runs_one_cell_in_each_pod():
+    manifest = yaml.safe_load((ROOT / "launch" / "gke_study.yaml").read_text())["spec"]
+    (container,) = manifest["template"]["spec"]["containers"]
+    arguments = container["args"]
+    study = design.read(["--config", arguments[arguments.index("--config") + 1]])
+    assert manifest["completionMode"] == "Indexed" and manifest["completions"] == len(cells(study))
+    assert arguments[:3] == ["python", "-m", "xfresearch.study"] and arguments[-2:] == ["--cell", "auto"]
 
 
 def test_the_image_contains_the_files_of_the_manifest_and_the_scripts():

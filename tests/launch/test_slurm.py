@@ -11,7 +11,12 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
 
 
 @pytest.mark.parametrize(
-    "options", ["", "--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c"]
+    "options",
+    [
+        "",
+        "--array 0-9 --gpus-per-node 1",
+        "--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c",
+    ],
 )
 def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, options):
     dry = launcher.run("slurm.sbatch", *options.split(), "--dry-run", "--", *TRAIN)

@@ -11,8 +11,8 @@ from tests.contracts.passes import capture, forward
 from tests.contracts.variants import VARIANTS, change, model, random_params, tokens_for
 from tests.training.test_step import make_batch, make_config
 from xfresearch.models.context import Context
-from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.step import init_state, make_train_step
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.program import Program
 
 SITES = ["dropout", "blocks.main.dropout", "blocks.main.attention.dropout"]
 SLOTS = {"blocks.main.attention.kind": "slots", "blocks.main.attention.memory_slots": 32}
@@ -152,9 +152,8 @@ def test_all_draws_of_a_pattern_are_independent(layers, draws):
 def test_draws_of_microbatches_and_steps_are_independent(draws):
     config = make_config(accumulate=2)
     config = replace(config, sequence_length=16, model=noisy(change(config.model, "width", 32)))
-    optimizer = make_optimizer(config)
-    state = init_state(config, optimizer)
-    step = jax.jit(make_train_step(config, optimizer))
+    program = Program(config)
+    state, step = program.init(hyper_of(config)), jax.jit(program.update)
     for _ in range(2):
         state, _ = step(state, make_batch([16] * 8, L=16))
     assert_independent(draws, 2 * 2 * (1 + config.model.depth * 3))

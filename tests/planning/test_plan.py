@@ -37,7 +37,7 @@ def test_a_mesh_without_topology_is_checked_without_devices(capsys, tmp_path):
     assert written["mesh"] == {"data": 1, "fsdp": 4, "expert": 1, "tensor": 2, "context": 1}
     norms = 5 * 32  # sharded over fsdp only
     assert written["parts"]["parameters"] == 4 * (norms / 4 + (written["parameters"] - norms) / 8)
-    assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 4  # two moments, four counters
+    assert written["parts"]["optimiser"] == 2 * written["parts"]["parameters"] + 4 * 10  # two moments, ten scalars
 
 
 def test_saved_activations_of_unrolled_layers_are_not_reported_as_zero(capsys):

@@ -22,8 +22,9 @@ from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding, state_shardings
-from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.step import gradients, init_state, make_train_step
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.program import Program
+from xfresearch.training.step import gradients
 
 DEVICES = 8
 MESHES = {
@@ -69,8 +70,7 @@ def batch_of(config) -> dict:
 def result(name: str, mesh_name: str) -> dict:
     config = config_of(name, mesh_name)
     config = replace(config, data=replace(config.data, packing="documents"))
-    optimizer = make_optimizer(config)
-    state, batch, key = init_state(config, optimizer), batch_of(config), jax.random.key(3)
+    state, batch, key = Program(config).init(hyper_of(config)), batch_of(config), jax.random.key(3)
     try:
         mesh = make_mesh(config)
         shardings = state_shardings(mesh, state, transformer.axes(config.model))
@@ -78,7 +78,7 @@ def result(name: str, mesh_name: str) -> dict:
         return {"refused": str(error)}
 
     def update(mesh):
-        step = make_train_step(config, optimizer, mesh)
+        step = Program(config, mesh).update
         return lambda state, batch: (gradients(config, state["params"], batch, key, mesh)[0], *step(state, batch))
 
     expected_gradients, expected, expected_metrics = jax.jit(update(None))(state, batch)

@@ -5,13 +5,16 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from tests.training.rules import rule_of
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, OptimizerConfig
 from xfresearch.errors import UserError
 from xfresearch.sharding.letters import Axes
-from xfresearch.training.optimizer import SCALINGS, make_schedule, update_rule
+from xfresearch.training.hyper import hyper_of, learning_rate
+from xfresearch.training.optimizer import SCALINGS
 
 CONFIG = OptimizerConfig(learning_rate=1.0, warmup=10, final_fraction=0.1, decay_fraction=0.2)
 
@@ -26,9 +29,27 @@ CONFIG = OptimizerConfig(learning_rate=1.0, warmup=10, final_fraction=0.1, decay
     ],
 )
 def test_schedule(schedule, expected):
-    rate = make_schedule(replace(CONFIG, schedule=schedule), 110)
+    hyper = hyper_of(Config(optimizer=CONFIG, steps=110))
     for step, value in expected.items():
-        np.testing.assert_allclose(rate(step), value, rtol=1e-6)
+        np.testing.assert_allclose(learning_rate(schedule, hyper, step), value, rtol=1e-6)
+
+
+OPTAX = {
+    "constant": lambda steps, warmup: optax.constant_schedule(0.3),
+    "cosine": lambda steps, warmup: optax.cosine_decay_schedule(0.3, max(steps - warmup, 1), 0.2),
+    "linear": lambda steps, warmup: optax.linear_schedule(0.3, 0.06, max(steps - warmup, 1)),
+}
+
+
+@pytest.mark.parametrize("steps, warmup", [(50, 10), (50, 0), (50, 1), (10, 20)])
+@pytest.mark.parametrize("schedule", OPTAX)
+def test_schedules_are_those_of_optax(schedule, steps, warmup):
+    config = OptimizerConfig(learning_rate=0.3, warmup=warmup, final_fraction=0.2)
+    hyper, at = hyper_of(Config(optimizer=config, steps=steps)), np.arange(70)
+    rising = optax.linear_schedule(0.3 / max(warmup, 1), 0.3, max(warmup - 1, 1))
+    expected = optax.join_schedules([rising, OPTAX[schedule](steps, warmup)], [warmup])
+    found = jax.vmap(lambda step: learning_rate(schedule, hyper, step))(at)
+    np.testing.assert_allclose(found, [expected(step) for step in at], rtol=1e-5)
 
 
 AXES = {
@@ -45,7 +66,7 @@ def _params():
 @pytest.mark.parametrize("kind", sorted(SCALINGS))
 def test_every_update_rule_reduces_the_loss(kind):
     config = OptimizerConfig(kind=kind, learning_rate=0.05, warmup=0, schedule="constant", weight_decay=0.0)
-    optimizer, params = update_rule(config, 100, AXES), _params()
+    optimizer, params = rule_of(config, 100, AXES), _params()
     loss = lambda p: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(p))  # noqa: E731
     state, first = optimizer.init(params), loss(params)
 
@@ -62,7 +83,7 @@ def test_every_update_rule_reduces_the_loss(kind):
 @pytest.mark.parametrize("kind", sorted(SCALINGS))
 def test_weight_decay_acts_on_matrices_alone(kind):
     config = OptimizerConfig(kind=kind, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=0.1)
-    params, optimizer = _params(), update_rule(config, 100, AXES)
+    params, optimizer = _params(), rule_of(config, 100, AXES)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(zeros, optimizer.init(params), params)
     kernel = params["blocks"]["main"]["attention"]["query"]["kernel"]
@@ -72,7 +93,7 @@ def test_weight_decay_acts_on_matrices_alone(kind):
 
 def test_muon_orthogonalises_each_layer_and_adam_updates_tables():
     config = OptimizerConfig(kind="muon", learning_rate=1.0, warmup=0, schedule="constant", weight_decay=0.0, clip=0.0)
-    params, optimizer = _params(), update_rule(config, 100, AXES)
+    params, optimizer = _params(), rule_of(config, 100, AXES)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     kernel = np.asarray(updates["blocks"]["main"]["attention"]["query"]["kernel"]).reshape(2, 8, 8)
     for layer in kernel:
@@ -87,7 +108,7 @@ def test_clipping_bounds_the_global_norm():
     config = OptimizerConfig(
         kind="sgd", beta1=0.0, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=0.0, clip=0.5
     )
-    params, optimizer = _params(), update_rule(config, 10, AXES)
+    params, optimizer = _params(), rule_of(config, 10, AXES)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     norm = np.sqrt(sum(np.square(u).sum() for u in jax.tree.leaves(updates)))
     np.testing.assert_allclose(norm, 0.5, rtol=1e-5)
@@ -114,7 +135,7 @@ def test_update_rules_against_their_equations(rule):
     """p -= rate (step + decay p), with weight decay as in Loshchilov & Hutter 2019, alg. 2, for matrices only."""
     given = {"kind": rule.__name__[1:], "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-2, "clip": 0.0, "weight_decay": 0.3}
     config = OptimizerConfig(**given, learning_rate=0.1, warmup=2, schedule="constant")
-    params, optimizer, random = _params(), update_rule(config, 100, AXES), np.random.default_rng(0)
+    params, optimizer, random = _params(), rule_of(config, 100, AXES), np.random.default_rng(0)
     state, leaves = optimizer.init(params), [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
     states = [(0.0, 0.0)] * len(leaves)
     for t in range(1, 5):
@@ -150,7 +171,7 @@ def test_adagrad_against_the_equations(clip_by):
     """
     config = replace(ADAGRAD, clip_by=clip_by)
     scale = {"table": 0.05, 0: 1.0, 1: 0.1}  # only the gradient of layer 0 is above the clip
-    params, optimizer, random = _params(), update_rule(config, 100, AXES), np.random.default_rng(0)
+    params, optimizer, random = _params(), rule_of(config, 100, AXES), np.random.default_rng(0)
     state, expected, sums = optimizer.init(params), _tensors(params), dict.fromkeys(scale, 0.0)
     for step in range(1, 5):
         g = {name: scale[name] * random.standard_normal(p.shape) for name, p in expected.items()}
@@ -172,7 +193,7 @@ def test_adagrad_against_the_equations(clip_by):
 
 
 def test_adagrad_does_not_move_parameters_without_a_gradient_even_if_epsilon_is_0():
-    params, optimizer = _params(), update_rule(replace(ADAGRAD, epsilon=0.0, clip_by="tensor"), 10, AXES)
+    params, optimizer = _params(), rule_of(replace(ADAGRAD, epsilon=0.0, clip_by="tensor"), 10, AXES)
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL
+from tests.training.rules import rule_of
 from xfresearch.config.run import OptimizerConfig
 from xfresearch.models import transformer
-from xfresearch.training.optimizer import update_rule
 from xfresearch.trees import path_name
 
 # {path: the role of each dimension, for each rank}: b batch (one matrix per index), i inputs, o outputs. The first b
@@ -120,7 +120,7 @@ def params():
 def first_update(rule: str, params, gradients, decay: float) -> dict:
     """{path: update}, at a learning rate of 1."""
     config = OptimizerConfig(kind=rule, learning_rate=1.0, warmup=0, schedule="constant", weight_decay=decay, clip=0.0)
-    optimizer = update_rule(config, 10, AXES)
+    optimizer = rule_of(config, 10, AXES)
     return leaves(jax.jit(lambda: optimizer.update(gradients, optimizer.init(params), params)[0])())
 
 

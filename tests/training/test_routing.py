@@ -15,6 +15,7 @@ from jax.sharding import AxisType
 from tests.blocks import block
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
+from tests.training.rules import rule_of
 from tests.training.test_step import make_batch, make_config
 from xfresearch.config.run import OptimizerConfig
 from xfresearch.models import transformer
@@ -23,8 +24,10 @@ from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.transformer import bind
 from xfresearch.sharding.letters import Axes
 from xfresearch.sharding.partition import batch_sharding, state_shardings
-from xfresearch.training.optimizer import SCALINGS, make_optimizer, update_rule
-from xfresearch.training.step import gradients, init_state, make_train_step
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.optimizer import SCALINGS
+from xfresearch.training.program import Program
+from xfresearch.training.step import gradients
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = {"router_load", "router_mass", "router_entropy", "router_margin", "router_drops"}
@@ -40,11 +43,11 @@ def config_of(accumulate=1, learning_rate=1e-2, **options):
 
 def start(config):
     """A state and a jitted step. The router is skewed: the first expert's kernel is added to the router's input."""
-    optimizer = make_optimizer(config)
-    state = init_state(config, optimizer)
+    program = Program(config)
+    state = program.init(hyper_of(config))
     block = state["params"]["blocks"]["main"]
     block["feed_forward_norm_in"]["bias"] += block["feed_forward"]["router"]["kernel"][..., 0]
-    return state, jax.jit(make_train_step(config, optimizer))
+    return state, jax.jit(program.update)
 
 
 def bias_of(state):
@@ -95,9 +98,7 @@ def three_steps(mesh=None):
     if mesh is not None:
         where = state_shardings(mesh, state, transformer.axes(config.model))
         state = jax.device_put(state, where)
-        step = jax.jit(
-            make_train_step(config, make_optimizer(config), mesh), out_shardings=(where, None)
-        )
+        step = jax.jit(Program(config, mesh).update, out_shardings=(where, None))
     for seed in range(3):
         batch = make_batch(LENGTHS, seed)
         batch = jax.device_put(batch, batch_sharding(mesh)) if mesh is not None else batch
@@ -124,9 +125,8 @@ def test_router_metrics_are_means_of_the_models_statistics():
 
 
 def test_a_dense_model_has_no_router_metrics():
-    config = make_config()
-    optimizer = make_optimizer(config)
-    metrics = jax.eval_shape(make_train_step(config, optimizer), init_state(config, optimizer), make_batch(LENGTHS))[1]
+    program = Program(make_config())
+    metrics = jax.eval_shape(program.update, program.shapes, make_batch(LENGTHS))[1]
     assert not NAMES & metrics.keys() and "statistics" not in metrics
 
 
@@ -145,7 +145,7 @@ def test_no_update_rule_moves_or_decays_the_bias(kind):
     params = {"blocks": {"main": {"feed_forward": feed_forward}}}
     letters = {"router": {"kernel": Axes("NDE", "D", "E")}, "router_bias": Axes("NE")}
     axes = {"blocks": {"main": {"feed_forward": letters}}}
-    optimizer = update_rule(OptimizerConfig(kind=kind, weight_decay=0.5, warmup=0), 10, axes)
+    optimizer = rule_of(OptimizerConfig(kind=kind, weight_decay=0.5, warmup=0), 10, axes)
     opt = optimizer.init(params)
     for scale in (0.3, -1.0):
         gradient = jax.tree.map(lambda p, scale=scale: scale * (p if p.ndim == 3 else 0 * p), params)

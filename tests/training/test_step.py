@@ -15,8 +15,9 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.step import gradients, init_state, make_train_step
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.program import Program
+from xfresearch.training.step import gradients, init_params
 
 MOE = make_block(
     feed_forward={"kind": "moe", "hidden": 16, "moe": {"experts": 4, "z_loss": 0.1, "balance_loss": 0.5}}
@@ -58,7 +59,7 @@ def make_batch(lengths, seed=0, L=8, V=11) -> dict:
 @cache
 def compiled(config):
     """Parameters and jitted gradient of a config, cached: hypothesis draws many batches for one compilation."""
-    params = init_state(config, make_optimizer(config))["params"]
+    params = init_params(config, config.seed)
     return params, jax.jit(lambda p, b: gradients(config, p, b, jax.random.key(0)))
 
 
@@ -101,8 +102,8 @@ def test_a_mean_of_microbatch_means_would_differ():
 
 
 def run_steps(config, batches):
-    optimizer = make_optimizer(config)
-    state, step = init_state(config, optimizer), jax.jit(make_train_step(config, optimizer))
+    program = Program(config)
+    state, step = program.init(hyper_of(config)), jax.jit(program.update)
     for batch in batches:
         state, metrics = step(state, batch)
     return state, metrics
@@ -131,7 +132,7 @@ def test_without_skip_an_update_that_is_not_finite_is_reported():
 
 def test_averaged_weights_follow_the_weights():
     config, batch = make_config(ema=0.75), make_batch([8] * 8)
-    before = init_state(config, make_optimizer(config))["params"]
+    before = init_params(config, config.seed)
     state, _ = run_steps(config, [batch])
     expected = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, before, state["params"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state["ema"], expected)
@@ -150,7 +151,7 @@ def test_layer_norms_name_every_parameter_and_layer():
     config = replace(make_config(), log=LogConfig(layer_norms=True))
     state, metrics = run_steps(config, [make_batch([8] * 8)])
     norms = metrics["parameter_norms"]["blocks/main/attention/query/kernel"]
-    params = init_state(config, make_optimizer(config))["params"]
+    params = init_params(config, config.seed)
     start = params["blocks"]["main"]["attention"]["query"]["kernel"]
     np.testing.assert_allclose(norms, [np.linalg.norm(start[0]), np.linalg.norm(start[1])], rtol=1e-5)
     assert metrics["gradient_norms"].keys() == metrics["update_norms"].keys() == metrics["parameter_norms"].keys()

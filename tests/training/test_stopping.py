@@ -50,7 +50,7 @@ ASKED = lines(loop.StopSignal.reached)[-1], at("if multihost_utils.reached_preem
 POINTS = [
     at("self.bytes_per_token ="),  # the first line after which SIGTERM is a notice to all processes
     at("self.checkpoints = store.Checkpoints"),
-    at("return step.lower("),
+    at("return self.program.compiled_update"),
     at("stopping = PreemptionNotice()"),
     at("if multihost_utils.reached_preemption_sync_point("),
     at("metrics = run.update(", 2),

@@ -13,8 +13,9 @@ from xfresearch.errors import UserError
 from xfresearch.planning.formula import estimate_step
 from xfresearch.sharding.mesh import AXES
 from xfresearch.training import loop
-from xfresearch.training.optimizer import SCALINGS, make_optimizer, trainable
-from xfresearch.training.step import init_state
+from xfresearch.training.optimizer import SCALINGS, trainable
+from xfresearch.training.program import Program
+from xfresearch.training.step import init_params
 from xfresearch.trees import by_path
 
 PATTERNS = ("*norm*", "blocks/*/query/*")
@@ -37,7 +38,7 @@ def test_frozen_parameters_and_their_averages_keep_every_bit():
     """Also with weight decay, and where a router's bias changes without a gradient."""
     config = training(config_of(), *PATTERNS, weight_decay=0.5)
     config = replace(config, training=replace(config.training, ema=0.9))
-    before = by_path(init_state(config, make_optimizer(config))["params"])
+    before = by_path(init_params(config, config.seed))
     state, _ = run_steps(config, [make_batch([8] * 8, seed) for seed in range(3)])
     for tree in (state["params"], state["ema"]):
         changed = {path for path, leaf in by_path(tree).items() if not np.array_equal(leaf, before[path])}
@@ -48,13 +49,12 @@ def test_frozen_parameters_and_their_averages_keep_every_bit():
 @pytest.mark.parametrize("kind", sorted(SCALINGS))
 def test_frozen_parameters_have_no_optimizer_state(kind):
     config = training(make_config(), *PATTERNS, kind=kind)
-    state = jax.eval_shape(lambda: init_state(config, make_optimizer(config)))
+    state = Program(config).shapes
     params, opt = by_path(state["params"]), by_path(state["opt"])
     held = {path for path in params for name in opt if name.endswith("/" + path)}
     assert held == {path for path in params if is_trained(path)}
     if kind == "adamw":
-        counters = 2  # of Adam and of the schedule
-        assert size(state["opt"]) == 2 * size(trainable(config.optimizer, state["params"])[0]) + counters
+        assert size(state["opt"]) == 2 * size(trainable(config.optimizer, state["params"])[0]) + 1  # Adam's counter
 
 
 def test_only_trained_parameters_have_gradients_and_count_in_the_clipped_norm():
@@ -67,7 +67,7 @@ def test_only_trained_parameters_have_gradients_and_count_in_the_clipped_norm():
     for path, leaf in by_path(part).items():
         np.testing.assert_allclose(leaf, by_path(whole)[path], rtol=1e-5, atol=1e-7)
     config = training(config, *PATTERNS)
-    before = init_state(config, make_optimizer(config))["params"]
+    before = init_params(config, config.seed)
     state, metrics = run_steps(config, [batch])
     squares = [np.square(a - b).sum() for a, b in zip(*map(jax.tree.leaves, (state["params"], before)), strict=True)]
     np.testing.assert_allclose(np.sqrt(sum(squares)), 1e-3, rtol=1e-3)
@@ -77,7 +77,7 @@ def test_only_trained_parameters_have_gradients_and_count_in_the_clipped_norm():
 def test_a_pattern_that_matches_no_parameter_is_refused():
     words = r"config.optimizer.trainable=\('\*norm\*', 'haed/\*'\).*'haed/\*' matches none of .*"
     with pytest.raises(UserError, match=words):
-        make_optimizer(training(make_config(), "*norm*", "haed/*"))
+        Program(training(make_config(), "*norm*", "haed/*"))
 
 
 def test_a_plan_counts_the_state_and_gradients_of_trained_parameters_alone():
@@ -85,7 +85,7 @@ def test_a_plan_counts_the_state_and_gradients_of_trained_parameters_alone():
     trained = 4 * size(trainable(training(make_config(), *PATTERNS).optimizer, part.state["params"])[0])
     assert part.memory["parameters"] == all_of_it.memory["parameters"] == all_of_it.memory["gradients"]
     assert part.memory["gradients"] == trained
-    assert part.memory["optimiser"] == 2 * trained + 4 * 4  # two moments, four counters
+    assert part.memory["optimiser"] == 2 * trained + 4 * 10  # two moments, three counters, seven numbers of the run
     assert part.flops < all_of_it.flops
 
 

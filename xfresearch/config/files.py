@@ -42,6 +42,12 @@ def parse(arguments: list[str], model: ModelConfig | None = None, tokenizer: str
     return resolve(from_dict(Config, _overridden(config, overrides, file)))
 
 
+def parse_as(cls, arguments: list[str]):
+    """The same for a config file of another dataclass `cls`, such as that of a study; nothing is resolved."""
+    file, overrides = split(arguments)
+    return from_dict(cls, _overridden(_read(file), overrides, file))
+
+
 def start_path(arguments: list[str]) -> str:
     """config.start.path of a config file and its overrides, of which nothing else is checked."""
     file, overrides = split(arguments)

@@ -96,6 +96,8 @@ def _convert(kind, value, key: str):
                 f"{key}={_short(value)} is not allowed: it must be one of {allowed}{nearest(str(value), args)}"
             )
         return value
+    if origin is dict and hasattr(value, "items"):
+        return {name: _convert(args[1], item, f"{key}.{name}") for name, item in value.items()}
     if origin is tuple and isinstance(value, (list, tuple)):
         return _tuple(args, value, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -135,6 +137,8 @@ def _short(value) -> str:
 
 def _type_name(kind) -> str:
     names = {int: "an integer", float: "a number", bool: "True or False", str: "a string"}
+    if typing.get_origin(kind) is dict:
+        return f"a group of names, each {_type_name(typing.get_args(kind)[1])}"
     if typing.get_origin(kind) is tuple:
         return f"a tuple, each item {_type_name(typing.get_args(kind)[0])}"
     return names.get(kind, "a group of keys")

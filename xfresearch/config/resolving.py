@@ -48,6 +48,14 @@ def _with_vocabulary(config: Config) -> ModelConfig:
     return replace(model, vocab_size=model.vocab_size or vocab_size(config.data))
 
 
+def with_vocabulary(config: Config, needed: int) -> Config:
+    """The config with model.vocab_size filled in. Raises UserError if it is set below what the tokenizer needs."""
+    model = config.model
+    allowed = f"0 or at least {needed}, which data.tokenizer={config.data.tokenizer!r} needs"
+    require(not 0 < model.vocab_size < needed, "model.vocab_size", model.vocab_size, allowed)
+    return replace(config, model=replace(model, vocab_size=model.vocab_size or needed))
+
+
 def _check_data(data: DataConfig) -> None:
     require(len(data.corpus) > 0, "data.corpus", data.corpus, "at least one corpus")
     if data.weights:

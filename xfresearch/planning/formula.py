@@ -16,7 +16,7 @@ compiler adds.
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import numpy as np
@@ -53,7 +53,7 @@ def abstract_mesh(sizes: dict[str, int], device: AbstractDevice | None = None) -
 def estimate_step(config: Config, sizes: dict[str, int]) -> Formula:
     """The estimate for one step on a mesh of these sizes. Raises UserError if the mesh does not fit the model."""
     from xfresearch.sharding.partition import state_shardings
-    from xfresearch.training.abstract import sharded
+    from xfresearch.training.program import sharded
 
     shapes = _shapes(_canonical(config, "none"))
     state = jax.tree.map(sharded, shapes, state_shardings(abstract_mesh(sizes), shapes, transformer.axes(config.model)))
@@ -109,11 +109,9 @@ def _canonical(config: Config, remat: str) -> Config:
 
 @lru_cache
 def _shapes(config: Config):
-    from xfresearch.training.optimizer import make_optimizer
-    from xfresearch.training.step import init_state
+    from xfresearch.training.program import Program
 
-    optimizer = make_optimizer(config)
-    return jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
+    return Program(config).shapes
 
 
 @lru_cache
@@ -128,11 +126,14 @@ def _flops_of_one_sequence(config: Config) -> int:
 
 @lru_cache
 def _flops_of_update(config: Config) -> int:
-    from xfresearch.training.optimizer import make_optimizer, trainable
+    from xfresearch.training.hyper import hyper_of
+    from xfresearch.training.optimizer import trainable
+    from xfresearch.training.program import Program
 
     state = _shapes(config)
     trained, _ = trainable(config.optimizer, state["params"])
-    return count_flops(make_optimizer(config).update, trained, state["opt"], trained)
+    update = partial(Program(config).rule.update, step=0, hyper=hyper_of(config))
+    return count_flops(update, trained, state["opt"], trained)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, replace
 
+from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.errors import require
 from xfresearch.files import write_text
@@ -34,7 +35,6 @@ class OutOfMemory:
 def prepare(config: Config) -> Config:
     """Sets the config's vocabulary size without reading any text. Raises UserError if param_dtype is float64."""
     from xfresearch.data.tokenizers import vocab_size
-    from xfresearch.training.abstract import with_vocabulary
 
     allowed = "float32 in a plan, because these chips are not designed for float64"
     require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, allowed)
@@ -43,12 +43,10 @@ def prepare(config: Config) -> Config:
 
 def trace(config: Config, mesh):
     """(abstract state, the step traced on `mesh`), exactly as in a training run."""
-    from xfresearch.training.abstract import abstract_batch, abstract_state, jit_train_step
-    from xfresearch.training.optimizer import make_optimizer
+    from xfresearch.training.program import Program
 
-    optimizer = make_optimizer(config)
-    state = abstract_state(config, optimizer, mesh)
-    return state, jit_train_step(config, optimizer, mesh, state).trace(state, abstract_batch(config, mesh))
+    program = Program(config, mesh)
+    return program.abstract_state, program.jit_update.trace(program.abstract_state, program.abstract_batch)
 
 
 def compile_step(traced, text_file: str = "") -> Compiled | OutOfMemory:
@@ -100,17 +98,10 @@ def trace_unsharded(config: Config):
 
 def _unsharded_step(config: Config) -> tuple:
     """(step, abstract state, abstract batch) for one device, with scanned layers."""
-    import jax
+    from xfresearch.training.program import Program, batch_shapes
 
-    from xfresearch.training.abstract import BATCH
-    from xfresearch.training.optimizer import make_optimizer
-    from xfresearch.training.step import init_state, make_train_step
-
-    config = replace(config, training=replace(config.training, layers="scan"))
-    optimizer = make_optimizer(config)
-    state = jax.eval_shape(lambda seed: init_state(config, optimizer, seed), config.seed)
-    shape = (config.batch_size, config.sequence_length)
-    return make_train_step(config, optimizer), state, {k: jax.ShapeDtypeStruct(shape, d) for k, d in BATCH.items()}
+    program = Program(replace(config, training=replace(config.training, layers="scan")))
+    return program.update, program.shapes, batch_shapes(config)
 
 
 def with_plain_kernels(config: Config) -> Config:

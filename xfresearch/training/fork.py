@@ -3,13 +3,11 @@
 import sys
 from pathlib import Path
 
-import jax
-
 from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.training.optimizer import make_optimizer, make_schedule
-from xfresearch.training.step import init_state
+from xfresearch.training.hyper import hyper_of, learning_rate
+from xfresearch.training.program import Program
 from xfresearch.trees import by_path
 
 PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}
@@ -33,7 +31,7 @@ def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[
     _require_same_state(workdir, saved, config)
     changed = differences(saved, config, deciding=RESULT)
     if changed:
-        before, now = (float(make_schedule(each.optimizer, each.steps)(steps[-1])) for each in (saved, config))
+        before, now = (_rate(each, steps[-1]) for each in (saved, config))
         rate = "" if before == now else f"; the learning rate of the next update is {now:.3g} instead of {before:.3g}"
         print(f"--fork: resumes from step {steps[-1]} with {'; '.join(changed)}{rate}", file=sys.stderr)
 
@@ -53,5 +51,8 @@ def _require_same_state(workdir: Path, saved: Config, config: Config) -> None:
 
 def _shapes(config: Config) -> dict[str, str]:
     """{path: dtype and shape} of the arrays of a run's state."""
-    state = jax.eval_shape(lambda: init_state(config, make_optimizer(config), 0))
-    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in by_path(state).items()}
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in by_path(Program(config).shapes).items()}
+
+
+def _rate(config: Config, step: int) -> float:
+    return float(learning_rate(config.optimizer.schedule, hyper_of(config), step))

@@ -28,7 +28,7 @@ from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import Diverged, UserError, require
-from xfresearch.evaluation import evaluate_batches, make_evaluator
+from xfresearch.evaluation import evaluate_batches
 from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
 from xfresearch.models.closed_form import costs
@@ -37,12 +37,11 @@ from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding
 from xfresearch.sharding.placing import local_rows, place, round_up
 from xfresearch.training import start
-from xfresearch.training.abstract import abstract_state, jit_train_step
+from xfresearch.training.hyper import hyper_of
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.monitoring import HostTimes, Profile
-from xfresearch.training.optimizer import make_optimizer
-from xfresearch.training.step import init_state, layers_mode, state_of
+from xfresearch.training.program import shared_program
 from xfresearch.training.workdir import starts, unproductive_time, write_config, write_lineage
 
 PANEL_ROWS = 8  # held-out rows of config.log.panel
@@ -65,7 +64,7 @@ def setup_jax(config: Config) -> None:
 class Run:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel: Callable | None):
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, progress):
         self.config = config
         self.workdir = epath.Path(workdir)
         self.clock = clock
@@ -77,7 +76,7 @@ class Run:
             evaluated = config.evaluation.split if config.evaluation.every else None
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
         self.panel = self._panel(make_panel) if config.log.panel else None
-        if distributed.first():
+        if distributed.first() and progress is None:
             print(self._outline(kernels), file=sys.stderr, flush=True)
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
         manifest.require_same_everywhere(self.manifest)
@@ -86,7 +85,7 @@ class Run:
         self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
         self.utilisation_per_rate = _utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
-        self.optimizer = make_optimizer(config)
+        self.program = shared_program(config, self.mesh)
         self.lineage = []  # of a run that starts from a trained model, and does not resume
         with self.clock.measure("compile"), stage("making the state of the run"):
             self.state, meta = self._restore_or_init()
@@ -99,39 +98,41 @@ class Run:
         self.progress = Silent()
         if distributed.first():
             self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
-            self.progress = Progress(config.steps, self.start, self.bytes_per_token)
+            self.progress = progress or Progress(config.steps, self.start, self.bytes_per_token)
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
-        self.evaluate_batch = make_evaluator(
-            config.model, layers_mode(config, self.mesh), config.training.loss_rows, self.mesh
-        )
+        self.evaluate_batch = self.program.evaluate
         self.last_evaluation = meta.get("evaluation", {})
 
     def _restore_or_init(self) -> tuple[dict, dict]:
         """The newest intact checkpoint and its meta, or a fresh state and {}. Moves damaged checkpoints away."""
-        abstract = abstract_state(self.config, self.optimizer, self.mesh)
+        abstract = self.program.abstract_state
         steps = store.agreed_steps(self.workdir)
         found = newest_intact(steps, lambda step: store.restore(self.workdir, step, abstract))
         if found is not None:
             step, state_and_meta = found
             damaged = [other for other in steps if other > step]
             distributed.run_on_first(lambda: self._move_damaged(damaged), "moving damaged checkpoints")
-            return state_and_meta
+            state, meta = state_and_meta
+            return self._with_hyper(state), meta
         if steps:
             raise UserError(
                 f"--workdir={self.workdir}: every checkpoint is damaged, or belongs to another model or optimizer: use "
                 "a new directory"
             )
-        return self._fresh_state(jax.tree.map(lambda leaf: leaf.sharding, abstract)), {}
+        return self._fresh_state(), {}
 
-    def _fresh_state(self, shardings: dict) -> dict:
+    def _fresh_state(self) -> dict:
         """The state before the first update, with new parameters or those of config.start.path."""
-        config, optimizer = self.config, self.optimizer
-        if not config.start.path:
-            return jax.jit(lambda seed: init_state(config, optimizer, seed), out_shardings=shardings)(config.seed)
-        params, self.lineage = start.load(config, self.mesh)
-        make = jax.jit(lambda params: state_of(config, optimizer, params), out_shardings=shardings, donate_argnums=0)
-        return make(params)
+        hyper = hyper_of(self.config)
+        if not self.config.start.path:
+            return self.program.jit_init(hyper)
+        params, self.lineage = start.load(self.config, self.mesh)
+        return self.program.jit_start(params, hyper)
+
+    def _with_hyper(self, state: dict) -> dict:
+        """A state with the numbers of this config: with --fork they may differ from those of the checkpoint."""
+        return state | {"hyper": jax.device_put(hyper_of(self.config), self.program.shardings["hyper"])}
 
     def _panel(self, make_panel: Callable) -> Callable:
         """The panel on held-out rows, which every process reads."""
@@ -165,10 +166,8 @@ class Run:
 
     def compile(self):
         """The training step, compiled for the shapes of this run."""
-        first = self.batches.batch(self.start, self.rows)
-        step = jit_train_step(self.config, self.optimizer, self.mesh, self.state)
         with self.clock.measure("compile"), stage("compiling the update"):
-            return step.lower(self.state, self.place(first)).compile()
+            return self.program.compiled_update
 
     def _local_rows(self, batch_size: int) -> np.ndarray:
         """The rows of a batch that this process reads."""
@@ -256,19 +255,26 @@ class Run:
 
 
 def train(
-    config: Config, workdir, tokenizer, clock: Clock | None = None, fork: bool = False, panel: Callable | None = None
+    config: Config,
+    workdir,
+    tokenizer,
+    clock: Clock | None = None,
+    fork: bool = False,
+    panel: Callable | None = None,
+    progress=None,
 ) -> Result:
     """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
     versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
-    which config.log.panel needs. On SIGTERM or
-    SIGINT, to any of several processes, saves and returns early. Raises Stopped if the loss is not finite or a
-    checkpoint cannot be written, UserError if the config does not fit the devices or the data.
+    which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has
+    the methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early. Raises
+    Stopped if the loss is not finite or a checkpoint cannot be written, UserError if the config does not fit the devices
+    or the data.
     """
     clock = clock or Clock()
     with clock.measure("start"):
-        run = Run(config, workdir, tokenizer, clock, fork, panel)
+        run = Run(config, workdir, tokenizer, clock, fork, panel, progress)
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")

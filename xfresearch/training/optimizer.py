@@ -1,4 +1,4 @@
-"""Learning-rate schedules and update rules in optax: clip -> scale -> decoupled weight decay -> learning rate.
+"""Update rules in optax: clip -> scale -> decoupled weight decay -> learning rate.
 
 All update rules use this chain. They differ only in how they scale the gradient; Adagrad can also clip after scaling
 (see `clip_by`).
@@ -11,28 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.config.run import OptimizerConfig
 from xfresearch.errors import nearest, require
-from xfresearch.models import transformer
 from xfresearch.sharding.letters import Axes
+from xfresearch.training.hyper import learning_rate
 from xfresearch.trees import by_path, split
-
-
-def make_schedule(config: OptimizerConfig, steps: int):
-    """Learning rate as a function of the step: linear warm-up from 0, then the config's schedule until `steps`."""
-    peak = config.learning_rate
-    last = peak * config.final_fraction
-    after = steps - config.warmup  # steps after the warm-up
-    decay = max(round(config.decay_fraction * steps), 1)
-    shapes = {
-        "constant": lambda: optax.constant_schedule(peak),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, max(after, 1), config.final_fraction),
-        "linear": lambda: optax.linear_schedule(peak, last, max(after, 1)),
-        "wsd": lambda: optax.linear_schedule(peak, last, decay, transition_begin=max(after - decay, 0)),
-    }
-    warmup = optax.linear_schedule(peak / max(config.warmup, 1), peak, max(config.warmup - 1, 1))
-    return optax.join_schedules([warmup, shapes[config.schedule]()], [config.warmup])
-
 
 SCALINGS = {
     "adamw": lambda c, _: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
@@ -44,38 +27,42 @@ SCALINGS = {
 }
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """The update rule of a run, for the parameters that it trains. Raises UserError if a pattern of
-    config.optimizer.trainable matches no parameter."""
-    axes = transformer.axes(config.model)
-    _check_trainable(config.optimizer, list(by_path(axes)))
-    return update_rule(config.optimizer, config.steps, trainable(config.optimizer, axes)[0])
-
-
 def trainable(config: OptimizerConfig, params: dict) -> tuple[dict, dict]:
     """The trained parameters and the frozen ones, of the parameters of a model or of a tree with the same paths."""
     patterns = config.trainable or ("*",)
     return split(params, lambda path: any(fnmatchcase(path, pattern) for pattern in patterns))
 
 
-def _check_trainable(config: OptimizerConfig, paths: list[str]) -> None:
+def require_trainable(config: OptimizerConfig, params: dict) -> None:
+    """Raises UserError if a pattern of config.trainable matches no parameter."""
+    paths = list(by_path(params))
     for pattern in config.trainable:
         allowed = f"patterns that each match a parameter; {pattern!r} matches none of {', '.join(paths)}"
         matches = any(fnmatchcase(path, pattern) for path in paths)
         require(matches, "optimizer.trainable", config.trainable, allowed + nearest(pattern, paths))
 
 
-def update_rule(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:
-    """The update rule for parameters with the tree `axes`. Weight decay applies to matrices, not to norms, biases
-    or embeddings."""
+def update_rule(config: OptimizerConfig, axes: dict) -> optax.GradientTransformationExtraArgs:
+    """The update rule for parameters with the tree `axes`; update(grads, state, params, step=, hyper=) reads learning rate
+    and weight decay from hyper (hyper.py). Weight decay applies to matrices, not to norms, biases or embeddings."""
     scaling = SCALINGS[config.kind](config, axes)
     by_tensor = config.clip_by == "tensor"
-    return optax.chain(
+    scaled = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip and not by_tensor else optax.identity(),
         _with_clipped_steps(scaling, config.clip, axes) if by_tensor else scaling,
-        optax.add_decayed_weights(config.weight_decay, mask=jax.tree.map(lambda each: each.matrix, axes)),
-        optax.scale_by_learning_rate(make_schedule(config, steps)),
     )
+
+    def update(grads, state, params, *, step, hyper):
+        steps, state = scaled.update(grads, state, params)
+        rate, decay = learning_rate(config.schedule, hyper, step), hyper["weight_decay"]
+
+        def move(step, leaf, each: Axes):
+            decayed = step + decay.astype(leaf.dtype) * leaf if each.matrix else step
+            return -rate.astype(decayed.dtype) * decayed
+
+        return jax.tree.map(move, steps, params, axes), state
+
+    return optax.GradientTransformationExtraArgs(scaled.init, update)
 
 
 class SumOfSquares(NamedTuple):

@@ -19,6 +19,7 @@ from etils import epath
 from xfresearch import distributed
 from xfresearch.checkpoints import store
 from xfresearch.config.files import split
+from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.errors import BUG, UserError, exit_code
 from xfresearch.progress import stage
@@ -44,7 +45,6 @@ def run(
     """
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.training import loop
-    from xfresearch.training.abstract import with_vocabulary
     from xfresearch.training.metrics import Clock
 
     path = epath.Path(workdir).expanduser()

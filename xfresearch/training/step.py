@@ -1,4 +1,4 @@
-"""One update: loss, gradient, optimizer step. A pure function of (state, batch).
+"""Loss and gradient of one update (program.py), as pure functions of the parameters and the batch.
 
 The loss is (sum of weighted token losses) / (sum of weights in the whole batch) + (sum over tokens of the auxiliary
 losses) / (tokens in the whole batch). Both divisors are known before the first microbatch. So the gradients of the
@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from xfresearch.config.run import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
@@ -17,8 +16,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.decoding import fast_layers
 from xfresearch.training.kernel_choices import execution
-from xfresearch.training.optimizer import make_schedule, trainable
-from xfresearch.training.routing import router_metrics
+from xfresearch.training.optimizer import trainable
 from xfresearch.trees import by_path, join
 
 
@@ -27,22 +25,9 @@ def layers_mode(config: Config, mesh=None) -> str:
     return fast_layers(mesh) if config.training.layers == "auto" else config.training.layers
 
 
-def init_state(config: Config, optimizer: optax.GradientTransformation, seed=None) -> dict:
-    """The state before the first update; every leaf is an array. With a traced `seed`, one compiled program works for
-    every seed; None is the config's seed."""
-    return state_of(config, optimizer, init_params(config, config.seed if seed is None else seed))
-
-
 def init_params(config: Config, seed) -> dict:
     """The initial parameters of a run."""
     return transformer.init(config.model, jax.random.fold_in(jax.random.key(seed), 0))
-
-
-def state_of(config: Config, optimizer: optax.GradientTransformation, params: dict) -> dict:
-    """The state before the first update of these parameters."""
-    opt = optimizer.init(trainable(config.optimizer, params)[0])
-    state = {"params": params, "opt": opt, "step": jnp.int32(0), "skipped": jnp.int32(0)}
-    return state | ({"ema": jax.tree.map(jnp.copy, params)} if config.training.ema else {})
 
 
 def make_loss(config: Config, mesh=None) -> Callable:
@@ -109,44 +94,6 @@ def gradients(config: Config, params, batch: dict, key, mesh=None):
     shapes = jax.eval_shape(lambda: value_and_grad(trained, first, key, totals))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
     return jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))[0]
-
-
-def make_train_step(config: Config, optimizer: optax.GradientTransformation, mesh=None) -> Callable:
-    """train_step(state, batch) -> (state, metrics of this update). Metrics that are dicts have values by layer.
-
-    `mesh` is the mesh of the arrays. Activations are sharded over it, and its devices determine the implementations.
-    """
-    schedule = make_schedule(config.optimizer, config.steps)
-
-    def train_step(state: dict, batch: dict):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), state["step"])
-        grads, metrics = gradients(config, state["params"], batch, key, mesh)
-        norm = optax.tree.norm(grads)
-        trained, frozen = trainable(config.optimizer, state["params"])
-        updates, opt = optimizer.update(grads, state["opt"], trained)
-        statistics = metrics.pop("statistics")
-        axes = trainable(config.optimizer, transformer.axes(config.model))[0]
-        trained = within_bounds(optax.apply_updates(trained, updates), axes)
-        params = transformer.after_update(config.model, join(trained, frozen), statistics)
-        params = join(params, frozen)
-        new = {"params": params, "opt": opt, "step": state["step"] + 1, "skipped": state["skipped"]}
-        if config.training.ema:
-            decay = config.training.ema
-            averages = jax.tree.map(lambda old, p: decay * old + (1 - decay) * p, state["ema"], params)
-            new["ema"] = join(averages, frozen)
-        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-        if config.training.on_nonfinite == "skip":
-            kept = {**state, "step": state["step"] + 1, "skipped": state["skipped"] + 1}
-            new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, kept)
-        metrics |= {"gradient_norm": norm, "learning_rate": schedule(state["step"]), "tokens": batch["weights"].sum()}
-        metrics |= {"finite": finite, "skipped": new["skipped"]}
-        metrics |= router_metrics(statistics, tokens_in(batch))
-        if config.log.layer_norms:
-            trees = {"parameter": state["params"], "gradient": grads, "update": updates}
-            metrics |= {f"{name}_norms": layer_norms(tree) for name, tree in trees.items()}
-        return new, metrics
-
-    return train_step
 
 
 def within_bounds(params, axes):

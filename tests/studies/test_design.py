@@ -1,0 +1,117 @@
+"""Designs of studies: what is refused, what is matched, and which runs follow from which results."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from xfresearch.errors import UserError
+from xfresearch.studies import cells, design, matching
+from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
+from xfresearch.studies.design import Study
+
+FILE = "configs/studies/w_o.py:tiny"
+STUDY = Study(
+    question="Is a wide feed-forward layer better?",
+    rule="It is, if the verdict is 'better'.",
+    base="configs/variants.py:tiny",
+    sizes={"a": (), "b": ("model.width=64",)},
+    arms={"base": (), "wide": ("model.blocks.main.feed_forward.hidden=256",)},
+    baseline="base",
+    rates=(1e-3, 1e-2),
+    extensions=2,
+    seeds=3,
+)
+CELL = Cell("a", "wide")
+
+
+def test_a_study_is_read_with_its_overrides():
+    study = design.read(["--config", FILE, "--config.seeds=4", "--config.rates=(1e-3,2e-3)"])
+    assert (study.seeds, study.rates, study.baseline) == (4, (1e-3, 2e-3), "pre_norm")
+    assert study.arms["parallel"] == ("model.blocks.main.layout=parallel",)
+
+
+def test_sizes_are_in_the_order_of_their_parameters():
+    assert list(design.read(["--config", "configs/studies/w_o.py"]).sizes) == ["small", "large"]
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("baseline=pre_nrom", "baseline='pre_nrom' is not allowed: it must be one of the arms, .*did you mean 'pre_norm'"),
+        ("rates=(1e-2,1e-3)", r"rates=\(0.01, 0.001\) is not allowed: it must be two rates or more, in ascending order"),
+        ("seeds=1", "seeds=1 is not allowed: it must be at least 2"),
+        ("match=parameter", "match='parameter' is not allowed: it must be one of 'flops', 'parameters', 'tokens'"),
+        ("match=tokens", "solve=.* is not allowed: it must be '' with match='tokens'"),
+        ("margin=0.0", "margin=0.0 is not allowed: it must be above 0"),
+        ("question=", "question='' is not allowed"),
+        ("sed=3", "there is no key 'sed'; did you mean 'seeds'"),
+    ],
+)
+def test_a_mistake_is_one_line(override, message):
+    with pytest.raises(UserError, match=message):
+        design.read(["--config", FILE, f"--config.{override}"])
+
+
+def test_a_mistake_in_an_arm_names_the_arm():
+    study = replace(STUDY, arms=STUDY.arms | {"odd": ("model.blocks.main.layot=parallel",)})
+    with pytest.raises(UserError, match="arm odd at size b: config.model.blocks.main.layot=.*: there is no key 'layot'"):
+        design.config_of(study, "b", "odd")
+    with pytest.raises(UserError, match="solve='model.dtype' is not allowed: it must be an integer option"):
+        matching.matched(replace(STUDY, solve="model.dtype"), "a", "wide")
+
+
+@pytest.mark.parametrize("match, solve", [("flops", "model.blocks.main.feed_forward.hidden"), ("flops", "steps")])
+def test_arms_have_the_flops_of_the_baseline(match, solve):
+    study = replace(STUDY, match=match, solve=solve, multiple=1)
+    baseline, arm = (matching.matched(study, "a", name) for name in study.arms)
+    assert baseline.solved == "" and baseline.mismatch == 0 and arm.solved.startswith(f"{solve}=")
+    assert arm.training_flops / baseline.training_flops - 1 == pytest.approx(arm.mismatch)
+    assert abs(arm.mismatch) < 0.03
+    assert matching.matched(replace(study, solve=""), "a", "wide").mismatch > 0.1
+
+
+def test_parameters_are_matched_by_a_hidden_size():
+    study = replace(STUDY, match="parameters", solve="model.blocks.main.feed_forward.hidden", multiple=1)
+    arm = matching.matched(study, "a", "wide")
+    assert arm.parameters == matching.matched(study, "a", "base").parameters and arm.mismatch == 0
+
+
+def test_an_arm_may_solve_for_another_option():
+    study = replace(STUDY, solve="model.blocks.main.feed_forward.hidden", solve_in={"wide": "steps"})
+    assert matching.matched(study, "a", "wide").solved.startswith("steps=")
+    study = replace(study, solve_in={"wide": ""})
+    assert matching.matched(study, "a", "wide").solved == ""
+
+
+def follow(losses: dict[float, float], study: Study = STUDY) -> list[Trial]:
+    """All runs of a cell, whose rates have these losses and whose seeds all end."""
+    results, found = {}, []
+    while trial := next_trial(study, results, CELL):
+        results[trial] = losses[trial.rate] if trial.seed == TUNING_SEED else 1.0
+        found.append(trial)
+    return found
+
+
+def test_seeds_run_at_the_best_rate():
+    found = follow({1e-3: 3.0, 1e-2: 2.0, 1e-1: 2.5})
+    assert [trial.rate for trial in found] == [1e-3, 1e-2, 1e-1, 1e-2, 1e-2, 1e-2]
+    assert [trial.seed for trial in found[3:]] == [0, 1, 2]
+
+
+def test_a_best_rate_at_the_edge_extends_the_grid_as_often_as_allowed():
+    rates = [trial.rate for trial in follow({1e-3: 1.0, 1e-2: 2.0, 1e-4: 0.9, 1e-5: 0.8})]
+    assert rates == [1e-3, 1e-2, 1e-4, 1e-5, 1e-5, 1e-5, 1e-5]
+    assert len(follow({1e-3: 1.0, 1e-2: 2.0}, replace(STUDY, extensions=0))) == 5
+
+
+def test_a_rate_that_diverges_bounds_the_grid_and_all_of_them_are_an_error():
+    assert [trial.rate for trial in follow({1e-3: 1.0, 1e-2: math.nan, 1e-4: 2.0})][3:] == [1e-3] * 3
+    with pytest.raises(UserError, match="every learning rate diverged"):
+        follow({rate: math.nan for rate in (1e-3, 1e-2)} | {1e-1: math.nan})
+
+
+def test_a_plan_counts_all_runs():
+    found = list(cells.planned(STUDY))
+    assert len(found) == len(set(found)) == 2 * 2 * (2 + 3)
+    assert cells.cells(STUDY) == [Cell("a", "base"), Cell("a", "wide"), Cell("b", "base"), Cell("b", "wide")]

@@ -1,0 +1,71 @@
+"""Probes on models whose answer is known: one that has learnt nothing, and a stand-in that copies or recalls."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.contracts.variants import model
+from xfresearch import LanguageModel
+from xfresearch.config.run import Config
+from xfresearch.errors import UserError
+from xfresearch.models import transformer
+from xfresearch.studies import probes
+
+V = 50
+
+
+def stand_in(known) -> SimpleNamespace:
+    """A model with a loss of 0 for tokens that `known`(tokens before, token) knows, and log V for others."""
+
+    def loss(tokens_BL):
+        return np.array([
+            [0.0 if known(row[:at].tolist(), row[at]) else np.log(V) for at in range(1, len(row))] for row in tokens_BL
+        ])
+
+    return SimpleNamespace(loss=loss, config=SimpleNamespace(vocab_size=V), run=SimpleNamespace(sequence_length=40))
+
+
+def follows(before: list, token) -> bool:
+    """Induction: the token followed the last occurrence of the token before it."""
+    seen = [at for at in range(len(before) - 1) if before[at] == before[-1]]
+    return bool(seen) and before[seen[-1] + 1] == token
+
+
+def copies(before: list, token) -> bool:
+    """The token of half a text ago."""
+    return len(before) >= 20 and before[-20] == token
+
+
+def test_a_model_that_copies_or_recalls_saves_all_of_the_second_half():
+    assert probes.copying(stand_in(copies)) == pytest.approx(np.log(V))
+    assert probes.recall(stand_in(follows)) == pytest.approx(np.log(V))
+    assert probes.recall(stand_in(copies)) < 1.0  # the pairs have another order
+
+
+@pytest.mark.parametrize("name", ["copying", "recall"])
+def test_a_model_that_knows_nothing_saves_nothing(name):
+    assert probes.measure(stand_in(lambda *_: False), [name]) == {name: 0.0}
+
+
+def test_pairs_occur_twice_and_no_token_is_in_two_of_them():
+    tokens_BL = probes.pairs_twice(np.random.default_rng(1), 5, 8, V)
+    assert tokens_BL.shape == (5, 32)
+    for row in tokens_BL:
+        first, second = ({tuple(pair) for pair in half.reshape(8, 2)} for half in np.split(row, 2))
+        assert first == second and len(set(row.tolist())) == 16
+    assert (tokens_BL[:, :16] != tokens_BL[:, 16:]).any()
+
+
+def test_probes_of_a_model_with_random_parameters(monkeypatch):
+    config = model({"vocab_size": V, "max_length": 32})
+    import jax
+
+    lm = LanguageModel(config, transformer.init(config, jax.random.key(0)), None, Config(sequence_length=32))
+    found = probes.measure(lm, ("copying", "recall"))
+    assert all(abs(value) < 0.2 for value in found.values())
+
+
+def test_a_probe_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="probes='recal' is not allowed: it must be one of copying, recall, induction, sink"):
+        probes.check(("recal",))

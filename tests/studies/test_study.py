@@ -1,0 +1,157 @@
+"""A tiny study from end to end: planned, killed, resumed, reported."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from xfresearch import study
+from xfresearch.errors import UserError
+from xfresearch.files import read_object
+from xfresearch.studies import conducting, outcome
+from xfresearch.studies.running import read_result
+
+FILE = """
+from configs.studies import common
+
+
+def get_config():
+    study = common.base("tiny")
+    study.question, study.rule = "Is it faster to do both at once?", "It is, if the verdict is 'better'."
+    study.arms = {"parallel": ("model.blocks.main.layout=parallel",), "base": ()}
+    study.baseline = "base"
+    study.sizes.tiny = ("model.width=16", "model.depth=1", "steps=12")
+    return study
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> list[str]:
+    file = tmp_path_factory.mktemp("config") / "faster.py"
+    file.write_text(FILE)
+    return ["--config", str(file)]
+
+
+def run(config: list[str], workdir, *more: str) -> None:
+    study.main([*config, "--workdir", str(workdir), *more])
+
+
+def without_times(results: dict) -> dict:
+    """What must be equal in two runs of one study."""
+    size = results["sizes"]["tiny"]
+    arms = {name: arm | {"seconds": 0} for name, arm in size["arms"].items()}
+    return results | {"sizes": size | {"arms": arms}, "seconds": 0, "overhead": 0, "made": 0}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    run(config, folder)
+    return folder
+
+
+def test_a_study_that_is_killed_resumes_and_reports_the_same(config, finished, tmp_path, monkeypatch):
+    trials, run_trial = [], conducting.run_trial
+
+    def killed(chosen, workdir, trial, *arguments):
+        trials.append(trial)
+        if len(trials) == 6:
+            raise Killed
+        return run_trial(chosen, workdir, trial, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conducting, "run_trial", killed)
+        with pytest.raises(Killed):
+            run(config, tmp_path)
+    assert not (tmp_path / "results.json").exists()
+    run(config, tmp_path)
+    assert without_times(read_object(tmp_path / "results.json")) == without_times(read_object(finished / "results.json"))
+
+
+def test_the_report_is_made_of_the_results(finished):
+    text = (finished / "report.md").read_text()
+    assert text.startswith("# Is it faster") and "it shows nothing" in text and "| parallel |" in text
+    page = (finished / "report.html").read_text()
+    assert "<svg" in page and "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    results = read_object(finished / "results.json")
+    assert list(results["sizes"]["tiny"]["arms"]) == ["base", "parallel"]
+
+
+def test_checkpoints_are_removed_and_curves_are_kept(finished):
+    results = sorted(finished.glob("tiny/*/*/result.json"))
+    assert len(results) == 2 * 4 and not list(finished.glob("tiny/*/*/checkpoints"))
+    assert all(json.loads(file.read_text())["curve"] for file in results)
+
+
+def test_a_finished_study_trains_nothing_again(config, finished, monkeypatch):
+    monkeypatch.setattr(conducting, "run_trial", None)
+    run(config, finished)
+
+
+def test_results_of_another_config_do_not_count(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, finished, solved)
+    trial, cell = next(iter(found)), next(iter(solved))
+    other = solved[cell]._replace(config=replace(solved[cell].config, steps=13))
+    assert read_result(finished, trial, solved[cell].config) and read_result(finished, trial, other.config) is None
+
+
+def test_a_rule_does_not_change_after_the_runs(config, finished):
+    with pytest.raises(UserError, match=r"config.margin=0.5 is not allowed with --workdir=.*which began with 0.01"):
+        run(config, finished, "--config.margin=0.5")
+
+
+def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
+    for cell, name in enumerate(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(cell))
+            run(config, tmp_path, "--cell=auto")
+        assert (tmp_path / "results.json").exists() == (cell == 1)
+        assert ("no report yet" in capsys.readouterr().out) == (cell < 1)
+    assert without_times(read_object(tmp_path / "results.json")) == without_times(read_object(finished / "results.json"))
+    for wrong in ("2", "-1", "auto"):
+        with pytest.raises(UserError, match=f"--cell={wrong} is not allowed: it must be at least 0 and at most 1"):
+            run(config, tmp_path, f"--cell={wrong}")
+
+
+def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, finished, solved)
+    trials = list(found)
+    with pytest.raises(UserError, match="the study has no result of tiny/"):
+        outcome.found(chosen, solved, {trial: found[trial] for trial in trials[:-1]})
+    broken = found | {trials[-1]: found[trials[-1]] | {"evaluation": {}}}
+    size = outcome.found(chosen, solved, broken)["sizes"]["tiny"]
+    assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
+    assert "parallel" not in outcome.found(chosen, solved, found)["sizes"]["tiny"]["failures"]
+
+
+def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, finished, solved)
+    size = outcome.found(chosen, solved, found, unigram=1e-3)["sizes"]["tiny"]
+    assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
+    assert outcome.found(chosen, solved, found, unigram=math.inf)["sizes"]["tiny"]["failures"] == {}
+
+
+def design_of(config):
+    from xfresearch.studies import design, plan
+
+    chosen = design.read(config)
+    return chosen, plan.make(chosen).matched
+
+
+def test_two_processes_do_not_train_one_run(config, finished, tmp_path):
+    from xfresearch.training.workdir import locked
+
+    with locked(tmp_path / "tiny/base/rate-0.01-seed-1000"):
+        command = [sys.executable, "-m", "xfresearch.study", *config, "--workdir", str(tmp_path), "--cell=0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "another process is training in it" in done.stderr

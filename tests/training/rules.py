@@ -1,0 +1,19 @@
+"""Update rules with the numbers of a config, for tests that need no run."""
+
+import jax.numpy as jnp
+import optax
+
+from xfresearch.config.run import Config, OptimizerConfig
+from xfresearch.training.hyper import hyper_of
+from xfresearch.training.optimizer import update_rule
+
+
+def rule_of(config: OptimizerConfig, steps: int, axes: dict) -> optax.GradientTransformation:
+    """The update rule of a run of `steps` updates; its state counts them."""
+    rule, hyper = update_rule(config, axes), hyper_of(Config(optimizer=config, steps=steps))
+
+    def update(grads, state, params):
+        updates, of_rule = rule.update(grads, state[1], params, step=state[0], hyper=hyper)
+        return updates, (state[0] + 1, of_rule)
+
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), rule.init(params)), update)

@@ -1,0 +1,73 @@
+"""One program serves every seed, learning rate, weight decay and number of steps, alone and under vmap."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from tests.tolerances import TOLERANCE, relative_error
+from tests.training.test_step import make_batch, make_config
+from xfresearch.training.hyper import OF_OPTIMIZER, hyper_of, without_hyper
+from xfresearch.training.program import Program, shared_program
+
+LENGTHS = [8] * 8
+OTHERS = {"learning_rate": 3e-2, "weight_decay": 0.3, "warmup": 1, "final_fraction": 0.5, "decay_fraction": 0.8}
+
+
+def config_of(seed: int = 0, steps: int = 6, **optimizer):
+    config = make_config()
+    options = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup": 2, "decay_fraction": 0.5, "schedule": "wsd"} | optimizer
+    return replace(config, seed=seed, steps=steps, optimizer=replace(config.optimizer, **options))
+
+
+def trained(program: Program, config, updates: int = 5):
+    state, update = program.init(hyper_of(config)), jax.jit(program.update)
+    for seed in range(updates):
+        state, metrics = update(state, make_batch(LENGTHS, seed))
+    return state, metrics
+
+
+def test_runs_of_one_shape_share_a_program():
+    base = shared_program(config_of())
+    for name in OF_OPTIMIZER:
+        assert shared_program(config_of(seed=3, steps=9, **{name: OTHERS[name]})) is base
+    assert shared_program(config_of(schedule="cosine")) is not base
+    assert shared_program(replace(config_of(), batch_size=4)) is not base
+
+
+@pytest.mark.parametrize("name", ["seed", "steps", *OF_OPTIMIZER])
+def test_a_number_of_the_state_is_what_it_is_in_the_config(name):
+    """The shared program with the number as data equals the program of the config itself, and differs from the base."""
+    changed = {name: OTHERS.get(name, 7)}
+    config, base = config_of(**changed), trained(Program(config_of()), config_of())
+    shared, own = trained(Program(without_hyper(config)), config), trained(Program(config), config)
+    jax.tree.map(np.testing.assert_array_equal, shared, own)
+    differ = jax.tree.map(lambda a, b: bool((a != b).any()), base[0]["params"], own[0]["params"])
+    assert any(jax.tree.leaves(differ))
+
+
+def test_runs_may_be_mapped_over_their_numbers():
+    """Seeds and learning rates in one program equal separate runs within float32 noise."""
+    configs = [config_of(seed=seed, learning_rate=rate) for seed, rate in ((0, 1e-2), (1, 1e-2), (1, 3e-2))]
+    program = Program(without_hyper(configs[0]))
+    states = jax.vmap(program.init)(jax.tree.map(lambda *leaves: np.stack(leaves), *map(hyper_of, configs)))
+    update = jax.jit(jax.vmap(program.update, (0, None)))
+    for seed in range(5):
+        states, metrics = update(states, make_batch(LENGTHS, seed))
+    for number, config in enumerate(configs):
+        state, alone = trained(program, config)
+        own = jax.tree.map(lambda leaf, number=number: leaf[number], states)
+        for found, expected in zip(*map(jax.tree.leaves, (own["params"], state["params"])), strict=True):
+            assert relative_error(found, expected) < 10 * TOLERANCE["float32"]
+        np.testing.assert_allclose(metrics["loss"][number], alone["loss"], rtol=1e-5)
+
+
+def test_dropout_follows_the_seed_of_the_state():
+    config = config_of()
+    config = replace(config, model=replace(config.model, dropout=0.5))
+    program = Program(without_hyper(config))
+    state, batch = program.init(hyper_of(config)), make_batch(LENGTHS)
+    other = state | {"hyper": state["hyper"] | {"seed": np.int32(1)}}
+    update = jax.jit(program.update)
+    assert update(state, batch)[1]["loss"] != update(other, batch)[1]["loss"]

@@ -1,0 +1,80 @@
+"""The runs of a study. A cell is an arm at a size; its runs have different learning rates and seeds.
+
+First every rate of the grid runs with one seed that no comparison uses. If the best rate is the smallest or the largest
+one, a further one is tried, as often as the study allows. Then the seeds run at the best rate. All of this follows from the
+results so far: an interrupted study goes on, and the cells of a study may run on different machines.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from xfresearch.studies import statistics
+from xfresearch.studies.design import Study
+
+TUNING_SEED = 1000
+
+
+class Cell(NamedTuple):
+    size: str
+    arm: str
+
+
+class Trial(NamedTuple):
+    """One run of a cell."""
+
+    cell: Cell
+    rate: float
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Of the run, in the directory of the study."""
+        return f"{self.cell.size}/{self.cell.arm}/rate-{self.rate:g}-seed-{self.seed}"
+
+
+Results = Mapping[Trial, float]  # the metric of finished runs, where less is better; NaN or infinite if a run diverged
+
+
+def cells(study: Study) -> list[Cell]:
+    """All cells in their order: by size, the baseline first."""
+    arms = [study.baseline, *(arm for arm in study.arms if arm != study.baseline)]
+    return [Cell(size, arm) for size in study.sizes for arm in arms]
+
+
+def tried(results: Results, cell: Cell) -> dict[float, float]:
+    """The result of each learning rate of a cell, by the seed that chooses."""
+    return {trial.rate: loss for trial, loss in results.items() if trial.cell == cell and trial.seed == TUNING_SEED}
+
+
+def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
+    """The learning rate to try next: one of the grid, or one beyond its edge; None if the best is known."""
+    for rate in study.rates:
+        if rate not in losses:
+            return rate
+    edge = statistics.at_edge(losses)
+    if not edge or len(losses) >= len(study.rates) + study.extensions:
+        return None
+    ratio = study.rates[1] / study.rates[0]
+    return float(f"{min(losses) / ratio if edge == 'low' else max(losses) * ratio:.3g}")
+
+
+def next_trial(study: Study, results: Results, cell: Cell) -> Trial | None:
+    """The next run of a cell; None if it is complete. Raises UserError if every learning rate diverged."""
+    losses = tried(results, cell)
+    rate = next_rate(study, losses)
+    if rate is not None:
+        return Trial(cell, rate, TUNING_SEED)
+    best = statistics.best_rate(losses)
+    return next((trial for trial in seeded(study, cell, best) if trial not in results), None)
+
+
+def seeded(study: Study, cell: Cell, rate: float) -> list[Trial]:
+    """The paired runs of a cell."""
+    return [Trial(cell, rate, seed) for seed in range(study.seeds)]
+
+
+def planned(study: Study) -> Iterator[Trial]:
+    """All runs of a study whose best rates lie inside the grid; for a plan, at the middle rate of the grid."""
+    for cell in cells(study):
+        yield from (Trial(cell, rate, TUNING_SEED) for rate in study.rates)
+        yield from seeded(study, cell, study.rates[len(study.rates) // 2])

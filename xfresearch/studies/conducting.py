@@ -1,0 +1,108 @@
+"""Runs the cells of a study in one process, one run after another, and goes on where it stopped.
+
+The directory of a study has study.json (the design), a directory for each run, and at the end results.json, report.html
+and report.md. Processes on different machines may run different cells in one directory.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from etils import epath
+
+from xfresearch.data.baselines import unigram_entropy
+from xfresearch.errors import UserError
+from xfresearch.files import exists, read_object, write_json
+from xfresearch.progress import stage
+from xfresearch.studies import outcome, report
+from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
+from xfresearch.studies.design import Study, config_of
+from xfresearch.studies.matching import Matched
+from xfresearch.studies.running import deciding, read_result, run_trial
+
+DESIGN, RESULTS = "study.json", "results.json"
+FIXED = ("question", "rule", "baseline", "metric", "margin")  # what was decided before the first run
+
+
+def keep_design(study: Study, workdir) -> None:
+    """Writes the design. Raises UserError if the directory has another study, or the same with another rule: a rule that
+    changes after the runs is none."""
+    file = epath.Path(workdir) / DESIGN
+    if exists(file):
+        before = read_object(file)
+        for name in FIXED:
+            if before.get(name) != getattr(study, name):
+                raise UserError(
+                    f"config.{name}={getattr(study, name)!r} is not allowed with --workdir={workdir}, which began with "
+                    f"{before.get(name)!r}: use a new directory"
+                )
+    write_json(file, asdict(study))
+
+
+def results(study: Study, workdir, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
+    """The results of all finished runs that the study needs, in the order in which they ran."""
+    found: dict[Trial, dict] = {}
+    for cell in cells(study):
+        while trial := next_trial(study, _values(study, found), cell):
+            result = read_result(workdir, trial, solved[cell].config)
+            if result is None:
+                break
+            found[trial] = result
+    return found
+
+
+def conduct(study: Study, workdir, solved: Mapping[Cell, Matched], chosen: Iterable[Cell]) -> dict[Trial, dict]:
+    """Runs what the chosen cells still need, with one progress bar. Returns the results of all finished runs."""
+    chosen = list(chosen)
+    found = results(study, workdir, solved)
+    total = sum(solved[trial.cell].config.steps for trial in planned(study) if trial.cell in chosen)
+    with stage("study", total, "updates") as progress:
+        progress.update(sum(solved[trial.cell].config.steps for trial in found if trial.cell in chosen))
+        for cell in chosen:
+            while trial := next_trial(study, _values(study, found), cell):
+                found[trial] = run_trial(study, workdir, trial, solved[cell], progress.update)
+                print(f"{trial.folder}: {_in_words(study, found[trial])}", file=sys.stderr, flush=True)
+    return found
+
+
+def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:
+    """The cells that still need runs."""
+    return [cell for cell in cells(study) if next_trial(study, _values(study, found), cell)]
+
+
+def _in_words(study: Study, result: Mapping) -> str:
+    if "diverged" in result:
+        return "diverged"
+    return f"{study.metric.replace('_', ' ')} {result['evaluation'][study.metric]:.4f}, {result['wall_seconds']:.0f} s"
+
+
+def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
+    return {trial: deciding(study, result) for trial, result in found.items()}
+
+
+def write_report(study: Study, workdir, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
+    """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
+    from xfresearch.hardware import describe_machine, git_commit, versions
+
+    made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "versions": versions(), "commit": git_commit()}
+    folder = epath.Path(workdir)
+    write_json(folder / RESULTS, outcome.found(study, solved, found, unigram(study)) | {"made": made})
+    results = read_object(folder / RESULTS)  # the report is made of what is stored
+    report.write(folder, results)
+    return results
+
+
+def unigram(study: Study) -> float:
+    """Bits per byte of the held-out text by byte frequencies alone; NaN for other metrics."""
+    from xfresearch.data.corpora import documents
+
+    if study.metric != "bits_per_byte":
+        return math.nan
+    config = config_of(study, next(iter(study.sizes)), study.baseline)
+    train, heldout = (
+        (text for corpus in config.data.corpus for text in documents(corpus, split, config.data))
+        for split in ("train", config.evaluation.split)
+    )
+    return unigram_entropy(train, heldout)

@@ -1,0 +1,102 @@
+"""The design of a study: a question, arms that differ from a baseline, and what makes their comparison fair.
+
+A study is a config file (configs/studies/): its `get_config(size)` returns a ConfigDict of the fields of Study. An arm is
+a list of overrides of a base config, such as 'model.blocks.main.layout=parallel'. Every arm trains at every size, with
+learning rates that are chosen for it, and with seeds that it shares with the baseline.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from xfresearch.config.fields import option
+from xfresearch.config.files import parse, parse_as
+from xfresearch.config.groups import to_config_dict
+from xfresearch.config.resolving import with_vocabulary
+from xfresearch.config.run import Config
+from xfresearch.errors import UserError, nearest, require
+from xfresearch.models.closed_form import costs
+from xfresearch.studies import probes
+
+METRICS = ("bits_per_byte", "loss", "accuracy")
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    question: str = option("", "the question, as people ask it")
+    rule: str = option("", "what will be concluded from which result, written before anything runs")
+    base: str = option("", "config file of the base, FILE[:arg]")
+    options: Overrides = option((), "overrides of the base in every arm, such as 'steps=500'")
+    sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
+    arms: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
+    baseline: str = option("", "the arm that the others are compared with")
+    match: Literal["flops", "parameters", "tokens"] = option(
+        "flops", "what an arm has as much of as the baseline: FLOPs of training, parameters, or tokens"
+    )
+    solve: str = option("", "option that is solved for in every arm, such as 'steps' or 'model.width'; '' for none")
+    solve_in: dict[str, str] = dataclasses.field(default_factory=dict)  # arm: another option, or '' for none
+    multiple: int = option(8, "a size that is solved for is a multiple of this", low=1)
+    rates: tuple[float, ...] = option((1e-3, 3e-3, 1e-2), "learning rates that every arm tries, in ascending order")
+    extensions: int = option(2, "further rates if the best one lies at the edge of those tried", low=0)
+    seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2)
+    metric: Literal["bits_per_byte", "loss", "accuracy"] = option("bits_per_byte", "held-out measure that decides")
+    margin: float = option(0.01, "largest difference of the metric that counts as none", above=0.0)
+    deviation: float = option(
+        0.01, "expected standard deviation of paired differences, for the plan; measured as soon as there are two", above=0.0
+    )
+    probes: tuple[str, ...] = option((), "what else is measured on every run (studies/probes.py)")
+    tiny: bool = option(False, "a trial of the command, whose report says that it shows nothing")
+    keep: bool = option(False, "keep the checkpoints of all runs, not only their results")
+
+
+def default_study():
+    """The ConfigDict that every file in `configs/studies/` starts from."""
+    return to_config_dict(Study())
+
+
+def read(arguments: list[str]) -> Study:
+    """`--config FILE[:arg]` and `--config.key=value ...` as a Study. Raises UserError for any mistake in the design."""
+    study = parse_as(Study, arguments)
+    require(bool(study.question), "question", "", "the question that the study answers")
+    require(bool(study.rule), "rule", "", "what will be concluded from which result")
+    require(bool(study.base), "base", "", "a config file, such as 'configs/gpt2.py:tiny'")
+    require(bool(study.sizes), "sizes", {}, "at least one size")
+    require(len(study.arms) > 1, "arms", tuple(study.arms), "at least two arms")
+    _require_arm(study, "baseline", study.baseline)
+    for arm in study.solve_in:
+        _require_arm(study, "solve_in", arm)
+    ascending = tuple(sorted({rate for rate in study.rates if rate > 0}))
+    require(len(study.rates) > 1 and study.rates == ascending, "rates", study.rates, "two rates or more, in ascending order")
+    allowed = "'' with match='tokens', which leaves nothing to solve for"
+    require(study.match != "tokens" or not study.solve, "solve", study.solve, allowed)
+    allowed = "an option of the model: with match='parameters' the updates change nothing"
+    require(study.match != "parameters" or study.solve != "steps", "solve", study.solve, allowed)
+    probes.check(study.probes)
+    return dataclasses.replace(study, sizes=_ascending(study))
+
+
+def _ascending(study: Study) -> dict[str, Overrides]:
+    """The sizes by the parameters of the baseline: a ConfigDict has lost their order."""
+
+    def parameters(size: str) -> int:
+        config = config_of(study, size, study.baseline)
+        return costs(config.model, config.sequence_length).parameters
+
+    return {size: study.sizes[size] for size in sorted(study.sizes, key=parameters)}
+
+
+def _require_arm(study: Study, key: str, arm: str) -> None:
+    require(arm in study.arms, key, arm, f"one of the arms, {', '.join(study.arms)}{nearest(arm, study.arms)}")
+
+
+def config_of(study: Study, size: str, arm: str, *more: str) -> Config:
+    """The resolved config of an arm at a size, with further overrides. Raises UserError that names the arm."""
+    from xfresearch.data.tokenizers import vocab_size
+
+    overrides = (*study.options, *study.sizes[size], *study.arms[arm], *more)
+    try:
+        config = parse(["--config", study.base, *(f"--config.{each}" for each in overrides)])
+    except UserError as error:
+        raise UserError(f"arm {arm} at size {size}: {error}") from error
+    return with_vocabulary(config, config.model.vocab_size or vocab_size(config.data))

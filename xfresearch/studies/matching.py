@@ -1,0 +1,79 @@
+"""Arms of equal cost: solves for the size or the number of updates that gives an arm what the baseline has."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from xfresearch.config.run import Config
+from xfresearch.errors import UserError
+from xfresearch.models.closed_form import costs
+from xfresearch.studies.design import Study, config_of
+
+LARGEST = 16  # times the size that the arm has before
+
+
+class Matched(NamedTuple):
+    """The config of an arm at a size, and how far it is from the baseline."""
+
+    config: Config
+    solved: str  # 'model.blocks.main.feed_forward.hidden=344'; '' if nothing was solved for
+    parameters: int
+    training_flops: float  # of the whole run
+    mismatch: float  # of what is matched, relative to the baseline's
+
+
+def training_flops(config: Config) -> float:
+    """FLOPs of all updates of a run."""
+    tokens = config.steps * config.batch_size * config.sequence_length
+    return float(costs(config.model, config.sequence_length).training_flops_per_token) * tokens
+
+
+def tokens(config: Config) -> float:
+    return float(config.steps * config.batch_size * config.sequence_length)
+
+
+def parameters(config: Config) -> float:
+    return float(costs(config.model, config.sequence_length).parameters)
+
+
+COSTS: dict[str, Callable[[Config], float]] = {"flops": training_flops, "parameters": parameters, "tokens": tokens}
+
+
+def matched(study: Study, size: str, arm: str) -> Matched:
+    """The arm at a size with the solved option. Raises UserError if no value comes close."""
+    cost, target = COSTS[study.match], COSTS[study.match](config_of(study, size, study.baseline))
+    key = study.solve_in.get(arm, study.solve if arm != study.baseline else "")
+    config, solved = config_of(study, size, arm), ""
+    if key:
+        value = _solve(study, size, arm, key, target)
+        solved = f"{key}={value}"
+        config = config_of(study, size, arm, solved)
+    mismatch = cost(config) / target - 1
+    return Matched(config, solved, int(parameters(config)), training_flops(config), mismatch)
+
+
+def _solve(study: Study, size: str, arm: str, key: str, target: float) -> int:
+    """The value of an integer option with which the cost is closest to the target. The cost rises with the option."""
+    cost = COSTS[study.match]
+    unit = 1 if key == "steps" else study.multiple
+    first = _value(config_of(study, size, arm), key)
+    low, high = 1, max(1, LARGEST * first // unit)
+
+    def at(number: int) -> float:
+        return cost(config_of(study, size, arm, f"{key}={number * unit}"))
+
+    if at(high) < target:
+        raise UserError(f"arm {arm} at size {size}: {key}={high * unit} is not enough for the baseline's {study.match}")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if at(middle) < target else (low, middle)
+    return unit * min((low, high), key=lambda number: abs(at(number) - target))
+
+
+def _value(config: Config, key: str) -> int:
+    """The integer option of a config at a dotted path. Raises UserError if there is none."""
+    value = config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UserError(f"solve={key!r} is not allowed: it must be an integer option of the base, such as 'steps'")
+    return value

@@ -1,0 +1,133 @@
+"""What a study found, as one dictionary: everything that its report shows, and that docs/ commits as JSON."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import numpy as np
+
+from xfresearch.errors import UserError
+from xfresearch.statistics import mean_interval
+from xfresearch.studies import statistics
+from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
+from xfresearch.studies.design import Study
+from xfresearch.studies.matching import Matched
+from xfresearch.studies.running import deciding
+
+
+def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: float = math.nan) -> dict:
+    """The outcome of a study whose runs have all ended. unigram: the metric of a model that knows how frequent each byte
+    is; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
+    values = {trial: deciding(study, result) for trial, result in results.items()}
+    arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
+    sizes = {size: _size(study, size, arms, unigram) for size in study.sizes}
+    trends = {arm: _trend(study, arm, arms) for arm in study.arms if arm != study.baseline}
+    return {
+        "study": asdict(study),
+        "sizes": sizes,
+        "trends": {arm: trend for arm, trend in trends.items() if trend},
+        "overhead": overhead(results.values()),
+        "seconds": sum(result["wall_seconds"] for result in results.values()),
+        "runs": len(results),
+    }
+
+
+def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
+    """One arm at one size."""
+    losses = tried(values, cell)
+    rate = statistics.best_rate(losses)
+    trials = seeded(study, cell, rate)
+    missing = [trial.folder for trial in trials if trial not in values]
+    if missing:
+        raise UserError(f"the study has no result of {', '.join(missing)}: run it again, and it goes on there")
+    metric = [values[trial] for trial in trials]
+    probes = [results[trial].get("probes", {}) for trial in trials]
+    return {
+        "rate": rate,
+        "tried": losses,
+        "edge": statistics.at_edge(losses),
+        "values": metric,
+        "mean": float(np.mean(metric)),
+        "deviation": float(np.std(metric, ddof=1)),
+        "diverged": [trial.folder for trial in trials if not math.isfinite(values[trial])],
+        "sampling_error": float(np.mean([results[trial]["evaluation"].get("standard_error", math.nan) for trial in trials])),
+        "seconds": float(np.median([_training_seconds(results[trial]) for trial in trials])),
+        "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
+        "curve": _curve([results[trial].get("curve", []) for trial in trials]),
+        "parameters": matched.parameters,
+        "training_flops": matched.training_flops,
+        "steps": matched.config.steps,
+        "solved": matched.solved,
+        "mismatch": matched.mismatch,
+    }
+
+
+def _curve(curves: list) -> list[tuple[float, float, float]]:
+    """(update, mean of the metric over seeds, half width of its interval) of each evaluation that all runs have."""
+    by_step = [dict(curve) for curve in curves]
+    shared = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    return [(step, *mean_interval([each[step] for each in by_step])) for step in shared]
+
+
+def _training_seconds(result: Mapping) -> float:
+    return result.get("time", {}).get("step", math.nan) * result["wall_seconds"]
+
+
+def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) -> dict:
+    """All arms at one size, compared with the baseline."""
+    here = {cell.arm: arm for cell, arm in arms.items() if cell.size == size}
+    baseline = here[study.baseline]
+    differences, failures = {}, {}
+    for name, arm in here.items():
+        if reason := _failure(arm, unigram):
+            failures[name] = reason
+    if study.baseline not in failures:
+        compared = [name for name in here if name not in (study.baseline, *failures)]
+        differences = {name: statistics.paired(here[name]["values"], baseline["values"]) for name in compared}
+    verdicts = statistics.verdicts(differences, study.margin)
+    corrected = statistics.corrected({name: each.p for name, each in differences.items()})
+    for name, each in differences.items():
+        here[name] |= {"difference": each._asdict(), "verdict": verdicts[name], "p_holm": corrected[name]}
+        here[name] |= {"p_equivalent": statistics.equivalence(each, study.margin)}
+    deviations = [each.deviation for each in differences.values()]
+    deviation = float(np.median(deviations)) if deviations else study.deviation
+    return {
+        "arms": here,
+        "failures": failures,
+        "noise": statistics.noise(baseline["values"]) if study.baseline not in failures else None,
+        "sampling_error": baseline["sampling_error"],
+        "deviation": deviation,
+        "detectable": statistics.detectable(deviation, study.seeds, statistics.ALPHA / max(1, len(study.arms) - 1)),
+        "seeds_for_margin": statistics.seeds_for(study.margin, deviation) if deviation else 2,
+        "unigram": unigram,
+    }
+
+
+def _failure(arm: dict, unigram: float) -> str:
+    """Why an arm is not evidence; '' if it is."""
+    if arm["diverged"]:
+        return f"diverged: {', '.join(arm['diverged'])}"
+    if arm["mean"] >= unigram:
+        return f"has not learnt: {arm['mean']:.3f}, and byte frequencies alone give {unigram:.3f}"
+    return ""
+
+
+def _trend(study: Study, arm: str, arms: Mapping[Cell, dict]) -> dict | None:
+    """How the difference of an arm changes with the baseline's parameters; None for one size."""
+    by_size = {}
+    for size in study.sizes:
+        found, baseline = arms[Cell(size, arm)], arms[Cell(size, study.baseline)]
+        if "difference" not in found:
+            return None
+        by_size[float(baseline["parameters"])] = np.subtract(found["values"], baseline["values"])
+    return statistics.trend(by_size)._asdict() if len(by_size) > 1 else None
+
+
+def overhead(results) -> float:
+    """The share of the wall time of the runs outside of updates and evaluation."""
+    total = sum(result["wall_seconds"] for result in results)
+    inside = sum(
+        result["wall_seconds"] * sum(result.get("time", {}).get(name, 0.0) for name in ("step", "evaluation"))
+        for result in results
+    )
+    return 1 - inside / total if total else math.nan

@@ -1,0 +1,177 @@
+"""The report of a study: verdict, table, curves, then everything that a reader needs to doubt it. HTML and Markdown.
+
+Both are made from results.json alone, in seconds.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from xfresearch.files import write_text
+from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart
+from xfresearch.pages.html import write_page
+from xfresearch.statistics import mean_interval
+from xfresearch.studies.statistics import SMALL
+
+UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
+TITLES = ("arm", "metric", "difference", "95 % interval", "p (Holm)", "verdict", "parameters", "learning rate", "seconds")
+WORDS = {
+    "better": "better than {baseline}",
+    "worse": "worse than {baseline}",
+    "equivalent": "equivalent to {baseline} (within {margin:g})",
+    "undecided": "not shown to differ from {baseline}, nor to be equivalent",
+}
+
+
+def write(folder, outcome: Mapping) -> None:
+    """report.html and report.md."""
+    write_text(folder / "report.md", markdown(outcome))
+    write_page(folder / "report.html", Path(__file__).parent / "study.html.jinja", **page(outcome))
+
+
+def verdicts(outcome: Mapping) -> list[str]:
+    """A sentence for each arm: what the largest size shows, and whether the sizes agree."""
+    study, sizes = outcome["study"], outcome["sizes"]
+    unit, largest = UNITS[study["metric"]], list(sizes)[-1]
+    lines = []
+    for arm in study["arms"]:
+        if arm == study["baseline"]:
+            continue
+        if reason := sizes[largest]["failures"].get(arm) or sizes[largest]["failures"].get(study["baseline"]):
+            lines.append(f"{arm}: no verdict, a run {reason}.")
+            continue
+        found = sizes[largest]["arms"][arm]
+        words = WORDS[found["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
+        each = found["difference"]
+        line = f"{arm} is {words}: {each['mean']:+.4f} {unit} ({each['low']:+.4f} to {each['high']:+.4f})"
+        others = [f"{s['arms'][arm].get('verdict', 'no verdict')} at {name}" for name, s in sizes.items() if name != largest]
+        trend = outcome["trends"].get(arm)
+        growth = f"; {trend['slope']:+.4f} for each tenfold of the parameters (p = {trend['p']:.2g})" if trend else ""
+        lines.append(f"{line}{'; ' if others else ''}{', '.join(others)}{growth}.")
+    return lines
+
+
+def rows(outcome: Mapping, size: str) -> list[tuple[str, ...]]:
+    """The table of a size, the baseline first."""
+    study, here = outcome["study"], outcome["sizes"][size]
+    names = [study["baseline"], *(name for name in here["arms"] if name != study["baseline"])]
+    return [_row(name, here["arms"][name], here["failures"].get(name, "")) for name in names]
+
+
+def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
+    each = arm.get("difference")
+    interval = f"{each['low']:+.4f} to {each['high']:+.4f}" if each else ""
+    found = (f"{each['mean']:+.4f}", interval, f"{arm['p_holm']:.2g}", arm["verdict"]) if each else ("", "", "", failure)
+    rate = f"{arm['rate']:g}" + (f" (the {'smallest' if arm['edge'] == 'low' else 'largest'} tried)" if arm["edge"] else "")
+    metric = f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
+    return (name, metric, *found, f"{arm['parameters']:,}", rate, f"{arm['seconds']:.0f}")
+
+
+def notes(outcome: Mapping) -> list[str]:
+    """What limits the study, in sentences."""
+    study, lines = outcome["study"], []
+    unit = UNITS[study["metric"]]
+    if study["tiny"]:
+        lines.append("This is a trial of the command with tiny models: it shows nothing about the question.")
+    if study["seeds"] < SMALL:
+        lines.append(f"{study['seeds']} pairs of runs are few: intervals are wide, and bootstrap intervals too narrow.")
+    for name, size in outcome["sizes"].items():
+        noise, lowest = size["noise"], size["sampling_error"]
+        if noise:
+            lines.append(
+                f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
+                f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}. "
+                f"The sampling error of the held-out loss is {lowest:.4f} nats for each run, and is common to the runs. "
+                f"{study['seeds']} pairs find a difference of {size['detectable']:.4f} with a chance of 80 %; for "
+                f"{study['margin']:g} it takes {size['seeds_for_margin']}."
+            )
+        mismatches = {arm: each["mismatch"] for arm, each in size["arms"].items() if abs(each["mismatch"]) >= 5e-4}
+        left = ", ".join(f"{arm} {value:+.2%}" for arm, value in mismatches.items())
+        lines.append(f"{name}: matched {study['match']}" + (f"; left over: {left}." if left else ", to 0.05 %."))
+    overhead = outcome["overhead"]
+    if overhead == overhead:
+        hours = outcome["seconds"] / 3600
+        runs = f"{outcome['runs']} runs took {hours:.1f} hours"
+        lines.append(f"{runs}, {overhead:.1%} of it outside of updates and evaluation.")
+    return lines
+
+
+def markdown(outcome: Mapping) -> str:
+    """The report as Markdown."""
+    study = outcome["study"]
+    parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), "", f"Rule: {study['rule']}", ""]
+    for size in outcome["sizes"]:
+        parts += [f"## {size}", "", _table(TITLES, rows(outcome, size)), ""]
+    if study["probes"]:
+        parts += ["## Probes", "", _table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
+    parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
+    return "\n".join([*parts, _table(("size", "arm", "learning rate: metric"), rates(outcome)), ""])
+
+
+def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
+    """The mean of each probe with the half width of its interval, of every arm."""
+    found = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            found.append((size, name, *(_with_half(arm["probes"][probe]) for probe in outcome["study"]["probes"])))
+    return found
+
+
+def _with_half(values: list) -> str:
+    """The mean over seeds and the half width of its interval; '' for a probe that does not apply."""
+    mean, half = mean_interval([math.nan if value is None else value for value in values])
+    return "" if mean != mean else f"{mean:.3f} +- {half:.3f}"
+
+
+def rates(outcome: Mapping) -> list[tuple[str, str, str]]:
+    """The learning rates that every arm tried."""
+    found = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            tried = sorted(arm["tried"].items(), key=lambda each: float(each[0]))
+            found.append((size, name, ", ".join(f"{float(rate):g}: {_known(value)}" for rate, value in tried)))
+    return found
+
+
+def _known(value: float | None) -> str:
+    return "diverged" if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def _table(titles, lines) -> str:
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (titles, ["---"] * len(titles), *lines))
+
+
+def page(outcome: Mapping) -> dict:
+    """The values of the template."""
+    study = outcome["study"]
+    return {
+        "study": study,
+        "verdicts": verdicts(outcome),
+        "titles": TITLES,
+        "tables": {size: rows(outcome, size) for size in outcome["sizes"]},
+        "colours": {arm: RUN_COLOURS[number % len(RUN_COLOURS)] for number, arm in enumerate(study["arms"])},
+        "charts": {size: _chart(outcome, size) for size in outcome["sizes"]},
+        "unit": UNITS[study["metric"]],
+        "probe_titles": ("size", "arm", *study["probes"]),
+        "probes": probe_rows(outcome) if study["probes"] else [],
+        "notes": notes(outcome),
+        "rates": rates(outcome),
+        "made": outcome.get("made", {}),
+    }
+
+
+def _chart(outcome: Mapping, size: str) -> str:
+    """Curves of the metric by updates, with the ends of their intervals."""
+    curves = []
+    for number, arm in enumerate(outcome["study"]["arms"]):
+        points = np.array(outcome["sizes"][size]["arms"][arm]["curve"], float).reshape(-1, 3)
+        points = points[len(points) // 10 :]
+        if not len(points):
+            continue
+        colour = RUN_COLOURS[number % len(RUN_COLOURS)]
+        curves.append(Curve(points[:, :2], colour, 1.4, True))
+        for sign in (-1, 1):
+            curves.append(Curve(np.stack([points[:, 0], points[:, 1] + sign * points[:, 2]], 1), colour, 0.6))
+    return line_chart(f"{size}: {UNITS[outcome['study']['metric']]} by updates", curves, {}) if curves else ""

@@ -1,0 +1,216 @@
+"""What the runs of a study show: differences of paired runs, their intervals, and what they decide.
+
+Two runs are a pair if they share a seed: the order of the data and the streams of random numbers. A difference is arm minus
+baseline, of a metric where less is better. Tests are two-sided t tests of the pairs unless said otherwise. Where SciPy has
+the method, it is SciPy's.
+"""
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import integrate, optimize, special, stats
+
+from xfresearch.comparing.pairing import holm
+from xfresearch.errors import UserError
+
+CONFIDENCE = 0.95
+ALPHA, POWER = 0.05, 0.8
+RESAMPLES = 2000
+SMALL = 5  # pairs; with fewer, a report says that they are few
+
+Verdict = Literal["better", "worse", "equivalent", "undecided"]
+
+
+class Difference(NamedTuple):
+    """Of n pairs. The interval of the t test, the bootstrap interval (BCa; too narrow for few pairs), p of no difference."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    bootstrap_low: float
+    bootstrap_high: float
+    p: float
+    deviation: float  # standard deviation of the differences
+    correlation: float  # of the pairs: what pairing is worth
+
+    @property
+    def independent_deviation(self) -> float:
+        """The deviation of the differences if the pairs were not correlated, for runs of equal deviations."""
+        return self.deviation / math.sqrt(1 - self.correlation) if self.correlation < 1 else math.nan
+
+
+def paired(arm: Sequence[float], baseline: Sequence[float]) -> Difference:
+    """The difference between the runs of an arm and those of the baseline, in the same order of seeds. Raises UserError
+    for fewer than two pairs, pairs that are not complete, and values that are not finite: a comparison does not shrink."""
+    a_N, b_N = np.asarray(arm, np.float64), np.asarray(baseline, np.float64)
+    if a_N.shape != b_N.shape or len(a_N) < 2:
+        raise UserError(f"{len(a_N)} runs of an arm and {len(b_N)} of the baseline: there must be as many, and at least 2")
+    if not np.isfinite([a_N, b_N]).all():
+        raise UserError("a run has no finite result: run it again, or leave its arm out of the study")
+    d_N = a_N - b_N
+    mean, deviation = float(d_N.mean()), float(d_N.std(ddof=1))
+    if not deviation:  # the same runs, or a metric that does not vary
+        p, correlation = (1.0 if not mean else 0.0), 1.0
+        return Difference(len(d_N), mean, mean, mean, mean, mean, p, 0.0, correlation)
+    test = stats.ttest_rel(a_N, b_N)
+    low, high = test.confidence_interval(CONFIDENCE)
+    ends = _bootstrap(d_N)
+    correlation = float(np.corrcoef(a_N, b_N)[0, 1]) if a_N.std() and b_N.std() else 0.0
+    return Difference(len(d_N), mean, float(low), float(high), *ends, float(test.pvalue), deviation, correlation)
+
+
+def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
+    """The ends of the bias-corrected and accelerated bootstrap interval of the mean."""
+    rng = np.random.default_rng(0)
+    found = stats.bootstrap((d_N,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="BCa", rng=rng)
+    return tuple(map(float, found.confidence_interval))
+
+
+def corrected(p_values: Mapping[str, float]) -> dict[str, float]:
+    """p of the arms, corrected for their number by Holm's method (comparing/pairing.py)."""
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
+def equivalence(difference: Difference, margin: float) -> float:
+    """p of two one-sided t tests (Schuirmann 1987): that the difference is not within +-margin."""
+    if not difference.deviation:
+        return 0.0 if abs(difference.mean) < margin else 1.0
+    return max(_one_sided(difference, margin), _one_sided(difference._replace(mean=-difference.mean), margin))
+
+
+def no_worse(difference: Difference, margin: float) -> float:
+    """p of one one-sided t test: that the arm is worse than the baseline by margin or more."""
+    if not difference.deviation:
+        return 0.0 if difference.mean < margin else 1.0
+    return _one_sided(difference, margin)
+
+
+def _one_sided(difference: Difference, margin: float) -> float:
+    """p of mean >= margin."""
+    error = difference.deviation / math.sqrt(difference.n)
+    return float(stats.t.cdf((difference.mean - margin) / error, difference.n - 1))
+
+
+def verdicts(differences: Mapping[str, Difference], margin: float) -> dict[str, Verdict]:
+    """Of each arm. 'better' and 'worse' by the t tests, 'equivalent' (within +-margin) by the tests of equivalence, each
+    family adjusted by Holm's method over the arms. A difference that is found and within the margin is 'better' or 'worse':
+    the report gives its size."""
+    found = corrected({name: each.p for name, each in differences.items()})
+    within = corrected({name: equivalence(each, margin) for name, each in differences.items()})
+    return {name: _verdict(each.mean, found[name], within[name]) for name, each in differences.items()}
+
+
+def _verdict(mean: float, p_found: float, p_within: float) -> Verdict:
+    if p_found < ALPHA:
+        return "better" if mean < 0 else "worse"
+    return "equivalent" if p_within < ALPHA else "undecided"
+
+
+def power(difference: float, deviation: float, n: int, alpha: float = ALPHA, pairs: bool = True) -> float:
+    """The chance that a t test finds a difference. deviation: of the differences of pairs; with pairs=False of the runs of
+    each arm, of n runs each."""
+    freedom, error = (n - 1, deviation / math.sqrt(n)) if pairs else (2 * n - 2, deviation * math.sqrt(2 / n))
+    if not error:
+        return 1.0 if difference else alpha
+    critical, shift = stats.t.ppf(1 - alpha / 2, freedom), abs(difference) / error
+    chi = stats.chi(freedom)
+
+    def density(x: float) -> float:  # of deviations that are estimated as x / sqrt(freedom), times the chance to find
+        bound = critical * x / math.sqrt(freedom)
+        return chi.pdf(x) * (special.ndtr(shift - bound) + special.ndtr(-shift - bound))
+
+    # SciPy's noncentral t distribution is NaN for large shifts.
+    return float(integrate.quad(density, *chi.ppf((1e-9, 1 - 1e-9)), limit=200)[0])
+
+
+def detectable(deviation: float, n: int, alpha: float = ALPHA, pairs: bool = True) -> float:
+    """The smallest difference that n pairs find with a chance of 80 %; deviation as in `power`."""
+    if n < 2:
+        return math.inf
+    if not deviation:
+        return 0.0
+    return deviation * float(optimize.brentq(lambda difference: power(difference, 1.0, n, alpha, pairs) - POWER, 1e-6, 100))
+
+
+def seeds_for(difference: float, deviation: float, alpha: float = ALPHA, pairs: bool = True) -> int:
+    """The smallest number of pairs that finds a difference with a chance of 80 %. Raises UserError above a million."""
+    enough = lambda n: power(difference, deviation, n, alpha, pairs) >= POWER  # noqa: E731
+    high = 2
+    while not enough(high):
+        high *= 2
+        if high > 1 << 20:
+            raise UserError(f"a difference of {difference:g} is too small to be found beside a deviation of {deviation:g}")
+    return bisect.bisect_left(range(high + 1), True, lo=max(2, high // 2), key=enough)
+
+
+def noise(values: Sequence[float]) -> tuple[float, float, float]:
+    """The standard deviation of runs that differ in their seed alone, and the ends of its interval (chi-squared)."""
+    deviation, freedom = float(np.std(values, ddof=1)), len(values) - 1
+    low, high = stats.chi2.ppf((0.5 + CONFIDENCE / 2, 0.5 - CONFIDENCE / 2), freedom)
+    return deviation, deviation * math.sqrt(freedom / low), deviation * math.sqrt(freedom / high)
+
+
+class Trend(NamedTuple):
+    """The change of a difference for each tenfold of the parameters, its interval and its p."""
+
+    slope: float
+    low: float
+    high: float
+    p: float
+
+
+def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
+    """Of the differences of pairs, by the number of parameters: a straight line over log10, by least squares. Raises
+    UserError for fewer than two sizes."""
+    if len(differences) < 2:
+        raise UserError("a trend is not defined for fewer than two sizes")
+    x = np.concatenate([np.full(len(d_N), math.log10(size)) for size, d_N in differences.items()])
+    line = stats.linregress(x, np.concatenate([np.asarray(d_N, float) for d_N in differences.values()]))
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2) * line.stderr)
+    return Trend(float(line.slope), float(line.slope) - half, float(line.slope) + half, float(line.pvalue))
+
+
+def best_rate(losses: Mapping[float, float]) -> float:
+    """The learning rate with the smallest loss; runs that diverged count as infinitely bad."""
+    known = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+    if not known:
+        raise UserError(f"every learning rate diverged: {', '.join(f'{rate:g}' for rate in sorted(losses))}")
+    return min(known, key=known.__getitem__)
+
+
+def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:
+    """Whether the best learning rate is the smallest or the largest one that was tried."""
+    best = best_rate(losses)
+    return "low" if best == min(losses) else "high" if best == max(losses) else ""
+
+
+def sensitivity(losses: Mapping[float, float], initial: float) -> float:
+    """The mean rise of the loss over its minimum, over the learning rates; a loss counts as at most `initial`, that of the
+    model before training (Wortsman et al. 2023, section 2.2)."""
+    capped = [min(loss, initial) if math.isfinite(loss) else initial for loss in losses.values()]
+    return float(np.mean(capped) - min(capped))
+
+
+def saved_at_equal_loss(arm: np.ndarray, baseline: np.ndarray) -> tuple[float, float]:
+    """Two curves [points, 2] of (cost, loss): the share of the baseline's cost that the arm saves to reach the baseline's
+    last loss, and the share of the arm's that the baseline saves. Between points, the loss is linear in the logarithm of
+    the cost. NaN where a curve never reaches the other's last loss."""
+    return _saved(arm, baseline), _saved(baseline, arm)
+
+
+def _saved(curve: np.ndarray, other: np.ndarray) -> float:
+    cost_P, loss_P = np.asarray(curve, np.float64).T
+    last_cost, last_loss = np.asarray(other, np.float64)[-1]
+    below = np.flatnonzero(loss_P <= last_loss)
+    if not len(below):
+        return math.nan
+    first = int(below[0])
+    if not first:
+        return float(1 - cost_P[0] / last_cost)
+    share = (loss_P[first - 1] - last_loss) / (loss_P[first - 1] - loss_P[first])
+    reached = math.exp((1 - share) * math.log(cost_P[first - 1]) + share * math.log(cost_P[first]))
+    return float(1 - reached / last_cost)

@@ -1,0 +1,49 @@
+"""The numbers of a run that are data of its program, not part of it: runs that differ in them alone share one program."""
+
+import math
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig
+
+OF_OPTIMIZER = ("learning_rate", "weight_decay", "warmup", "final_fraction", "decay_fraction")
+
+
+def hyper_of(config: Config) -> dict:
+    """{name: scalar array} of a run: seed, steps, and the numbers of its learning rate and weight decay."""
+    numbers = {"seed": config.seed, "steps": config.steps}
+    numbers |= {name: getattr(config.optimizer, name) for name in OF_OPTIMIZER}
+    real = jnp.result_type(float)
+    return {name: np.asarray(value, np.int32 if isinstance(value, int) else real) for name, value in numbers.items()}
+
+
+def without_hyper(config: Config) -> Config:
+    """The config with defaults for all that the program does not depend on. Equal configs have the same program."""
+    defaults = OptimizerConfig()
+    kept = ("model", "training", "mesh", "batch_size", "sequence_length")
+    optimizer = replace(config.optimizer, **{name: getattr(defaults, name) for name in OF_OPTIMIZER})
+    data, log = DataConfig(packing=config.data.packing), LogConfig(layer_norms=config.log.layer_norms)
+    return Config(**{name: getattr(config, name) for name in kept}, optimizer=optimizer, data=data, log=log)
+
+
+def learning_rate(schedule: str, hyper: dict, step):
+    """The learning rate of update number `step` (from 0): linear warm-up from peak / warmup to the peak, then the schedule
+    until hyper["steps"]."""
+    peak, warmup, steps = hyper["learning_rate"], hyper["warmup"], hyper["steps"]
+    last = peak * hyper["final_fraction"]
+    count, after = step - warmup, jnp.maximum(steps - warmup, 1)  # updates since the warm-up, and all that follow it
+    decay = jnp.maximum(jnp.round(hyper["decay_fraction"] * steps), 1)
+    shapes = {
+        "constant": lambda: 0.0,
+        "cosine": lambda: (1 - jnp.cos(math.pi * _share(count, after))) / 2,
+        "linear": lambda: _share(count, after),
+        "wsd": lambda: _share(count - jnp.maximum(after - decay, 0), decay),
+    }
+    rising = peak * jnp.minimum((step + 1) / jnp.maximum(warmup, 1), 1.0)
+    return jnp.where(step < warmup, rising, peak + (last - peak) * shapes[schedule]())
+
+
+def _share(count, of):
+    return jnp.clip(count / of, 0.0, 1.0)
