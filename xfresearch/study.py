@@ -25,20 +25,19 @@ def main(arguments: list[str]) -> None:
     from xfresearch.studies.cells import cells
 
     study = design.read(["--config", options.config, *overrides])
-    solved = plan.make(study)
+    planned = plan.make(study)
     every = cells(study)
     chosen = every if options.cell is None else [_cell(every, options.cell)]
-    speed = plan.seconds_per_flop(solved.matched[every[0]])
-    print("\n".join(plan.lines(study, plan.make(study, speed))), flush=True)
+    print("\n".join(plan.lines(study, plan.timed(planned))), flush=True)
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)
-    found = conducting.conduct(study, options.workdir, solved.matched, chosen)
+    found = conducting.conduct(study, options.workdir, planned.matched, chosen)
     left = conducting.left(study, found)
     if left:
         print(f"no report yet: {len(left)} of {len(every)} cells have not ended ({', '.join(map('/'.join, left))})")
         return
-    results = conducting.write_report(study, options.workdir, solved.matched, found)
+    results = conducting.write_report(study, options.workdir, planned.matched, found)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 

@@ -64,7 +64,7 @@ def conduct(study: Study, workdir, solved: Mapping[Cell, Matched], chosen: Itera
             while trial := next_trial(study, _values(study, found), cell):
                 found[trial] = run_trial(study, workdir, trial, solved[cell], progress.update)
                 print(f"{trial.folder}: {_in_words(study, found[trial])}", file=sys.stderr, flush=True)
-    return found
+    return results(study, workdir, solved)  # other processes may have run other cells meanwhile
 
 
 def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:

@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     detectable: float  # the smallest difference that is found with a chance of 80 %
 
 
-def make(study: Study, seconds_per_flop: float = np.nan) -> Plan:
+def make(study: Study) -> Plan:
     """Solves for the sizes of all arms. Raises UserError for an arm whose config is not valid."""
     solved = {cell: matched(study, *cell) for cell in cells(study)}
     trials = list(planned(study))
@@ -34,13 +34,18 @@ def make(study: Study, seconds_per_flop: float = np.nan) -> Plan:
         len(trials),
         len(trials) + study.extensions * len(solved),
         flops,
-        flops * seconds_per_flop / 3600,
+        np.nan,
         statistics.detectable(study.deviation, study.seeds, alpha),
     )
 
 
-def seconds_per_flop(first: Matched) -> float:
-    """Of an update of the baseline on this machine, measured."""
+def timed(plan: Plan) -> Plan:
+    """The plan with the hours that it takes on this machine, if all arms are as fast for each FLOP as the first one."""
+    return plan._replace(hours=plan.training_flops * _seconds_per_flop(next(iter(plan.matched.values()))) / 3600)
+
+
+def _seconds_per_flop(first: Matched) -> float:
+    """Of an update, measured."""
     import jax
 
     from xfresearch.data.pipeline import Batches
