@@ -105,10 +105,9 @@ def test_a_best_rate_at_the_edge_extends_the_grid_as_often_as_allowed():
     assert len(follow({1e-3: 1.0, 1e-2: 2.0}, replace(STUDY, extensions=0))) == 5
 
 
-def test_a_rate_that_diverges_bounds_the_grid_and_all_of_them_are_an_error():
+def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_do():
     assert [trial.rate for trial in follow({1e-3: 1.0, 1e-2: math.nan, 1e-4: 2.0})][3:] == [1e-3] * 3
-    with pytest.raises(UserError, match="every learning rate diverged"):
-        follow({rate: math.nan for rate in (1e-3, 1e-2)} | {1e-1: math.nan})
+    assert [trial.rate for trial in follow(dict.fromkeys((1e-3, 1e-2, 1e-4, 1e-5), math.nan))] == [1e-3, 1e-2, 1e-4, 1e-5]
 
 
 def test_a_plan_counts_all_runs():

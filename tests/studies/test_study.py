@@ -10,8 +10,8 @@ import pytest
 
 from xfresearch import study
 from xfresearch.errors import UserError
-from xfresearch.files import read_object
-from xfresearch.studies import conducting, outcome
+from xfresearch.files import read_object, write_json
+from xfresearch.studies import conducting, outcome, report
 from xfresearch.studies.running import read_result
 
 FILE = """
@@ -131,6 +131,17 @@ def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished):
     size = outcome.found(chosen, solved, broken)["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
     assert "parallel" not in outcome.found(chosen, solved, found)["sizes"]["tiny"]["failures"]
+
+
+def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(config, finished, tmp_path):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, finished, solved)
+    of_parallel = {trial: {"evaluation": {}, "wall_seconds": 1.0} for trial in found if trial.cell.arm == "parallel"}
+    outcome_found = outcome.found(chosen, solved, found | of_parallel)
+    assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "diverged: every learning rate"}
+    write_json(tmp_path / "results.json", outcome_found)
+    report.write(tmp_path, read_object(tmp_path / "results.json"))
+    assert "parallel: no verdict, a run diverged: every learning rate." in (tmp_path / "report.md").read_text()
 
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):

@@ -59,12 +59,14 @@ def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
 
 
 def next_trial(study: Study, results: Results, cell: Cell) -> Trial | None:
-    """The next run of a cell; None if it is complete. Raises UserError if every learning rate diverged."""
+    """The next run of a cell; None if it is complete, or every learning rate diverged."""
     losses = tried(results, cell)
     rate = next_rate(study, losses)
     if rate is not None:
         return Trial(cell, rate, TUNING_SEED)
     best = statistics.best_rate(losses)
+    if best is None:
+        return None
     return next((trial for trial in seeded(study, cell, best) if trial not in results), None)
 
 

@@ -36,6 +36,8 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
     """One arm at one size."""
     losses = tried(values, cell)
     rate = statistics.best_rate(losses)
+    if rate is None:
+        return _diverged(losses, matched)
     trials = seeded(study, cell, rate)
     missing = [trial.folder for trial in trials if trial not in values]
     if missing:
@@ -60,6 +62,14 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "solved": matched.solved,
         "mismatch": matched.mismatch,
     }
+
+
+def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
+    """An arm that diverged at every learning rate."""
+    unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error", "seconds"), math.nan)
+    unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "steps": matched.config.steps}
+    unknown |= {"diverged": ["every learning rate"], "parameters": matched.parameters, "solved": matched.solved}
+    return unknown | {"training_flops": matched.training_flops, "mismatch": matched.mismatch}
 
 
 def _curve(curves: list) -> list[tuple[float, float, float]]:

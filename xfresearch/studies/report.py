@@ -64,6 +64,8 @@ def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
     each = arm.get("difference")
     interval = f"{each['low']:+.4f} to {each['high']:+.4f}" if each else ""
     found = (f"{each['mean']:+.4f}", interval, f"{arm['p_holm']:.2g}", arm["verdict"]) if each else ("", "", "", failure)
+    if not arm["values"]:
+        return (name, "", "", "", "", failure, f"{arm['parameters']:,}", "", "")
     rate = f"{arm['rate']:g}" + (f" (the {'smallest' if arm['edge'] == 'low' else 'largest'} tried)" if arm["edge"] else "")
     metric = f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
     return (name, metric, *found, f"{arm['parameters']:,}", rate, f"{arm['seconds']:.0f}")
@@ -115,7 +117,7 @@ def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
     found = []
     for size, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():
-            found.append((size, name, *(_with_half(arm["probes"][probe]) for probe in outcome["study"]["probes"])))
+            found.append((size, name, *(_with_half(arm["probes"].get(probe, [])) for probe in outcome["study"]["probes"])))
     return found
 
 

@@ -174,18 +174,16 @@ def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
     return Trend(float(line.slope), float(line.slope) - half, float(line.slope) + half, float(line.pvalue))
 
 
-def best_rate(losses: Mapping[float, float]) -> float:
-    """The learning rate with the smallest loss; runs that diverged count as infinitely bad."""
+def best_rate(losses: Mapping[float, float]) -> float | None:
+    """The learning rate with the smallest loss; None if every run diverged."""
     known = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
-    if not known:
-        raise UserError(f"every learning rate diverged: {', '.join(f'{rate:g}' for rate in sorted(losses))}")
-    return min(known, key=known.__getitem__)
+    return min(known, key=known.__getitem__, default=None)
 
 
 def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:
-    """Whether the best learning rate is the smallest or the largest one that was tried."""
+    """Whether the best learning rate is the smallest or the largest one that was tried: 'low' if every run diverged."""
     best = best_rate(losses)
-    return "low" if best == min(losses) else "high" if best == max(losses) else ""
+    return "low" if best in (None, min(losses)) else "high" if best == max(losses) else ""
 
 
 def sensitivity(losses: Mapping[float, float], initial: float) -> float:
