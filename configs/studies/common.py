@@ -4,21 +4,29 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.studies.design import default_study
 
 SIZES = ("full", "tiny")
+HIDDEN = "model.blocks.main.feed_forward.hidden"
+SLOTS = "model.blocks.main.attention.memory_slots"
 DATA = ("data.corpus=('wikitext2',)", "data.tokenizer=bpe", "data.bpe_vocab=1024")
 TRAINING = ("batch_size=16", "sequence_length=128", "steps=1000", "optimizer.warmup=50")
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
-LARGE = ("model.width=160", "model.depth=6", "model.blocks.main.attention.heads=5")
+LARGE = ("model.width=128", "model.depth=5", "model.blocks.main.attention.heads=4")
 TINY = ("steps=30", "batch_size=8", "sequence_length=64", "optimizer.warmup=3", "evaluation.final_sequences=16")
 
 
-def base(size: str):
+def block(*overrides: str) -> tuple[str, ...]:
+    """Overrides of the options of the model's block."""
+    return tuple(f"model.blocks.main.{each}" for each in overrides)
+
+
+def base(size: str, sizes: tuple[str, ...] = SIZES):
     """A study at the size of the documents, or a tiny one that runs end to end in a minute and shows nothing."""
-    if size not in SIZES:
-        raise UserError(f"there is no size {size!r}{nearest(size, SIZES)} (allowed: {', '.join(SIZES)})")
+    if size not in sizes:
+        raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     study = default_study()
     study.base = "configs/variants.py:tiny"
     study.options, study.probes = (*DATA, *TRAINING), ("copying", "recall", "induction")
     study.sizes = {"small": SMALL, "large": LARGE}
+    study.solve = HIDDEN
     if size == "tiny":
         study.options = TINY
         study.sizes = {"tiny": ("model.width=32", "model.depth=2")}

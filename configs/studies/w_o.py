@@ -1,21 +1,19 @@
-"""Is W_O redundant without the norm after it?"""
+"""Is W_O redundant without the norm after it? Layouts with and without it, and the saved parameters given back."""
 
 from configs.studies import common
+from configs.studies.common import block
 
 
 def get_config(size: str = "full"):
     study = common.base(size)
     study.question = "Is W_O redundant without the norm after it?"
     study.rule = (
-        "W_O is redundant where the arm without it is equivalent to, or better than, the arm with it at both sizes. Where "
-        "both verdicts are 'undecided', the study does not answer."
+        "W_O is redundant where the arm without it, fused_output, is equivalent to or better than no_residual_between, "
+        "which has it and is otherwise equal. A layout is as good as pre_norm if it is equivalent or better at both sizes."
     )
-    study.baseline = "pre_norm"
-    study.arms = {
-        "pre_norm": ("model.blocks.main.layout=pre_norm",),
-        "no_norm_between": ("model.blocks.main.layout=no_norm_between",),
-        "fused_output": ("model.blocks.main.layout=fused_output",),
-        "parallel": ("model.blocks.main.layout=parallel",),
-    }
-    study.solve = "model.blocks.main.feed_forward.hidden"
+    study.baseline = "no_residual_between"
+    layouts = ("pre_norm", "no_norm_between", "fused_output", "no_residual_between", "parallel", "skipless")
+    study.arms = {layout: block(f"layout={layout}") for layout in layouts}
+    identities = "attention.value=identity", "attention.output=identity"
+    study.arms.skipless = block("layout=skipless", "attention.shaping=shaped", *identities)
     return study

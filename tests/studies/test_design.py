@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from configs.studies.common import SIZES
 from xfresearch.errors import UserError
 from xfresearch.studies import cells, design, matching
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
@@ -27,7 +29,7 @@ CELL = Cell("a", "wide")
 
 def test_a_study_is_read_with_its_overrides():
     study = design.read(["--config", FILE, "--config.seeds=4", "--config.rates=(1e-3,2e-3)"])
-    assert (study.seeds, study.rates, study.baseline) == (4, (1e-3, 2e-3), "pre_norm")
+    assert (study.seeds, study.rates, study.baseline) == (4, (1e-3, 2e-3), "no_residual_between")
     assert study.arms["parallel"] == ("model.blocks.main.layout=parallel",)
 
 
@@ -45,12 +47,19 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("match=tokens", "solve=.* is not allowed: it must be '' with match='tokens'"),
         ("margin=0.0", "margin=0.0 is not allowed: it must be above 0"),
         ("question=", "question='' is not allowed"),
+        ("solve_in.paralel=steps", "there is no key 'paralel'"),
         ("sed=3", "there is no key 'sed'; did you mean 'seeds'"),
     ],
 )
 def test_a_mistake_is_one_line(override, message):
     with pytest.raises(UserError, match=message):
         design.read(["--config", FILE, f"--config.{override}"])
+
+
+def test_a_cell_may_have_its_own_overrides():
+    study = replace(STUDY, cells={"b/wide": ("model.depth=1",)})
+    depths = {(size, arm): design.config_of(study, size, arm).model.depth for size in "ab" for arm in study.arms}
+    assert depths == {("a", "base"): 2, ("a", "wide"): 2, ("b", "base"): 2, ("b", "wide"): 1}
 
 
 def test_a_mistake_in_an_arm_names_the_arm():
@@ -114,3 +123,14 @@ def test_a_plan_counts_all_runs():
     found = list(cells.planned(STUDY))
     assert len(found) == len(set(found)) == 2 * 2 * (2 + 3)
     assert cells.cells(STUDY) == [Cell("a", "base"), Cell("a", "wide"), Cell("b", "base"), Cell("b", "wide")]
+
+
+FILES = [file for file in sorted(Path("configs/studies").glob("[!_]*.py")) if file.stem != "common"]
+NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
+
+
+@pytest.mark.parametrize("name", [*NAMED, "configs/studies/w_q.py:one_head", "configs/studies/experts.py:parameters"])
+def test_every_named_study_has_arms_of_equal_cost(name):
+    study = design.read(["--config", name])
+    for cell in cells.cells(study):
+        assert abs(matching.matched(study, *cell).mismatch) < (0.35 if study.tiny else 0.04), cell

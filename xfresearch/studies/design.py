@@ -30,6 +30,7 @@ class Study:
     options: Overrides = option((), "overrides of the base in every arm, such as 'steps=500'")
     sizes: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     arms: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
+    cells: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # 'size/arm': further overrides
     baseline: str = option("", "the arm that the others are compared with")
     match: Literal["flops", "parameters", "tokens"] = option(
         "flops", "what an arm has as much of as the baseline: FLOPs of training, parameters, or tokens"
@@ -66,6 +67,9 @@ def read(arguments: list[str]) -> Study:
     _require_arm(study, "baseline", study.baseline)
     for arm in study.solve_in:
         _require_arm(study, "solve_in", arm)
+    every = [f"{size}/{arm}" for size in study.sizes for arm in study.arms]
+    for cell in study.cells:
+        require(cell in every, "cells", cell, f"one of {', '.join(every)}{nearest(cell, every)}")
     ascending = tuple(sorted({rate for rate in study.rates if rate > 0}))
     require(len(study.rates) > 1 and study.rates == ascending, "rates", study.rates, "two rates or more, in ascending order")
     allowed = "'' with match='tokens', which leaves nothing to solve for"
@@ -94,7 +98,7 @@ def config_of(study: Study, size: str, arm: str, *more: str) -> Config:
     """The resolved config of an arm at a size, with further overrides. Raises UserError that names the arm."""
     from xfresearch.data.tokenizers import vocab_size
 
-    overrides = (*study.options, *study.sizes[size], *study.arms[arm], *more)
+    overrides = (*study.options, *study.sizes[size], *study.arms[arm], *study.cells.get(f"{size}/{arm}", ()), *more)
     try:
         config = parse(["--config", study.base, *(f"--config.{each}" for each in overrides)])
     except UserError as error:

@@ -14,6 +14,8 @@ from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import deciding
 
+LEAST_SPREAD = 1.3  # of the parameters of the largest and the smallest size, for a trend
+
 
 def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: float = math.nan) -> dict:
     """The outcome of a study whose runs have all ended. unigram: the metric of a model that knows how frequent each byte
@@ -123,14 +125,15 @@ def _failure(arm: dict, unigram: float) -> str:
 
 
 def _trend(study: Study, arm: str, arms: Mapping[Cell, dict]) -> dict | None:
-    """How the difference of an arm changes with the baseline's parameters; None for one size."""
+    """How the difference of an arm changes with the baseline's parameters; None if sizes differ in something else."""
     by_size = {}
     for size in study.sizes:
         found, baseline = arms[Cell(size, arm)], arms[Cell(size, study.baseline)]
         if "difference" not in found:
             return None
         by_size[float(baseline["parameters"])] = np.subtract(found["values"], baseline["values"])
-    return statistics.trend(by_size)._asdict() if len(by_size) > 1 else None
+    spread = max(by_size) / min(by_size) > LEAST_SPREAD
+    return statistics.trend(by_size)._asdict() if spread else None
 
 
 def overhead(results) -> float:

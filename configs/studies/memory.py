@@ -1,0 +1,23 @@
+"""Feed-forward layers against persistent memory slots in attention."""
+
+from configs.studies import common
+from configs.studies.common import block
+
+
+def get_config(size: str = "full"):
+    study = common.base(size)
+    study.question = "Can attention over persistent memory replace the feed-forward layer?"
+    study.rule = (
+        "It can, if an arm without feed-forward layers is equivalent to or better than the baseline at both sizes. QK-norm "
+        "matters for it if the two all-attention arms have different verdicts, or intervals that do not overlap."
+    )
+    study.baseline = "feed_forward"
+    all_attention = ("model.final_norm=none", *block("layout=all_attention", "attention.memory_slots=256"))
+    study.arms = {
+        "feed_forward": (),
+        "beside": block("attention.memory_slots=64"),
+        "all_attention": all_attention,
+        "all_attention_qk_norm": (*all_attention, *block("attention.qk_norm=rms")),
+    }
+    study.solve_in = {"all_attention": common.SLOTS, "all_attention_qk_norm": common.SLOTS}
+    return study
