@@ -80,15 +80,12 @@ def draw(found: dict, folder: Path) -> None:
     traced = {name: of["trace"]["values"] for name, of in found.items() if "trace" in of}
     if not traced:
         return
-    values = list(dict.fromkeys(value for of in traced.values() for value in of))
-    size = 3.1 * len(values), 2.9 * len(traced)
-    figure, axes = plt.subplots(len(traced), len(values), figsize=size, squeeze=False, layout="constrained")
+    columns = max(map(len, traced.values()))
+    size = 3.1 * columns, 2.9 * len(traced)
+    figure, axes = plt.subplots(len(traced), columns, figsize=size, squeeze=False, layout="constrained")
     for row, (name, of) in zip(axes, traced.items(), strict=True):
         top = max(np.nanmax(np.array(x_NC, float)) for x_NC in of.values())
-        for axis, value in zip(row, values, strict=True):
-            if value not in of:
-                axis.axis("off")
-                continue
+        for axis, value in zip(row, of, strict=True):
             drawn = axis.imshow(np.array(of[value], float), origin="lower", cmap="Purples", vmin=0, vmax=top, aspect="auto")
             axis.set_title(f"{name}: {value.replace('_', '-')}", fontsize=9)
             axis.set_xticks(range(len(CLASSES)), CLASSES, rotation=40, ha="right", fontsize=7)
