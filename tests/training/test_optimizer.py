@@ -52,6 +52,12 @@ def test_schedules_are_those_of_optax(schedule, steps, warmup):
     np.testing.assert_allclose(found, [expected(step) for step in at], rtol=1e-5)
 
 
+def test_in_float64_the_rate_is_exact(x64):
+    hyper = hyper_of(Config(optimizer=CONFIG, steps=110))
+    expected = 0.1 + 0.9 * (1 + np.cos(np.pi * 37 / 100)) / 2
+    np.testing.assert_allclose(learning_rate("cosine", hyper, jnp.int32(47)), expected, rtol=1e-15)
+
+
 AXES = {
     "embed": {"table": Axes("VD")},
     "blocks": {"main": {"attention": {"query": {"kernel": Axes("NDHK", "D", "HK")}}}},

@@ -31,7 +31,8 @@ def without_hyper(config: Config) -> Config:
 def learning_rate(schedule: str, hyper: dict, step):
     """The learning rate of update number `step` (from 0): linear warm-up from peak / warmup to the peak, then the schedule
     until hyper["steps"]."""
-    peak, warmup, steps = hyper["learning_rate"], hyper["warmup"], hyper["steps"]
+    peak, warmup = hyper["learning_rate"], hyper["warmup"]
+    step, steps = (jnp.asarray(count, peak.dtype) for count in (step, hyper["steps"]))  # int32 / int32 is float32
     last = peak * hyper["final_fraction"]
     count, after = step - warmup, jnp.maximum(steps - warmup, 1)  # updates since the warm-up, and all that follow it
     decay = jnp.maximum(jnp.round(hyper["decay_fraction"] * steps), 1)
