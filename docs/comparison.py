@@ -8,7 +8,6 @@ given seed, all variants train on the same batches. A variant is skipped if the 
 the same config.
 """
 
-import hashlib
 import json
 import math
 import statistics
@@ -19,8 +18,7 @@ from pathlib import Path
 
 from configs.variants import VARIANTS
 from xfresearch.command import Parser, run
-from xfresearch.config.comparing import RESULT
-from xfresearch.config.fields import leaves
+from xfresearch.config.comparing import fingerprint
 from xfresearch.config.files import parse
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
@@ -56,11 +54,11 @@ def compare(seeds: int, overrides: list[str], output: str, only: list[str] = ())
         for name in bar:
             bar.set_postfix_str(name)
             config = _with_vocabulary(parse(["--config", name, *overrides]))
-            fingerprint = _fingerprint(config)
+            own = fingerprint(config, without=("seed",))
             row = rows.get(name, {})
-            if row.get("config") != fingerprint or len(row["bits_per_byte"]) < seeds:
+            if row.get("config") != own or len(row["bits_per_byte"]) < seeds:
                 trial = Trial(config)
-                row = {"config": fingerprint, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
+                row = {"config": own, "bits_per_byte": [trial.train(seed) for seed in range(seeds)]}
                 row["relative_speed"] = relative_speed(trial.timer(), baseline())
                 rows[name] = row | environment()
                 write_rows(output, rows)
@@ -87,12 +85,6 @@ def table(rows: dict) -> str:
         mean, deviation = summary(values)
         lines.append(f"{name:45}{mean:9.3f} +-{deviation:.3f}{row['relative_speed']:8.2f}")
     return "\n".join(lines)
-
-
-def _fingerprint(config: Config) -> str:
-    """A digest of the options that determine a run's result, without the seed."""
-    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in RESULT and leaf.path != "seed"}
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _with_vocabulary(config: Config) -> Config:

@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> None:
     planned = plan.make(study)
     every = cells(study)
     chosen = every if options.cell is None else [_cell(every, options.cell)]
-    print("\n".join(plan.lines(study, plan.timed(planned))), flush=True)
+    first = options.plan or (options.cell is None and not conducting.begun(options.workdir))
+    print("\n".join(plan.lines(study, plan.timed(planned) if first else planned)), flush=True)
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)

@@ -1,5 +1,7 @@
-"""Differences between two configs."""
+"""Differences between two configs, and the fingerprint of one."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 
 from xfresearch.config.fields import leaves
@@ -29,3 +31,9 @@ def _values(config, key: str, wanted: set[str]) -> dict:
 def flat(config) -> dict:
     """{dotted path: value} of every option."""
     return {leaf.path: leaf.value for leaf in leaves(config)}
+
+
+def fingerprint(config, without: tuple[str, ...] = ()) -> str:
+    """A digest of the options that determine a run's result, without those at the paths `without`."""
+    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in RESULT and leaf.path not in without}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

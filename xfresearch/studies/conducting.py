@@ -26,6 +26,11 @@ DESIGN, RESULTS = "study.json", "results.json"
 FIXED = ("question", "rule", "baseline", "metric", "margin")  # what was decided before the first run
 
 
+def begun(workdir) -> bool:
+    """Whether the directory has a study."""
+    return exists(epath.Path(workdir) / DESIGN)
+
+
 def keep_design(study: Study, workdir) -> None:
     """Writes the design. Raises UserError if the directory has another study, or the same with another rule: a rule that
     changes after the runs is none."""

@@ -4,8 +4,6 @@ A run that was interrupted goes on at its checkpoint. A finished one has a resul
 has changed. Its checkpoints are removed, unless the study keeps them.
 """
 
-import hashlib
-import json
 import math
 import signal
 import sys
@@ -15,8 +13,7 @@ from dataclasses import replace
 
 from etils import epath
 
-from xfresearch.config.comparing import RESULT
-from xfresearch.config.fields import leaves
+from xfresearch.config.comparing import fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged
 from xfresearch.files import exists, read_object, write_json
@@ -50,19 +47,13 @@ def config_of_trial(trial: Trial, config: Config) -> Config:
     return replace(config, seed=trial.seed, optimizer=optimizer, log=log, checkpoint=checkpoint)
 
 
-def digest(config: Config) -> str:
-    """Of the options that determine a run's result."""
-    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in RESULT}
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def read_result(workdir, trial: Trial, config: Config) -> dict | None:
     """The result of a run of this config; None if it has not finished, or had another config."""
     file = epath.Path(workdir) / trial.folder / RESULT_FILE
     if not exists(file):
         return None
     found = read_object(file)
-    return found if found.get("digest") == digest(config_of_trial(trial, config)) else None
+    return found if found.get("fingerprint") == fingerprint(config_of_trial(trial, config)) else None
 
 
 def deciding(study: Study, found: dict) -> float:
@@ -96,7 +87,7 @@ def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Call
         clock, began = Clock(), time.time()
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
-        found = {"digest": digest(config), "evaluation": {}, "step": 0}
+        found = {"fingerprint": fingerprint(config), "evaluation": {}, "step": 0}
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
         except Diverged as error:
