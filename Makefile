@@ -7,13 +7,14 @@
 # make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
+# make studies    runs what is missing of the studies of docs/questions; hours on two cores, continues after an interruption
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 
-.PHONY: train test long mutations parity eval lock libtpu plans docs clean
+.PHONY: train test long mutations parity eval lock libtpu plans studies docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -47,6 +48,9 @@ plans: $(VENV)/.ready-plan
 	$(BIN)/python -m xfresearch.planning.named --json docs/data/scale.json
 	$(BIN)/python -m pytest -m long tests/planning/test_named.py
 	$(BIN)/python -m docs.write
+
+studies: $(VENV)/.ready
+	$(BIN)/python -m docs.studies
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

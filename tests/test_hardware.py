@@ -103,5 +103,8 @@ def test_git_commit_of_a_checkout_marks_changes_as_dirty(tmp_path):
     assert git_commit(tmp_path) == commit
     (tmp_path / "inner").mkdir()
     assert git_commit(tmp_path / "inner") == ""
+    (tmp_path / "docs" / "data").mkdir(parents=True)
+    (tmp_path / "docs" / "data" / "figures.json").write_text("{}")
+    assert git_commit(tmp_path) == commit
     (tmp_path / "new.py").write_text("2")
     assert git_commit(tmp_path) == commit + "-dirty"

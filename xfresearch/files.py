@@ -127,10 +127,10 @@ def read_object(path) -> dict:
     return value
 
 
-def write_rows(path, rows: dict) -> None:
-    """Writes {"rows": rows} as JSON with one row per line. Otherwise like `write_json`."""
-    lines = (f"{json.dumps(name)}: {json.dumps(finite(row), default=float)}" for name, row in rows.items())
-    write_text(path, '{"rows": {\n' + ",\n".join(lines) + "\n}}\n")
+def write_rows(path, rows: dict, name: str = "rows") -> None:
+    """Writes {name: rows} as JSON with one row per line. Otherwise like `write_json`."""
+    lines = (f"{json.dumps(key)}: {json.dumps(finite(row), default=float)}" for key, row in rows.items())
+    write_text(path, f"{{{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}}\n")
 
 
 def finite(value):

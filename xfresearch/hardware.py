@@ -121,7 +121,8 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(source: Path = SOURCE) -> str:
-    """The commit of the checkout at `source`, with '-dirty' if files are changed or new; '' if it is not a checkout.
+    """The commit of the checkout at `source`, with '-dirty' if files are changed or new, other than the figures in
+    docs/data, which commands write; '' if it is not a checkout.
 
     launch/pack.sh writes it to a file of a packed checkout.
     """
@@ -129,7 +130,8 @@ def git_commit(source: Path = SOURCE) -> str:
         packed = source / "COMMIT"
         return packed.read_text().strip() if packed.is_file() else ""
     commit = _git(source, "rev-parse", "HEAD")
-    return f"{commit}-dirty" if commit and _git(source, "status", "--porcelain") else commit
+    changed = _git(source, "status", "--porcelain", "--", ".", ":(exclude)docs/data")
+    return f"{commit}-dirty" if commit and changed else commit
 
 
 def _git(source: Path, *arguments: str) -> str:

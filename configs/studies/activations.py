@@ -9,6 +9,6 @@ def get_config(size: str = "full"):
     study.question = "Which activation is best at equal compute?"
     study.rule = "An activation is better than ReLU if its verdict is 'better' at both sizes."
     study.baseline = "relu"
-    kinds = ("relu", "gelu", "relu2", "glu", "bilinear", "geglu", "swiglu", "solu")
+    kinds = ("relu", "gelu", "glu", "geglu", "swiglu", "solu")
     study.arms = {kind: block(f"feed_forward.kind={kind}") for kind in kinds}
     return study

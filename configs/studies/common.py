@@ -1,4 +1,7 @@
-"""What the studies share: WikiText-2, two sizes, and learning rates."""
+"""What the studies share: WikiText-2, two sizes, learning rates, and probes.
+
+Arms that several studies have, such as the base, are one config: with `--reuse` they are trained once.
+"""
 
 from xfresearch.errors import UserError, nearest
 from xfresearch.studies.design import default_study
@@ -9,7 +12,7 @@ SLOTS = "model.blocks.main.attention.memory_slots"
 DATA = ("data.corpus=('wikitext2',)", "data.tokenizer=bpe", "data.bpe_vocab=1024")
 TRAINING = ("batch_size=16", "sequence_length=128", "steps=1000", "optimizer.warmup=50")
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
-LARGE = ("model.width=128", "model.depth=5", "model.blocks.main.attention.heads=4")
+LARGE = ("model.width=128", "model.depth=4", "model.blocks.main.attention.heads=4")
 TINY = ("steps=30", "batch_size=8", "sequence_length=64", "optimizer.warmup=3", "evaluation.final_sequences=16")
 
 
@@ -24,11 +27,11 @@ def base(size: str, sizes: tuple[str, ...] = SIZES):
         raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     study = default_study()
     study.base = "configs/variants.py:tiny"
-    study.options, study.probes = (*DATA, *TRAINING), ("copying", "recall", "induction")
-    study.sizes = {"small": SMALL, "large": LARGE}
+    study.options, study.probes = (*DATA, *TRAINING), ("copying", "recall", "induction", "sink")
+    study.sizes, study.tune_at = {"small": SMALL, "large": LARGE}, "small"
     study.solve = HIDDEN
     if size == "tiny":
         study.options = TINY
-        study.sizes = {"tiny": ("model.width=32", "model.depth=2")}
+        study.sizes, study.tune_at = {"tiny": ("model.width=32", "model.depth=2")}, ""
         study.rates, study.extensions, study.seeds, study.tiny = (1e-2, 3e-2), 0, 2, True
     return study

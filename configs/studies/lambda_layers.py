@@ -21,4 +21,5 @@ def get_config(size: str = "full"):
             f"length_{length}": (*common.SMALL, f"sequence_length={length}", f"batch_size={rows}")
             for length, rows in lengths.items()
         }
+        study.tune_at = "length_128"
     return study

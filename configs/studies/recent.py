@@ -12,10 +12,7 @@ def get_config(size: str = "full"):
     study.arms = {
         "softmax": (),
         "output_gate": block("attention.output_gate=elementwise"),
-        "head_gate": block("attention.output_gate=head"),
-        "off_by_one": block("attention.sink=off_by_one"),
         "learned_sink": block("attention.sink=learned"),
         "differential": block("attention.kind=differential"),
     }
-    study.probes = (*study.probes, "sink")
     return study

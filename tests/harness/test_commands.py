@@ -17,6 +17,7 @@ from xfresearch import compare, evaluate, loading
 from xfresearch.errors import UserError
 from xfresearch.harness import measuring, scoring, tasks
 from xfresearch.harness.items import Items
+from xfresearch.studies import probes
 
 MISSING = "lm_eval is not installed: requirements-eval.txt"
 KINDS = ("piqa", "winogrande", "lambada", "boolq")
@@ -80,6 +81,13 @@ def test_metrics_match_their_definitions(lm_eval, runs, data, tmp_path, capfd, m
     out, err = capfd.readouterr()
     assert out.splitlines()[0].split() == ["task", "items", "shots", "metric", "value", "+-"]
     assert len(out.splitlines()) == 1 + 6 and err.count("\n") == 1  # no messages of lm_eval's own
+
+
+def test_a_probe_of_a_study_is_the_metric_of_a_task(lm_eval, runs, data, tmp_path):
+    task = evaluated(data, tmp_path, "--workdir", runs[0])["tasks"]["piqa"]
+    names = "tasks.piqa", "tasks.boolq"
+    found = probes.measure(loading.load(runs[0]), names, runs[0], str(data))
+    assert list(found) == list(names) and found["tasks.piqa"] == next(iter(task["metrics"].values()))["value"]
 
 
 def test_prompts_equal_those_of_lm_eval(lm_eval, data, tmp_path):

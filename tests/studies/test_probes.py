@@ -7,6 +7,7 @@ import pytest
 
 from tests.contracts.variants import model
 from xfresearch import LanguageModel
+from xfresearch.analysis.registry import ANALYSES, Analysis
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.models import transformer
@@ -64,6 +65,24 @@ def test_probes_of_a_model_with_random_parameters(monkeypatch):
     lm = LanguageModel(config, transformer.init(config, jax.random.key(0)), None, Config(sequence_length=32))
     found = probes.measure(lm, ("copying", "recall"))
     assert all(abs(value) < 0.2 for value in found.values())
+
+
+def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):
+    calls = []
+
+    def run(lm):
+        calls.append(lm)
+        return SimpleNamespace(summary={"entropy": (0.5, 0.1), "mass on slots": (0.25, np.nan)})
+
+    for applies, wanted in (("", [0.5, 0.25]), ("no attention", [np.nan, np.nan])):
+        monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config, reason=applies: reason, ""))
+        names = "attention.entropy", "attention.mass on slots"
+        found = probes.measure(SimpleNamespace(config=None), names)
+        np.testing.assert_array_equal([found[name] for name in names], wanted)
+    assert len(calls) == 1
+    monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config: "", ""))
+    with pytest.raises(UserError, match="probes='attention.x' is not allowed: it must be attention. and one of entropy"):
+        probes.measure(SimpleNamespace(config=None), ("attention.x",))
 
 
 def test_a_probe_that_does_not_exist_is_refused():

@@ -11,8 +11,9 @@ import pytest
 from xfresearch import study
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
-from xfresearch.studies import conducting, outcome, report
-from xfresearch.studies.running import read_result
+from xfresearch.studies import conducting, design, outcome, plan, report
+from xfresearch.studies.cells import Cell
+from xfresearch.studies.running import open_store
 
 FILE = """
 from configs.studies import common
@@ -57,6 +58,11 @@ def finished(config, tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def no_training(monkeypatch):
+    monkeypatch.setattr(conducting, "run_trial", None)
+
+
 def test_a_study_that_is_killed_resumes_and_reports_the_same(config, finished, tmp_path, monkeypatch):
     trials, run_trial = [], conducting.run_trial
 
@@ -90,17 +96,18 @@ def test_checkpoints_are_removed_and_curves_are_kept(finished):
     assert all(json.loads(file.read_text())["curve"] for file in results)
 
 
-def test_a_finished_study_trains_nothing_again(config, finished, monkeypatch):
-    monkeypatch.setattr(conducting, "run_trial", None)
+def test_a_finished_study_trains_nothing_again(config, finished, no_training):
     run(config, finished)
 
 
 def test_results_of_another_config_do_not_count(config, finished):
     chosen, solved = design_of(config)
-    found = conducting.results(chosen, finished, solved)
+    found = conducting.results(chosen, open_store(finished), solved)
     trial, cell = next(iter(found)), next(iter(solved))
-    other = solved[cell]._replace(config=replace(solved[cell].config, steps=13))
-    assert read_result(finished, trial, solved[cell].config) and read_result(finished, trial, other.config) is None
+    store, other = open_store(finished), replace(solved[cell].config, steps=13)
+    assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
+    for change in ({"probes": ("sink",)}, {"metric": "loss"}):  # a run that measured less, or another metric
+        assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
 
 
 def test_a_rule_does_not_change_after_the_runs(config, finished):
@@ -123,7 +130,7 @@ def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, 
 
 def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished):
     chosen, solved = design_of(config)
-    found = conducting.results(chosen, finished, solved)
+    found = conducting.results(chosen, open_store(finished), solved)
     trials = list(found)
     with pytest.raises(UserError, match="the study has no result of tiny/"):
         outcome.found(chosen, solved, {trial: found[trial] for trial in trials[:-1]})
@@ -135,8 +142,8 @@ def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished):
 
 def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(config, finished, tmp_path):
     chosen, solved = design_of(config)
-    found = conducting.results(chosen, finished, solved)
-    of_parallel = {trial: {"evaluation": {}, "wall_seconds": 1.0} for trial in found if trial.cell.arm == "parallel"}
+    found = conducting.results(chosen, open_store(finished), solved)
+    of_parallel = {trial: found[trial] | {"evaluation": {}} for trial in found if trial.cell.arm == "parallel"}
     outcome_found = outcome.found(chosen, solved, found | of_parallel)
     assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "diverged: every learning rate"}
     write_json(tmp_path / "results.json", outcome_found)
@@ -146,17 +153,43 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     chosen, solved = design_of(config)
-    found = conducting.results(chosen, finished, solved)
+    found = conducting.results(chosen, open_store(finished), solved)
     size = outcome.found(chosen, solved, found, unigram=1e-3)["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
     assert outcome.found(chosen, solved, found, unigram=math.inf)["sizes"]["tiny"]["failures"] == {}
 
 
 def design_of(config):
-    from xfresearch.studies import design, plan
-
     chosen = design.read(config)
     return chosen, plan.make(chosen).matched
+
+
+def test_runs_of_another_study_are_not_trained_again(config, finished, tmp_path, no_training):
+    with pytest.raises(UserError, match=f"--reuse={tmp_path} is not allowed: it must be the directory of a study"):
+        run(config, tmp_path / "new", "--reuse", str(tmp_path))
+    run(config, tmp_path / "new", "--reuse", str(finished), "--config.question=Another?")
+    other = read_object(tmp_path / "new" / "results.json")
+    assert other["sizes"] == read_object(finished / "results.json")["sizes"]
+
+
+def test_the_design_and_the_results_of_runs_are_enough_to_go_on(config, finished, tmp_path, no_training):
+    for name in ("study.json", "runs.json"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    run(config, tmp_path)
+    assert read_object(tmp_path / "results.json")["sizes"] == read_object(finished / "results.json")["sizes"]
+
+
+def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatch):
+    speeds = {Cell("tiny", "base"): 1.0, Cell("tiny", "parallel"): 0.75}
+    monkeypatch.setattr(plan, "seconds_per_update", lambda configs: {cell: speeds[cell] for cell in configs})
+    size = "('steps=3','model.width=16','model.depth=1')"
+    flags = "--config.match=seconds", "--config.solve=steps", f"--config.sizes.tiny={size}"
+    run(config, tmp_path, *flags)
+    arm = read_object(tmp_path / "results.json")["sizes"]["tiny"]["arms"]["parallel"]
+    assert arm["steps"] == 4 and arm["mismatch"] == 0
+    speeds[Cell("tiny", "parallel")] = 3.0
+    monkeypatch.setattr(conducting, "run_trial", None)
+    run(config, tmp_path, *flags)
 
 
 def test_two_processes_do_not_train_one_run(config, finished, tmp_path):
@@ -166,3 +199,14 @@ def test_two_processes_do_not_train_one_run(config, finished, tmp_path):
         command = [sys.executable, "-m", "xfresearch.study", *config, "--workdir", str(tmp_path), "--cell=0"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "another process is training in it" in done.stderr
+
+
+def test_existing_runs_have_a_report_too(finished, tmp_path):
+    runs = [str(finished / "tiny" / "base" / f"rate-{rate}-seed-1000") for rate in (0.01, 0.03)]
+    run([], tmp_path / "both", "--runs", *runs)
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "optimizer.learning_rate" in page and "FLOPs of training" in page and "seconds of training" in page
+    with pytest.raises(UserError, match="--plan is not allowed with --runs"):
+        run([], tmp_path / "both", "--runs", *runs, "--plan")
+    with pytest.raises(UserError, match="--config FILE or --runs RUN RUN ... is required"):
+        run([], tmp_path / "both")

@@ -1,8 +1,9 @@
 """The runs of a study. A cell is an arm at a size; its runs have different learning rates and seeds.
 
 First every rate of the grid runs with one seed that no comparison uses. If the best rate is the smallest or the largest
-one, a further one is tried, as often as the study allows. Then the seeds run at the best rate. All of this follows from the
-results so far: an interrupted study goes on, and the cells of a study may run on different machines.
+one, a further one is tried, as often as the study allows. Then the seeds run at the best rate. With `tune_at`, the rates run
+at that size alone, and the other sizes have the rate that is best there. All of this follows from the results so far: an
+interrupted study goes on, and the jobs of a study may run on different machines.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,9 +42,23 @@ def cells(study: Study) -> list[Cell]:
     return [Cell(size, arm) for size in study.sizes for arm in arms]
 
 
-def tried(results: Results, cell: Cell) -> dict[float, float]:
-    """The result of each learning rate of a cell, by the seed that chooses."""
-    return {trial.rate: loss for trial, loss in results.items() if trial.cell == cell and trial.seed == TUNING_SEED}
+def jobs(study: Study) -> list[list[Cell]]:
+    """The cells that one job runs, because they share learning rates: one cell, or with `tune_at` those of an arm."""
+    every = cells(study)
+    if not study.tune_at:
+        return [[cell] for cell in every]
+    return [[cell for cell in every if cell.arm == arm] for arm in dict.fromkeys(cell.arm for cell in every)]
+
+
+def tuned(study: Study, cell: Cell) -> Cell:
+    """The cell in which the learning rates of a cell are tried."""
+    return Cell(study.tune_at or cell.size, cell.arm)
+
+
+def tried(study: Study, results: Results, cell: Cell) -> dict[float, float]:
+    """The result of each learning rate that was tried for a cell, by the seed that chooses."""
+    at = tuned(study, cell)
+    return {trial.rate: loss for trial, loss in results.items() if trial.cell == at and trial.seed == TUNING_SEED}
 
 
 def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
@@ -59,11 +74,11 @@ def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:
 
 
 def next_trial(study: Study, results: Results, cell: Cell) -> Trial | None:
-    """The next run of a cell; None if it is complete, or every learning rate diverged."""
-    losses = tried(results, cell)
+    """The next run for a cell; None if it is complete, or every learning rate diverged."""
+    losses = tried(study, results, cell)
     rate = next_rate(study, losses)
     if rate is not None:
-        return Trial(cell, rate, TUNING_SEED)
+        return Trial(tuned(study, cell), rate, TUNING_SEED)
     best = statistics.best_rate(losses)
     if best is None:
         return None
@@ -78,5 +93,6 @@ def seeded(study: Study, cell: Cell, rate: float) -> list[Trial]:
 def planned(study: Study) -> Iterator[Trial]:
     """All runs of a study whose best rates lie inside the grid; for a plan, at the middle rate of the grid."""
     for cell in cells(study):
-        yield from (Trial(cell, rate, TUNING_SEED) for rate in study.rates)
+        if cell == tuned(study, cell):
+            yield from (Trial(cell, rate, TUNING_SEED) for rate in study.rates)
         yield from seeded(study, cell, study.rates[len(study.rates) // 2])

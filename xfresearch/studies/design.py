@@ -32,13 +32,14 @@ class Study:
     arms: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # name: overrides
     cells: dict[str, Overrides] = dataclasses.field(default_factory=dict)  # 'size/arm': further overrides
     baseline: str = option("", "the arm that the others are compared with")
-    match: Literal["flops", "parameters", "tokens"] = option(
-        "flops", "what an arm has as much of as the baseline: FLOPs of training, parameters, or tokens"
+    match: Literal["flops", "parameters", "tokens", "seconds"] = option(
+        "flops", "what arms have as much of as the baseline: FLOPs of training, parameters, tokens, or seconds of updates"
     )
     solve: str = option("", "option that is solved for in every arm, such as 'steps' or 'model.width'; '' for none")
     solve_in: dict[str, str] = dataclasses.field(default_factory=dict)  # arm: another option, or '' for none
     multiple: int = option(8, "a size that is solved for is a multiple of this", low=1)
     rates: tuple[float, ...] = option((1e-3, 3e-3, 1e-2), "learning rates that every arm tries, in ascending order")
+    tune_at: str = option("", "size at which learning rates are chosen for all sizes; '' for each size by itself")
     extensions: int = option(2, "further rates if the best one lies at the edge of those tried", low=0)
     seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2)
     metric: Literal["bits_per_byte", "loss", "accuracy"] = option("bits_per_byte", "held-out measure that decides")
@@ -47,6 +48,8 @@ class Study:
         0.01, "expected standard deviation of paired differences, for the plan; measured as soon as there are two", above=0.0
     )
     probes: tuple[str, ...] = option((), "what else is measured on every run (studies/probes.py)")
+    task_data: str = option("", "directory of the data of probes 'tasks.NAME' (--task-data of evaluate)", decides="machine")
+    machine: Overrides = option((), "overrides that are paths of a machine, such as 'data.cache_dir=...'", decides="machine")
     tiny: bool = option(False, "a trial of the command, whose report says that it shows nothing")
     keep: bool = option(False, "keep the checkpoints of all runs, not only their results")
 
@@ -72,12 +75,20 @@ def read(arguments: list[str]) -> Study:
         require(cell in every, "cells", cell, f"one of {', '.join(every)}{nearest(cell, every)}")
     ascending = tuple(sorted({rate for rate in study.rates if rate > 0}))
     require(len(study.rates) > 1 and study.rates == ascending, "rates", study.rates, "two rates or more, in ascending order")
+    require(study.tune_at in ("", *study.sizes), "tune_at", study.tune_at, f"'' or one of {', '.join(study.sizes)}")
     allowed = "'' with match='tokens', which leaves nothing to solve for"
     require(study.match != "tokens" or not study.solve, "solve", study.solve, allowed)
     allowed = "an option of the model: with match='parameters' the updates change nothing"
     require(study.match != "parameters" or study.solve != "steps", "solve", study.solve, allowed)
-    probes.check(study.probes)
+    others = {study.solve, *study.solve_in.values()} - {"", "steps"}
+    require(study.match != "seconds" or not others, "solve", ", ".join(others), "'steps' with match='seconds'")
+    probes.check(study.probes, study.task_data)
     return dataclasses.replace(study, sizes=_ascending(study))
+
+
+def described(study: Study) -> dict:
+    """The design as plain values, without paths of this machine."""
+    return {name: value for name, value in dataclasses.asdict(study).items() if name not in ("machine", "task_data")}
 
 
 def _ascending(study: Study) -> dict[str, Overrides]:
@@ -98,7 +109,8 @@ def config_of(study: Study, size: str, arm: str, *more: str) -> Config:
     """The resolved config of an arm at a size, with further overrides. Raises UserError that names the arm."""
     from xfresearch.data.tokenizers import vocab_size
 
-    overrides = (*study.options, *study.sizes[size], *study.arms[arm], *study.cells.get(f"{size}/{arm}", ()), *more)
+    of_cell = *study.sizes[size], *study.arms[arm], *study.cells.get(f"{size}/{arm}", ())
+    overrides = (*study.options, *study.machine, *of_cell, *more)
     try:
         config = parse(["--config", study.base, *(f"--config.{each}" for each in overrides)])
     except UserError as error:

@@ -1,11 +1,15 @@
-"""Arms of equal cost: solves for the size or the number of updates that gives an arm what the baseline has."""
+"""Arms of equal cost: solves for the size or the number of updates that gives an arm what the baseline has.
 
-from collections.abc import Callable
+Seconds depend on the machine: an update of every cell is timed (timing.py), and the number of updates follows.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
+from xfresearch.studies.cells import Cell
 from xfresearch.studies.design import Study, config_of
 
 LARGEST = 16  # times the size that the arm has before
@@ -38,22 +42,31 @@ def parameters(config: Config) -> float:
 COSTS: dict[str, Callable[[Config], float]] = {"flops": training_flops, "parameters": parameters, "tokens": tokens}
 
 
-def matched(study: Study, size: str, arm: str) -> Matched:
-    """The arm at a size with the solved option. Raises UserError if no value comes close."""
-    cost, target = COSTS[study.match], COSTS[study.match](config_of(study, size, study.baseline))
+def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float]) -> Matched:
+    """A cell with the solved option. seconds: of an update of each cell, for match='seconds'. Raises UserError if no value
+    comes close."""
+    size, arm = cell
+    cost = _cost(study, seconds.get(cell))
+    baseline = Cell(size, study.baseline)
+    target = _cost(study, seconds.get(baseline))(config_of(study, *baseline))
     key = study.solve_in.get(arm, study.solve if arm != study.baseline else "")
     config, solved = config_of(study, size, arm), ""
     if key:
-        value = _solve(study, size, arm, key, target)
+        value = _solve(study, cell, key, cost, target)
         solved = f"{key}={value}"
         config = config_of(study, size, arm, solved)
     mismatch = cost(config) / target - 1
     return Matched(config, solved, int(parameters(config)), training_flops(config), mismatch)
 
 
-def _solve(study: Study, size: str, arm: str, key: str, target: float) -> int:
+def _cost(study: Study, seconds: float | None) -> Callable[[Config], float]:
+    """What is matched. seconds: of an update of this config."""
+    return COSTS[study.match] if study.match in COSTS else lambda config: config.steps * seconds
+
+
+def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], target: float) -> int:
     """The value of an integer option with which the cost is closest to the target. The cost rises with the option."""
-    cost = COSTS[study.match]
+    size, arm = cell
     unit = 1 if key == "steps" else study.multiple
     first = _value(config_of(study, size, arm), key)
     low, high = 1, max(1, LARGEST * first // unit)

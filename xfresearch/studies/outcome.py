@@ -1,8 +1,7 @@
 """What a study found, as one dictionary: everything that its report shows, and that docs/ commits as JSON."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from xfresearch.errors import UserError
 from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
-from xfresearch.studies.design import Study
+from xfresearch.studies.design import Study, described
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import deciding
 
@@ -25,18 +24,28 @@ def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial,
     sizes = {size: _size(study, size, arms, unigram) for size in study.sizes}
     trends = {arm: _trend(study, arm, arms) for arm in study.arms if arm != study.baseline}
     return {
-        "study": asdict(study),
+        "study": described(study),
         "sizes": sizes,
         "trends": {arm: trend for arm, trend in trends.items() if trend},
         "overhead": overhead(results.values()),
         "seconds": sum(result["wall_seconds"] for result in results.values()),
         "runs": len(results),
+        "made": {"runs": _made(results.values())},
     }
+
+
+def _made(results: Iterable[Mapping]) -> list[str]:
+    """Where and when the runs were trained: 'commit, date, processor, devices' of each that differs, with their number."""
+    lines = []
+    for made in (result["made"] for result in results):
+        machine = made["machine"]
+        lines.append(f"{made['commit'][:7] or 'no commit'}, {made['date']}, {machine['cpu']}, {machine['devices']}")
+    return [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
 
 
 def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
     """One arm at one size."""
-    losses = tried(values, cell)
+    losses = tried(study, values, cell)
     rate = statistics.best_rate(losses)
     if rate is None:
         return _diverged(losses, matched)
@@ -98,9 +107,13 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
         differences = {name: statistics.paired(here[name]["values"], baseline["values"]) for name in compared}
     verdicts = statistics.verdicts(differences, study.margin)
     corrected = statistics.corrected({name: each.p for name, each in differences.items()})
+    no_worse = statistics.corrected({name: statistics.no_worse(each, study.margin) for name, each in differences.items()})
     for name, each in differences.items():
         here[name] |= {"difference": each._asdict(), "verdict": verdicts[name], "p_holm": corrected[name]}
-        here[name] |= {"p_equivalent": statistics.equivalence(each, study.margin)}
+        here[name] |= {"p_equivalent": statistics.equivalence(each, study.margin), "p_no_worse": no_worse[name]}
+        here[name] |= {"unpaired_deviation": each.independent_deviation, "saved": _saved(here[name], baseline)}
+    for arm in here.values():
+        arm["sensitivity"] = statistics.sensitivity(arm["tried"], unigram) if math.isfinite(unigram) else math.nan
     deviations = [each.deviation for each in differences.values()]
     deviation = float(np.median(deviations)) if deviations else study.deviation
     return {
@@ -113,6 +126,18 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
         "seeds_for_margin": statistics.seeds_for(study.margin, deviation) if deviation else 2,
         "unigram": unigram,
     }
+
+
+def points(arm: Mapping, axis: str) -> np.ndarray:
+    """[points, 3]: the curve of an arm by 'training_flops' or 'seconds', the metric, and the half width of its interval."""
+    curve_P3 = np.array(arm["curve"], np.float64).reshape(-1, 3)
+    return curve_P3 * np.array([arm[axis] / arm["steps"], 1, 1])
+
+
+def _saved(arm: Mapping, baseline: Mapping) -> dict[str, tuple[float, float]]:
+    """{axis: the share of its cost that the arm saves at the baseline's last metric, and the reverse}."""
+    axes = ("training_flops", "seconds") if arm["curve"] and baseline["curve"] else ()
+    return {axis: statistics.saved_at_equal_loss(points(arm, axis)[:, :2], points(baseline, axis)[:, :2]) for axis in axes}
 
 
 def _failure(arm: dict, unigram: float) -> str:

@@ -1,15 +1,15 @@
 """The plan of a study, before anything runs: runs, FLOPs, hours, and the smallest difference that it can find."""
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from xfresearch.studies import statistics
-from xfresearch.studies.cells import Cell, cells, planned
-from xfresearch.studies.design import Study
+from xfresearch.studies.cells import Cell, cells, planned, tuned
+from xfresearch.studies.design import Study, config_of
 from xfresearch.studies.matching import Matched, matched
+from xfresearch.studies.timing import Timer, seconds_per_update
 
 UPDATES = 3  # that are timed
 
@@ -23,16 +23,23 @@ class Plan(NamedTuple):
     detectable: float  # the smallest difference that is found with a chance of 80 %
 
 
-def make(study: Study) -> Plan:
-    """Solves for the sizes of all arms. Raises UserError for an arm whose config is not valid."""
-    solved = {cell: matched(study, *cell) for cell in cells(study)}
+def timings(study: Study) -> dict[Cell, float]:
+    """With match='seconds' those of an update of each cell, measured now; otherwise nothing."""
+    return seconds_per_update({cell: config_of(study, *cell) for cell in cells(study)}) if study.match == "seconds" else {}
+
+
+def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
+    """Solves for the sizes of all arms. seconds: of an update of each cell, for match='seconds' (default: `timings`).
+    Raises UserError for an arm whose config is not valid."""
+    seconds = timings(study) if seconds is None else seconds
+    solved = {cell: matched(study, cell, seconds) for cell in cells(study)}
     trials = list(planned(study))
     flops = sum(solved[trial.cell].training_flops for trial in trials)
     alpha = statistics.ALPHA / (len(study.arms) - 1)  # the first step of Holm's method
     return Plan(
         solved,
         len(trials),
-        len(trials) + study.extensions * len(solved),
+        len(trials) + study.extensions * sum(cell == tuned(study, cell) for cell in solved),
         flops,
         np.nan,
         statistics.detectable(study.deviation, study.seeds, alpha),
@@ -41,29 +48,10 @@ def make(study: Study) -> Plan:
 
 def timed(plan: Plan) -> Plan:
     """The plan with the hours that it takes on this machine, if all arms are as fast for each FLOP as the first one."""
-    return plan._replace(hours=plan.training_flops * _seconds_per_flop(next(iter(plan.matched.values()))) / 3600)
-
-
-def _seconds_per_flop(first: Matched) -> float:
-    """Of an update, measured."""
-    import jax
-
-    from xfresearch.data.pipeline import Batches
-    from xfresearch.sharding.mesh import make_mesh
-    from xfresearch.training import loop
-    from xfresearch.training.hyper import hyper_of
-    from xfresearch.training.program import shared_program
-
-    config = first.config
-    loop.setup_jax(config)
-    program = shared_program(config, make_mesh(config))
-    batch, state = Batches(config).batch(0), program.jit_init(hyper_of(config))
-    seconds = []
-    for _ in range(UPDATES):
-        began = time.perf_counter()
-        state, _ = jax.block_until_ready(program.jit_update(state, batch))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds) / (first.training_flops / config.steps)
+    first = next(iter(plan.matched.values()))
+    timer = Timer(first.config)
+    rate = first.training_flops / first.config.steps / min(timer() for _ in range(UPDATES))
+    return plan._replace(hours=plan.training_flops / rate / 3600)
 
 
 def lines(study: Study, plan: Plan) -> list[str]:

@@ -13,9 +13,17 @@ from xfresearch.files import write_text
 from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart
 from xfresearch.pages.html import write_page
 from xfresearch.statistics import mean_interval
-from xfresearch.studies.statistics import SMALL
+from xfresearch.studies.outcome import points
+from xfresearch.studies.statistics import ALPHA, SMALL
 
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
+SAVED = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the arm saves", "baseline saves")
+SAVED_ABOUT = (
+    "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
+    "baseline saves if it stops at that of the arm, read off the curves."
+)
+RATES = ("size", "arm", "learning rate: metric", "sensitivity")
+AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 TITLES = ("arm", "metric", "difference", "95 % interval", "p (Holm)", "verdict", "parameters", "learning rate", "seconds")
 WORDS = {
     "better": "better than {baseline}",
@@ -44,6 +52,8 @@ def verdicts(outcome: Mapping) -> list[str]:
             continue
         found = sizes[largest]["arms"][arm]
         words = WORDS[found["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
+        if found["verdict"] == "undecided" and found["p_no_worse"] < ALPHA:
+            words += f", but not worse by {study['margin']:g}"
         each = found["difference"]
         line = f"{arm} is {words}: {each['mean']:+.4f} {unit} ({each['low']:+.4f} to {each['high']:+.4f})"
         others = [f"{s['arms'][arm].get('verdict', 'no verdict')} at {name}" for name, s in sizes.items() if name != largest]
@@ -84,7 +94,7 @@ def notes(outcome: Mapping) -> list[str]:
         if noise:
             lines.append(
                 f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
-                f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}. "
+                f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}{_pairing(size)}. "
                 f"The sampling error of the held-out loss is {lowest:.4f} nats for each run, and is common to the runs. "
                 f"{study['seeds']} pairs find a difference of {size['detectable']:.4f} with a chance of 80 %; for "
                 f"{study['margin']:g} it takes {size['seeds_for_margin']}."
@@ -93,11 +103,30 @@ def notes(outcome: Mapping) -> list[str]:
         left = ", ".join(f"{arm} {value:+.2%}" for arm, value in mismatches.items())
         lines.append(f"{name}: matched {study['match']}" + (f"; left over: {left}." if left else ", to 0.05 %."))
     overhead = outcome["overhead"]
+    if study["tune_at"]:
+        lines.append(f"Learning rates were chosen at size {study['tune_at']}, and kept at the other sizes.")
     if overhead == overhead:
         hours = outcome["seconds"] / 3600
         runs = f"{outcome['runs']} runs took {hours:.1f} hours"
         lines.append(f"{runs}, {overhead:.1%} of it outside of updates and evaluation.")
     return lines
+
+
+def _pairing(size: Mapping) -> str:
+    """What pairing is worth."""
+    known = [arm["unpaired_deviation"] for arm in size["arms"].values() if arm.get("unpaired_deviation") is not None]
+    return f", {np.median(known):.4f} if runs were not paired" if known else ""
+
+
+def saved_rows(outcome: Mapping) -> list[tuple[str, ...]]:
+    """What each arm saves at the last metric of the baseline, and the baseline at that of the arm."""
+    found = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            shares = [share for axis in arm.get("saved", {}).values() for share in axis]
+            if shares:
+                found.append((size, name, *("never reached" if share is None else f"{share:+.1%}" for share in shares)))
+    return found
 
 
 def markdown(outcome: Mapping) -> str:
@@ -108,8 +137,10 @@ def markdown(outcome: Mapping) -> str:
         parts += [f"## {size}", "", _table(TITLES, rows(outcome, size)), ""]
     if study["probes"]:
         parts += ["## Probes", "", _table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
+    if saved := saved_rows(outcome):
+        parts += ["## Cost at equal quality", "", SAVED_ABOUT, "", _table(SAVED, saved), ""]
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
-    return "\n".join([*parts, _table(("size", "arm", "learning rate: metric"), rates(outcome)), ""])
+    return "\n".join([*parts, _table(RATES, rates(outcome)), ""])
 
 
 def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
@@ -127,13 +158,16 @@ def _with_half(values: list) -> str:
     return "" if mean != mean else f"{mean:.3f} +- {half:.3f}"
 
 
-def rates(outcome: Mapping) -> list[tuple[str, str, str]]:
-    """The learning rates that every arm tried."""
-    found = []
+def rates(outcome: Mapping) -> list[tuple[str, str, str, str]]:
+    """The learning rates that every arm tried, and their sensitivity: the mean rise over the best (statistics.py)."""
+    found, tuned_at = [], outcome["study"]["tune_at"]
     for size, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():
+            if tuned_at not in ("", size):
+                continue
             tried = sorted(arm["tried"].items(), key=lambda each: float(each[0]))
-            found.append((size, name, ", ".join(f"{float(rate):g}: {_known(value)}" for rate, value in tried)))
+            words = ", ".join(f"{float(rate):g}: {_known(value)}" for rate, value in tried)
+            found.append((size, name, words, "" if arm["sensitivity"] is None else f"{arm['sensitivity']:.4f}"))
     return found
 
 
@@ -154,7 +188,11 @@ def page(outcome: Mapping) -> dict:
         "titles": TITLES,
         "tables": {size: rows(outcome, size) for size in outcome["sizes"]},
         "colours": {arm: RUN_COLOURS[number % len(RUN_COLOURS)] for number, arm in enumerate(study["arms"])},
-        "charts": {size: _chart(outcome, size) for size in outcome["sizes"]},
+        "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
+        "saved_titles": SAVED,
+        "saved_about": SAVED_ABOUT,
+        "saved": saved_rows(outcome),
+        "rate_titles": RATES,
         "unit": UNITS[study["metric"]],
         "probe_titles": ("size", "arm", *study["probes"]),
         "probes": probe_rows(outcome) if study["probes"] else [],
@@ -164,16 +202,23 @@ def page(outcome: Mapping) -> dict:
     }
 
 
-def _chart(outcome: Mapping, size: str) -> str:
-    """Curves of the metric by updates, with the ends of their intervals."""
-    curves = []
-    for number, arm in enumerate(outcome["study"]["arms"]):
-        points = np.array(outcome["sizes"][size]["arms"][arm]["curve"], float).reshape(-1, 3)
-        points = points[len(points) // 10 :]
-        if not len(points):
-            continue
-        colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-        curves.append(Curve(points[:, :2], colour, 1.4, True))
-        for sign in (-1, 1):
-            curves.append(Curve(np.stack([points[:, 0], points[:, 1] + sign * points[:, 2]], 1), colour, 0.6))
-    return line_chart(f"{size}: {UNITS[outcome['study']['metric']]} by updates", curves, {}) if curves else ""
+def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
+    """(caption, SVG) of the metric by FLOPs and by seconds, with the ends of the intervals."""
+    unit, here, found = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
+    for axis, label in AXES.items():
+        curves = []
+        for number, arm in enumerate(outcome["study"]["arms"]):
+            curve_P3 = points(here[arm], axis) if here[arm]["curve"] else np.empty((0, 3))
+            curves += _with_ends(curve_P3[len(curve_P3) // 10 :], RUN_COLOURS[number % len(RUN_COLOURS)])
+        if curves:
+            found.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))
+    return found
+
+
+def _with_ends(curve_P3: np.ndarray, colour: str) -> list[Curve]:
+    """A curve, and thin ones at the ends of its intervals."""
+    if not len(curve_P3):
+        return []
+    x_P, y_P, half_P = curve_P3.T
+    ends = [Curve(np.stack([x_P, y_P + sign * half_P], 1), colour, 0.6) for sign in (-1, 1)]
+    return [Curve(curve_P3[:, :2], colour, 1.4, True), *ends]

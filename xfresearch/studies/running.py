@@ -1,21 +1,23 @@
 """One run of a study: trains with the loop of every run, measures, and writes result.json into the run's directory.
 
 A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless its config
-has changed. Its checkpoints are removed, unless the study keeps them.
+has changed, or the study measures more. Its checkpoints are removed, unless the study keeps them. Runs of other studies
+count if their configs are the same.
 """
 
 import math
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from etils import epath
 
 from xfresearch.config.comparing import fingerprint
 from xfresearch.config.run import Config
-from xfresearch.errors import Diverged
+from xfresearch.errors import Diverged, UserError
 from xfresearch.files import exists, read_object, write_json
 from xfresearch.language_model import LanguageModel
 from xfresearch.studies import probes
@@ -24,7 +26,8 @@ from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
 from xfresearch.training.metrics import read_metrics
 
-RESULT_FILE = "result.json"
+RESULT_FILE = "result.json"  # of a run
+RUNS_FILE = "runs.json"  # of a study: the results of all its runs
 
 
 class Counted:
@@ -47,13 +50,32 @@ def config_of_trial(trial: Trial, config: Config) -> Config:
     return replace(config, seed=trial.seed, optimizer=optimizer, log=log, checkpoint=checkpoint)
 
 
-def read_result(workdir, trial: Trial, config: Config) -> dict | None:
-    """The result of a run of this config; None if it has not finished, or had another config."""
-    file = epath.Path(workdir) / trial.folder / RESULT_FILE
-    if not exists(file):
+class Store(NamedTuple):
+    """The results of a study: its directory, and results that are known from runs.json files by their fingerprint."""
+
+    folder: epath.Path
+    known: Mapping[str, dict]
+
+    def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
+        """The result of a run of the cell with this config; None if it has not finished, had another config, or measured
+        less."""
+        wanted, file = fingerprint(config_of_trial(trial, config)), self.folder / trial.folder / RESULT_FILE
+        for found in (read_object(file) if exists(file) else {}, self.known.get(wanted, {})):
+            measured = found.get("diverged") or set(study.probes) <= set(found.get("probes", ()))
+            if found.get("fingerprint") == wanted and found.get("metric") == study.metric and measured:
+                return found
         return None
-    found = read_object(file)
-    return found if found.get("fingerprint") == fingerprint(config_of_trial(trial, config)) else None
+
+
+def open_store(workdir, others: Sequence[str] = ()) -> Store:
+    """The results in a study's directory, and in those of other studies. Raises UserError for another one without any."""
+    folder, known = epath.Path(workdir), {}
+    for path in others:
+        file = epath.Path(path) / RUNS_FILE
+        if not exists(file):
+            raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")
+        known |= read_object(file)["runs"]
+    return Store(folder, known | (read_object(folder / RUNS_FILE)["runs"] if exists(folder / RUNS_FILE) else {}))
 
 
 def deciding(study: Study, found: dict) -> float:
@@ -69,25 +91,25 @@ def _curve(folder, metric: str) -> list[tuple[int, float]]:
     return [(row["step"], row[metric]) for row in rows if row["kind"] == "evaluation" and row.get(metric) is not None]
 
 
-def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
+def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
     ends as that of a training run does."""
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
+    from xfresearch.hardware import describe_machine, git_commit
     from xfresearch.training import loop
     from xfresearch.training.metrics import Clock
     from xfresearch.training.workdir import locked
 
     config = config_of_trial(trial, matched.config)
-    folder = epath.Path(workdir) / trial.folder
+    folder = store.folder / trial.folder
     with locked(folder):
-        found = read_result(workdir, trial, matched.config)
-        if found:
+        if found := store.find(study, trial, matched.config):
             return found
         clock, began = Clock(), time.time()
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
-        found = {"fingerprint": fingerprint(config), "evaluation": {}, "step": 0}
+        found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
         except Diverged as error:
@@ -98,8 +120,9 @@ def run_trial(study: Study, workdir, trial: Trial, matched: Matched, count: Call
             found |= {"evaluation": result.evaluation, "step": result.step, "time": result.clock.shares()}
             found["curve"] = _curve(folder, study.metric)
             lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
-            found["probes"] = probes.measure(lm, study.probes)
-        found |= {"wall_seconds": time.time() - began}
+            found["probes"] = probes.measure(lm, study.probes, folder, study.task_data)
+        made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
+        found |= {"wall_seconds": time.time() - began, "made": made}
         write_json(folder / RESULT_FILE, found)
         if not study.keep and (folder / "checkpoints").exists():
             (folder / "checkpoints").rmtree()

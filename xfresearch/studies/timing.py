@@ -1,0 +1,40 @@
+"""How long an update takes on this machine, for cells of a study side by side."""
+
+import time
+from collections.abc import Mapping
+
+from xfresearch.config.run import Config
+from xfresearch.studies.cells import Cell
+
+ROUNDS = 7
+
+
+class Timer:
+    """Calls of it run one update of a config, and return its seconds. The first update, which compiles, has run."""
+
+    def __init__(self, config: Config):
+        from xfresearch.data.pipeline import Batches
+        from xfresearch.sharding.mesh import make_mesh
+        from xfresearch.training import loop
+        from xfresearch.training.hyper import hyper_of
+        from xfresearch.training.program import shared_program
+
+        loop.setup_jax(config)
+        program = shared_program(config, make_mesh(config))
+        self._update, self._batch = program.jit_update, Batches(config).batch(0)
+        self._state = program.jit_init(hyper_of(config))
+        self()
+
+    def __call__(self) -> float:
+        import jax
+
+        began = time.perf_counter()
+        self._state, _ = jax.block_until_ready(self._update(self._state, self._batch))
+        return time.perf_counter() - began
+
+
+def seconds_per_update(configs: Mapping[Cell, Config]) -> dict[Cell, float]:
+    """The fastest update of each cell. Every round runs each of them once, so that a busy machine slows all equally."""
+    timers = {cell: Timer(config) for cell, config in configs.items()}
+    rounds = [{cell: timer() for cell, timer in timers.items()} for _ in range(ROUNDS)]
+    return {cell: min(each[cell] for each in rounds) for cell in timers}
