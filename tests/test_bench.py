@@ -17,6 +17,8 @@ from xfresearch.errors import UserError
         ("attention --heads 4 --kv-heads 3", "--kv-heads=3.* a divisor of --heads=4"),
         ("cross_entropy --rows 8,0", "--rows=8,0.* positive integers"),
         ("grouped_matmul --tokens 0", "argument --tokens: invalid size value: '0'"),
+        ("grouped_matmul --config.steps=3", "unrecognized arguments: --config.steps=3"),
+        ("update configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
         ("grouped_matmul --rounds -1", "argument --rounds: invalid size value: '-1'"),
     ],
 )
@@ -41,4 +43,14 @@ def test_decoding_of_models_is_compared(tmp_path, capsys):
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
     assert [row["model"] for row in rows] == runs and rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
     assert all(row["tokens/s"] > 0 and row["cache bytes per token"] == 512 for row in rows)
+    assert capsys.readouterr().out.count("\n") == 3
+
+
+def test_updates_of_configs_are_compared(tmp_path, capsys):
+    configs = ["configs/gpt2.py:tiny", "configs/moe.py:tiny"]
+    small = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_size=2")
+    bench.main(["update", *configs, *small, "--rounds", "2", "--json", str(tmp_path / "figures.json")])
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert [row["config"] for row in rows] == configs and rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
+    assert all(row["ms"] > 0 and row["GFLOP/s"] > 0 and row["page faults"] >= 0 for row in rows)
     assert capsys.readouterr().out.count("\n") == 3

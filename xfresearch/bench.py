@@ -5,6 +5,7 @@
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
     python -m xfresearch.bench decode runs/a runs/b
+    python -m xfresearch.bench update configs/gpt2.py:3m configs/moe.py:3m
 
 Every round calls each implementation once, so that a busy machine slows all of them equally. A figure is the fastest
 round. The floor is the time that the operation's matrix products would take at the rate of one large product, which is
@@ -40,7 +41,7 @@ def size(word: str) -> int:
 def parse(arguments):
     parser = Parser(prog="python -m xfresearch.bench", description=__doc__)
     operations = parser.add_subparsers(
-        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf|decode"
+        dest="operation", required=True, metavar="attention|cross_entropy|grouped_matmul|import_hf|decode|update"
     )
     sizes = {
         "attention": {"batch": 16, "length": 256, "heads": 4, "kv-heads": 4, "head-size": 64, "memory": 0},
@@ -69,7 +70,50 @@ def parse(arguments):
     for name, default in {"batch": 1, "prompt": 16, "tokens": 64, "rounds": 15}.items():
         command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
-    return parser.parse_args(arguments)
+    command = operations.add_parser("update", description=bench_update.__doc__)
+    command.add_argument("configs", nargs="+", metavar="FILE[:arg]", help="configs; --config.key=value changes all of them")
+    command.add_argument("--rounds", type=size, default=15, metavar="N", help="default 15")
+    command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    options, options.overrides = parser.parse_known_args(arguments)
+    if options.overrides and options.operation != "update":
+        parser.error(f"unrecognized arguments: {' '.join(options.overrides)}")
+    return options
+
+
+def bench_update(a) -> None:
+    """Updates of training runs: time, training FLOPs per second, page faults, and tokens per second beside the first one."""
+    import resource
+
+    import numpy as np
+
+    from xfresearch.config.files import parse as read
+    from xfresearch.config.resolving import with_vocabulary
+    from xfresearch.data.tokenizers import vocab_size
+    from xfresearch.models.closed_form import costs
+    from xfresearch.training.timing import Timer
+
+    configs = {name: read(["--config", name, *a.overrides]) for name in a.configs}
+    configs = {name: with_vocabulary(each, each.model.vocab_size or vocab_size(each.data)) for name, each in configs.items()}
+    timers = {name: Timer(config) for name, config in configs.items()}
+    times, faults = {name: [] for name in timers}, {name: [] for name in timers}
+    for _ in range(a.rounds):
+        for name, timer in timers.items():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            times[name].append(timer())
+            faults[name].append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    first, rows = None, []
+    for name, config in configs.items():
+        tokens, seconds = config.batch_size * config.sequence_length, min(times[name])
+        flops = float(costs(config.model, config.sequence_length).training_flops_per_token) * tokens
+        rates = tokens / np.array(times[name])
+        first = rates if first is None else first
+        row = {"config": name, "ms": 1e3 * seconds, "GFLOP/s": flops / seconds / 1e9, "tokens/s": tokens / seconds}
+        rows.append(row | {"page faults": float(np.median(faults[name])), "ratio": float(np.median(rates / first))})
+    print(f"{'ms':>10}{'GFLOP/s':>10}{'page faults':>13}{'tokens/s':>12}{'ratio':>8}  config")
+    for row in rows:
+        print("{ms:10.1f}{GFLOP/s:10.1f}{page faults:13,.0f}{tokens/s:12,.0f}{ratio:8.2f}  {config}".format(**row))
+    if a.json:
+        write_json(a.json, {"arguments": vars(a), "rows": rows})
 
 
 def bench_decode(a) -> None:
@@ -204,7 +248,8 @@ OPERATIONS = {
     "cross_entropy": bench_cross_entropy,
     "grouped_matmul": bench_grouped_matmul,
 }
-ALONE = {"import_hf": bench_import, "decode": bench_decode}  # operations that are not one function of arrays
+# Operations that are not one function of arrays.
+ALONE = {"import_hf": bench_import, "decode": bench_decode, "update": bench_update}
 
 
 def forward_and_backward(function):

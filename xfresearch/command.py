@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from xfresearch import distributed
+from xfresearch import distributed, memory
 from xfresearch.errors import BUG, MISTAKE, Stopped, UserError, exit_code
 from xfresearch.files import check_output
 from xfresearch.hardware import start_without_tpu
@@ -39,6 +39,7 @@ def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code of its outcome."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start_without_tpu()
+    memory.reuse()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have fewer characters than a sample
     try:

@@ -9,7 +9,7 @@ from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, cells, planned, tuned
 from xfresearch.studies.design import Study, config_of
 from xfresearch.studies.matching import Matched, matched
-from xfresearch.studies.timing import Timer, seconds_per_update
+from xfresearch.training.timing import Timer, seconds_per_update
 
 UPDATES = 3  # that are timed
 

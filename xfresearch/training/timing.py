@@ -1,10 +1,9 @@
-"""How long an update takes on this machine, for cells of a study side by side."""
+"""How long an update takes on this machine, for several configs side by side."""
 
 import time
 from collections.abc import Mapping
 
 from xfresearch.config.run import Config
-from xfresearch.studies.cells import Cell
 
 ROUNDS = 7
 
@@ -33,8 +32,9 @@ class Timer:
         return time.perf_counter() - began
 
 
-def seconds_per_update(configs: Mapping[Cell, Config]) -> dict[Cell, float]:
-    """The fastest update of each cell. Every round runs each of them once, so that a busy machine slows all equally."""
-    timers = {cell: Timer(config) for cell, config in configs.items()}
-    rounds = [{cell: timer() for cell, timer in timers.items()} for _ in range(ROUNDS)]
-    return {cell: min(each[cell] for each in rounds) for cell in timers}
+def seconds_per_update(configs: Mapping) -> dict:
+    """The fastest update of each of {name: Config}. Every round runs each of them once, so that a busy machine slows all
+    equally."""
+    timers = {name: Timer(config) for name, config in configs.items()}
+    rounds = [{name: timer() for name, timer in timers.items()} for _ in range(ROUNDS)]
+    return {name: min(each[name] for each in rounds) for name in timers}
