@@ -4,9 +4,9 @@ configs/variants.py           the base
 configs/variants.py:NAME      the base with one change; VARIANTS below and docs/variants.md have the names
 configs/variants.py:tiny      the base at a size that runs in less than a minute on two cores
 
-`python -m docs.comparison` trains all variants and the named models; docs/variants.md has the results. Choices of named
-models are not repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in
-`palm`, W_Q = I in `no_query`, tanh(alpha x) in `dyt`, top-2 experts in `moe`.
+docs/variants.md has the costs of all variants, and configs/studies/ compares some of them. Choices of named models are not
+repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, one key-value head in `palm`, W_Q = I in
+`no_query`, tanh(alpha x) in `dyt`, top-2 experts in `moe`.
 """
 
 from typing import NamedTuple

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     if not there:
         raise UserError(f"--runs={options.runs} has none of {', '.join(MODELS.values())}: train them with configs/facts.py")
     import xfresearch as xf
-    from docs.comparison import environment
+    from docs.environment import environment
     from docs.facts_page import draw
 
     for name, path in there.items():

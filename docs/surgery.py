@@ -111,7 +111,7 @@ def measure(output: str, only: list[str]) -> None:
     """Writes the outcome of every pair to `output`, after each one."""
     from tqdm import tqdm
 
-    from docs.comparison import environment
+    from docs.environment import environment
     from xfresearch.files import write_rows
 
     path = Path(output)
@@ -137,7 +137,7 @@ def measure(output: str, only: list[str]) -> None:
 
 def billion(output: str) -> None:
     """Writes the seconds and the peak of memory of merge_query_key on a GPT-2 with a billion parameters."""
-    from docs.comparison import environment
+    from docs.environment import environment
     from xfresearch import surgery
     from xfresearch.files import write_json
     from xfresearch.models.closed_form import costs
@@ -179,7 +179,7 @@ MODELS = {  # {model: (config, options of the model, chains of conversions)}
 def decode(output: str) -> None:
     """Writes tokens per second and cache bytes per token of models before and after conversions. A model is skipped if the
     output has it from the same commit."""
-    from docs.comparison import environment
+    from docs.environment import environment
     from xfresearch.files import write_json
 
     path, here = Path(output), environment()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from xfresearch.command import run
 from xfresearch.config.describing import describe
-from xfresearch.errors import UserError
 from xfresearch.models.layouts import LAYOUTS
 
 HERE = Path(__file__).parent
@@ -46,31 +45,43 @@ def configuration() -> str:
 
 
 def variants() -> str:
-    """docs/variants.md with the table of the configs and of docs/data/variants.json."""
-    results = HERE / "data" / "variants.json"
-    if not results.exists():
-        raise UserError(f"{results} is missing: python -m docs.comparison writes it")
-    rows = json.loads(results.read_text())["rows"]
-    commits = _distinct(rows, "commit")
-    machine = f"{_distinct(rows, 'machine', 'cpu')}, {_distinct(rows, 'machine', 'cores')} cores"
-    about = (
-        f"Trained on {_distinct(rows, 'date')} at commit {commits} on {machine}, "
-        f"jax {_distinct(rows, 'versions', 'jax')}. "
-        "Bits per byte are the mean and standard deviation on the validation split over 3 seeds. Speed is training "
-        "tokens per second relative to `gpt2`; the two models were timed in alternation.\n\n"
-    )
-    titles = [
-        "config",
-        "description",
-        "parameters",
-        "FLOPs per token",
-        "cache bytes per token",
-        "bits per byte",
-        "speed",
+    """docs/variants.md with the table of all variants."""
+    titles = ["config", "description", "parameters", "FLOPs per token", "cache bytes per token", "source"]
+    lines = [" | ".join(titles), "|".join(["---"] * len(titles)), *map(_row, variant_names())]
+    table = "".join(f"| {line} |\n" for line in lines)
+    return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + table
+
+
+def variant_names() -> list[str]:
+    """The --config arguments of all variants: the named configs at :3m, then those of configs/variants.py."""
+    from configs.variants import VARIANTS
+
+    others = [file for file in sorted(Path("configs").glob("*.py")) if file.stem not in ("common", "variants")]
+    named = [f"configs/{file.name}:3m" for file in others if ":3m" in file.read_text()]
+    return [*named, *(f"configs/variants.py:{name}" for name in ("base", *VARIANTS))]
+
+
+def _row(name: str) -> str:
+    from configs.variants import VARIANTS
+    from xfresearch.config.files import parse
+    from xfresearch.models.closed_form import costs
+
+    file, _, argument = name.partition(":")
+    config = parse(["--config", name])
+    counted = costs(config, config.sequence_length)
+    if argument in VARIANTS:
+        description, source = VARIANTS[argument][:2]
+    else:
+        description, source = _description_and_source(Path(file))
+    cells = [
+        f"`{name.removeprefix('configs/')}`",
+        description,
+        f"{counted.parameters / 1e6:.2f} M",
+        f"{counted.flops_per_token / 1e6:.2f} M",
+        f"{counted.cache_bytes_per_token:,}",
+        source,
     ]
-    head = "| " + " | ".join([*titles, "source"]) + " |\n"
-    lines = "".join(_row(name, row) for name, row in rows.items())
-    return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + about + head + "|---" * 8 + "|\n" + lines
+    return " | ".join(cells)
 
 
 def _distinct(rows: dict, *path: str) -> str:
@@ -81,33 +92,6 @@ def _distinct(rows: dict, *path: str) -> str:
             row = row[name]
         found.append(str(row)[:12] if path == ("commit",) else str(row))
     return ", ".join(sorted(set(found)))
-
-
-def _row(name: str, row: dict) -> str:
-    from configs.variants import VARIANTS
-    from xfresearch.config.files import parse
-    from xfresearch.models.closed_form import costs
-    from xfresearch.statistics import summary
-
-    file, _, argument = name.partition(":")
-    config = parse(["--config", name])
-    counted = costs(config, config.sequence_length)
-    if argument in VARIANTS:
-        description, source = VARIANTS[argument][:2]
-    else:
-        description, source = _description_and_source(Path(file))
-    mean, spread = summary(row["bits_per_byte"])
-    cells = [
-        f"`{name.removeprefix('configs/')}`",
-        description,
-        f"{counted.parameters / 1e6:.2f} M",
-        f"{counted.flops_per_token / 1e6:.2f} M",
-        f"{counted.cache_bytes_per_token:,}",
-        f"{mean:.3f} ± {spread:.3f}",
-        f"{row['relative_speed']:.2f}",
-        source,
-    ]
-    return f"| {' | '.join(cells)} |\n"
 
 
 def _description_and_source(file: Path) -> tuple[str, str]:

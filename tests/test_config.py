@@ -254,3 +254,8 @@ def test_a_change_of_kind_that_keeps_a_value_which_the_new_kind_lacks_is_refused
     config = change(config, "model.blocks.main.attention.kind", "differential")
     with pytest.raises(UserError, match=r"model.blocks.main.attention.position='t5' .* one of 'none', 'rope'"):
         resolve(config)
+
+
+def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
+    with pytest.raises(UserError, match="variants.py:alibbi: there is no variant 'alibbi'; did you mean 'alibi'"):
+        parse(["--config", "configs/variants.py:alibbi"])
