@@ -74,6 +74,8 @@ def parse(arguments):
     command.add_argument("configs", nargs="+", metavar="FILE[:arg]", help="configs; --config.key=value changes all of them")
     command.add_argument("--rounds", type=size, default=15, metavar="N", help="default 15")
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    together = "also update N runs of the first config in one program (jax.vmap); its figures are for one of them"
+    command.add_argument("--together", type=size, default=1, metavar="N", help=together)
     options, options.overrides = parser.parse_known_args(arguments)
     if options.overrides and options.operation != "update":
         parser.error(f"unrecognized arguments: {' '.join(options.overrides)}")
@@ -94,21 +96,24 @@ def bench_update(a) -> None:
 
     configs = {name: read(["--config", name, *a.overrides]) for name in a.configs}
     configs = {name: with_vocabulary(each, each.model.vocab_size or vocab_size(each.data)) for name, each in configs.items()}
-    timers = {name: Timer(config) for name, config in configs.items()}
-    times, faults = {name: [] for name in timers}, {name: [] for name in timers}
-    for _ in range(a.rounds):
-        for name, timer in timers.items():
+    timed = [(name, config, Timer(config), 1) for name, config in configs.items()]
+    if a.together > 1:
+        name, config = next(iter(configs.items()))
+        timed.append((f"{name}, {a.together} runs in one program", config, Timer(config, a.together), a.together))
+    seconds_NR, faults_NR = np.zeros((2, len(timed), a.rounds))
+    for number in range(a.rounds):
+        for i, (_, _, timer, runs) in enumerate(timed):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            times[name].append(timer())
-            faults[name].append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    first, rows = None, []
-    for name, config in configs.items():
-        tokens, seconds = config.batch_size * config.sequence_length, min(times[name])
-        flops = float(costs(config.model, config.sequence_length).training_flops_per_token) * tokens
-        rates = tokens / np.array(times[name])
-        first = rates if first is None else first
-        row = {"config": name, "ms": 1e3 * seconds, "GFLOP/s": flops / seconds / 1e9, "tokens/s": tokens / seconds}
-        rows.append(row | {"page faults": float(np.median(faults[name])), "ratio": float(np.median(rates / first))})
+            seconds_NR[i, number] = timer() / runs
+            faults_NR[i, number] = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / runs
+    rows = []
+    tokens_N = np.array([config.batch_size * config.sequence_length for _, config, _, _ in timed])
+    rates_NR = tokens_N[:, None] / seconds_NR
+    for i, (name, config, _, _) in enumerate(timed):
+        flops = tokens_N[i] * float(costs(config.model, config.sequence_length).training_flops_per_token)
+        seconds = seconds_NR[i].min()
+        row = {"config": name, "ms": 1e3 * seconds, "GFLOP/s": flops / seconds / 1e9, "tokens/s": rates_NR[i].max()}
+        rows.append(row | {"page faults": np.median(faults_NR[i]), "ratio": np.median(rates_NR[i] / rates_NR[0])})
     print(f"{'ms':>10}{'GFLOP/s':>10}{'page faults':>13}{'tokens/s':>12}{'ratio':>8}  config")
     for row in rows:
         print("{ms:10.1f}{GFLOP/s:10.1f}{page faults:13,.0f}{tokens/s:12,.0f}{ratio:8.2f}  {config}".format(**row))

@@ -11,6 +11,8 @@ HIDDEN = "model.blocks.main.feed_forward.hidden"
 SLOTS = "model.blocks.main.attention.memory_slots"
 DATA = ("data.corpus=('wikitext2',)", "data.tokenizer=bpe", "data.bpe_vocab=1024")
 TRAINING = ("batch_size=16", "sequence_length=128", "steps=1000", "optimizer.warmup=50")
+# The last evaluation is of 131,072 tokens: its sampling error must be below the deviation of seeds.
+EVALUATION = ("evaluation.every=100", "evaluation.sequences=64", "evaluation.final_sequences=1024")
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
 LARGE = ("model.width=128", "model.depth=4", "model.blocks.main.attention.heads=4")
 TINY = ("steps=30", "batch_size=8", "sequence_length=64", "optimizer.warmup=3", "evaluation.final_sequences=16")
@@ -27,7 +29,7 @@ def base(size: str, sizes: tuple[str, ...] = SIZES):
         raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     study = default_study()
     study.base = "configs/variants.py:tiny"
-    study.options, study.probes = (*DATA, *TRAINING), ("copying", "recall", "induction", "sink")
+    study.options, study.probes = (*DATA, *TRAINING, *EVALUATION), ("copying", "recall", "induction", "sink")
     study.sizes, study.tune_at = {"small": SMALL, "large": LARGE}, "small"
     study.solve = HIDDEN
     if size == "tiny":

@@ -63,7 +63,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "mean": float(np.mean(metric)),
         "deviation": float(np.std(metric, ddof=1)),
         "diverged": [trial.folder for trial in trials if not math.isfinite(values[trial])],
-        "sampling_error": float(np.mean([results[trial]["evaluation"].get("standard_error", math.nan) for trial in trials])),
+        "sampling_error": float(np.mean([_sampling_error(study, results[trial]["evaluation"]) for trial in trials])),
         "seconds": float(np.median([_training_seconds(results[trial]) for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
         "curve": _curve([results[trial].get("curve", []) for trial in trials]),
@@ -73,6 +73,12 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "solved": matched.solved,
         "mismatch": matched.mismatch,
     }
+
+
+def _sampling_error(study: Study, evaluation: Mapping) -> float:
+    """The standard error of the metric by the size of the held-out text; NaN for accuracy."""
+    error, loss, metric = (evaluation.get(name) or math.nan for name in ("standard_error", "loss", study.metric))
+    return math.nan if study.metric == "accuracy" else error * metric / loss
 
 
 def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:

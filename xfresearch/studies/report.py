@@ -95,7 +95,7 @@ def notes(outcome: Mapping) -> list[str]:
             lines.append(
                 f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
                 f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}{_pairing(size)}. "
-                f"The sampling error of the held-out loss is {lowest:.4f} nats for each run, and is common to the runs. "
+                f"{_sampling(lowest)}"
                 f"{study['seeds']} pairs find a difference of {size['detectable']:.4f} with a chance of 80 %; for "
                 f"{study['margin']:g} it takes {size['seeds_for_margin']}."
             )
@@ -110,6 +110,11 @@ def notes(outcome: Mapping) -> list[str]:
         runs = f"{outcome['runs']} runs took {hours:.1f} hours"
         lines.append(f"{runs}, {overhead:.1%} of it outside of updates and evaluation.")
     return lines
+
+
+def _sampling(error: float | None) -> str:
+    """The part of the noise that is the held-out text's."""
+    return "" if error is None else f"The sampling error of a run is {error:.4f}; all runs read the same held-out text. "
 
 
 def _pairing(size: Mapping) -> str:

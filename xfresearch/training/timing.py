@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from xfresearch.config.run import Config
 
@@ -9,9 +10,15 @@ ROUNDS = 7
 
 
 class Timer:
-    """Calls of it run one update of a config, and return its seconds. The first update, which compiles, has run."""
+    """Calls of it run one update of a config, and return its seconds. The first update, which compiles, has run.
 
-    def __init__(self, config: Config):
+    runs: update as many runs of different seeds in one program (jax.vmap).
+    """
+
+    def __init__(self, config: Config, runs: int = 1):
+        import jax
+        import numpy as np
+
         from xfresearch.data.pipeline import Batches
         from xfresearch.sharding.mesh import make_mesh
         from xfresearch.training import loop
@@ -19,9 +26,14 @@ class Timer:
         from xfresearch.training.program import shared_program
 
         loop.setup_jax(config)
-        program = shared_program(config, make_mesh(config))
-        self._update, self._batch = program.jit_update, Batches(config).batch(0)
-        self._state = program.jit_init(hyper_of(config))
+        program, batch = shared_program(config, make_mesh(config)), Batches(config).batch(0)
+        if runs == 1:
+            self._update, self._batch, self._state = program.jit_update, batch, program.jit_init(hyper_of(config))
+        else:
+            hypers = [hyper_of(replace(config, seed=seed)) for seed in range(runs)]
+            self._update = jax.jit(jax.vmap(program.update), donate_argnums=0)
+            self._batch = {name: np.stack([value] * runs) for name, value in batch.items()}
+            self._state = jax.jit(jax.vmap(program.init))(jax.tree.map(lambda *values: np.stack(values), *hypers))
         self()
 
     def __call__(self) -> float:
