@@ -12,6 +12,7 @@ import numpy as np
 from xfresearch.files import write_text
 from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart
 from xfresearch.pages.html import write_page
+from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.statistics import mean_interval
 from xfresearch.studies.outcome import points
 from xfresearch.studies.statistics import ALPHA, SMALL
@@ -61,6 +62,18 @@ def verdicts(outcome: Mapping) -> list[str]:
         growth = f"; {trend['slope']:+.4f} for each tenfold of the parameters (p = {trend['p']:.2g})" if trend else ""
         lines.append(f"{line}{'; ' if others else ''}{', '.join(others)}{growth}.")
     return lines
+
+
+def picture(outcome: Mapping) -> str:
+    """The differences of all arms at all sizes as an SVG element; '' if no arm has one."""
+    study, groups = outcome["study"], {}
+    for arm in study["arms"]:
+        found = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
+        if found:
+            each = {size: (own["difference"], own["verdict"]) for size, own in found.items()}
+            groups[arm] = [Interval(size, d["mean"], d["low"], d["high"], verdict) for size, (d, verdict) in each.items()]
+    label = f"{UNITS[study['metric']]} beside {study['baseline']}: less is better. Lines are 95 % intervals"
+    return intervals(study["question"], groups, study["margin"], label) if groups else ""
 
 
 def rows(outcome: Mapping, size: str) -> list[tuple[str, ...]]:
@@ -190,6 +203,7 @@ def page(outcome: Mapping) -> dict:
     return {
         "study": study,
         "verdicts": verdicts(outcome),
+        "picture": picture(outcome),
         "titles": TITLES,
         "tables": {size: rows(outcome, size) for size in outcome["sizes"]},
         "colours": {arm: RUN_COLOURS[number % len(RUN_COLOURS)] for number, arm in enumerate(study["arms"])},

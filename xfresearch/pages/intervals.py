@@ -1,0 +1,71 @@
+"""Differences with their intervals as an SVG element: one row for each, zero as a line, and a band that counts as no
+difference."""
+
+import math
+from html import escape
+from typing import NamedTuple
+
+LEFT, MIDDLE, RIGHT = 210, 330, 120  # widths of names, of the axis, and of words
+ROW, GROUP, AXIS = 18, 8, 44  # heights of a row, between groups, and of the axis below
+COLOURS = ("training", "model", "run1", "run2")  # of the first, second, ... row of a group
+TICKS = 5
+
+
+class Interval(NamedTuple):
+    """A row of a group, such as a size of an arm."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    words: str = ""  # to the right of it
+
+
+def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit: str) -> str:
+    """The picture of {name: its rows}. Values within +-margin are in the band."""
+    ends = [end for rows in groups.values() for row in rows for end in (row.low, row.high)]
+    low, high = min([*ends, -1.5 * margin]), max([*ends, 1.5 * margin])
+    room = 0.05 * (high - low)
+
+    def x(value: float) -> float:
+        return LEFT + MIDDLE * (value - low + room) / (high - low + 2 * room)
+
+    height = sum(len(rows) * ROW + GROUP for rows in groups.values())
+    parts = [
+        f'<rect x="{x(-margin):.1f}" y="0" width="{x(margin) - x(-margin):.1f}" height="{height}" fill="var(--wash)"/>',
+        f'<path d="M{x(0):.1f} 0V{height}" stroke="var(--muted)" stroke-dasharray="3 3"/>',
+    ]
+    y = GROUP / 2
+    for name, rows in groups.items():
+        middle = y + len(rows) * ROW / 2
+        parts.append(_text(8, middle + 4, name, "start", "ink", 12))
+        for number, row in enumerate(rows):
+            parts.append(_row(row, y + ROW / 2, x, f"var(--{COLOURS[number % len(COLOURS)]})"))
+            y += ROW
+        y += GROUP
+    parts += [_text(x(tick), height + 16, f"{tick:+.3g}", "middle") for tick in _ticks(low, high)]
+    parts.append(_text(LEFT + MIDDLE / 2, height + 34, unit, "middle"))
+    width, height = LEFT + MIDDLE + RIGHT, height + AXIS
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" width="{width}" '
+        f'height="{height:g}" viewBox="0 0 {width} {height:g}" font-family="system-ui, sans-serif">{"".join(parts)}</svg>\n'
+    )
+
+
+def _row(row: Interval, y: float, x, colour: str) -> str:
+    line = f'<path d="M{x(row.low):.1f} {y:g}H{x(row.high):.1f}" stroke="{colour}" stroke-width="2"/>'
+    dot = f'<circle cx="{x(row.value):.1f}" cy="{y:g}" r="4" fill="{colour}"/>'
+    words = f"{row.name}: {row.words}" if row.words else row.name
+    return line + dot + _text(LEFT + MIDDLE + 8, y + 4, words, "start", size=10.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round values between the ends, 0 among them."""
+    smallest = 10.0 ** math.floor(math.log10((high - low) / TICKS))
+    step = next(smallest * digit for digit in (1, 2, 5, 10) if (high - low) / (smallest * digit) <= TICKS)
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str = "muted", size: float = 11) -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {where} fill="var(--{colour})" stroke="none">{escape(text)}</text>'
