@@ -32,6 +32,10 @@ WORDS = [
         {MAIN + "norms__feed_forward_in__kind": "rms", MAIN + "feed_forward__kind": "swiglu"},
         "2 x pre-norm [LayerNorm and RMSNorm, 4 heads of 8, biases, SwiGLU 128, biases]",
     ),
+    (
+        {MAIN + "norm": "derf", MAIN + "layout": "attention_only"},
+        "2 x attention-only [Derf, 4 heads of 8, biases]",
+    ),
     ({MAIN + "layout": "attention_only"}, "2 x attention-only [LayerNorm, 4 heads of 8, biases]"),
 ]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.analysis.test_attention import planted
 from tests.contracts.passes import forward
-from tests.contracts.variants import ALL, in_float64, marked, random_params, tokens_for
+from tests.contracts.variants import ALL, in_float64, marked, model, random_params, tokens_for
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import analysis
@@ -36,6 +36,20 @@ def test_the_parts_sum_to_the_logits(name, x64):
         assert relative_error(sum(terms[name] for name in own), value) < 1e-9, part
 
 
+@pytest.mark.parametrize("parts", [{}, {"norm_bias": True}, {"norm_gain": False}], ids=["gain", "bias", "alone"])
+@pytest.mark.parametrize("layout", ["post_norm", "peri_norm", "resi_dual"])
+def test_the_parts_sum_to_the_logits_with_derf_in_every_place(layout, parts, x64):
+    """Its constant is not only a bias: erf(shift) is there at 0, and derf has it without a gain or a bias too."""
+    final = "none" if layout == "post_norm" else "derf"
+    changes = {"layout": layout, "norm": "derf", **parts}
+    config = in_float64(model({"final_norm": final, **{f"blocks.main.{name}": value for name, value in changes.items()}}))
+    params, tokens_BL = random_params(config), tokens_for(config)
+    terms, head, _ = contributions(config, params, tokens_BL, True)
+    assert ("final_norm" in terms) == (final == "derf")
+    total_BLD = sum(terms.values())
+    assert relative_error(head.logits(total_BLD), forward(config, params, tokens_BL)[0]) < TOLERANCE["float64"]
+
+
 def test_a_frozen_norm_is_the_norm_at_its_value(x64):
     from xfresearch.models.norms import NORMS, Norm, NormSpec
 
@@ -44,8 +58,10 @@ def test_a_frozen_norm_is_the_norm_at_its_value(x64):
         norm = Norm(NormSpec(kind, bias=True, epsilon=0.1), "D", (8,), "float64")
         if norm.gain is not None:
             norm.gain[...], norm.bias[...] = jnp.linspace(0.5, 2, 8), jnp.linspace(-1, 1, 8)
-        bias = 0 if norm.bias is None else norm.bias[...]
-        assert relative_error(norm.frozen(jnp.asarray(x), jnp.asarray(x)) + bias, norm(jnp.asarray(x))) < 1e-12, kind
+        if norm.shift is not None:
+            norm.shift[...] = jnp.asarray(0.4)
+        constant = 0 if norm.constant() is None else norm.constant()
+        assert relative_error(norm.frozen(jnp.asarray(x), jnp.asarray(x)) + constant, norm(jnp.asarray(x))) < 1e-12, kind
         both = norm.frozen(jnp.asarray(x + 2 * other), jnp.asarray(x))
         parts = norm.frozen(jnp.asarray(x), jnp.asarray(x)) + 2 * norm.frozen(jnp.asarray(other), jnp.asarray(x))
         assert relative_error(both, parts) < 1e-12, kind

@@ -89,6 +89,7 @@ UNSUPPORTED = {
     "no W_O": (LLAMA, {"attention.output": "identity"}, "attention.output='identity'"),
     "SoLU": (GPT_2, {"feed_forward.kind": "solu"}, "feed_forward.kind='solu'"),
     "DyT": (LLAMA, {"norm": "dyt"}, "norms.attention_in='dyt'"),
+    "Derf": (LLAMA, {"norm": "derf"}, "norms.attention_in='derf'"),
     "projection": (GPT_2, {"norms.feed_forward_in.kind": "project"}, "norms.feed_forward_in='project'"),
     "no skip": (LLAMA, {"layout": "no_skip"}, "layout='no_skip'"),
     "parallel Llama": (LLAMA, {"layout": "parallel"}, "layout='parallel'"),

@@ -38,7 +38,8 @@ def softcap(x, cap):
 
 
 # Norms. Ba et al. 2016, eq. 3-4; Zhang & Sennrich 2019, eq. 4; Brody et al. 2023, eq. 3 (projection onto the subspace
-# orthogonal to ones, then scaling to length sqrt(d)); Zhu et al. 2025, eq. 1. A missing gain is 1, a missing bias 0.
+# orthogonal to ones, then scaling to length sqrt(d)); Zhu et al. 2025, eq. 1; Chen et al. 2025. A missing gain is 1,
+# a missing bias 0.
 
 
 def layer_norm(p, x, epsilon):
@@ -60,6 +61,7 @@ KINDS = {
     "scale": rms_norm,
     "project": project,
     "dyt": lambda p, x, epsilon: np.tanh(p["alpha"] * x),
+    "derf": lambda p, x, epsilon: np.vectorize(math.erf)(p["alpha"] * x + p["shift"]),
     "none": lambda p, x, epsilon: x,
 }
 NORMS = {

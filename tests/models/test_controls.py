@@ -154,9 +154,10 @@ def test_initial_logits_of_a_merged_matrix_do_not_depend_on_its_rank(rank):
     assert float(products.std()) == pytest.approx(1, rel=0.15)
 
 
-def test_dyt_can_have_another_alpha_in_attention():
-    """Zhu et al. 2025: 1 and 0.5 at width 2048."""
-    changes = {B + "norm": "dyt", "final_norm": "dyt", B + "norm_alpha": 0.5, B + "norms.attention_in.alpha": 1.0}
+@pytest.mark.parametrize("kind", ["dyt", "derf"])
+def test_a_norm_can_have_another_alpha_in_attention(kind):
+    """Zhu et al. 2025: 1 and 0.5 at width 2048. The code of Chen et al. 2025 has an alpha for each of the three places."""
+    changes = {B + "norm": kind, "final_norm": kind, B + "norm_alpha": 0.5, B + "norms.attention_in.alpha": 1.0}
     params = transformer.init(model(changes), jax.random.key(0))
     assert np.unique(main_block(params)["attention_norm_in"]["alpha"]) == 1.0
     assert np.unique(main_block(params)["feed_forward_norm_in"]["alpha"]) == 0.5

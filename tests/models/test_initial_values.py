@@ -167,6 +167,7 @@ INITIAL |= {f"block/attention/lambda_{name}_{i}": 0.1 for name in ("query", "key
 INITIAL |= {"block/attention/head_norm/gain": ONES}
 INITIAL |= {f"{norm}/gain": norm_gain for norm in NORMS} | {f"{norm}/bias": ZEROS for norm in NORMS}
 INITIAL |= {f"{norm}/alpha": attention_alpha if "attention_norm" in norm else alpha for norm in NORMS}
+INITIAL |= {f"{norm}/shift": ZEROS for norm in NORMS}
 
 
 def test_every_layout_is_in_the_table():

@@ -91,6 +91,10 @@ def test_initial_values_of_scalars():
     dyt = {"blocks.main.norm": "dyt"}
     assert first(dyt, *block("attention_norm_in", "alpha")) == 0.5  # Zhu et al. 2025, sec. 4
     assert first(dyt | {"blocks.main.norm_alpha": 0.8}, *block("attention_norm_in", "alpha")) == np.float32(0.8)
+    derf = {"blocks.main.norm": "derf"}  # 0.5 and 0: the defaults of Chen et al. 2025, in their code
+    assert first(derf, *block("attention_norm_in", "alpha")) == 0.5
+    assert first(derf | {"blocks.main.norm_alpha": 0.8}, *block("attention_norm_in", "alpha")) == np.float32(0.8)
+    assert first(derf, *block("attention_norm_in", "shift")) == 0
     skipless = {"blocks.main.layout": "skipless", "depth": 18}
     assert first(skipless, *block("feed_forward_gain")) == np.float32(0.1)  # He & Hofmann 2023: 0.1 at 18 layers
     assert first(skipless | {"depth": 2}, *block("feed_forward_gain")) == np.float32(0.3)

@@ -1,5 +1,7 @@
 """The two halves of LayerNorm, projection and scaling (Brody et al. 2023), and the options of norms."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,10 +82,39 @@ def test_a_norm_has_exactly_the_parameters_of_its_options():
         ("rms", True, True),
         ("layer", False, True),
         ("dyt", False, False),
+        ("derf", False, True),
         ("project", True, False),
     ]:
         block = change(change(change(MAIN, "norm", kind), "norm_gain", gain), "norm_bias", bias)
         params = transformer.abstract(model({"blocks": {"main": block}}))["blocks"]["main"]
         found = set(params.get("attention_norm_in", {}))
-        wanted = [("gain", gain), ("bias", bias), ("alpha", kind == "dyt")]
+        wanted = [("gain", gain), ("bias", bias), ("alpha", kind in ("dyt", "derf")), ("shift", kind == "derf")]
         assert found == {name for name, there in wanted if there}
+
+
+def test_derf_is_its_equation_with_2_d_plus_2_parameters(x):
+    """Chen et al. 2025: gain * erf(alpha x + shift) + bias; alpha and the shift are one number each."""
+    norm = filled("derf")
+    gain, bias, alpha, shift = (np.asarray(value[...]) for value in (norm.gain, norm.bias, norm.alpha, norm.shift))
+    assert gain.size + bias.size + alpha.size + shift.size == norm.spec.costs(D).parameters == 2 * D + 2
+    expected = gain * np.vectorize(math.erf)(alpha * np.asarray(x) + shift) + bias
+    np.testing.assert_allclose(norm(x), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_frozen_factor_of_derf_is_as_precise_near_zero(x64):
+    """The factor is a difference quotient, whose digits cancel near 0. Reference: the series of erf's derivatives there."""
+    norm = filled("derf")
+    a, s = float(norm.alpha[...]), float(norm.shift[...])
+    at = np.concatenate([-np.logspace(-12, -3, 40), [0.0], np.logspace(-12, -3, 40)])[:, None] * np.ones(D)
+    h = a * at
+    series = 1 - h * s + h**2 * (2 * s**2 - 1) / 3 + h**3 * (3 * s - 2 * s**3) / 6
+    expected = a * 2 / np.sqrt(np.pi) * np.exp(-(s**2)) * series * np.asarray(norm.gain[...])
+    np.testing.assert_allclose(norm.frozen(jnp.ones(at.shape), jnp.asarray(at)), expected, rtol=1e-9)
+
+
+def filled(kind: str) -> norms.Norm:
+    """A norm of D numbers in float64 whose parameters are not their initial values."""
+    norm = norms.Norm(norms.NormSpec(kind, bias=True), "D", (D,), "float64")
+    norm.gain[...], norm.bias[...] = jnp.linspace(0.5, 2, D), jnp.linspace(-1, 1, D)
+    norm.alpha[...], norm.shift[...] = jnp.asarray(0.7), jnp.asarray(0.3)
+    return norm

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.parity
 RMS = {"norm": "rms", "final_norm": "rms", "norm_epsilon": 0.0}
 SCALE = {"norm": "scale", "final_norm": "scale", "norm_epsilon": 0.0}
 DYT = {"norm": "dyt", "final_norm": "dyt", "norm_bias": True}
+DERF = {"norm": "derf", "final_norm": "derf", "norm_bias": True}
 NO_EPSILON = 1e-30
 # {case: (changes of our config, arguments of the library's Decoder)}
 CASES = {
@@ -49,6 +50,7 @@ CASES = {
     "SwiGLU": ({"feed_forward.kind": "swiglu"}, {"ff_glu": True, "ff_swish": True}),
     "GeGLU": ({"feed_forward.kind": "geglu"}, {"ff_glu": True}),
     "DyT": (DYT, {"use_dynamic_tanh": True}),
+    "Derf": (DERF, {"use_derf": True}),
     "RMSNorm": (RMS, {"use_rmsnorm": True}),
     "the scaling half of LayerNorm": ({**SCALE, "norm_gain": False}, {"use_simple_rmsnorm": True}),
     "query-key norm": ({**RMS, "attention.qk_norm": "rms"}, {"use_rmsnorm": True, "attn_qk_rmsnorm": True}),
@@ -114,7 +116,8 @@ def state(config, params) -> dict:
 
 def norm(kind: str, p: dict, prefix: str) -> dict:
     """The parameters of a norm; empty if the layout does not have it."""
-    names = {"gain": "g" if kind == "rms" else "gamma", "bias": "beta", "alpha": "pre_tanh_scale"}
+    alpha = "pre_tanh_scale" if kind == "dyt" else "alpha"
+    names = {"gain": "g" if kind == "rms" else "gamma", "bias": "beta", "alpha": alpha, "shift": "s"}
     return {f"{prefix}.{names[name]}": value for name, value in p.items()}
 
 

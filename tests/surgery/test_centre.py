@@ -55,6 +55,8 @@ def test_a_projection_with_a_gain_stays():
         ({BLOCK + "layout": "peri_norm"}, "layer 0: the output of norms.attention_out, .*is added to the residual"),
         ({"model__final_norm": "rms"}, "the final norm of kind 'rms' reads the mean"),
         ({BLOCK + "norms__feed_forward_in__kind": "dyt"}, "norms.feed_forward_in of kind 'dyt' reads the mean"),
+        ({BLOCK + "norms__feed_forward_in__kind": "derf"}, "norms.feed_forward_in of kind 'derf' reads the mean"),
+        ({"model__final_norm": "derf"}, "the final norm of kind 'derf' reads the mean"),
         ({"model__embedding_norm": "layer"}, "the embedding's norm of kind 'layer' writes the stream"),
         ({"model__position": "sinusoidal"}, "position='sinusoidal' is a fixed table"),
         ({BLOCK + "attention__kind": "lambda"}, "layer 0: attention of kind 'lambda' .* writes its heads"),

@@ -9,6 +9,8 @@ from xfresearch import surgery
 from xfresearch.models import transformer
 from xfresearch.trees import by_path
 
+NO_POSITION = {"model__position": "none"}
+
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "moe", "gptj", "merged_query", "palm"])
 def test_the_model_without_gains_computes_the_same(name):
@@ -22,6 +24,7 @@ def test_the_model_without_gains_computes_the_same(name):
     [
         {"model__embedding_norm": "rms", "model__position": "none", "model__embedding_scale": "learned"},
         {"model__blocks__main__norm": "dyt", "model__final_norm": "none"},
+        {"model__blocks__main__norm": "derf", "model__final_norm": "derf"},
         {"model__blocks__main__attention__query": "merged", "model__blocks__main__attention__bias": "()"},
         {"model__blocks__main__attention__value": "key", "model__blocks__main__attention__bias": "('key',)"},
     ],
@@ -42,6 +45,8 @@ def test_some_layers_only():
         ("all_attention", {}, "norms.attention_post writes the residual stream"),
         ("moe", {"model__blocks__main__norm_bias": True}, "the norm's bias has no place: .* of 'moe' has no bias"),
         ("gpt2", {"model__embedding_norm": "layer"}, "embedding_norm reads the token's embedding plus position='learned'"),
+        ("gpt2", NO_POSITION | {"model__embedding_norm": "dyt"}, "embedding_norm of kind 'dyt': tables are made"),
+        ("gpt2", NO_POSITION | {"model__embedding_norm": "derf"}, "embedding_norm of kind 'derf': tables are made"),
     ],
 )
 def test_a_refusal_names_the_term(name, overrides, term):

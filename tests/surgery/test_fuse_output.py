@@ -52,6 +52,7 @@ NO_NORM = {"norms__feed_forward_in__kind": "none"}
         ),
         ("pre_norm", NO_NORM, "(x + o W_O) W_1: the residual x is added between"),
         ("pre_norm", {"norm": "dyt"}, "W_1 reads norm(x + o W_O): x is added after W_O, and tanh is not linear in W_O"),
+        ("no_skip", {"norm": "derf"}, "W_1 reads norm(o W_O): erf is not linear in W_O"),
         ("no_norm_between", {}, "(x + o W_O) W_1: the residual x is added between"),
         ("post_norm", {}, "W_1 reads norm(x + o W_O): x is added after W_O"),
         ("deep_norm", {}, "W_1 reads norm(alpha x + o W_O): x is added after W_O"),

@@ -26,6 +26,7 @@ def stacked(lm, layers=None, **options):
         ("gpt2", {}, {"copies": 2}),
         ("moe", {BLOCK + "feed_forward__moe__shared": 1}, {"layers": (1,)}),
         ("gpt2", {BLOCK + "layout": "peri_norm"}, {"layers": (0,)}),
+        ("gpt2", {BLOCK + "layout": "peri_norm", BLOCK + "norm": "derf"}, {"layers": (0,)}),
         ("gptj", {}, {}),
         ("gpt2", {BLOCK + "layout": "no_norm_between", BLOCK + "attention__kind": "differential"}, {"layers": (1,)}),
         ("gpt2", {BLOCK + "layout": "fused_output", BLOCK + "attention__bias": "()"}, {"layers": (1,)}),

@@ -47,7 +47,7 @@ NORMS = ["embedding_norm", "final_norm", "block/feed_forward/hidden_norm"]
 NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
 NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "head_norm", "query_scaling", "value_scaling")]
 OTHERS = {
-    *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha"))),
+    *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha", "shift"))),
     *("embed/table", "head/table", "head_bias/bias", "position/table", "embedding_scale"),
     *("shared/relative_key", "shared/relative_bias", "block/attention/distances"),
     *(f"block/attention/{name}/bias" for name in ("query", "key", "value", "output")),

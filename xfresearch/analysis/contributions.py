@@ -2,8 +2,9 @@
 
 The final hidden state is a sum over the embedding and what each sublayer writes. Each term is followed to the end: through
 the skips, with their factors, and through the norms of the stream, as the linear maps that they are at this value
-(models/norms.py, `frozen`). A layout without a skip drops the terms before it, because they are only read. The biases of
-norms are terms too. So the terms times the output head sum to the logits, before a softcap.
+(models/norms.py, `frozen`). A layout without a skip drops the terms before it, because they are only read. The constants
+of norms (`constant`: the bias, and what derf makes of 0) are terms too. So the terms times the output head sum to the
+logits, before a softcap.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = F
     """{part: [B, L, D]}, the output head, and the final hidden states [B, L, D] that the parts sum to.
 
     Parts are 'embed', 'blocks.<layer>.<sublayer>', and with `by_head` 'blocks.<layer>.attention.<head>' with the rest of
-    attention (biases, slots of the model's width) under 'blocks.<layer>.attention.rest'; the biases of norms are
+    attention (biases, slots of the model's width) under 'blocks.<layer>.attention.rest'; the constants of norms are
     'blocks.<layer>.<sublayer>.norm' and 'final_norm'. It may be jitted."""
     found = passed(model, params, tokens_BL)
     return parts(found, by_head), found.lm.logit_head(), found.hidden_BLD
@@ -109,7 +110,8 @@ def _add(terms: dict, more: dict) -> dict:
 def _normed(norm, terms: dict, at, name: str) -> dict:
     """The terms after a norm of their sum `at`."""
     found = {part: norm.frozen(value, at) for part, value in terms.items()}
-    return found if norm.bias is None else _add(found, {name: jnp.broadcast_to(norm.bias[...], at.shape)})
+    constant = norm.constant()
+    return found if constant is None else _add(found, {name: jnp.broadcast_to(constant, at.shape)})
 
 
 def _skipped(block, sublayer, terms: dict) -> dict:

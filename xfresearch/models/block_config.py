@@ -8,7 +8,7 @@ from xfresearch.errors import require
 from xfresearch.models.feed_forwards.dense import HIDDEN
 from xfresearch.models.kinds import HOLDS
 from xfresearch.models.layouts import LAYOUTS, Layout
-from xfresearch.models.norms import NORMS, WITH_EPSILON, NormSpec
+from xfresearch.models.norms import NORMS, WITH_ALPHA, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
 
 NormKind = Literal[*NORMS]
@@ -28,7 +28,7 @@ class NormSite:
     bias: bool | None = option(None, "this norm has a trained bias; None for the block's option")
     epsilon: float | None = option(None, "epsilon of this norm; None for the block's option", low=0.0)
     alpha: float | None = option(
-        None, "initial alpha of this dyt norm; None for the block's option", above=0.0, decides="initialisation"
+        None, "initial alpha of this dyt or derf norm; None for the block's option", above=0.0, decides="initialisation"
     )
 
 
@@ -47,7 +47,7 @@ class BlockConfig:
         "where norms convert from float32 back to the dtype of the computation (before_gain: Llama)",
         decides="execution",
     )
-    norm_alpha: float = option(0.5, "initial alpha of dyt norms", above=0.0, decides="initialisation")
+    norm_alpha: float = option(0.5, "initial alpha of dyt and derf norms", above=0.0, decides="initialisation")
     dropout: float = option(0.0, "dropout rate of each sublayer's output", low=0.0, high=0.99, decides="training")
 
     @property
@@ -114,7 +114,7 @@ def check_norms(block: BlockConfig, elsewhere: tuple[str, ...], key: str) -> Non
         "norm_cast": (kinds - {"none"}, "a norm"),
         "norm_offset": (trained and block.norm_gain, "norms with a gain"),
         "norm_epsilon": (kinds & {*WITH_EPSILON, HIDDEN}, f"a norm of kind {', '.join(WITH_EPSILON)}"),
-        "norm_alpha": ("dyt" in kinds, "a norm of kind dyt"),
+        "norm_alpha": (kinds & {*WITH_ALPHA}, f"a norm of kind {', '.join(WITH_ALPHA)}"),
     }
     for name, (reader, words) in read.items():
         default = BlockConfig.__dataclass_fields__[name].default
@@ -129,7 +129,7 @@ def _check_site(site: NormSite, spec: NormSpec, key: str) -> None:
         "gain": spec.kind != "none",
         "bias": spec.kind != "none",
         "epsilon": spec.kind in WITH_EPSILON,
-        "alpha": spec.kind == "dyt",
+        "alpha": spec.kind in WITH_ALPHA,
     }
     for name, reads in read.items():
         value = getattr(site, name)

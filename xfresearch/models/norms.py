@@ -6,9 +6,11 @@ scale:    the same function as rms, named as the second half of LayerNorm. Its o
           (the published code of Brody et al. has length 1/sqrt(D), which is D times less)
 project:  x - mean: the first half of LayerNorm, orthogonal to (1, ..., 1), not rescaled
 dyt:      tanh(alpha x), alpha one trained number     Zhu et al. 2025, eq. 1
+derf:     erf(alpha x + shift), two trained numbers   Chen et al. 2025 (arXiv 2512.10938); the shift starts at 0
 none:     x
 
-The result is multiplied by a gain (plus an offset), and a bias is added; both have D numbers. No matrix products.
+The result is multiplied by a gain (plus an offset), and a bias is added; both have D numbers, so derf has up to 2 D + 2
+parameters. No matrix products.
 """
 
 import math
@@ -42,13 +44,26 @@ def dyt(x, epsilon: float):
     return jnp.tanh(x)
 
 
+def derf(x, epsilon: float):
+    return jax.lax.erf(x)
+
+
 def none(x, epsilon: float):
     return x
 
 
-NORMS = {"layer": layer, "rms": rms, "scale": scale, "project": project, "dyt": dyt, "none": none}
+NORMS = {
+    "layer": layer,
+    "rms": rms,
+    "scale": scale,
+    "project": project,
+    "dyt": dyt,
+    "derf": derf,
+    "none": none,
+}
 WITH_EPSILON = ("layer", "rms", "scale")
-TITLES = {"layer": "LayerNorm", "rms": "RMSNorm", "dyt": "DyT", "none": "no norm"}
+WITH_ALPHA = ("dyt", "derf")  # functions of each number of alpha x alone
+TITLES = {"layer": "LayerNorm", "rms": "RMSNorm", "dyt": "DyT", "derf": "Derf", "none": "no norm"}
 
 
 def title(kind: str) -> str:
@@ -66,13 +81,18 @@ class NormSpec:
     epsilon: float = 1e-5
     cast: str = "after_gain"  # where float32 is converted to the dtype of the computation; or 'before_gain'
     offset: float = 0.0  # added to the gain, which starts at 1 - offset
-    alpha: float = 0.5  # initial value of dyt's alpha
+    alpha: float = 0.5  # initial value of the alpha of dyt and derf
 
     @property
     def parts(self) -> dict[str, bool]:
         """Whether the norm has each of its parameters."""
         exists = self.kind != "none"
-        return {"gain": exists and self.gain, "bias": exists and self.bias, "alpha": self.kind == "dyt"}
+        return {
+            "gain": exists and self.gain,
+            "bias": exists and self.bias,
+            "alpha": self.kind in WITH_ALPHA,
+            "shift": self.kind == "derf",
+        }
 
     @property
     def affine(self) -> bool:
@@ -83,7 +103,7 @@ class NormSpec:
         """Costs of the norm over dimensions of these sizes."""
         parts = self.parts
         size = math.prod(shape)
-        return weights(size * (parts["gain"] + parts["bias"]) + parts["alpha"])
+        return weights(size * (parts["gain"] + parts["bias"]) + parts["alpha"] + parts["shift"])
 
 
 class Norm(nnx.Module):
@@ -97,29 +117,57 @@ class Norm(nnx.Module):
         self.gain = parameter(gain, letters) if parts["gain"] else None
         self.bias = parameter(jnp.zeros(shape, param_dtype), letters) if parts["bias"] else None
         self.alpha = parameter(jnp.full((), spec.alpha, param_dtype), "") if parts["alpha"] else None
+        self.shift = parameter(jnp.zeros((), param_dtype), "") if parts["shift"] else None
 
     def __call__(self, x):
         wide = jnp.promote_types(x.dtype, jnp.float32)
         y = x.astype(wide)
         if self.alpha is not None:
             y = y * self.alpha[...].astype(wide)
+        if self.shift is not None:
+            y = y + self.shift[...].astype(wide)
         y = NORMS[self.spec.kind](y.reshape(*x.shape[: -self.axes], -1), self.spec.epsilon).reshape(x.shape)
         if self.spec.cast == "before_gain":  # each step is rounded to x's dtype; gradients are summed in float32
             return self._affine(y.astype(x.dtype))
         return self._affine(y).astype(x.dtype)
 
     def frozen(self, x, at):
-        """The norm as a linear map: of x, without the bias, with the factors that the norm has at the value `at`, both
-        [..., D]. So the norm of `at` is frozen(at, at) plus the bias, and the parts of a sum can be followed through it."""
+        """The norm as a linear map: of x, without the constant part, with the factors that the norm has at the value `at`,
+        both [..., D]. So the norm of `at` is frozen(at, at) + constant(), and the parts of a sum can be followed through
+        it."""
         at, x = (value.astype(jnp.promote_types(x.dtype, jnp.float32)) for value in (at, x))
         kind, epsilon = self.spec.kind, self.spec.epsilon
         if kind == "dyt":
             slope = self.alpha[...] * at
             x = x * self.alpha[...] * jnp.where(slope == 0, 1, jnp.tanh(slope) / jnp.where(slope == 0, 1, slope))
+        if kind == "derf":
+            x = x * self._secant(at)
         if kind in ("layer", "project"):
             at, x = project(at, epsilon), project(x, epsilon)
         if kind in WITH_EPSILON:
             x = x * jax.lax.rsqrt(jnp.square(at).mean(-1, keepdims=True) + epsilon)
+        return self._gained(x)
+
+    def constant(self):
+        """What the norm adds to its linear map: the bias, and for derf gain * erf(shift). None if it adds nothing."""
+        bias = None if self.bias is None else self.bias[...]
+        if self.shift is None:
+            return bias
+        shift = self.shift[...]
+        at_zero = self._gained(jax.lax.erf(shift.astype(jnp.promote_types(shift.dtype, jnp.float32))))
+        return at_zero if bias is None else at_zero + bias
+
+    def _secant(self, at):
+        """derf's factor at the value `at`: (erf(alpha at + shift) - erf(shift)) / at. Near 0 the difference has no digits
+        left, so there it is the derivative in the middle, whose error in the norm, O(step^3), is below rounding."""
+        alpha, shift = (value[...].astype(at.dtype) for value in (self.alpha, self.shift))
+        step = alpha * at
+        near = jnp.abs(step) < jnp.finfo(at.dtype).eps ** (1 / 3)
+        derivative = 2 / math.sqrt(math.pi) * jnp.exp(-jnp.square(shift + step / 2))
+        quotient = (jax.lax.erf(step + shift) - jax.lax.erf(shift)) / jnp.where(near, 1, step)
+        return alpha * jnp.where(near, derivative, quotient)
+
+    def _gained(self, x):
         return x if self.gain is None else x * (self.spec.offset + self.gain[...])
 
     def _affine(self, y):

@@ -6,7 +6,7 @@
 This is exact if every reader of the norm is a linear map with a trained matrix, and has a place for a bias where b is not
 0. The norm of a sublayer's input is read by this sublayer, and in parallel layouts by the next one too. The output of an
 'out' or 'post' norm is added to the residual stream, or is the residual stream: no linear map reads it alone, so its gain
-stays. DyT is tanh(alpha x), and alpha stays inside.
+stays. DyT is tanh(alpha x) and Derf erf(alpha x + shift), and alpha and the shift stay inside.
 
 query='merged' has the normed input on both sides of one matrix per head:
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.norms import NormSpec
+from xfresearch.models.norms import WITH_ALPHA, NormSpec
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params
@@ -125,7 +125,7 @@ def _without(block: BlockConfig, needed: set[str]) -> BlockConfig:
     norms = {}
     for sublayer in sites(block):
         site = f"{sublayer}_in"
-        parts = {name for name, exists in block.norm_at(site).parts.items() if exists} - {"alpha"}
+        parts = {name for name, exists in block.norm_at(site).parts.items() if exists} - {"alpha", "shift"}
         norms[site] = replace(getattr(block.norms, site), **dict.fromkeys(parts, False))
     new = {"norms": replace(block.norms, **norms)}
     for name, options in block.sublayers.items():
@@ -202,7 +202,11 @@ def _into_embedding(network: Network) -> Network:
     """The network with the whole norm of the embedding in the table."""
     model, spec = network.model, network.norm(network.model.embedding_norm)
     refuse_unless(
-        model.position == "none" and spec.kind != "dyt",
+        spec.kind not in WITH_ALPHA,
+        f"embedding_norm of kind {spec.kind!r}: tables are made for means and lengths, not for tanh or erf",
+    )
+    refuse_unless(
+        model.position == "none",
         f"embedding_norm reads the token's embedding plus position={model.position!r}, and no table has their norm",
     )
     network = untied(network)

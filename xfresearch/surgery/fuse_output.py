@@ -30,7 +30,8 @@ from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream import first_maps
 
 DIVIDES = "the norm divides by a length that depends on W_O"
-NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES, "dyt": "tanh is not linear in W_O"}
+NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES}
+NORM_TERMS |= {"dyt": "tanh is not linear in W_O", "derf": "erf is not linear in W_O"}
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:

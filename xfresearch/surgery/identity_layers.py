@@ -35,7 +35,7 @@ def identity_maps(network: Network, number: int) -> list[str]:
 
 
 def _output_norm(block: BlockConfig, name: str, axes: dict, where: str) -> list[str]:
-    """The bias of the norm of a sublayer's output, which is what this norm makes of 0."""
+    """What the norm of a sublayer's output adds to 0: its bias, and derf's shift, since erf(0 + shift) is not 0."""
     site = f"{name}_out"
     if not hasattr(block.norms, site):
         return []
@@ -43,8 +43,7 @@ def _output_norm(block: BlockConfig, name: str, axes: dict, where: str) -> list[
     refuse_unless(
         spec.epsilon > 0 or spec.kind not in WITH_EPSILON, f"{where}: norms.{site} without epsilon divides 0 by 0"
     )
-    bias = f"{name}_norm_out/bias"
-    return [bias] if bias in axes else []
+    return [path for part in ("bias", "shift") if (path := f"{name}_norm_out/{part}") in axes]
 
 
 def check_depth(network: Network, first: int) -> None:

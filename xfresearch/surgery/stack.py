@@ -3,7 +3,7 @@
     x + f(norm(x)) = x        if f(y) = h(y) W + b with W = 0 and b = 0
 
 After each chosen layer there are copies of it whose last linear maps are 0: everything that writes the residual stream,
-and the bias of a norm between. Training then starts at the function of the smaller model.
+and the bias and the shift of a norm between. Training then starts at the function of the smaller model.
 
 norm(x + 0) is not x, without a skip the output is 0 and not x, and heads in the stream have no last map: refused. So are
 layers whose function depends on the depth (DeepNorm) or on their own number (lambda_0 of differential attention).
