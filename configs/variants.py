@@ -60,6 +60,7 @@ VARIANTS = {
     # norms
     "scale": Variant("LayerNorm's scaling alone: RMSNorm", "Brody et al. 2023", {"norm": "scale"}),
     "project": Variant("LayerNorm's projection alone", "Brody et al. 2023", {"norm": "project"}),
+    "derf": Variant("erf(alpha x + shift) as norm", "Chen et al. 2025", {"norm": "derf", ".final_norm": "derf"}),
     "qk_norm": Variant("RMSNorm on queries and keys", "Henry et al. 2020", {"attention.qk_norm": "rms"}),
     # attention's matrices
     "query_identity_whole": Variant(

@@ -14,7 +14,7 @@ def get_config(size: str = "full"):
     study.baseline = "layer"
     if size == "majority":
         return _majority(study)
-    kinds = ("layer", "rms", "project", "none", "dyt")
+    kinds = ("layer", "rms", "project", "none", "dyt", "derf")
     study.arms = {kind: (f"model.final_norm={kind}", *block(f"norm={kind}")) for kind in kinds}
     return study
 
