@@ -106,7 +106,7 @@ def test_results_of_another_config_do_not_count(config, finished):
     trial, cell = next(iter(found)), next(iter(solved))
     store, other = open_store(finished), replace(solved[cell].config, steps=13)
     assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
-    for change in ({"probes": ("sink",)}, {"metric": "loss"}):  # a run that measured less, or another metric
+    for change in ({"probes": ("norms.spread",)}, {"metric": "loss"}):  # a run that measured less, or another metric
         assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
 
 
@@ -145,10 +145,10 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
     found = conducting.results(chosen, open_store(finished), solved)
     of_parallel = {trial: found[trial] | {"evaluation": {}} for trial in found if trial.cell.arm == "parallel"}
     outcome_found = outcome.found(chosen, solved, found | of_parallel)
-    assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "diverged: every learning rate"}
+    assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
     write_json(tmp_path / "results.json", outcome_found)
     report.write(tmp_path, read_object(tmp_path / "results.json"))
-    assert "parallel: no verdict, a run diverged: every learning rate." in (tmp_path / "report.md").read_text()
+    assert "parallel: no verdict: a run diverged (every learning rate)." in (tmp_path / "report.md").read_text()
 
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):

@@ -35,11 +35,12 @@ def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial,
 
 
 def _made(results: Iterable[Mapping]) -> list[str]:
-    """Where and when the runs were trained: 'commit, date, processor, devices' of each that differs, with their number."""
+    """'number of runs: commit, date, processor, cores, devices' of each place and day on which runs were trained."""
     lines = []
     for made in (result["made"] for result in results):
         machine = made["machine"]
-        lines.append(f"{made['commit'][:7] or 'no commit'}, {made['date']}, {machine['cpu']}, {machine['devices']}")
+        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}"
+        lines.append(f"{made['commit'][:7] or 'no commit'}, {made['date']}, {where}")
     return [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
 
 
@@ -149,9 +150,9 @@ def _saved(arm: Mapping, baseline: Mapping) -> dict[str, tuple[float, float]]:
 def _failure(arm: dict, unigram: float) -> str:
     """Why an arm is not evidence; '' if it is."""
     if arm["diverged"]:
-        return f"diverged: {', '.join(arm['diverged'])}"
+        return f"a run diverged ({', '.join(arm['diverged'])})"
     if arm["mean"] >= unigram:
-        return f"has not learnt: {arm['mean']:.3f}, and byte frequencies alone give {unigram:.3f}"
+        return f"it has not learnt: its mean is {arm['mean']:.3f}, and byte frequencies alone give {unigram:.3f}"
     return ""
 
 

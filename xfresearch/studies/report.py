@@ -48,8 +48,10 @@ def verdicts(outcome: Mapping) -> list[str]:
     for arm in study["arms"]:
         if arm == study["baseline"]:
             continue
-        if reason := sizes[largest]["failures"].get(arm) or sizes[largest]["failures"].get(study["baseline"]):
-            lines.append(f"{arm}: no verdict, a run {reason}.")
+        failures = sizes[largest]["failures"]
+        if arm in failures or study["baseline"] in failures:
+            failed = arm if arm in failures else study["baseline"]
+            lines.append(f"{arm}: no verdict{'' if failed == arm else f' without {failed}'}: {failures[failed]}.")
             continue
         found = sizes[largest]["arms"][arm]
         words = WORDS[found["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
@@ -80,7 +82,7 @@ def rows(outcome: Mapping, size: str) -> list[tuple[str, ...]]:
     """The table of a size, the baseline first."""
     study, here = outcome["study"], outcome["sizes"][size]
     names = [study["baseline"], *(name for name in here["arms"] if name != study["baseline"])]
-    return [_row(name, here["arms"][name], here["failures"].get(name, "")) for name in names]
+    return [_row(name, here["arms"][name], "no verdict" if name in here["failures"] else "") for name in names]
 
 
 def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
