@@ -4,14 +4,18 @@ Runs what is missing of the studies that docs/questions answers, each in docs/da
 design, the results of the runs and the report. A run that several studies have is trained once.
 """
 
+import json
 from pathlib import Path
 
 from xfresearch import study
 from xfresearch.command import Parser, run
 from xfresearch.errors import UserError, nearest
+from xfresearch.pages.drawing import COLOURS
+from xfresearch.studies import report
 from xfresearch.studies.running import RUNS_FILE
 
 DATA = Path("docs/data/studies")
+MEASURED = "## What was measured\n\n"
 # In this order. The first ones have the arms that others share.
 STUDIES = {
     "w_o": "w_o.py",
@@ -27,6 +31,40 @@ STUDIES = {
     "w_q_one_head": "w_q.py:one_head",
     "experts_parameters": "experts.py:parameters",
 }
+
+ANSWERS = {"w_o": ("w_o",), "w_q": ("w_q", "w_q_one_head")}  # page of docs/questions: its studies
+
+
+def answer(page: str, text: str) -> str:
+    """The text of a page with the results of its studies that have ended."""
+    found = [_measured(name) for name in ANSWERS[page] if (DATA / name / "results.json").exists()]
+    return text.split(MEASURED)[0] + MEASURED + ("\n".join(found) or "The study has not ended yet.\n")
+
+
+def picture(name: str) -> str:
+    """The differences that a study found, as an SVG file."""
+    return report.picture(_results(name)).replace(">", f"><style>{COLOURS}</style>", 1)
+
+
+def pictures() -> list[str]:
+    """The studies that have a picture."""
+    return [name for names in ANSWERS.values() for name in names if (DATA / name / "results.json").exists()]
+
+
+def _results(name: str) -> dict:
+    return json.loads((DATA / name / "results.json").read_text())
+
+
+def _measured(name: str) -> str:
+    outcome = _results(name)
+    about = f"`python -m docs.studies --only {name}` ([design](../../configs/studies/{STUDIES[name].partition(':')[0]}), "
+    about += f"[all figures](../data/studies/{name}/report.md)). "
+    about += f"Runs by commit, date and machine: {'; '.join(outcome['made']['runs'])}."
+    parts = [f"**{outcome['study']['question']}** {about}", f"![differences]({name}.svg)"]
+    parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
+    parts += [f"{size}:\n\n{report.table(report.TITLES, report.rows(outcome, size))}" for size in outcome["sizes"]]
+    parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
+    return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: list[str]) -> None:

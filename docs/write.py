@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from docs import studies
 from xfresearch.command import run
 from xfresearch.config.describing import describe
 from xfresearch.models.layouts import LAYOUTS
@@ -223,6 +224,11 @@ def layout_drawing(layout: str) -> str:
     return draw_block(block, words=False, standalone=True)
 
 
+def question(page: str) -> str:
+    """A page of docs/questions with the results of its studies."""
+    return studies.answer(page, (HERE / "questions" / f"{page}.md").read_text())
+
+
 PAGES = {
     "configuration.md": configuration,
     "variants.md": variants,
@@ -231,6 +237,8 @@ PAGES = {
     "anatomy.md": anatomy,
     "questions/where_is_a_fact.md": where_is_a_fact,
 }
+PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
+PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}
 PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOUTS}
 
 

@@ -154,13 +154,13 @@ def markdown(outcome: Mapping) -> str:
     study = outcome["study"]
     parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), "", f"Rule: {study['rule']}", ""]
     for size in outcome["sizes"]:
-        parts += [f"## {size}", "", _table(TITLES, rows(outcome, size)), ""]
+        parts += [f"## {size}", "", table(TITLES, rows(outcome, size)), ""]
     if study["probes"]:
-        parts += ["## Probes", "", _table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
+        parts += ["## Probes", "", table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
     if saved := saved_rows(outcome):
-        parts += ["## Cost at equal quality", "", SAVED_ABOUT, "", _table(SAVED, saved), ""]
+        parts += ["## Cost at equal quality", "", SAVED_ABOUT, "", table(SAVED, saved), ""]
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
-    return "\n".join([*parts, _table(RATES, rates(outcome)), ""])
+    return "\n".join([*parts, table(RATES, rates(outcome)), ""])
 
 
 def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
@@ -195,7 +195,8 @@ def _known(value: float | None) -> str:
     return "diverged" if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
-def _table(titles, lines) -> str:
+def table(titles, lines) -> str:
+    """A table in Markdown."""
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (titles, ["---"] * len(titles), *lines))
 
 
