@@ -11,7 +11,7 @@ import pytest
 from xfresearch import study
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
-from xfresearch.studies import conducting, design, outcome, plan, report
+from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import Cell
 from xfresearch.studies.running import open_store
 
@@ -210,3 +210,9 @@ def test_existing_runs_have_a_report_too(finished, tmp_path):
         run([], tmp_path / "both", "--runs", *runs, "--plan")
     with pytest.raises(UserError, match="--config FILE or --runs RUN RUN ... is required"):
         run([], tmp_path / "both")
+
+
+def test_the_time_of_a_run_is_that_of_all_its_processes():
+    run_of = lambda **seconds: {"seconds": {"step": 8.0, "evaluation": 1.0, "tokens": 99, **seconds}}  # noqa: E731
+    assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
+    assert outcome.overhead([run_of(compile=1.0), run_of(probes=1.0)]) == pytest.approx(0.1)

@@ -20,7 +20,7 @@ from xfresearch.studies import outcome, report
 from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
 from xfresearch.studies.design import Study, config_of, described
 from xfresearch.studies.matching import Matched
-from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial
+from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial, seconds
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 FIXED = ("question", "rule", "baseline", "metric", "margin")  # what was decided before the first run
@@ -52,10 +52,10 @@ def read_seconds(workdir) -> dict[Cell, float] | None:
     return {Cell(*key.split("/")): value for key, value in read_object(file).items()} if exists(file) else None
 
 
-def keep_seconds(seconds: Mapping[Cell, float], workdir) -> None:
+def keep_seconds(found: Mapping[Cell, float], workdir) -> None:
     """Writes the seconds of an update of each cell, if there are any."""
-    if seconds:
-        write_json(epath.Path(workdir) / SECONDS, {"/".join(cell): value for cell, value in seconds.items()})
+    if found:
+        write_json(epath.Path(workdir) / SECONDS, {"/".join(cell): value for cell, value in found.items()})
 
 
 def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
@@ -100,7 +100,7 @@ def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:
 def _in_words(study: Study, result: Mapping) -> str:
     if "diverged" in result:
         return "diverged"
-    return f"{study.metric.replace('_', ' ')} {result['evaluation'][study.metric]:.4f}, {result['wall_seconds']:.0f} s"
+    return f"{study.metric.replace('_', ' ')} {result['evaluation'][study.metric]:.4f}, {seconds(result):.0f} s"
 
 
 def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:

@@ -11,7 +11,7 @@ from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.matching import Matched
-from xfresearch.studies.running import deciding
+from xfresearch.studies.running import deciding, seconds
 
 LEAST_SPREAD = 1.3  # of the parameters of the largest and the smallest size, for a trend
 
@@ -28,7 +28,7 @@ def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial,
         "sizes": sizes,
         "trends": {arm: trend for arm, trend in trends.items() if trend},
         "overhead": overhead(results.values()),
-        "seconds": sum(result["wall_seconds"] for result in results.values()),
+        "seconds": sum(map(seconds, results.values())),
         "runs": len(results),
         "made": {"runs": _made(results.values())},
     }
@@ -65,7 +65,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "deviation": float(np.std(metric, ddof=1)),
         "diverged": [trial.folder for trial in trials if not math.isfinite(values[trial])],
         "sampling_error": float(np.mean([_sampling_error(study, results[trial]["evaluation"]) for trial in trials])),
-        "seconds": float(np.median([_training_seconds(results[trial]) for trial in trials])),
+        "seconds": float(np.median([results[trial]["seconds"]["step"] for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
         "curve": _curve([results[trial].get("curve", []) for trial in trials]),
         "parameters": matched.parameters,
@@ -95,10 +95,6 @@ def _curve(curves: list) -> list[tuple[float, float, float]]:
     by_step = [dict(curve) for curve in curves]
     shared = sorted(set.intersection(*map(set, by_step))) if by_step else []
     return [(step, *mean_interval([each[step] for each in by_step])) for step in shared]
-
-
-def _training_seconds(result: Mapping) -> float:
-    return result.get("time", {}).get("step", math.nan) * result["wall_seconds"]
 
 
 def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) -> dict:
@@ -170,9 +166,7 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict]) -> dict | None:
 
 def overhead(results) -> float:
     """The share of the wall time of the runs outside of updates and evaluation."""
-    total = sum(result["wall_seconds"] for result in results)
-    inside = sum(
-        result["wall_seconds"] * sum(result.get("time", {}).get(name, 0.0) for name in ("step", "evaluation"))
-        for result in results
-    )
+    results = list(results)
+    total = sum(map(seconds, results))
+    inside = sum(result["seconds"][name] for result in results for name in ("step", "evaluation"))
     return 1 - inside / total if total else math.nan

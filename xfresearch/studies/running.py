@@ -78,6 +78,11 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
     return Store(folder, known | (read_object(folder / RUNS_FILE)["runs"] if exists(folder / RUNS_FILE) else {}))
 
 
+def seconds(result: Mapping) -> float:
+    """The time of a run: of all processes that trained it, and of measuring it."""
+    return sum(value for name, value in result["seconds"].items() if name != "tokens")
+
+
 def deciding(study: Study, found: dict) -> float:
     """The metric that decides, where less is better; NaN for a run that diverged."""
     value = found["evaluation"].get(study.metric)
@@ -106,10 +111,11 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     with locked(folder):
         if found := store.find(study, trial, matched.config):
             return found
-        clock, began = Clock(), time.time()
+        clock = Clock()
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
         found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
+        spent = {"down": 0.0}  # while no process ran
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
         except Diverged as error:
@@ -117,12 +123,14 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         else:
             if result.stopped_by:
                 sys.exit(128 + signal.Signals[result.stopped_by])
-            found |= {"evaluation": result.evaluation, "step": result.step, "time": result.clock.shares()}
+            found |= {"evaluation": result.evaluation, "step": result.step}
             found["curve"] = _curve(folder, study.metric)
             lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
+            began = time.perf_counter()
             found["probes"] = probes.measure(lm, study.probes, folder, study.task_data)
+            spent["probes"] = time.perf_counter() - began
         made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
-        found |= {"wall_seconds": time.time() - began, "made": made}
+        found |= {"seconds": {**clock.state(), **spent}, "made": made}
         write_json(folder / RESULT_FILE, found)
         if not study.keep and (folder / "checkpoints").exists():
             (folder / "checkpoints").rmtree()
