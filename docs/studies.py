@@ -32,7 +32,17 @@ STUDIES = {
     "experts_parameters": "experts.py:parameters",
 }
 
-ANSWERS = {"w_o": ("w_o",), "w_q": ("w_q", "w_q_one_head")}  # page of docs/questions: its studies
+ANSWERS = {  # page of docs/questions: its studies
+    "w_o": ("w_o",),
+    "w_q": ("w_q", "w_q_one_head"),
+    "single_heads": ("single_heads",),
+    "norms": ("norms", "norms_majority"),
+    "memory": ("memory",),
+    "activations": ("activations",),
+    "experts": ("experts", "experts_parameters"),
+    "lambda_layers": ("lambda_layers",),
+    "recent": ("recent",),
+}
 
 
 def answer(page: str, text: str) -> str:
