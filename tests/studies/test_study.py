@@ -128,15 +128,19 @@ def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, 
             run(config, tmp_path, f"--cell={wrong}")
 
 
-def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished):
+def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, tmp_path):
     chosen, solved = design_of(config)
     found = conducting.results(chosen, open_store(finished), solved)
     trials = list(found)
     with pytest.raises(UserError, match="the study has no result of tiny/"):
         outcome.found(chosen, solved, {trial: found[trial] for trial in trials[:-1]})
     broken = found | {trials[-1]: found[trials[-1]] | {"evaluation": {}}}
-    size = outcome.found(chosen, solved, broken)["sizes"]["tiny"]
+    write_json(tmp_path / "results.json", outcome.found(chosen, solved, broken))
+    written = read_object(tmp_path / "results.json")
+    size = written["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
+    report.write(tmp_path, written)
+    assert "| parallel |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
     assert "parallel" not in outcome.found(chosen, solved, found)["sizes"]["tiny"]["failures"]
 
 
@@ -166,6 +170,9 @@ def design_of(config):
 
 def test_runs_of_another_study_are_not_trained_again(config, finished, tmp_path, no_training):
     with pytest.raises(UserError, match=f"--reuse={tmp_path} is not allowed: it must be the directory of a study"):
+        run(config, tmp_path / "new", "--reuse", str(tmp_path))
+    (tmp_path / "runs.json").write_text("{}")
+    with pytest.raises(UserError, match="runs.json: it must be the runs.json of a study, an object with 'runs'"):
         run(config, tmp_path / "new", "--reuse", str(tmp_path))
     run(config, tmp_path / "new", "--reuse", str(finished), "--config.question=Another?")
     other = read_object(tmp_path / "new" / "results.json")

@@ -92,7 +92,7 @@ def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
     if not arm["values"]:
         return (name, "", "", "", "", failure, f"{arm['parameters']:,}", "", "")
     rate = f"{arm['rate']:g}" + (f" (the {'smallest' if arm['edge'] == 'low' else 'largest'} tried)" if arm["edge"] else "")
-    metric = f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
+    metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
     return (name, metric, *found, f"{arm['parameters']:,}", rate, f"{arm['seconds']:.0f}")
 
 

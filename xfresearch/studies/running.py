@@ -71,11 +71,18 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
     """The results in a study's directory, and in those of other studies. Raises UserError for another one without any."""
     folder, known = epath.Path(workdir), {}
     for path in others:
-        file = epath.Path(path) / RUNS_FILE
-        if not exists(file):
+        if not exists(epath.Path(path) / RUNS_FILE):
             raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")
-        known |= read_object(file)["runs"]
-    return Store(folder, known | (read_object(folder / RUNS_FILE)["runs"] if exists(folder / RUNS_FILE) else {}))
+        known |= _read_runs(epath.Path(path) / RUNS_FILE)
+    return Store(folder, known | (_read_runs(folder / RUNS_FILE) if exists(folder / RUNS_FILE) else {}))
+
+
+def _read_runs(file) -> dict[str, dict]:
+    """{fingerprint: result} of a file of runs. Raises UserError if it has none."""
+    runs = read_object(file).get("runs")
+    if not isinstance(runs, dict):
+        raise UserError(f"{file}: it must be the {RUNS_FILE} of a study, an object with 'runs'")
+    return runs
 
 
 def seconds(result: Mapping) -> float:
