@@ -8,7 +8,7 @@ import yaml
 
 from tests.launch.stand_ins import ROOT
 from xfresearch.studies import design
-from xfresearch.studies.cells import cells
+from xfresearch.studies.cells import jobs
 
 JOB = shlex.split("--cluster c --workload w --tpu-type v6e-16 --image registry/x:1")
 TRAIN = shlex.split("-- python -m xfresearch.train --config configs/llama.py --workdir gs://bucket/run")
@@ -78,7 +78,7 @@ def test_the_manifest_of_a_study_runs_one_cell_in_each_pod():
     (container,) = manifest["template"]["spec"]["containers"]
     arguments = container["args"]
     study = design.read(["--config", arguments[arguments.index("--config") + 1]])
-    assert manifest["completionMode"] == "Indexed" and manifest["completions"] == len(cells(study))
+    assert manifest["completionMode"] == "Indexed" and manifest["completions"] == len(jobs(study))
     assert arguments[:3] == ["python", "-m", "xfresearch.study"] and arguments[-2:] == ["--cell", "auto"]
 
 
