@@ -47,7 +47,7 @@ ANSWERS = {  # page of docs/questions: its studies
 
 def answer(page: str, text: str) -> str:
     """The text of a page with the results of its studies that have ended."""
-    found = [_measured(name) for name in ANSWERS[page] if (DATA / name / "results.json").exists()]
+    found = [_measured(name) for name in ANSWERS[page] if name in pictures()]
     return text.split(MEASURED)[0] + MEASURED + ("\n".join(found) or "The study has not ended yet.\n")
 
 

@@ -1,8 +1,8 @@
 """Memory of large buffers is reused on the CPU.
 
 An update frees a buffer of its temporaries that the next update allocates again. glibc returns buffers above 32 MiB, and the
-ends of its arenas, to the system, which then hands out zeroed pages one by one: a third of the time of an update of a small
-model (docs/training.md). Here freed memory below 1 GiB stays in the process.
+ends of its arenas, to the system, which then hands out zeroed pages one by one: up to a third of the time of an update of a
+small model (`python -m xfresearch.bench update` counts them). Here freed memory below 1 GiB stays in the process.
 """
 
 import ctypes
