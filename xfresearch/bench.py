@@ -84,8 +84,6 @@ def parse(arguments):
 
 def bench_update(a) -> None:
     """Updates of training runs: time, training FLOPs per second, page faults, and tokens per second beside the first one."""
-    import resource
-
     import numpy as np
 
     from xfresearch.config.files import parse as read
@@ -96,29 +94,40 @@ def bench_update(a) -> None:
 
     configs = {name: read(["--config", name, *a.overrides]) for name in a.configs}
     configs = {name: with_vocabulary(each, each.model.vocab_size or vocab_size(each.data)) for name, each in configs.items()}
-    timed = [(name, config, Timer(config), 1) for name, config in configs.items()]
+    timed = [(name, config, 1) for name, config in configs.items()]
     if a.together > 1:
-        name, config = next(iter(configs.items()))
-        timed.append((f"{name}, {a.together} runs in one program", config, Timer(config, a.together), a.together))
-    seconds_NR, faults_NR = np.zeros((2, len(timed), a.rounds))
-    for number in range(a.rounds):
-        for i, (_, _, timer, runs) in enumerate(timed):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            seconds_NR[i, number] = timer() / runs
-            faults_NR[i, number] = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / runs
+        name, config, _ = timed[0]
+        timed.append((f"{name}, {a.together} runs in one program", config, a.together))
+    runs_N1 = np.array([[runs] for _, _, runs in timed])
+    tokens_N1 = np.array([[config.batch_size * config.sequence_length] for _, config, _ in timed])
+    seconds_NR, faults_NR = timed_rounds([Timer(config, runs) for _, config, runs in timed], a.rounds) / runs_N1
+    rates_NR = tokens_N1 / seconds_NR
     rows = []
-    tokens_N = np.array([config.batch_size * config.sequence_length for _, config, _, _ in timed])
-    rates_NR = tokens_N[:, None] / seconds_NR
-    for i, (name, config, _, _) in enumerate(timed):
-        flops = tokens_N[i] * float(costs(config.model, config.sequence_length).training_flops_per_token)
-        seconds = seconds_NR[i].min()
-        row = {"config": name, "ms": 1e3 * seconds, "GFLOP/s": flops / seconds / 1e9, "tokens/s": rates_NR[i].max()}
-        rows.append(row | {"page faults": np.median(faults_NR[i]), "ratio": np.median(rates_NR[i] / rates_NR[0])})
+    for i, (name, config, _) in enumerate(timed):
+        flops = float(costs(config.model, config.sequence_length).training_flops_per_token)
+        row = {"config": name, "ms": 1e3 * seconds_NR[i].min(), "GFLOP/s": flops * rates_NR[i].max() / 1e9}
+        row |= {"page faults": np.median(faults_NR[i]), "tokens/s": rates_NR[i].max()}
+        rows.append(row | {"ratio": np.median(rates_NR[i] / rates_NR[0])})
     print(f"{'ms':>10}{'GFLOP/s':>10}{'page faults':>13}{'tokens/s':>12}{'ratio':>8}  config")
     for row in rows:
         print("{ms:10.1f}{GFLOP/s:10.1f}{page faults:13,.0f}{tokens/s:12,.0f}{ratio:8.2f}  {config}".format(**row))
     if a.json:
         write_json(a.json, {"arguments": vars(a), "rows": rows})
+
+
+def timed_rounds(timers: list, rounds: int):
+    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once."""
+    import resource
+
+    import numpy as np
+
+    measured = np.zeros((2, len(timers), rounds))
+    for number in range(rounds):
+        for i, timer in enumerate(timers):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            measured[0, i, number] = timer()
+            measured[1, i, number] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return measured
 
 
 def bench_decode(a) -> None:
