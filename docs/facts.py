@@ -80,6 +80,7 @@ def measurements(lm, of_model: dict, published: bool) -> Iterator[tuple[str, Cal
     earlier ones. published: also ROME and MEMIT with the keys of the published code."""
     from xfresearch import editing
     from xfresearch.editing.memit import LAYERS
+    from xfresearch.editing.optimise import DEFAULT
     from xfresearch.editing.requests import known_facts, memories
 
     known = known_facts(lm)
@@ -91,7 +92,10 @@ def measurements(lm, of_model: dict, published: bool) -> Iterator[tuple[str, Cal
     def edited(method: str, asked, settings: dict, alone: bool, note: str = "") -> dict:
         last = of_model["place"]["name"]
         place = {"places": memories(lm, last, LAYERS)} if method == "memit" else {"place": last}
-        report = editing.METHODS[method](lm, asked, **place, **settings, alone=alone)[1].as_dict()
+        given = dict(settings)
+        if method == "rome" and "largest" in given:
+            given["settings"] = DEFAULT._replace(largest=given.pop("largest"))
+        report = editing.METHODS[method](lm, asked, **place, **given, alone=alone)[1].as_dict()
         found = {"method": method.replace("_", " ") + note, "alone": alone, "edits": len(asked)}
         found |= {name: report[name] for name in ("settings", "metrics", "before", "after")}
         return found | {"failures": len(report["failures"])}
