@@ -30,6 +30,7 @@ STUDIES = {
     "norms_majority": "norms.py:majority",
     "w_q_one_head": "w_q.py:one_head",
     "experts_parameters": "experts.py:parameters",
+    "experts_slots": "experts.py:slots",
 }
 
 ANSWERS = {  # page of docs/questions: its studies
@@ -39,7 +40,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "norms": ("norms", "norms_majority"),
     "memory": ("memory",),
     "activations": ("activations",),
-    "experts": ("experts", "experts_parameters"),
+    "experts": ("experts", "experts_parameters", "experts_slots"),
     "lambda_layers": ("lambda_layers",),
     "recent": ("recent",),
 }

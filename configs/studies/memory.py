@@ -12,10 +12,12 @@ def get_config(size: str = "full"):
         "matters for it if the two all-attention arms have different verdicts, or intervals that do not overlap."
     )
     study.baseline = "feed_forward"
+    few, many = (16, 64) if size == "tiny" else (64, 256)
     all_attention = ("model.final_norm=none", *block("layout=all_attention", "attention.memory_slots=256"))
     study.arms = {
         "feed_forward": (),
-        "beside": block("attention.memory_slots=64"),
+        "few_beside": block(f"attention.memory_slots={few}"),  # beside a feed-forward layer, which is smaller for them
+        "many_beside": block(f"attention.memory_slots={many}"),
         "all_attention": all_attention,
         "all_attention_qk_norm": (*all_attention, *block("attention.qk_norm=rms")),
     }

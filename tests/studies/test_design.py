@@ -151,7 +151,7 @@ FILES = [file for file in sorted(Path("configs/studies").glob("[!_]*.py")) if fi
 NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
-OTHERS = "w_q.py:one_head", "experts.py:parameters", "norms.py:majority"
+OTHERS = "w_q.py:one_head", "experts.py:parameters", "experts.py:slots", "norms.py:majority"
 
 
 @pytest.mark.parametrize("name", [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)])
