@@ -29,6 +29,7 @@ DEFAULT_RUN = [
     ),
     *("feed_forward[moe].moe.capacity=0.125", "feed_forward.kind=solu", "memory-layers", "configs/llama.py"),
 ]
+COMPARES = ("softmax", "differential", "lambda")  # the mixers that compare a query with keys
 
 
 def logits(replace=None, config=CONFIG, **options):
@@ -71,7 +72,8 @@ def test_every_variant_offers_what_each_sublayer_reads_and_writes(name):
             if sublayer.holds == "feed_forward":
                 assert {f"{at}.{value}" for value in ("pre_activation", "hidden", "coefficients")} <= set(shapes)
             elif kind != "slots":
-                assert {f"{at}.{value}" for value in ("query", "key", "value", "weights", "heads")} <= set(shapes)
+                values = {"value", "heads"} | ({"query", "key", "weights"} if kind in COMPARES else set())
+                assert {f"{at}.{value}" for value in values} <= set(shapes)
             if kind == "moe":
                 values = {"router_logits", "router_probabilities", "chosen", "gates"}
                 values |= {"dropped"} if options.feed_forward.moe.capacity and config.causal else set()
