@@ -23,6 +23,9 @@ def block(*overrides: str) -> tuple[str, ...]:
     return tuple(f"model.blocks.main.{each}" for each in overrides)
 
 
+ALL_ATTENTION = ("model.final_norm=none", *block("layout=all_attention", "attention.memory_slots=256"))
+
+
 def base(size: str, sizes: tuple[str, ...] = SIZES):
     """A study at the size of the documents, or a tiny one that runs end to end in a minute and shows nothing."""
     if size not in sizes:

@@ -8,7 +8,6 @@ from configs.studies.common import block
 def get_config(size: str = "full"):
     study = common.base(size, sizes=(*common.SIZES, "parameters", "slots"))
     experts = block("feed_forward.kind=moe")
-    slots = ("model.final_norm=none", *block("layout=all_attention", "attention.memory_slots=256"))
     study.question = "Dense, or top-2 of 8 experts?"
     study.rule = "Experts are better at equal cost (FLOPs, or parameters) if their verdict is 'better' at both sizes."
     study.baseline = "dense"
@@ -18,9 +17,9 @@ def get_config(size: str = "full"):
     elif size == "slots":
         study.question = "Memory slots, or top-2 of 8 experts, at equal FLOPs?"
         study.rule = "One is better than the other if the verdict of the experts is 'better', or 'worse', at both sizes."
-        study.baseline, study.arms = "slots", {"slots": slots, "experts": experts}
+        study.baseline, study.arms = "slots", {"slots": common.ALL_ATTENTION, "experts": experts}
         as_dense = {"small": 384, "large": 512}  # their FLOPs are those of the dense arm, so the runs are the same
         study.cells = {f"{name}/slots": block(f"attention.memory_slots={count}") for name, count in as_dense.items()}
     else:
-        study.arms.slots, study.solve_in = slots, {"slots": common.SLOTS}
+        study.arms.slots, study.solve_in = common.ALL_ATTENTION, {"slots": common.SLOTS}
     return study

@@ -13,13 +13,12 @@ def get_config(size: str = "full"):
     )
     study.baseline = "feed_forward"
     few, many = (16, 64) if size == "tiny" else (64, 256)
-    all_attention = ("model.final_norm=none", *block("layout=all_attention", "attention.memory_slots=256"))
     study.arms = {
         "feed_forward": (),
         "few_beside": block(f"attention.memory_slots={few}"),  # beside a feed-forward layer, which is smaller for them
         "many_beside": block(f"attention.memory_slots={many}"),
-        "all_attention": all_attention,
-        "all_attention_qk_norm": (*all_attention, *block("attention.qk_norm=rms")),
+        "all_attention": common.ALL_ATTENTION,
+        "all_attention_qk_norm": (*common.ALL_ATTENTION, *block("attention.qk_norm=rms")),
     }
     study.solve_in = {"all_attention": common.SLOTS, "all_attention_qk_norm": common.SLOTS}
     return study
