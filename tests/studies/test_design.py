@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.studies.common import SIZES
+from xfresearch.config.comparing import fingerprint
 from xfresearch.errors import UserError
 from xfresearch.studies import cells, design, matching
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
@@ -161,3 +162,10 @@ def test_every_named_study_has_arms_of_equal_cost(name):
         smaller = study.solve_in.get(cell.arm) == ""  # on purpose
         mismatch = matching.matched(study, cell, {}).mismatch
         assert mismatch < 0 if smaller else abs(mismatch) < (0.35 if study.tiny else 0.04), cell
+
+
+def test_experts_and_slots_are_compared_on_the_runs_of_the_study_with_the_dense_arm():
+    read = [design.read(["--config", f"configs/studies/experts.py:{size}"]) for size in ("full", "slots")]
+    for cell in cells.cells(read[1]):
+        first, second = (fingerprint(matching.matched(study, cell, {}).config) for study in read)
+        assert first == second
