@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from xfresearch.command import Parser, run
 from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
+Item = tuple[str, Callable[[], dict]]  # its name in facts.json, and the function that measures it
 MODELS = {"dense": "facts", "all-attention": "facts_all_attention", "top-2 of 8 experts": "facts_experts"}
 TRACED, EDITS = 1000, 100
 SEQUENCE = (100, 10)  # numbers of edits in one model
@@ -75,65 +77,86 @@ def about(lm, path: Path) -> dict:
     }
 
 
-def measurements(lm, of_model: dict, published: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
-    """(item, function that measures it) for each item that is missing in `of_model`, in order: later ones use the results of
-    earlier ones. published: also ROME and MEMIT with the keys of the published code."""
+def measurements(lm, of_model: dict, published: bool) -> Iterator[Item]:
+    """Each item that is missing in `of_model`, in order: later ones use the results of earlier ones.
+
+    published: also ROME and MEMIT with the keys of the published code.
+    """
     from xfresearch import editing
-    from xfresearch.editing.memit import LAYERS
-    from xfresearch.editing.optimise import DEFAULT
-    from xfresearch.editing.requests import known_facts, memories
+
+    tuning, more, requests = facts_to_edit(lm)
+    edits = Edits(lm, of_model)
+    first = {"recall": recall, "place": lambda lm: {"name": editing.traced(lm, tuning)}, "trace": trace}
+    for item, measure in first.items():
+        if item not in of_model:
+            yield item, partial(measure, lm)
+    for method, grid in GRIDS.items():
+        yield from edits.tuned(f"{method}, tuning", method, tuning, grid, True)
+        yield from edits.row(f"{method}, alone", method, requests, of_model[f"{method}, tuning"]["settings"], True)
+    for method, grid in GRIDS_OF_MANY.items():
+        yield from edits.tuned(f"{method}, tuning of many", method, more, grid, False)
+        settings = of_model[f"{method}, tuning of many"]["settings"]
+        for count in SEQUENCE:
+            yield from edits.row(f"{method}, {count} in one model", method, requests[:count], settings, False)
+    if published:
+        settings = of_model["rome, tuning"]["settings"] | {"key": "published"}
+        yield from edits.row("rome, published keys", "rome", requests, settings, True, ", published keys")
+        settings = of_model["memit, tuning of many"]["settings"] | {"key": "mean"}
+        yield from edits.row("memit, mean keys", "memit", requests, settings, False, ", mean keys")
+
+
+def facts_to_edit(lm) -> tuple[list, list, list]:
+    """Requests to choose settings with, each alone and in one model, and those of the figures. No fact is in two of them."""
+    from xfresearch import editing
+    from xfresearch.editing.requests import known_facts
 
     known = known_facts(lm)
     chosen = editing.drawn(known, EDITS + ALONE)
-    tuning, requests = chosen[:ALONE], chosen[ALONE:]
     used = {(record.subject, record.relation) for record in chosen}
     more = [each for each in editing.drawn(known, 2 * MANY, seed=1) if (each.subject, each.relation) not in used][:MANY]
+    return chosen[:ALONE], more, chosen[ALONE:]
 
-    def edited(method: str, asked, settings: dict, alone: bool, note: str = "") -> dict:
-        last = of_model["place"]["name"]
-        place = {"places": memories(lm, last, LAYERS)} if method == "memit" else {"place": last}
-        given = dict(settings)
-        if method == "rome" and "largest" in given:
-            given["settings"] = DEFAULT._replace(largest=given.pop("largest"))
-        report = editing.METHODS[method](lm, asked, **place, **given, alone=alone)[1].as_dict()
-        found = {"method": method.replace("_", " ") + note, "alone": alone, "edits": len(asked)}
-        found |= {name: report[name] for name in ("settings", "metrics", "before", "after")}
-        return found | {"failures": len(report["failures"])}
 
-    def row(item: str, method: str, asked, settings: dict, alone: bool, note: str = ""):
-        if not settings.items() <= of_model.get(item, {}).get("settings", {}).items():
-            yield item, partial(edited, method, asked, settings, alone, note)
+class Edits(NamedTuple):
+    """Edits of a model, which are not made again if its results are known."""
 
-    def tuned(item: str, method: str, asked, grid: list[dict], alone: bool):
+    lm: object  # a LanguageModel
+    of_model: dict  # results by item
+
+    def row(self, item: str, method: str, asked: list, settings: dict, alone: bool, note: str = "") -> Iterator[Item]:
+        """The results of a method with its settings."""
+        if not settings.items() <= self.of_model.get(item, {}).get("settings", {}).items():
+            yield item, partial(self.edited, method, asked, settings, alone, note)
+
+    def tuned(self, item: str, method: str, asked: list, grid: list[dict], alone: bool) -> Iterator[Item]:
         """The settings of the grid with the largest S, and S of all of them."""
-        tried = [(settings, S) for settings, S in of_model.get(item, {}).get("tried", []) if settings in grid]
+        tried = [(settings, S) for settings, S in self.of_model.get(item, {}).get("tried", []) if settings in grid]
         left = [settings for settings in grid if settings not in [each for each, _ in tried]]
 
         def measure() -> dict:
-            new = [(settings, edited(method, asked, settings, alone)["metrics"]["S"]["after"]) for settings in left]
+            new = [(settings, self.edited(method, asked, settings, alone)["metrics"]["S"]["after"]) for settings in left]
             every = sorted(tried + new, key=lambda each: grid.index(each[0]))
             return {"settings": max(every, key=lambda each: each[1])[0], "tried": every}
 
         if left:
             yield item, measure
 
-    first = {"recall": recall, "place": lambda lm: {"name": editing.traced(lm, tuning)}, "trace": trace}
-    for item, measure in first.items():
-        if item not in of_model:
-            yield item, partial(measure, lm)
-    for method, grid in GRIDS.items():
-        yield from tuned(f"{method}, tuning", method, tuning, grid, True)
-        yield from row(f"{method}, alone", method, requests, of_model[f"{method}, tuning"]["settings"], True)
-    for method, grid in GRIDS_OF_MANY.items():
-        yield from tuned(f"{method}, tuning of many", method, more, grid, False)
-        settings = of_model[f"{method}, tuning of many"]["settings"]
-        for count in SEQUENCE:
-            yield from row(f"{method}, {count} in one model", method, requests[:count], settings, False)
-    if published:
-        settings = of_model["rome, tuning"]["settings"] | {"key": "published"}
-        yield from row("rome, published keys", "rome", requests, settings, True, ", published keys")
-        settings = of_model["memit, tuning of many"]["settings"] | {"key": "mean"}
-        yield from row("memit, mean keys", "memit", requests, settings, False, ", mean keys")
+    def edited(self, method: str, asked: list, settings: dict, alone: bool, note: str = "") -> dict:
+        """The metrics of the edits, at the place that the trace has found."""
+        from xfresearch import editing
+        from xfresearch.editing.memit import LAYERS
+        from xfresearch.editing.optimise import DEFAULT
+        from xfresearch.editing.requests import memories
+
+        last = self.of_model["place"]["name"]
+        place = {"places": memories(self.lm, last, LAYERS)} if method == "memit" else {"place": last}
+        given = dict(settings)
+        if method == "rome" and "largest" in given:
+            given["settings"] = DEFAULT._replace(largest=given.pop("largest"))
+        report = editing.METHODS[method](self.lm, asked, **place, **given, alone=alone)[1].as_dict()
+        found = {"method": method.replace("_", " ") + note, "alone": alone, "edits": len(asked)}
+        found |= {name: report[name] for name in ("settings", "metrics", "before", "after")}
+        return found | {"failures": len(report["failures"])}
 
 
 def recall(lm) -> dict:
