@@ -90,7 +90,7 @@ def bench_update(a) -> None:
     from xfresearch.config.resolving import with_vocabulary
     from xfresearch.data.tokenizers import vocab_size
     from xfresearch.models.closed_form import costs
-    from xfresearch.training.timing import Timer
+    from xfresearch.training.timing import Timer, timed_rounds
 
     configs = {name: read(["--config", name, *a.overrides]) for name in a.configs}
     configs = {name: with_vocabulary(each, each.model.vocab_size or vocab_size(each.data)) for name, each in configs.items()}
@@ -113,21 +113,6 @@ def bench_update(a) -> None:
         print("{ms:10.1f}{GFLOP/s:10.1f}{page faults:13,.0f}{tokens/s:12,.0f}{ratio:8.2f}  {config}".format(**row))
     if a.json:
         write_json(a.json, {"arguments": vars(a), "rows": rows})
-
-
-def timed_rounds(timers: list, rounds: int):
-    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once."""
-    import resource
-
-    import numpy as np
-
-    measured = np.zeros((2, len(timers), rounds))
-    for number in range(rounds):
-        for i, timer in enumerate(timers):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            measured[0, i, number] = timer()
-            measured[1, i, number] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    return measured
 
 
 def bench_decode(a) -> None:
