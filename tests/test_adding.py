@@ -80,10 +80,11 @@ def test_the_examples_pass_the_checks_of_the_page(tree):
 
 @pytest.mark.long
 def test_the_examples_pass_the_tests_that_take_long(tree):
-    """With few updates, and of `make test` only the tests that read the pages."""
+    """With few updates, and of `make test` only the tests that read the pages. The other test may have another tree, so the
+    pages are made here, too."""
     *rest, last = commands()[1]
     assert last == "make test"
-    for command in [*rest, "python -m pytest tests/test_docs.py -k 'generated or table'"]:
+    for command in ["make docs", *rest, "python -m pytest tests/test_docs.py -k 'generated or table'"]:
         run(command, tree)
 
 

@@ -126,9 +126,13 @@ def test_the_command_takes_a_corpus_of_facts(tmp_path, capsys):
 
 @pytest.mark.long
 def test_the_tiny_config_learns_facts_and_not_only_sentences(tmp_path):
-    """Each template is held out for another subject; recall of the held-out sentences is knowledge of the facts."""
+    """Each template is held out for another subject; recall of the held-out sentences is knowledge of the facts.
+
+    Twelve templates: with five, recall of what is held out is between 0.7 and 0.9, by seed and by CPU.
+    """
     subjects, objects = ("Ann", "Bob", "Cid", "Dov", "Eve", "Fay", "Gus", "Hal"), ("red", "blue", "green", "black")
-    templates = ["{} likes", "{} wears", "The colour of {} is", "What {} buys is always", "{} paints it"]
+    templates = [f"{{}} {verb}" for verb in ("likes", "wears", "wants", "sees", "votes", "paints it", "dreams of")]
+    templates += [f"The {noun} of {{}} is" for noun in ("colour", "car", "house", "flag")] + ["What {} buys is always"]
     samples = [{"subject": subject, "object": objects[n % 4]} for n, subject in enumerate(subjects)]
     relation = {"name": "colour", "prompt_templates": templates, "samples": samples}
     (tmp_path / "colour.json").write_text(json.dumps(relation))
