@@ -171,7 +171,7 @@ def test_memit_requests_about_one_subject_share_a_vector(lm, monkeypatch):
 
     find = module.delta_for
     monkeypatch.setattr(module, "delta_for", recorded)
-    requests = [REQUEST, Record("Cid", "{}", "blue", "red"), REQUEST._replace(target_new="red")]
+    requests = [REQUEST, Record("Cid", "{}", "blue", "red"), REQUEST._replace(prompt="Cid {}", target_new="red")]
     report = editing.memit(lm, requests, [PLACE], tokens=400)[1]
     assert groups == [["green", "red"], ["red"]]
     assert [edit.record for edit in report.edits] == requests
