@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+LIMIT = 600  # seconds
 
 
 class Mutation(NamedTuple):
@@ -56,7 +57,10 @@ def survives(mutation: Mutation) -> tuple[str, list[str]]:
             return f"stale: its text occurs {text.count(mutation.old)} times in {mutation.file}", []
         file.write_text(text.replace(mutation.old, mutation.new))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *mutation.pytest]
-        run = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+        try:
+            run = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return f"survived: pytest had not ended after {LIMIT} s", []
     failed = [line.split(" - ")[0] for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return "" if run.returncode == 1 else f"survived: pytest exited with {run.returncode}", failed
 
