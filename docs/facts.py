@@ -106,7 +106,8 @@ def measurements(lm, of_model: dict, published: bool) -> Iterator[Item]:
 
 
 def facts_to_edit(lm) -> tuple[list, list, list]:
-    """Requests to choose settings with, each alone and in one model, and those of the figures. No fact is in two of them."""
+    """Three lists of requests: to choose settings of single edits, to choose those of many edits in one model, and for the
+    figures. No fact is in two lists."""
     from xfresearch import editing
     from xfresearch.editing.requests import known_facts
 
@@ -118,7 +119,7 @@ def facts_to_edit(lm) -> tuple[list, list, list]:
 
 
 class Edits(NamedTuple):
-    """Edits of a model, which are not made again if its results are known."""
+    """The edits of one model that are measured. What has a result in `of_model` is not measured again."""
 
     lm: object  # a LanguageModel
     of_model: dict  # results by item

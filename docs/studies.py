@@ -33,7 +33,7 @@ STUDIES = {
     "experts_slots": "experts.py:slots",
 }
 
-MADE = ("norms_majority",)  # their data are made, not read: they have no use for paths of this machine
+GENERATED = ("norms_majority",)  # studies whose data are generated, so that paths of texts are refused
 
 ANSWERS = {  # page of docs/questions: its studies
     "w_o": ("w_o",),
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> None:
         reuse = ["--reuse", *others] if others else []
         print(f"\n{name}", flush=True)
         config = f"configs/studies/{STUDIES[name]}"
-        given = [each for each in overrides if name not in MADE or not each.startswith("--config.machine")]
+        given = [each for each in overrides if name not in GENERATED or not each.startswith("--config.machine")]
         study.main(["--config", config, "--workdir", str(DATA / name), *reuse, *given])
 
 

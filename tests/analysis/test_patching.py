@@ -65,6 +65,7 @@ def test_attribution_is_exact_for_what_the_last_layer_writes():
     exact, linear = effects(*args)[1] - float(metric(lm)), attribution(*args)[1]
     assert relative_error(linear, exact) < 100 * TOLERANCE["float32"]
     assert (linear[:-1] == 0).all() and linear[-1] != 0
+    assert (exact[:-1] == exact[0]).all() and abs(exact[0]) < TOLERANCE["float32"] * abs(exact[-1])
 
 
 def test_a_planted_causal_place_is_found_and_only_it():
