@@ -1,6 +1,8 @@
 """Checkpoints: which are kept, exact restore, and detection of damage in any file."""
 
+import asyncio
 import errno
+import gc
 import os
 
 import jax
@@ -11,7 +13,7 @@ import pytest
 from etils import epath
 
 from xfresearch import crash_log
-from xfresearch.checkpoints import store
+from xfresearch.checkpoints import store, writing
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.errors import Stopped
 from xfresearch.files import move_damaged
@@ -182,3 +184,19 @@ def test_a_checkpoint_whose_arrays_were_not_joined_is_not_finished(tmp_path, mon
         checkpoints.save(2, make_state(), {})
         checkpoints.wait()
     assert store.steps(directory) == [1]
+
+
+@pytest.mark.parametrize(("file", "printed"), [("site-packages/orbax/checkpoint/reading.py", False), ("ours.py", True)])
+def test_a_failed_task_that_nothing_awaits_is_reported_unless_orbax_abandoned_it(caplog, file, printed):
+    writing.orbax()
+    scope = {}
+    exec(compile("async def read():\n    raise ValueError('cannot be read')", file, "exec"), scope)
+
+    async def abandon():
+        task = asyncio.ensure_future(scope["read"]())
+        await asyncio.sleep(0)
+        del task
+        gc.collect()
+
+    asyncio.run(abandon())
+    assert ("Task exception was never retrieved" in caplog.text) == printed

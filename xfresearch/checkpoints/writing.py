@@ -21,6 +21,7 @@ def orbax():
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised too, and reported in one line
     sys.unraisablehook = _without_orbax_noise(sys.unraisablehook)
+    logging.getLogger("asyncio").addFilter(_not_of_abandoned_array)
     return ocp
 
 
@@ -93,8 +94,20 @@ def _without_orbax_noise(hook):
 
     def quieter(unraisable):
         code = getattr(unraisable.object, "cr_code", None)  # set if the object is a coroutine
-        abandoned = code is not None and "orbax" in code.co_filename
-        if not abandoned and str(unraisable.exc_value) != "Event loop is closed":
+        if not _of_orbax(code) and str(unraisable.exc_value) != "Event loop is closed":
             hook(unraisable)
 
     return quieter
+
+
+def _not_of_abandoned_array(record: logging.LogRecord) -> bool:
+    """Whether asyncio's log keeps a record: it drops the failure of a task of Orbax that nothing has awaited. This is an
+    abandoned array whose read failed too, before it was garbage-collected."""
+    _, _, traceback = record.exc_info or (None, None, None)
+    unawaited = record.getMessage().startswith("Task exception was never retrieved")
+    return not (unawaited and traceback is not None and _of_orbax(traceback.tb_frame.f_code))
+
+
+def _of_orbax(code) -> bool:
+    """Whether a code object (or None) is Orbax's."""
+    return code is not None and "orbax" in code.co_filename
