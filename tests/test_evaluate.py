@@ -21,7 +21,7 @@ from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import command, evaluate, evaluation, loading
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.errors import UserError
-from xfresearch.evaluation import Window, evaluate_batches, make_evaluator, make_scorer, pack_windows, windows
+from xfresearch.evaluation import Window, make_evaluator, make_scorer, pack_windows, summary, sums_of_batches, windows
 from xfresearch.models import reach
 
 WORDS = "the cat sat on the mat. naïve\n"
@@ -139,7 +139,7 @@ def test_a_stride_of_the_whole_length_gives_the_loss_of_training(kind, request, 
     lm = loading.load(run)
     packed = prepare(lm.run, "validation")
     evaluator = make_evaluator(lm.config, "scan", rows=7)
-    trained = evaluate_batches(evaluator, lm.params, evaluation_batches(packed, 3, 0), lm.tokenizer.byte_lengths)
+    trained = summary(sums_of_batches(evaluator, lm.params, evaluation_batches(packed, 3, 0), lm.tokenizer.byte_lengths))
     measured = evaluated(run, tmp_path=tmp_path)
     assert measured["tokens"] == trained["tokens"] == packed.meta["n_predictions"]
     for name in ("loss", "bits_per_byte", "perplexity", "accuracy"):
@@ -191,11 +191,11 @@ def test_padding_does_not_count():
     batch["weights"][:, 10:] = 0
     batch["segments"][3], batch["weights"][3] = 0, 0
     evaluator = make_evaluator(lm.config)
-    first = evaluate_batches(evaluator, lm.params, [batch], lm.tokenizer.byte_lengths)
+    first = summary(sums_of_batches(evaluator, lm.params, [batch], lm.tokenizer.byte_lengths))
     for name in ("tokens", "targets"):
         batch[name] = batch[name].copy()
         batch[name][:, 10:] = batch[name][3] = 5
-    second = evaluate_batches(evaluator, lm.params, [batch], lm.tokenizer.byte_lengths)
+    second = summary(sums_of_batches(evaluator, lm.params, [batch], lm.tokenizer.byte_lengths))
     assert first == second
     assert (first["tokens"], first["units"], first["bytes"]) == (30, 3, 30)
 
@@ -204,7 +204,7 @@ SHARDED = """
 import jax, numpy as np
 from tests.test_evaluate import random_batch
 from tests.tiny_runs import tiny_model
-from xfresearch.evaluation import evaluate_batches, make_evaluator
+from xfresearch.evaluation import make_evaluator, summary, sums_of_batches
 from xfresearch.models import transformer
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 from xfresearch.sharding.mesh import make_mesh
@@ -214,8 +214,8 @@ mesh = make_mesh(lm.run)
 rows = batch_sharding(mesh)
 params = jax.device_put(lm.params, param_shardings(mesh, lm.params, transformer.axes(lm.config)))
 evaluator, lengths = make_evaluator(lm.config), lm.tokenizer.byte_lengths
-sharded = evaluate_batches(evaluator, params, [jax.device_put(batch, rows)] * 2, lengths)
-plain = evaluate_batches(evaluator, lm.params, [batch] * 2, lengths)
+sharded = summary(sums_of_batches(evaluator, params, [jax.device_put(batch, rows)] * 2, lengths))
+plain = summary(sums_of_batches(evaluator, lm.params, [batch] * 2, lengths))
 assert len(jax.tree.leaves(jax.device_put(batch, rows))[0].sharding.device_set) == 4
 assert abs(sharded["loss"] / plain["loss"] - 1) < 1e-5 and sharded["tokens"] == plain["tokens"] == 2 * 4 * 16
 """

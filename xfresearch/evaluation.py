@@ -67,8 +67,8 @@ def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, m
     return evaluator
 
 
-def evaluate_batches(evaluator: Callable, params: dict, batches: Iterable[dict], byte_lengths) -> dict:
-    """The `summary` of all `batches`, which may be sharded over any mesh.
+def sums_of_batches(evaluator: Callable, params: dict, batches: Iterable[dict], byte_lengths) -> dict:
+    """The sums over each sequence of all `batches` [U], by the evaluator's names. Batches may be sharded over any mesh.
 
     `byte_lengths` [V] is the tokenizer's, or None for labels.
     """
@@ -83,7 +83,7 @@ def evaluate_batches(evaluator: Callable, params: dict, batches: Iterable[dict],
         pending = sums
     if pending is not None:
         parts.append(on_host(pending))
-    return summary({name: np.concatenate([part[name] for part in parts] or [[]]) for name in names})
+    return {name: np.concatenate([part[name] for part in parts] or [[]]) for name in names}
 
 
 def on_host(sums: dict) -> dict:

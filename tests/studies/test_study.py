@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from xfresearch import study
@@ -14,6 +15,7 @@ from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import Cell
 from xfresearch.studies.running import open_store
+from xfresearch.training.metrics import read_metrics
 
 FILE = """
 from configs.studies import common
@@ -96,6 +98,33 @@ def test_checkpoints_are_removed_and_curves_are_kept(finished):
     assert all(json.loads(file.read_text())["curve"] for file in results)
 
 
+def test_a_curve_is_of_one_text_and_the_metric_of_another(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, open_store(finished), solved)
+    evaluation = next(iter(solved.values())).config.evaluation
+    for trial, result in found.items():
+        assert result["evaluation"]["units"] == evaluation.final_sequences == 16 != evaluation.sequences
+        rows = read_metrics(finished / trial.folder / "metrics.jsonl")
+        assert {row["units"] for row in rows if row["kind"] == "evaluation"} == {evaluation.sequences}
+        values, sizes = result["blocks"]["values"], result["blocks"]["sizes"]
+        assert len(sizes) == 16 and sum(sizes) == result["evaluation"]["bytes"]
+        assert sum(values) / sum(sizes) == pytest.approx(result["evaluation"]["bits_per_byte"], rel=1e-6)
+
+
+def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, open_store(finished), solved)
+    rng, sizes_B = np.random.default_rng(0), np.full(64, 100)
+    text_B, errors = rng.normal(200, 20, 64), {"base": 0.5, "parallel": 0.5}
+    for trial in found:
+        values_B = text_B + rng.normal(0, errors[trial.cell.arm], 64)
+        found[trial] = found[trial] | {"blocks": {"values": list(values_B), "sizes": list(sizes_B)}}
+    arm = outcome.found(chosen, solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    assert arm["sampling_error"] == pytest.approx(20 / 100 / 8, rel=0.3)
+    of_two_means = math.hypot(0.5, 0.5) / math.sqrt(2) / 100 / 8  # of two runs each
+    assert arm["difference_sampling_error"] == pytest.approx(of_two_means, rel=0.3)
+
+
 def test_a_finished_study_trains_nothing_again(config, finished, no_training):
     run(config, finished)
 
@@ -106,6 +135,8 @@ def test_results_of_another_config_do_not_count(config, finished):
     trial, cell = next(iter(found)), next(iter(solved))
     store, other = open_store(finished), replace(solved[cell].config, steps=13)
     assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
+    text = replace(solved[cell].config.evaluation, final_sequences=8)
+    assert store.find(chosen, trial, replace(solved[cell].config, evaluation=text)) is None
     for change in ({"probes": ("norms.spread",)}, {"metric": "loss"}):  # a run that measured less, or another metric
         assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
 
@@ -220,6 +251,7 @@ def test_existing_runs_have_a_report_too(finished, tmp_path):
 
 
 def test_the_time_of_a_run_is_that_of_all_its_processes():
-    run_of = lambda **seconds: {"seconds": {"step": 8.0, "evaluation": 1.0, "tokens": 99, **seconds}}  # noqa: E731
+    parts = {"step": 8.0, "evaluation": 0.5, "metric": 0.5, "tokens": 99}
+    run_of = lambda **seconds: {"seconds": parts | seconds}  # noqa: E731
     assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
     assert outcome.overhead([run_of(compile=1.0), run_of(probes=1.0)]) == pytest.approx(0.1)

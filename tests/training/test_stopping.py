@@ -55,7 +55,7 @@ POINTS = [
     at("if multihost_utils.reached_preemption_sync_point("),
     at("metrics = run.update(", 2),
     at("saving = _due(", 2),
-    at("values = evaluate_batches("),
+    at("values = summary("),
     at('with self.clock.measure("checkpoint")', 2),  # at the end of the block: after Orbax has begun to save
 ]
 # In a run with LEFT updates left: in the last update before and after the run asks for a signal, and after the loop.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from xfresearch.comparing.pairing import pair_ratios, ratio
 from xfresearch.errors import UserError
 from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
@@ -21,6 +22,8 @@ def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial,
     is; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
+    for cell, arm in arms.items():
+        arm["difference_sampling_error"] = _difference_sampling_error(study, cell, arms, results)
     sizes = {size: _size(study, size, arms, unigram) for size in study.sizes}
     trends = {arm: _trend(study, arm, arms) for arm in study.arms if arm != study.baseline}
     return {
@@ -64,7 +67,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "mean": float(np.mean(metric)),
         "deviation": float(np.std(metric, ddof=1)),
         "diverged": [trial.folder for trial in trials if not math.isfinite(values[trial])],
-        "sampling_error": float(np.mean([_sampling_error(study, results[trial]["evaluation"]) for trial in trials])),
+        "sampling_error": float(np.mean([_sampling_error(results[trial]) for trial in trials])),
         "seconds": float(np.median([results[trial]["seconds"]["step"] for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
         "curve": _curve([results[trial].get("curve", []) for trial in trials]),
@@ -76,10 +79,24 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
     }
 
 
-def _sampling_error(study: Study, evaluation: Mapping) -> float:
-    """The standard error of the metric by the size of the held-out text; NaN for accuracy."""
-    error, loss, metric = (evaluation.get(name) or math.nan for name in ("standard_error", "loss", study.metric))
-    return math.nan if study.metric == "accuracy" else error * metric / loss
+def _blocks(results: Iterable[Mapping]) -> tuple[np.ndarray, np.ndarray]:
+    """Values and sizes of the metric in blocks of the held-out data [B], summed over runs (running.blocks)."""
+    each = [result["blocks"] for result in results]
+    return tuple(np.sum([blocks[name] for blocks in each], 0, np.float64) for name in ("values", "sizes"))
+
+
+def _sampling_error(result: Mapping) -> float:
+    """The standard error of the metric of a run by the size of the held-out data; NaN for a run that diverged."""
+    return ratio(*_blocks([result]))["standard_error"] if "blocks" in result else math.nan
+
+
+def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dict], results: Mapping[Trial, dict]) -> float:
+    """The standard error of an arm's mean difference by the size of the held-out data, which all runs share: what a text
+    adds to both sides of the difference cancels. NaN with a run that diverged."""
+    sides = [seeded(study, each, arms[each]["rate"]) for each in (cell, Cell(cell.size, study.baseline))]
+    if any("blocks" not in results.get(trial, {}) for side in sides for trial in side):
+        return math.nan
+    return pair_ratios(*(_blocks(results[trial] for trial in side) for side in sides))["standard_error"]
 
 
 def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
@@ -118,12 +135,14 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
     for arm in here.values():
         arm["sensitivity"] = statistics.sensitivity(arm["tried"], unigram) if math.isfinite(unigram) else math.nan
     deviations = [each.deviation for each in differences.values()]
+    by_text = [here[name]["difference_sampling_error"] for name in differences]
     deviation = float(np.median(deviations)) if deviations else study.deviation
     return {
         "arms": here,
         "failures": failures,
         "noise": statistics.noise(baseline["values"]) if study.baseline not in failures else None,
         "sampling_error": baseline["sampling_error"],
+        "difference_sampling_error": max(by_text, default=math.nan),
         "deviation": deviation,
         "detectable": statistics.detectable(deviation, study.seeds, statistics.ALPHA / max(1, len(study.arms) - 1)),
         "seeds_for_margin": statistics.seeds_for(study.margin, deviation) if deviation else 2,
@@ -165,8 +184,8 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict]) -> dict | None:
 
 
 def overhead(results) -> float:
-    """The share of the wall time of the runs outside of updates and evaluation."""
+    """The share of the wall time of the runs outside of updates and held-out metrics."""
     results = list(results)
     total = sum(map(seconds, results))
-    inside = sum(result["seconds"][name] for result in results for name in ("step", "evaluation"))
+    inside = sum(result["seconds"][name] for result in results for name in ("step", "evaluation", "metric"))
     return 1 - inside / total if total else math.nan

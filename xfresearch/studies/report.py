@@ -21,7 +21,7 @@ UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy":
 SAVED = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the arm saves", "baseline saves")
 SAVED_ABOUT = (
     "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
-    "baseline saves if it stops at that of the arm, read off the curves."
+    "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences)."
 )
 RATES = ("size", "arm", "learning rate: metric", "sensitivity")
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
@@ -105,12 +105,11 @@ def notes(outcome: Mapping) -> list[str]:
     if study["seeds"] < SMALL:
         lines.append(f"{study['seeds']} pairs of runs are few: intervals are wide, and bootstrap intervals too narrow.")
     for name, size in outcome["sizes"].items():
-        noise, lowest = size["noise"], size["sampling_error"]
-        if noise:
+        if noise := size["noise"]:
             lines.append(
                 f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
                 f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}{_pairing(size)}. "
-                f"{_sampling(lowest)}"
+                f"{_sampling(size, study['seeds'])}"
                 f"{study['seeds']} pairs find a difference of {size['detectable']:.4f} with a chance of 80 %; for "
                 f"{study['margin']:g} it takes {size['seeds_for_margin']}."
             )
@@ -123,13 +122,20 @@ def notes(outcome: Mapping) -> list[str]:
     if overhead == overhead:
         hours = outcome["seconds"] / 3600
         runs = f"{outcome['runs']} runs took {hours:.1f} hours"
-        lines.append(f"{runs}, {overhead:.1%} of it outside of updates and evaluation.")
+        lines.append(f"{runs}, {overhead:.1%} of it outside of updates and held-out metrics.")
     return lines
 
 
-def _sampling(error: float | None) -> str:
+def _sampling(size: Mapping, seeds: int) -> str:
     """The part of the noise that is the held-out text's."""
-    return "" if error is None else f"The sampling error of a run is {error:.4f}; all runs read the same held-out text. "
+    single, error, of_seeds = size["sampling_error"], size["difference_sampling_error"], size["deviation"] / math.sqrt(seeds)
+    if single is None or error is None:
+        return ""
+    small = ": the text is too small for the seeds (evaluation.final_sequences)" if error > of_seeds else ""
+    return (
+        f"The sampling error of a run is {single:.4f}. All runs read the same held-out text: of a mean difference it is at "
+        f"most {error:.4f}, and the seeds' error {of_seeds:.4f}{small}. "
+    )
 
 
 def _pairing(size: Mapping) -> str:

@@ -3,6 +3,9 @@
 A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless its config
 has changed, or the study measures more. Its checkpoints are removed, unless the study keeps them. Runs of other studies
 count if their configs are the same.
+
+The metric is measured after training, on evaluation.final_sequences sequences. The evaluations in training, and so all
+points of the curve, are of the first evaluation.sequences of them.
 """
 
 import math
@@ -13,11 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 from etils import epath
 
 from xfresearch.config.comparing import fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged, UserError
+from xfresearch.evaluation import summary
 from xfresearch.files import exists, read_object, write_json
 from xfresearch.language_model import LanguageModel
 from xfresearch.studies import probes
@@ -26,6 +31,8 @@ from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
 from xfresearch.training.metrics import read_metrics
 
+BLOCKS = 64  # of consecutive sequences, over which the sampling error of the metric is taken
+RATIOS = {"bits_per_byte": ("nll", "bytes"), "loss": ("nll", "tokens"), "accuracy": ("correct", "tokens")}
 RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs
 
@@ -44,10 +51,33 @@ class Counted:
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
-    """The config of a cell with the rate and the seed of a run. It saves at the end, and writes no TensorBoard files."""
-    optimizer = replace(config.optimizer, learning_rate=trial.rate)
-    log, checkpoint = replace(config.log, tensorboard=False), replace(config.checkpoint, every=config.steps, keep_best=False)
-    return replace(config, seed=trial.seed, optimizer=optimizer, log=log, checkpoint=checkpoint)
+    """The config of a cell with the rate and the seed of a run. It saves at the end, writes no TensorBoard files, and its
+    evaluations all have the same text."""
+    changed = {
+        "optimizer": replace(config.optimizer, learning_rate=trial.rate),
+        "log": replace(config.log, tensorboard=False),
+        "checkpoint": replace(config.checkpoint, every=config.steps, keep_best=False),
+        "evaluation": replace(config.evaluation, final_sequences=config.evaluation.sequences),
+    }
+    return replace(config, seed=trial.seed, **changed)
+
+
+def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:
+    """The metric in blocks of the held-out data, in their order: sum(values) / sum(sizes) is the metric.
+
+    sums: arrays [U] over the held-out sequences, as evaluation.sums_of_batches returns them.
+    """
+    value, size = RATIOS[metric]
+    values_U, sizes_U = np.asarray(sums[value], np.float64), np.asarray(sums[size], np.int64)
+    values_U = values_U / math.log(2) if metric == "bits_per_byte" else values_U
+    parts = min(BLOCKS, len(values_U))
+    values_B, sizes_B = ([part.sum() for part in np.array_split(each_U, parts)] for each_U in (values_U, sizes_U))
+    return {"values": [round(float(value), 3) for value in values_B], "sizes": [int(size) for size in sizes_B]}
+
+
+def _held_out(config: Config) -> list:
+    """What the metric of a run is measured on: the split, and how many sequences of it."""
+    return [config.evaluation.split, config.evaluation.final_sequences]
 
 
 class Store(NamedTuple):
@@ -57,11 +87,12 @@ class Store(NamedTuple):
     known: Mapping[str, dict]
 
     def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
-        """The result of a run of the cell with this config; None if it has not finished, had another config, or measured
-        less."""
+        """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
+        or on other text."""
         wanted, file = fingerprint(config_of_trial(trial, config)), self.folder / trial.folder / RESULT_FILE
         for found in (read_object(file) if exists(file) else {}, self.known.get(wanted, {})):
-            measured = found.get("diverged") or set(study.probes) <= set(found.get("probes", ()))
+            measured = set(study.probes) <= set(found.get("probes", ())) and found.get("held_out") == _held_out(config)
+            measured = measured or found.get("diverged")
             if found.get("fingerprint") == wanted and found.get("metric") == study.metric and measured:
                 return found
         return None
@@ -122,7 +153,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
         found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
-        spent = {"down": 0.0}  # while no process ran
+        spent = {"down": 0.0, "metric": 0.0}  # down: while no process ran
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
         except Diverged as error:
@@ -130,8 +161,11 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         else:
             if result.stopped_by:
                 sys.exit(128 + signal.Signals[result.stopped_by])
-            found |= {"evaluation": result.evaluation, "step": result.step}
-            found["curve"] = _curve(folder, study.metric)
+            began = time.perf_counter()
+            sums = result.held_out(matched.config.evaluation.final_sequences)
+            spent["metric"] = time.perf_counter() - began
+            found |= {"evaluation": summary(sums), "blocks": blocks(sums, study.metric), "step": result.step}
+            found |= {"held_out": _held_out(matched.config), "curve": _curve(folder, study.metric)}
             lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
             began = time.perf_counter()
             found["probes"] = probes.measure(lm, study.probes, folder, study.task_data)

@@ -28,7 +28,7 @@ from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import Diverged, UserError, require
-from xfresearch.evaluation import evaluate_batches
+from xfresearch.evaluation import summary, sums_of_batches
 from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
 from xfresearch.models.closed_form import costs
@@ -53,6 +53,7 @@ class Result(NamedTuple):
     clock: Clock
     params: dict  # for evaluation: averaged weights if the run keeps them
     stopped_by: str  # the signal that stopped the run early, or ''
+    held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
 
 
 def setup_jax(config: Config) -> None:
@@ -222,21 +223,24 @@ class Run:
         self.progress.update(step, values["loss"], tokens)
         if step % self.config.log.every == 0 or step == self.config.steps:
             layers = {name: v for name, v in metrics.items() if isinstance(v, dict)}
-            self.log.write(
-                step, "train", values | {k: {n: a.tolist() for n, a in v.items()} for k, v in layers.items()}
-            )
+            by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in layers.items()}
+            self.log.write(step, "train", values | by_layer)
+
+    def held_out_sums(self, limit: int) -> dict:
+        """Sums over each of the first `limit` held-out sequences (0: all) with the current parameters."""
+        size = round_up(self.mesh, self.config.evaluation.batch_size or self.config.batch_size)
+        rows = self._local_rows(size)
+        shape = (size, self.config.sequence_length)
+        batches = evaluation_batches(self.heldout, size, limit, rows)
+        placed = (place(self.batch_sharding, shape, rows, batch) for batch in batches)
+        return sums_of_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
 
     def evaluate(self, step: int) -> dict:
         """Measures and logs the held-out metrics with the current parameters."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        size = round_up(self.mesh, limits.batch_size or self.config.batch_size)
-        rows = self._local_rows(size)
-        shape = (size, self.config.sequence_length)
-        batches = evaluation_batches(self.heldout, size, limit, rows)
-        placed = (place(self.batch_sharding, shape, rows, batch) for batch in batches)
         with self.clock.measure("evaluation"):
-            values = evaluate_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
+            values = summary(self.held_out_sums(limit))
         self.log.write(step, "evaluation", values)
         self.last_evaluation = values
         return values
@@ -282,7 +286,7 @@ def train(
             distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
     if not step_function:
         distributed.handle_preemption(False)
-        return Result(run.start, run.last_evaluation, run.clock, run.params, "")
+        return Result(run.start, run.last_evaluation, run.clock, run.params, "", run.held_out_sums)
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
     batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
     pending = None
@@ -322,7 +326,8 @@ def train(
         batches.close()
         stopping.restore()
     run.checkpoints.close()
-    return Result(done, run.last_evaluation, run.clock, run.params, stopping.received if done < config.steps else "")
+    stopped_by = stopping.received if done < config.steps else ""
+    return Result(done, run.last_evaluation, run.clock, run.params, stopped_by, run.held_out_sums)
 
 
 class StopSignal:
