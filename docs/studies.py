@@ -19,8 +19,10 @@ MEASURED = "## What was measured\n\n"
 # In this order. The first ones have the arms that others share.
 STUDIES = {
     "w_o": "w_o.py",
+    "w_o_layouts": "w_o.py:layouts",
     "w_q": "w_q.py",
     "memory": "memory.py",
+    "memory_beside": "memory.py:beside",
     "norms": "norms.py",
     "activations": "activations.py",
     "experts": "experts.py",
@@ -28,6 +30,7 @@ STUDIES = {
     "lambda_layers": "lambda_layers.py",
     "single_heads": "single_heads.py",
     "norms_majority": "norms.py:majority",
+    "w_q_merged": "w_q.py:merged",
     "w_q_one_head": "w_q.py:one_head",
     "experts_parameters": "experts.py:parameters",
     "experts_slots": "experts.py:slots",
@@ -36,11 +39,11 @@ STUDIES = {
 GENERATED = ("norms_majority",)  # studies whose data are generated, so that paths of texts are refused
 
 ANSWERS = {  # page of docs/questions: its studies
-    "w_o": ("w_o",),
-    "w_q": ("w_q", "w_q_one_head"),
+    "w_o": ("w_o", "w_o_layouts"),
+    "w_q": ("w_q", "w_q_merged", "w_q_one_head"),
     "single_heads": ("single_heads",),
     "norms": ("norms", "norms_majority"),
-    "memory": ("memory",),
+    "memory": ("memory", "memory_beside"),
     "activations": ("activations",),
     "experts": ("experts", "experts_parameters", "experts_slots"),
     "lambda_layers": ("lambda_layers",),
@@ -76,6 +79,11 @@ def _measured(name: str) -> str:
     parts = [f"**{outcome['study']['question']}** {about}", f"![differences]({name}.svg)"]
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
     parts += [f"{size}:\n\n{report.table(report.TITLES, report.rows(outcome, size))}" for size in outcome["sizes"]]
+    if outcome["study"]["probes"]:
+        parts.append("Probes ([what they are](../../xfresearch/studies/probes.py); more is better):")
+        parts.append(report.table(("size", "arm", *outcome["study"]["probes"]), report.probe_rows(outcome)))
+    if saved := report.saved_rows(outcome):
+        parts += [f"Cost at equal quality. {report.SAVED_ABOUT}", report.table(report.SAVED, saved)]
     parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
     return "\n\n".join(parts) + "\n"
 

@@ -7,7 +7,7 @@ from configs.studies.common import block
 
 def get_config(size: str = "full"):
     study = common.base(size, sizes=(*common.SIZES, "parameters", "slots"))
-    experts = block("feed_forward.kind=moe")
+    experts = block("feed_forward.kind=moe", "feed_forward.moe.expert=gelu")  # the activation of the dense layers
     study.question = "Dense, or top-2 of 8 experts?"
     study.rule = "Experts are better at equal cost (FLOPs, or parameters) if their verdict is 'better' at both sizes."
     study.baseline = "dense"

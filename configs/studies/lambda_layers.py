@@ -1,4 +1,4 @@
-"""Lambda layers (Bello 2021) against attention at two lengths."""
+"""Lambda layers (Bello 2021) against attention at three lengths."""
 
 from configs.studies import common
 from configs.studies.common import block
@@ -7,19 +7,25 @@ from configs.studies.common import block
 def get_config(size: str = "full"):
     study = common.base(size)
     study.question = "Are lambda layers as good as attention, and does it depend on the length?"
-    study.rule = "They are at a length where the verdict is 'equivalent' or 'better'."
+    study.rule = (
+        "They are at a length where the verdict is 'equivalent' or 'better'. It depends on the length if 0 lies outside of "
+        "the trend's interval."
+    )
     study.baseline = "attention"
-    no_table = "model.position=none"
+    study.options = tuple(each for each in study.options if each not in common.POSITIONS)  # lambda layers have their own
+    lambdas = ("model.position=none", *block("attention.kind=lambda"))
     study.arms = {
-        "attention": (),
-        "lambda_window": (no_table, *block("attention.kind=lambda")),
-        "lambda_global": (no_table, *block("attention.kind=lambda", "attention.lambdas.window=0")),
+        "attention": common.POSITIONS,
+        "lambda_window": lambdas,
+        "lambda_global": (*lambdas, *block("attention.lambdas.window=0")),
     }
     if size != "tiny":
-        lengths = {128: 16, 512: 4}
-        study.sizes = {
-            f"length_{length}": (*common.SMALL, f"sequence_length={length}", f"batch_size={rows}")
-            for length, rows in lengths.items()
-        }
-        study.tune_at = "length_128"
+        study.sizes = {f"length_{length}": _at(length) for length in (64, 128, 512)}
+        study.tune_at, study.trend = "length_128", "sequence_length"
     return study
+
+
+def _at(length: int) -> tuple[str, ...]:
+    """A length, with as many tokens for each update and evaluation as the other studies have."""
+    tokens = {"batch_size": 16, "evaluation.sequences": 64, "evaluation.final_sequences": 1024}
+    return *common.SMALL, f"sequence_length={length}", *(f"{key}={count * 128 // length}" for key, count in tokens.items())

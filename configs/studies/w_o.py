@@ -1,23 +1,36 @@
-"""Is W_O redundant without the norm after it? Layouts with and without it, the saved parameters given back or not."""
+"""Is W_O redundant without the norm after it? The saved parameters are given back to the feed-forward layer, or not (the
+arms called smaller).
+
+With :layouts pre-norm against layouts with fewer norms, skips or matrices between attention and feed-forward layer."""
 
 from configs.studies import common
 from configs.studies.common import block
 
+IDENTITIES = ("attention.value=identity", "attention.output=identity")
+
 
 def get_config(size: str = "full"):
-    study = common.base(size)
+    study = common.base(size, sizes=(*common.SIZES, "layouts"))
+    if size == "layouts":
+        return _layouts(study)
     study.question = "Is W_O redundant without the norm after it?"
     study.rule = (
-        "W_O is redundant where the arm without it, fused_output, is equivalent to or better than no_residual_between, "
-        "which has it and is otherwise equal. A layout is as good as pre_norm if it is equivalent or better at both sizes. "
-        "Arms called smaller do not get their saved parameters back in the feed-forward layer."
+        "It is, if fused_output, which has W_O W_1 as one matrix and the parameters of W_O given back, is equivalent to or "
+        "better than no_residual_between at both sizes. It costs nothing to leave it out if fused_output_smaller, which "
+        "does not get them back, is, too."
     )
     study.baseline = "no_residual_between"
-    layouts = ("pre_norm", "no_norm_between", "fused_output", "no_residual_between", "parallel", "skipless")
+    study.arms = {layout: block(f"layout={layout}") for layout in ("no_residual_between", "fused_output")}
+    study.arms.fused_output_smaller, study.solve_in.fused_output_smaller = study.arms.fused_output, ""
+    return study
+
+
+def _layouts(study):
+    study.question = "Which layouts with fewer norms, skips or matrices are as good as pre-norm?"
+    study.rule = "Those whose verdict is 'equivalent' or 'better' at both sizes."
+    study.baseline = "pre_norm"
+    layouts = ("pre_norm", "no_norm_between", "no_residual_between", "parallel")
     study.arms = {layout: block(f"layout={layout}") for layout in layouts}
-    identities = "attention.value=identity", "attention.output=identity"
-    study.arms.skipless = block("layout=skipless", "attention.shaping=shaped", *identities)
-    for arm in ("fused_output", "skipless"):  # these save parameters, and the others do not
-        study.arms[f"{arm}_smaller"] = study.arms[arm]
-        study.solve_in[f"{arm}_smaller"] = ""
+    study.arms.skipless = block("layout=skipless", "attention.shaping=shaped", *IDENTITIES)
+    study.arms.skipless_smaller, study.solve_in.skipless_smaller = study.arms.skipless, ""
     return study

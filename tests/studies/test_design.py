@@ -35,7 +35,7 @@ def matched(study: Study, arm: str) -> matching.Matched:
 def test_a_study_is_read_with_its_overrides():
     study = design.read(["--config", FILE, "--config.seeds=4", "--config.rates=(1e-3,2e-3)"])
     assert (study.seeds, study.rates, study.baseline) == (4, (1e-3, 2e-3), "no_residual_between")
-    assert study.arms["parallel"] == ("model.blocks.main.layout=parallel",)
+    assert study.arms["fused_output"] == ("model.blocks.main.layout=fused_output",)
 
 
 def test_sizes_are_in_the_order_of_their_parameters():
@@ -45,7 +45,7 @@ def test_sizes_are_in_the_order_of_their_parameters():
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("baseline=pre_nrom", "baseline='pre_nrom' is not allowed: it must be one of the arms, .*did you mean 'pre_norm'"),
+        ("baseline=fused_outptu", "baseline='fused_outptu' is not allowed: it must be one of .*did you mean 'fused_output'"),
         ("rates=(1e-2,1e-3)", r"rates=\(0.01, 0.001\) is not allowed: it must be two rates or more, in ascending order"),
         ("seeds=1", "seeds=1 is not allowed: it must be at least 2"),
         ("match=parameter", "match='parameter' is not allowed: it must be one of 'flops', 'parameters', 'tokens'"),
@@ -152,7 +152,8 @@ FILES = [file for file in sorted(Path("configs/studies").glob("[!_]*.py")) if fi
 NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
-OTHERS = "w_q.py:one_head", "experts.py:parameters", "experts.py:slots", "norms.py:majority"
+OTHERS = "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside"
+OTHERS += "experts.py:parameters", "experts.py:slots", "norms.py:majority"
 
 
 @pytest.mark.parametrize("name", [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)])
@@ -164,8 +165,22 @@ def test_every_named_study_has_arms_of_equal_cost(name):
         assert mismatch < 0 if smaller else abs(mismatch) < (0.35 if study.tiny else 0.04), cell
 
 
-def test_experts_and_slots_are_compared_on_the_runs_of_the_study_with_the_dense_arm():
-    read = [design.read(["--config", f"configs/studies/experts.py:{size}"]) for size in ("full", "slots")]
-    for cell in cells.cells(read[1]):
-        first, second = (fingerprint(matching.matched(study, cell, {}).config) for study in read)
-        assert first == second
+@pytest.mark.parametrize(
+    "files, arms",
+    [
+        (("experts.py", "experts.py:slots"), {"slots": "slots", "experts": "experts"}),
+        (("memory.py", "experts.py"), {"feed_forward": "dense", "all_attention": "slots"}),
+        (("memory.py", "memory.py:beside"), {"many_beside": "many_beside", "all_attention": "all_attention"}),
+        (("w_o.py", "w_o.py:layouts"), {"no_residual_between": "no_residual_between"}),
+        (("w_o.py:layouts", "w_q.py"), {"pre_norm": "learned"}),
+        (("norms.py", "activations.py"), {"layer": "gelu"}),
+        (("recent.py", "experts.py:parameters"), {"softmax": "dense"}),
+        (("lambda_layers.py", "w_q.py"), {"attention": "learned"}),
+    ],
+)
+def test_arms_that_two_studies_share_are_trained_once(files, arms):
+    first, second = (design.read(["--config", f"configs/studies/{file}"]) for file in files)
+    sizes = [("length_128", "small")] if "length_128" in first.sizes else [(size, size) for size in first.sizes]
+    for pair in ((Cell(one, a), Cell(other, b)) for one, other in sizes for a, b in arms.items()):
+        each = zip((first, second), pair, strict=True)
+        assert len({fingerprint(matching.matched(study, cell, {}).config) for study, cell in each}) == 1, pair

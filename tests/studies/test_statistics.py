@@ -99,6 +99,20 @@ def test_arms_at_the_margin_are_called_equivalent_at_most_at_the_stated_rate():
     assert wrong <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 1000)
 
 
+def test_a_difference_within_the_margin_is_equivalent_even_if_it_is_found():
+    found = simulated(200, [0.3], n=8, margin=1.5, deviation=0.1)
+    assert all(each["0"] == "equivalent" for each in found)
+
+
+def test_the_chance_of_equivalent_is_the_rate_of_simulated_studies():
+    differences = np.random.default_rng(9).normal(0.0, 0.01, (20000, 5))
+    mean, error = differences.mean(1), differences.std(1, ddof=1) / math.sqrt(5)
+    for margin, alpha in ((0.02, 0.05), (0.03, 0.05 / 4)):
+        rate = np.mean(np.abs(mean) < margin - stats.t.ppf(1 - alpha, 4) * error)
+        assert statistics.equivalence_power(margin, 0.01, 5, alpha) == pytest.approx(rate, abs=0.01)
+    assert statistics.equivalence_power(0.01, 0.0, 5) == 1.0
+
+
 def test_a_planted_effect_is_found_and_a_null_is_not():
     found = simulated(200, [-2.0, 2.0, 0.0], n=8, margin=1.5)
     for arm, expected in (("0", "better"), ("1", "worse"), ("2", "equivalent")):
@@ -148,7 +162,7 @@ def test_a_planted_trend_is_found_and_a_null_is_not():
         noise = rng.normal(0.0, 0.01, (2, 5))
         found.append(statistics.trend({1e6: 0.05 + noise[0], 1e7: 0.10 + noise[1]}))
         null.append(statistics.trend({1e6: 0.05 + noise[0], 1e7: 0.05 + noise[1]}))
-    assert np.mean([each.slope for each in found]) == pytest.approx(0.05, abs=2e-3)
+    assert np.mean([each.change for each in found]) == pytest.approx(0.05, abs=2e-3)
     assert np.mean([each.low <= 0.05 <= each.high for each in found]) == pytest.approx(0.95, abs=0.03)
     assert np.mean([each.p < 0.05 for each in null]) == pytest.approx(0.05, abs=0.03)
     with pytest.raises(UserError, match="fewer than two sizes"):
@@ -167,6 +181,7 @@ def test_the_best_rate_may_lie_at_the_edge():
 def test_sensitivity_is_the_mean_rise_over_the_best_rate():
     assert statistics.sensitivity({1e-3: 2.0, 3e-3: 1.5, 1e-2: math.nan}, 6.0) == pytest.approx((0.5 + 0.0 + 4.5) / 3)
     assert statistics.sensitivity({1e-3: 9.0, 3e-3: 1.5}, 6.0) == pytest.approx(4.5 / 2)
+    assert math.isnan(statistics.sensitivity({1e-3: math.nan, 3e-3: math.inf}, 6.0))
 
 
 def test_the_compute_saved_at_equal_loss_is_that_of_a_power_law():

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from xfresearch import study
+from xfresearch.config.files import parse
+from xfresearch.config.resolving import with_vocabulary
+from xfresearch.data.tokenizers import vocab_size
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import Cell
+from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.running import open_store
 from xfresearch.training.metrics import read_metrics
 
@@ -192,6 +196,17 @@ def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     size = outcome.found(chosen, solved, found, unigram=1e-3)["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
     assert outcome.found(chosen, solved, found, unigram=math.inf)["sizes"]["tiny"]["failures"] == {}
+
+
+def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_bytes(b"aaab" * 1024)
+    text = parse(["--config", "configs/variants.py:tiny", f"--config.data.corpus=('text_files:{tmp_path}',)"])
+    found = of_frequencies(with_vocabulary(text, vocab_size(text.data)))
+    entropy = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
+    assert found["bits_per_byte"] == pytest.approx(entropy, abs=0.01) and found["accuracy"] == pytest.approx(0.75, abs=0.01)
+    labels = parse(["--config", "configs/brody_majority.py:tiny"])
+    assert 0.1 < of_frequencies(labels)["accuracy"] < 0.7
 
 
 def design_of(config):

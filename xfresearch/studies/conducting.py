@@ -5,25 +5,25 @@ ended), and at the end results.json, report.html and report.md. Processes on dif
 one directory. study.json and runs.json are enough to go on elsewhere, without training a finished run again.
 """
 
-import math
 import sys
 import time
 from collections.abc import Iterable, Mapping
 
 from etils import epath
 
-from xfresearch.data.baselines import unigram_entropy
 from xfresearch.errors import UserError
 from xfresearch.files import exists, read_object, write_json, write_rows
 from xfresearch.progress import stage
 from xfresearch.studies import outcome, report
 from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
-from xfresearch.studies.design import Study, config_of, described
+from xfresearch.studies.design import Study, described
+from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial, seconds
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
-FIXED = ("question", "rule", "baseline", "metric", "margin")  # what was decided before the first run
+# What was decided before the first run. Arms may be added.
+FIXED = ("question", "rule", "baseline", "match", "metric", "margin", "seeds")
 
 
 def begun(workdir) -> bool:
@@ -111,7 +111,8 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
     from xfresearch.hardware import git_commit, versions
 
-    outcome_found = outcome.found(study, solved, found, unigram(study))
+    baseline = solved[cells(study)[0]].config
+    outcome_found = outcome.found(study, solved, found, deciding(study, {"evaluation": of_frequencies(baseline)}))
     made = {"report": f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}", "versions": versions()}
     outcome_found["made"] |= made
     folder = store.folder
@@ -119,17 +120,3 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     results = read_object(folder / RESULTS)  # the report is made of what is stored
     report.write(folder, results)
     return results
-
-
-def unigram(study: Study) -> float:
-    """Bits per byte of the held-out text by byte frequencies alone; NaN for other metrics."""
-    from xfresearch.data.corpora import documents
-
-    if study.metric != "bits_per_byte":
-        return math.nan
-    config = config_of(study, next(iter(study.sizes)), study.baseline)
-    train, heldout = (
-        (text for corpus in config.data.corpus for text in documents(corpus, split, config.data))
-        for split in ("train", config.evaluation.split)
-    )
-    return unigram_entropy(train, heldout)

@@ -42,6 +42,7 @@ class Study:
     tune_at: str = option("", "size at which learning rates are chosen for all sizes; '' for each size by itself")
     extensions: int = option(2, "further rates if the best one lies at the edge of those tried", low=0)
     seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2)
+    trend: str = option("parameters", "what sizes differ in: 'parameters', or an option such as 'sequence_length'")
     metric: Literal["bits_per_byte", "loss", "accuracy"] = option("bits_per_byte", "held-out measure that decides")
     margin: float = option(0.01, "largest difference of the metric that counts as none", above=0.0)
     deviation: float = option(

@@ -68,7 +68,7 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     """The value of an integer option with which the cost is closest to the target. The cost rises with the option."""
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
-    first = _value(config_of(study, size, arm), key)
+    first = value_at(config_of(study, size, arm), key)
     low, high = 1, max(1, LARGEST * first // unit)
 
     def at(number: int) -> float:
@@ -82,11 +82,11 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     return unit * min((low, high), key=lambda number: abs(at(number) - target))
 
 
-def _value(config: Config, key: str) -> int:
-    """The integer option of a config at a dotted path. Raises UserError if there is none."""
+def value_at(config: Config, key: str, field: str = "solve") -> int:
+    """The integer option of a config at a dotted path. Raises UserError that names the study's `field` if there is none."""
     value = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"solve={key!r} is not allowed: it must be an integer option of the base, such as 'steps'")
+        raise UserError(f"{field}={key!r} is not allowed: it must be an integer option of the base, such as 'steps'")
     return value

@@ -11,21 +11,21 @@ from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
-from xfresearch.studies.matching import Matched
+from xfresearch.studies.matching import Matched, value_at
 from xfresearch.studies.running import deciding, seconds
 
-LEAST_SPREAD = 1.3  # of the parameters of the largest and the smallest size, for a trend
+LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
 def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: float = math.nan) -> dict:
-    """The outcome of a study whose runs have all ended. unigram: the metric of a model that knows how frequent each byte
-    is; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
+    """The outcome of a study whose runs have all ended. unigram: the metric of a model that knows how frequent each token
+    or label is; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
         arm["difference_sampling_error"] = _difference_sampling_error(study, cell, arms, results)
     sizes = {size: _size(study, size, arms, unigram) for size in study.sizes}
-    trends = {arm: _trend(study, arm, arms) for arm in study.arms if arm != study.baseline}
+    trends = {arm: _trend(study, arm, arms, matched) for arm in study.arms if arm != study.baseline}
     return {
         "study": described(study),
         "sizes": sizes,
@@ -128,15 +128,18 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
     verdicts = statistics.verdicts(differences, study.margin)
     corrected = statistics.corrected({name: each.p for name, each in differences.items()})
     no_worse = statistics.corrected({name: statistics.no_worse(each, study.margin) for name, each in differences.items()})
+    within = statistics.corrected({name: statistics.equivalence(each, study.margin) for name, each in differences.items()})
     for name, each in differences.items():
         here[name] |= {"difference": each._asdict(), "verdict": verdicts[name], "p_holm": corrected[name]}
-        here[name] |= {"p_equivalent": statistics.equivalence(each, study.margin), "p_no_worse": no_worse[name]}
+        here[name] |= {"p_equivalent": within[name], "p_no_worse": no_worse[name]}
         here[name] |= {"unpaired_deviation": each.independent_deviation, "saved": _saved(here[name], baseline)}
     for arm in here.values():
-        arm["sensitivity"] = statistics.sensitivity(arm["tried"], unigram) if math.isfinite(unigram) else math.nan
+        tried_by_all = {rate: loss for rate, loss in arm["tried"].items() if rate in study.rates}
+        arm["sensitivity"] = statistics.sensitivity(tried_by_all, unigram) if math.isfinite(unigram) else math.nan
     deviations = [each.deviation for each in differences.values()]
     by_text = [here[name]["difference_sampling_error"] for name in differences]
     deviation = float(np.median(deviations)) if deviations else study.deviation
+    alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
     return {
         "arms": here,
         "failures": failures,
@@ -144,8 +147,9 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
         "sampling_error": baseline["sampling_error"],
         "difference_sampling_error": max(by_text, default=math.nan),
         "deviation": deviation,
-        "detectable": statistics.detectable(deviation, study.seeds, statistics.ALPHA / max(1, len(study.arms) - 1)),
-        "seeds_for_margin": statistics.seeds_for(study.margin, deviation) if deviation else 2,
+        "detectable": statistics.detectable(deviation, study.seeds, alpha),
+        "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
+        "seeds_for_margin": statistics.seeds_for(study.margin, deviation, alpha) if deviation else 2,
         "unigram": unigram,
     }
 
@@ -167,20 +171,23 @@ def _failure(arm: dict, unigram: float) -> str:
     if arm["diverged"]:
         return f"a run diverged ({', '.join(arm['diverged'])})"
     if arm["mean"] >= unigram:
-        return f"it has not learnt: its mean is {arm['mean']:.3f}, and byte frequencies alone give {unigram:.3f}"
+        return f"it has not learnt: its mean is {arm['mean']:.3f}, and frequencies alone give {unigram:.3f}"
     return ""
 
 
-def _trend(study: Study, arm: str, arms: Mapping[Cell, dict]) -> dict | None:
-    """How the difference of an arm changes with the baseline's parameters; None if sizes differ in something else."""
+def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[Cell, Matched]) -> dict | None:
+    """How the difference of an arm changes with the baseline's size; None if sizes differ in something else."""
     by_size = {}
     for size in study.sizes:
         found, baseline = arms[Cell(size, arm)], arms[Cell(size, study.baseline)]
         if "difference" not in found:
             return None
-        by_size[float(baseline["parameters"])] = np.subtract(found["values"], baseline["values"])
-    spread = max(by_size) / min(by_size) > LEAST_SPREAD
-    return statistics.trend(by_size)._asdict() if spread else None
+        config = matched[Cell(size, study.baseline)].config
+        value = baseline["parameters"] if study.trend == "parameters" else value_at(config, study.trend, "trend")
+        by_size[float(value)] = np.subtract(found["values"], baseline["values"])
+    ends = {"first": min(by_size), "last": max(by_size)}
+    spread = ends["last"] / ends["first"] > LEAST_SPREAD
+    return statistics.trend(by_size)._asdict() | ends if spread else None
 
 
 def overhead(results) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, cells, planned, tuned
 from xfresearch.studies.design import Study, config_of
-from xfresearch.studies.matching import Matched, matched
+from xfresearch.studies.matching import Matched, matched, value_at
 from xfresearch.training.timing import Timer, seconds_per_update
 
 UPDATES = 3  # that are timed
@@ -21,6 +21,7 @@ class Plan(NamedTuple):
     training_flops: float  # of `runs`
     hours: float  # NaN if nothing was timed
     detectable: float  # the smallest difference that is found with a chance of 80 %
+    chance_of_equivalent: float  # of an arm without a difference
 
 
 def timings(study: Study) -> dict[Cell, float]:
@@ -33,6 +34,8 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     Raises UserError for an arm whose config is not valid."""
     seconds = timings(study) if seconds is None else seconds
     solved = {cell: matched(study, cell, seconds) for cell in cells(study)}
+    for size in study.sizes if study.trend != "parameters" else ():
+        value_at(solved[Cell(size, study.baseline)].config, study.trend, "trend")  # before the runs, not after
     trials = list(planned(study))
     flops = sum(solved[trial.cell].training_flops for trial in trials)
     alpha = statistics.ALPHA / (len(study.arms) - 1)  # the first step of Holm's method
@@ -43,6 +46,7 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
         flops,
         np.nan,
         statistics.detectable(study.deviation, study.seeds, alpha),
+        statistics.equivalence_power(study.margin, study.deviation, study.seeds, alpha),
     )
 
 
@@ -62,7 +66,8 @@ def lines(study: Study, plan: Plan) -> list[str]:
     found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs{hours}")
     found.append(
         f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f} with a chance of 80 % if paired "
-        f"differences have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none"
+        f"differences have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, and an arm without a "
+        f"difference is called equivalent with a chance of {plan.chance_of_equivalent:.0%}"
     )
     return found + table(study, plan.matched)
 

@@ -21,8 +21,12 @@ UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy":
 SAVED = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the arm saves", "baseline saves")
 SAVED_ABOUT = (
     "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
-    "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences)."
+    "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences). Their "
+    "earlier points have a learning rate that has not decayed yet, so a run of that length would save more. Seconds depend "
+    "on what else the machine did."
 )
+INTERVALS_ABOUT = "Intervals are of one arm; p and verdicts are corrected for the number of arms."
+DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "solved for", "of what is matched")
 RATES = ("size", "arm", "learning rate: metric", "sensitivity")
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 TITLES = ("arm", "metric", "difference", "95 % interval", "p (Holm)", "verdict", "parameters", "learning rate", "seconds")
@@ -54,16 +58,46 @@ def verdicts(outcome: Mapping) -> list[str]:
             lines.append(f"{arm}: no verdict{'' if failed == arm else f' without {failed}'}: {failures[failed]}.")
             continue
         found = sizes[largest]["arms"][arm]
-        words = WORDS[found["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
-        if found["verdict"] == "undecided" and found["p_no_worse"] < ALPHA:
-            words += f", but not worse by {study['margin']:g}"
         each = found["difference"]
-        line = f"{arm} is {words}: {each['mean']:+.4f} {unit} ({each['low']:+.4f} to {each['high']:+.4f})"
-        others = [f"{s['arms'][arm].get('verdict', 'no verdict')} at {name}" for name, s in sizes.items() if name != largest]
-        trend = outcome["trends"].get(arm)
-        growth = f"; {trend['slope']:+.4f} for each tenfold of the parameters (p = {trend['p']:.2g})" if trend else ""
-        lines.append(f"{line}{'; ' if others else ''}{', '.join(others)}{growth}.")
+        at_largest = f" at {largest}" if len(sizes) > 1 else ""
+        line = f"{arm} is {_in_words(found, study)}{at_largest}: {each['mean']:+.4f} {unit} "
+        line += f"({each['low']:+.4f} to {each['high']:+.4f})"
+        others = [f"{_verdict_at(here, arm)} at {name}" for name, here in sizes.items() if name != largest]
+        lines.append("; ".join([line, *others, *_growth(outcome, arm), *_edge(found)]) + ".")
     return lines
+
+
+def _in_words(arm: Mapping, study: Mapping) -> str:
+    """The verdict of an arm at a size."""
+    words = WORDS[arm["verdict"]].format(baseline=study["baseline"], margin=study["margin"])
+    if arm["verdict"] == "equivalent" and arm["p_holm"] < ALPHA:
+        words += f", though {'better' if arm['difference']['mean'] < 0 else 'worse'}"
+    if arm["verdict"] == "undecided" and arm["p_no_worse"] < ALPHA:
+        words += f", but not worse by {study['margin']:g}"
+    return words
+
+
+def _verdict_at(here: Mapping, arm: str) -> str:
+    """The verdict of an arm at another size, or why it has none."""
+    failure = here["failures"].get(arm, "")
+    return here["arms"][arm].get("verdict") or f"no verdict{f' ({failure})' if failure else ''}"
+
+
+def _growth(outcome: Mapping, arm: str) -> list[str]:
+    """How the difference of an arm changes with the size, if it is known."""
+    if not (trend := outcome["trends"].get(arm)):
+        return []
+    over = outcome["study"]["trend"].rpartition(".")[2].replace("_", " ")
+    sizes = f"from {over} of {trend['first']:,.0f} to {trend['last']:,.0f}"
+    return [f"{sizes} it changes by {trend['change']:+.4f} ({trend['low']:+.4f} to {trend['high']:+.4f})"]
+
+
+def _edge(arm: Mapping) -> list[str]:
+    """A warning if the best learning rate may lie beyond those that were tried."""
+    if not arm["edge"]:
+        return []
+    which = "smallest" if arm["edge"] == "low" else "largest"
+    return [f"its best learning rate, {arm['rate']:g}, is the {which} that was tried, so a better one may exist"]
 
 
 def picture(outcome: Mapping) -> str:
@@ -102,7 +136,7 @@ def notes(outcome: Mapping) -> list[str]:
     unit = UNITS[study["metric"]]
     if study["tiny"]:
         lines.append("This is a trial of the command with tiny models: it shows nothing about the question.")
-    if study["seeds"] < SMALL:
+    if study["seeds"] <= SMALL:
         lines.append(f"{study['seeds']} pairs of runs are few: intervals are wide, and bootstrap intervals too narrow.")
     for name, size in outcome["sizes"].items():
         if noise := size["noise"]:
@@ -111,7 +145,8 @@ def notes(outcome: Mapping) -> list[str]:
                 f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}{_pairing(size)}. "
                 f"{_sampling(size, study['seeds'])}"
                 f"{study['seeds']} pairs find a difference of {size['detectable']:.4f} with a chance of 80 %; for "
-                f"{study['margin']:g} it takes {size['seeds_for_margin']}."
+                f"{study['margin']:g} it takes {size['seeds_for_margin']}. An arm without a difference is called equivalent "
+                f"with a chance of {size['chance_of_equivalent']:.0%}."
             )
         mismatches = {arm: each["mismatch"] for arm, each in size["arms"].items() if abs(each["mismatch"]) >= 5e-4}
         left = ", ".join(f"{arm} {value:+.2%}" for arm, value in mismatches.items())
@@ -160,13 +195,40 @@ def markdown(outcome: Mapping) -> str:
     study = outcome["study"]
     parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), "", f"Rule: {study['rule']}", ""]
     for size in outcome["sizes"]:
-        parts += [f"## {size}", "", table(TITLES, rows(outcome, size)), ""]
+        parts += [f"## {size}", "", table(TITLES, rows(outcome, size)), "", INTERVALS_ABOUT, ""]
     if study["probes"]:
         parts += ["## Probes", "", table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
     if saved := saved_rows(outcome):
         parts += ["## Cost at equal quality", "", SAVED_ABOUT, "", table(SAVED, saved), ""]
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
-    return "\n".join([*parts, table(RATES, rates(outcome)), ""])
+    parts += [table(RATES, rates(outcome)), "", "## Pairs and sizes", "", table(DETAILS, details(outcome)), ""]
+    parts += ["## Design", "", *(f"- {name}: {value}" for name, value in design(outcome))]
+    return "\n".join([*parts, *(f"- {name}: {value}" for name, value in outcome.get("made", {}).items()), ""])
+
+
+def details(outcome: Mapping) -> list[tuple[str, ...]]:
+    """Of every arm and size: what pairing is worth, and what was solved for."""
+    found = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            each = arm.get("difference")
+            ends = f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}" if each else ""
+            correlation = f"{each['correlation']:.2f}" if each else ""
+            found.append((size, name, ends, correlation, arm["solved"], f"{arm['mismatch']:+.2%}"))
+    return found
+
+
+def design(outcome: Mapping) -> list[tuple[str, str]]:
+    """The design as lines of a name and a value."""
+    study = outcome["study"]
+    solved = f", by {study['solve']}" if study["solve"] else ""
+    tuned = f" at size {study['tune_at']}" if study["tune_at"] else " at each size"
+    lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{study['match']}{solved}")]
+    lines += [("learning rates", f"{', '.join(f'{rate:g}' for rate in study['rates'])}, tried{tuned}")]
+    lines += [("seeds", str(study["seeds"])), ("margin", f"{study['margin']:g} {UNITS[study['metric']]}")]
+    for kind in ("sizes", "arms", "cells"):
+        lines += [(f"{kind[:-1]} {name}", " ".join(each) or "the base") for name, each in study[kind].items()]
+    return lines
 
 
 def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
@@ -226,6 +288,10 @@ def page(outcome: Mapping) -> dict:
         "probes": probe_rows(outcome) if study["probes"] else [],
         "notes": notes(outcome),
         "rates": rates(outcome),
+        "intervals_about": INTERVALS_ABOUT,
+        "detail_titles": DETAILS,
+        "details": details(outcome),
+        "design": design(outcome),
         "made": outcome.get("made", {}),
     }
 

@@ -5,7 +5,7 @@ has changed, or the study measures more. Its checkpoints are removed, unless the
 count if their configs are the same.
 
 The metric is measured after training, on evaluation.final_sequences sequences. The evaluations in training, and so all
-points of the curve, are of the first evaluation.sequences of them.
+points of the curve, are of evaluation.sequences.
 """
 
 import math

@@ -19,7 +19,7 @@ from xfresearch.errors import UserError
 CONFIDENCE = 0.95
 ALPHA, POWER = 0.05, 0.8
 RESAMPLES = 2000
-SMALL = 5  # pairs; with fewer, a report says that they are few
+SMALL = 5  # pairs; with so many or fewer, a report says that they are few
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
 
@@ -96,18 +96,20 @@ def _one_sided(difference: Difference, margin: float) -> float:
 
 
 def verdicts(differences: Mapping[str, Difference], margin: float) -> dict[str, Verdict]:
-    """Of each arm. 'better' and 'worse' by the t tests, 'equivalent' (within +-margin) by the tests of equivalence, each
-    family adjusted by Holm's method over the arms. A difference that is found and within the margin is 'better' or 'worse':
-    the report gives its size."""
+    """Of each arm. 'equivalent' (within +-margin) by the tests of equivalence, also if a difference is found: the margin is
+    the largest difference that counts as none. Otherwise 'better' and 'worse' by the t tests. Each family of tests is
+    corrected by Holm's method over the arms."""
     found = corrected({name: each.p for name, each in differences.items()})
     within = corrected({name: equivalence(each, margin) for name, each in differences.items()})
     return {name: _verdict(each.mean, found[name], within[name]) for name, each in differences.items()}
 
 
 def _verdict(mean: float, p_found: float, p_within: float) -> Verdict:
+    if p_within < ALPHA:
+        return "equivalent"
     if p_found < ALPHA:
         return "better" if mean < 0 else "worse"
-    return "equivalent" if p_within < ALPHA else "undecided"
+    return "undecided"
 
 
 def power(difference: float, deviation: float, n: int, alpha: float = ALPHA, pairs: bool = True) -> float:
@@ -124,6 +126,18 @@ def power(difference: float, deviation: float, n: int, alpha: float = ALPHA, pai
         return chi.pdf(x) * (special.ndtr(shift - bound) + special.ndtr(-shift - bound))
 
     # SciPy's noncentral t distribution is NaN for large shifts.
+    return float(integrate.quad(density, *chi.ppf((1e-9, 1 - 1e-9)), limit=200)[0])
+
+
+def equivalence_power(margin: float, deviation: float, n: int, alpha: float = ALPHA) -> float:
+    """The chance that the tests of equivalence succeed with n pairs if there is no difference."""
+    if not deviation:
+        return 1.0
+    error, critical, chi = deviation / math.sqrt(n), stats.t.ppf(1 - alpha, n - 1), stats.chi(n - 1)
+
+    def density(x: float) -> float:  # of deviations as in `power`, times the chance that the mean is small enough
+        return chi.pdf(x) * max(0.0, 2 * special.ndtr(margin / error - critical * x / math.sqrt(n - 1)) - 1)
+
     return float(integrate.quad(density, *chi.ppf((1e-9, 1 - 1e-9)), limit=200)[0])
 
 
@@ -155,20 +169,21 @@ def noise(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 class Trend(NamedTuple):
-    """The change of a difference for each tenfold of the parameters, its interval and its p."""
+    """The change of a difference from the smallest size to the largest one, its interval and its p."""
 
-    slope: float
+    change: float
     low: float
     high: float
     p: float
 
 
 def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
-    """Of the differences of pairs, by the number of parameters: a straight line over log10, by least squares. Raises
-    UserError for fewer than two sizes."""
+    """Of the differences of pairs by size, such as the number of parameters: a straight line over its logarithm, by least
+    squares. Raises UserError for fewer than two sizes."""
     if len(differences) < 2:
         raise UserError("a trend is not defined for fewer than two sizes")
-    x = np.concatenate([np.full(len(d_N), math.log10(size)) for size, d_N in differences.items()])
+    whole = math.log(max(differences) / min(differences))
+    x = np.concatenate([np.full(len(d_N), math.log(size) / whole) for size, d_N in differences.items()])
     line = stats.linregress(x, np.concatenate([np.asarray(d_N, float) for d_N in differences.values()]))
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2) * line.stderr)
     return Trend(float(line.slope), float(line.slope) - half, float(line.slope) + half, float(line.pvalue))
@@ -186,10 +201,12 @@ def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:
     return "low" if best in (None, min(losses)) else "high" if best == max(losses) else ""
 
 
-def sensitivity(losses: Mapping[float, float], initial: float) -> float:
-    """The mean rise of the loss over its minimum, over the learning rates; a loss counts as at most `initial`, that of the
-    model before training (Wortsman et al. 2023, section 2.2)."""
-    capped = [min(loss, initial) if math.isfinite(loss) else initial for loss in losses.values()]
+def sensitivity(losses: Mapping[float, float], highest: float) -> float:
+    """The mean rise of the loss over its minimum, over the learning rates (Wortsman et al. 2023, section 2.2). A loss counts
+    as at most `highest`, that of a model which has learnt nothing. NaN if every run diverged."""
+    if best_rate(losses) is None:
+        return math.nan
+    capped = [min(loss, highest) if math.isfinite(loss) else highest for loss in losses.values()]
     return float(np.mean(capped) - min(capped))
 
 

@@ -160,9 +160,9 @@ class Run:
 
     def _restore_clock(self, meta: dict) -> None:
         """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
+        self.clock.restore(meta.get("clock", {}))
         past = starts(self.workdir)
         if past:  # `train` called as a library function records no starts
-            self.clock.restore(meta.get("clock", {}))
             self.clock.restore(unproductive_time(past, meta.get("saved_at", past[0]["seconds"])))
 
     def compile(self):

@@ -1,0 +1,36 @@
+"""The metric of a model that knows how frequent each token or label is in training data, and nothing else. An arm that does
+not beat it has learnt nothing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from xfresearch.config.run import Config
+from xfresearch.data.labels import trains_on_labels
+from xfresearch.data.pipeline import evaluation_batches, prepare
+from xfresearch.data.tokenizers import tokenizer_for
+from xfresearch.evaluation import summary
+
+ROWS = 256  # sequences that are counted at a time
+COUNTED = 16384  # sequences of each training corpus
+
+
+def of_frequencies(config: Config) -> dict[str, float]:
+    """The metrics of evaluation.summary on the held-out data that decide a study, for frequencies with add-one smoothing."""
+    tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
+    counts_V = np.ones(config.model.vocab_size)
+    for corpus in config.data.corpus:
+        for targets_T in _targets(config, "train", COUNTED, corpus):
+            counts_V += np.bincount(targets_T, minlength=len(counts_V))
+    nll_V, likeliest = -np.log(counts_V / counts_V.sum()), int(counts_V.argmax())
+    held_out_T = np.concatenate(list(_targets(config, config.evaluation.split, config.evaluation.final_sequences)))
+    sums = {"nll": nll_V[held_out_T], "correct": held_out_T == likeliest, "tokens": np.ones(len(held_out_T))}
+    if tokenizer is not None:
+        sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T]
+    return summary(sums)
+
+
+def _targets(config: Config, split: str, limit: int, corpus: str | None = None) -> Iterator[np.ndarray]:
+    """What is predicted in `limit` sequences of a split (0: all), some sequences at a time."""
+    for batch in evaluation_batches(prepare(config, split, corpus), ROWS, limit):
+        yield batch["targets"][batch["weights"] > 0]
