@@ -51,6 +51,7 @@ plans: $(VENV)/.ready-plan
 
 studies: $(VENV)/.ready
 	$(BIN)/python -m docs.studies
+	$(BIN)/python -m docs.write
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

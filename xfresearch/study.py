@@ -35,15 +35,20 @@ def main(arguments: list[str]) -> None:
     study = design.read(["--config", options.config, *overrides])
     store = running.open_store(options.workdir, options.reuse)
     seconds = conducting.read_seconds(options.workdir)
+    if seconds is None and study.match == "seconds" and options.cell is not None:
+        raise UserError(
+            f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the command "
+            f"once with --plan, which keeps the times in {options.workdir}"
+        )
     seconds = plan.timings(study) if seconds is None else seconds
     planned = plan.make(study, seconds)
     chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
     first = options.plan or (options.cell is None and not conducting.begun(options.workdir))
     print("\n".join(plan.lines(study, plan.timed(planned) if first else planned)), flush=True)
+    conducting.keep_seconds(seconds, options.workdir)
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)
-    conducting.keep_seconds(seconds, options.workdir)
     found = conducting.conduct(study, store, planned.matched, chosen)
     left = conducting.left(study, found)
     if left:
@@ -55,14 +60,14 @@ def main(arguments: list[str]) -> None:
 
 def _compare(options, flags: list[str]) -> None:
     """The report on existing runs."""
-    from pathlib import Path
+    from etils import epath
 
     from xfresearch import compare
 
     for name in ("config", "plan", "cell", "reuse"):
         if getattr(options, name):
             raise UserError(f"--{name} is not allowed with --runs, which trains nothing")
-    Path(options.workdir).mkdir(parents=True, exist_ok=True)
+    epath.Path(options.workdir).mkdir(parents=True, exist_ok=True)
     files = {"--html": "report.html", "--json": "results.json"}
     outputs = [word for flag, name in files.items() for word in (flag, f"{options.workdir}/{name}")]
     compare.main([*options.runs, *outputs, *flags])

@@ -2,8 +2,10 @@
 
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -49,12 +51,9 @@ def run(config: list[str], workdir, *more: str) -> None:
 def without_times(results: dict) -> dict:
     """What must be equal in two runs of one study."""
     size = results["sizes"]["tiny"]
-    arms = {name: arm | {"seconds": 0} for name, arm in size["arms"].items()}
+    shares = {name: arm.get("saved", {}) | {"seconds": 0} for name, arm in size["arms"].items()}
+    arms = {name: arm | {"seconds": 0, "saved": shares[name]} for name, arm in size["arms"].items()}
     return results | {"sizes": size | {"arms": arms}, "seconds": 0, "overhead": 0, "made": 0}
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +68,16 @@ def no_training(monkeypatch):
     monkeypatch.setattr(conducting, "run_trial", None)
 
 
-def test_a_study_that_is_killed_resumes_and_reports_the_same(config, finished, tmp_path, monkeypatch):
-    trials, run_trial = [], conducting.run_trial
-
-    def killed(chosen, workdir, trial, *arguments):
-        trials.append(trial)
-        if len(trials) == 6:
-            raise Killed
-        return run_trial(chosen, workdir, trial, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(conducting, "run_trial", killed)
-        with pytest.raises(Killed):
-            run(config, tmp_path)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_study_that_is_killed_or_stopped_resumes_and_reports_the_same(config, finished, tmp_path, sent):
+    command = [sys.executable, "-m", "xfresearch.study", *config, "--workdir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("tiny/base/*-seed-1/metrics.jsonl")):  # the fourth run has begun
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(sent)
+    # Told to stop between two runs, it ends at once; in a run, it saves.
+    assert process.wait(60) in ((-sent,) if sent == signal.SIGKILL else (-sent, 128 + sent))
     assert not (tmp_path / "results.json").exists()
     run(config, tmp_path)
     assert without_times(read_object(tmp_path / "results.json")) == without_times(read_object(finished / "results.json"))
@@ -146,7 +142,7 @@ def test_results_of_another_config_do_not_count(config, finished):
 
 
 def test_a_rule_does_not_change_after_the_runs(config, finished):
-    with pytest.raises(UserError, match=r"config.margin=0.5 is not allowed with --workdir=.*which began with 0.01"):
+    with pytest.raises(UserError, match=r"config.margin=0.5 is not allowed with --workdir=.*which began with 0.02"):
         run(config, finished, "--config.margin=0.5")
 
 
@@ -206,7 +202,7 @@ def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):
     entropy = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
     assert found["bits_per_byte"] == pytest.approx(entropy, abs=0.01) and found["accuracy"] == pytest.approx(0.75, abs=0.01)
     labels = parse(["--config", "configs/brody_majority.py:tiny"])
-    assert 0.1 < of_frequencies(labels)["accuracy"] < 0.7
+    assert 0.04 < of_frequencies(labels)["accuracy"] < 0.25  # 8 classes
 
 
 def design_of(config):
@@ -237,6 +233,10 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     monkeypatch.setattr(plan, "seconds_per_update", lambda configs: {cell: speeds[cell] for cell in configs})
     size = "('steps=3','model.width=16','model.depth=1')"
     flags = "--config.match=seconds", "--config.solve=steps", f"--config.sizes.tiny={size}"
+    with pytest.raises(UserError, match="--cell=0 is not allowed with config.match='seconds' before updates were timed"):
+        run(config, tmp_path, *flags, "--cell=0")
+    run(config, tmp_path, *flags, "--plan")  # measures and keeps them
+    run(config, tmp_path, *flags, "--cell=0")
     run(config, tmp_path, *flags)
     arm = read_object(tmp_path / "results.json")["sizes"]["tiny"]["arms"]["parallel"]
     assert arm["steps"] == 4 and arm["mismatch"] == 0

@@ -15,6 +15,9 @@ import pytest
 
 from xfresearch import errors
 from xfresearch.checkpoints import store
+from xfresearch.config.files import read_json
+from xfresearch.data.tokenizers import ByteTokenizer
+from xfresearch.training import loop
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 100
@@ -131,6 +134,13 @@ def test_sigterm_saves_reports_it_and_exits_with_143(tmp_path, cache, unbroken):
     assert store.steps(tmp_path)[-1] % 9, "saved where it was, not at the next checkpoint"
     run(tmp_path, cache)
     assert_same_run(tmp_path, unbroken)
+
+
+def test_a_run_that_a_library_resumes_counts_the_time_before(unbroken, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()  # `train` called as a library function writes none
+    result = loop.train(read_json(tmp_path / "run" / "config.json"), tmp_path / "run", ByteTokenizer())
+    assert result.step == STEPS and result.clock.training_seconds() > 0 and result.clock.tokens > 0
 
 
 @pytest.mark.parametrize("how", ["truncated", pytest.param("altered", marks=pytest.mark.long)])
