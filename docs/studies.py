@@ -80,7 +80,7 @@ def _measured(name: str) -> str:
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
     parts += [f"{size}:\n\n{report.table(report.TITLES, report.rows(outcome, size))}" for size in outcome["sizes"]]
     if outcome["study"]["probes"]:
-        parts.append("Probes ([what they are](../../xfresearch/studies/probes.py); more is better):")
+        parts.append("Probes ([what they are](../../xfresearch/studies/probes.py)):")
         parts.append(report.table(("size", "arm", *outcome["study"]["probes"]), report.probe_rows(outcome)))
     if saved := report.saved_rows(outcome):
         parts += [f"Cost at equal quality. {report.SAVED_ABOUT}", report.table(report.SAVED, saved)]
