@@ -36,6 +36,10 @@ STUDIES = {
     "experts_slots": "experts.py:slots",
 }
 
+SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
+    **{"geglu": 1.633, "swiglu": 1.636, "reglu": 1.645, "bilinear": 1.648},
+    **{"glu": 1.663, "relu": 1.677, "gelu": 1.679, "swish": 1.683},
+}
 GENERATED = ("norms_majority",)  # studies whose data are generated, so that paths of texts are refused
 
 ANSWERS = {  # page of docs/questions: its studies
@@ -78,6 +82,8 @@ def _measured(name: str) -> str:
     about += f"Runs by commit, date and machine: {'; '.join(outcome['made']['runs'])}."
     parts = [f"**{outcome['study']['question']}** {about}", f"![differences]({name}.svg)"]
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
+    if name == "activations":
+        parts.append(_shazeer(outcome))
     parts += [f"{size}:\n\n{report.table(report.TITLES, report.rows(outcome, size))}" for size in outcome["sizes"]]
     if outcome["study"]["probes"]:
         parts.append("Probes ([what they are](../../xfresearch/studies/probes.py)):")
@@ -86,6 +92,18 @@ def _measured(name: str) -> str:
         parts += [f"Cost at equal quality. {report.SAVED_ABOUT}", report.table(report.SAVED, saved)]
     parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
     return "\n\n".join(parts) + "\n"
+
+
+def _shazeer(outcome: dict) -> str:
+    """The rank correlation of our means with his, by size."""
+    from scipy import stats
+
+    found = []
+    for size, here in outcome["sizes"].items():
+        ours = [here["arms"][name]["mean"] for name in SHAZEER]
+        test = stats.spearmanr(ours, list(SHAZEER.values()))
+        found.append(f"{test.statistic:.2f} (p = {test.pvalue:.2g}) at {size}")
+    return f"Rank correlation with the order of Shazeer's eight activations: {', '.join(found)}."
 
 
 def main(arguments: list[str]) -> None:
