@@ -14,7 +14,8 @@ from xfresearch.__main__ import COMMANDS
 from xfresearch.models.layouts import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# docs/data has reports of studies, which are made of their results.
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if ROOT / "docs" / "data" not in p.parents)]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
 # Pages with commands that other tests run daily in a like form. These are tested under `long`.
