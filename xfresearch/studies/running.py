@@ -31,7 +31,7 @@ from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
 from xfresearch.training.metrics import read_metrics
 
-BLOCKS = 64  # of consecutive sequences, over which the sampling error of the metric is taken
+BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error of the metric is taken
 RATIOS = {"bits_per_byte": ("nll", "bytes"), "loss": ("nll", "tokens"), "accuracy": ("correct", "tokens")}
 RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs

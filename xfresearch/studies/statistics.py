@@ -7,7 +7,7 @@ the method, it is SciPy's.
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -119,13 +119,17 @@ def power(difference: float, deviation: float, n: int, alpha: float = ALPHA, pai
     if not error:
         return 1.0 if difference else alpha
     critical, shift = stats.t.ppf(1 - alpha / 2, freedom), abs(difference) / error
+
+    def found(ratio: float) -> float:
+        return special.ndtr(shift - critical * ratio) + special.ndtr(-shift - critical * ratio)
+
+    return _over_estimates(found, freedom)  # SciPy's noncentral t distribution is NaN for large shifts
+
+
+def _over_estimates(chance: Callable[[float], float], freedom: int) -> float:
+    """The mean of chance(ratio) over the ratio of an estimated to the true deviation, which is chi / sqrt(freedom)."""
     chi = stats.chi(freedom)
-
-    def density(x: float) -> float:  # of deviations that are estimated as x / sqrt(freedom), times the chance to find
-        bound = critical * x / math.sqrt(freedom)
-        return chi.pdf(x) * (special.ndtr(shift - bound) + special.ndtr(-shift - bound))
-
-    # SciPy's noncentral t distribution is NaN for large shifts.
+    density = lambda x: chi.pdf(x) * chance(x / math.sqrt(freedom))  # noqa: E731
     return float(integrate.quad(density, *chi.ppf((1e-9, 1 - 1e-9)), limit=200)[0])
 
 
@@ -133,12 +137,12 @@ def equivalence_power(margin: float, deviation: float, n: int, alpha: float = AL
     """The chance that the tests of equivalence succeed with n pairs if there is no difference."""
     if not deviation:
         return 1.0
-    error, critical, chi = deviation / math.sqrt(n), stats.t.ppf(1 - alpha, n - 1), stats.chi(n - 1)
+    largest, critical = margin * math.sqrt(n) / deviation, stats.t.ppf(1 - alpha, n - 1)
 
-    def density(x: float) -> float:  # of deviations as in `power`, times the chance that the mean is small enough
-        return chi.pdf(x) * max(0.0, 2 * special.ndtr(margin / error - critical * x / math.sqrt(n - 1)) - 1)
+    def small_enough(ratio: float) -> float:  # the mean, beside what its estimated error leaves of the margin
+        return max(0.0, 2 * special.ndtr(largest - critical * ratio) - 1)
 
-    return float(integrate.quad(density, *chi.ppf((1e-9, 1 - 1e-9)), limit=200)[0])
+    return _over_estimates(small_enough, n - 1)
 
 
 def detectable(deviation: float, n: int, alpha: float = ALPHA, pairs: bool = True) -> float:

@@ -227,7 +227,7 @@ class Run:
             self.log.write(step, "train", values | by_layer)
 
     def held_out_sums(self, limit: int) -> dict:
-        """Sums over each of the first `limit` held-out sequences (0: all) with the current parameters."""
+        """Sums over each of `limit` held-out sequences, which are spread over the split (0: all), with these parameters."""
         size = round_up(self.mesh, self.config.evaluation.batch_size or self.config.batch_size)
         rows = self._local_rows(size)
         shape = (size, self.config.sequence_length)
