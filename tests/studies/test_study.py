@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xfresearch import study
+from xfresearch import hardware, study
 from xfresearch.config.files import parse
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.data.tokenizers import vocab_size
@@ -139,6 +140,40 @@ def test_results_of_another_config_do_not_count(config, finished):
     assert store.find(chosen, trial, replace(solved[cell].config, evaluation=text)) is None
     for change in ({"probes": ("norms.spread",)}, {"metric": "loss"}):  # a run that measured less, or another metric
         assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
+
+
+def test_a_run_of_another_config_is_left_alone(config, finished, tmp_path):
+    """Here a mistake in the options, which would train everything again. Without the runs' directories it does so, and the
+    old results stay in runs.json."""
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*.json*")}
+    changed = "--config.arms.base=('model.width=8',)"
+    with pytest.raises(UserError, match=r"seed-1000 has a run of another config \(.*width: 16 -> 8.*: give the arm"):
+        run(config, folder, changed)
+    assert all(path.read_bytes() == bytes_ for path, bytes_ in before.items() if path.name != "study.json")
+    shutil.rmtree(folder / "tiny")
+    run(config, folder, changed, "--cell=0")
+    kept = read_object(finished / "runs.json")["runs"]
+    found = read_object(folder / "runs.json")["runs"]
+    assert found.keys() > kept.keys() and all(found[name] == run for name, run in kept.items())
+
+
+def test_the_beginning_of_a_run_with_other_versions_is_refused(config, tmp_path, monkeypatch):
+    def stopped(*arguments, **options):
+        loop_train(*arguments, **options)
+        raise KeyboardInterrupt
+
+    from xfresearch.training import loop
+
+    loop_train = loop.train
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path)
+    monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
+    with pytest.raises(UserError, match=r"seed-1000 has the beginning of .*\(commit: .*c0ffee.*remove this directory"):
+        run(config, tmp_path)
 
 
 def test_a_rule_does_not_change_after_the_runs(config, finished):

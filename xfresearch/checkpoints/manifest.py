@@ -8,6 +8,17 @@ from xfresearch import distributed
 from xfresearch.errors import UserError
 
 
+class OtherManifest(UserError):
+    """A run was saved with other data or versions. `differences` has them in words."""
+
+    def __init__(self, workdir, step: int, differences: str):
+        super().__init__(
+            f"--workdir={workdir}: step {step} was computed with other data or versions ({differences}): restore them, use "
+            "a new directory, or --fork to resume all the same"
+        )
+        self.differences = differences
+
+
 def make(batches, heldout, tokenizer) -> dict[str, str]:
     """{entry: digest, version or commit}. `heldout` and `tokenizer` may be None."""
     from xfresearch.hardware import git_commit, versions
@@ -29,13 +40,10 @@ def require_same_everywhere(manifest: dict[str, str]) -> None:
 
 
 def require_same(workdir, step: int, saved: dict[str, str], manifest: dict[str, str]) -> None:
-    """Raises UserError if the run was saved with another manifest than it would resume with."""
+    """Raises OtherManifest if the run was saved with another manifest than it would resume with."""
     changed = differences(saved, manifest)
     if changed:
-        raise UserError(
-            f"--workdir={workdir}: step {step} was computed with other data or versions ({'; '.join(changed)}): restore "
-            "them, use a new directory, or --fork to resume all the same"
-        )
+        raise OtherManifest(workdir, step, "; ".join(changed))
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:

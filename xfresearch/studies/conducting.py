@@ -19,7 +19,7 @@ from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
-from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial, seconds
+from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 # What was decided before the first run. Arms may be added.
@@ -86,9 +86,11 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
 
 def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
-    """Writes runs.json, with what other processes have run meanwhile, and returns the results."""
-    found = results(study, store, solved)
-    write_rows(store.folder / RUNS_FILE, {result["fingerprint"]: result for result in found.values()}, "runs")
+    """Adds to runs.json what this process and others have run meanwhile, and returns the results. Runs that the design no
+    longer has stay there."""
+    found, file = results(study, store, solved), store.folder / RUNS_FILE
+    kept = read_runs(file) if exists(file) else {}
+    write_rows(file, kept | {result["fingerprint"]: result for result in found.values()}, "runs")
     return found
 
 

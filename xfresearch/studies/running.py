@@ -1,8 +1,9 @@
 """One run of a study: trains with the loop of every run, measures, and writes result.json into the run's directory.
 
-A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless its config
-has changed, or the study measures more. Its checkpoints are removed, unless the study keeps them. Runs of other studies
-count if their configs are the same.
+A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless the study
+measures more. Its checkpoints are removed, unless the study keeps them. Runs of other studies count if their configs are the
+same. A directory with a run of another config is left alone: the design has changed since, and a mistake in it must not cost
+the runs.
 
 The metric is measured after training, on evaluation.final_sequences sequences. The evaluations in training, and so all
 points of the curve, are of evaluation.sequences.
@@ -19,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from xfresearch.config.comparing import fingerprint
+from xfresearch.checkpoints.manifest import OtherManifest
+from xfresearch.config.comparing import RESULT, differences, fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged, UserError
 from xfresearch.evaluation import summary
@@ -104,11 +106,11 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
     for path in others:
         if not exists(epath.Path(path) / RUNS_FILE):
             raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")
-        known |= _read_runs(epath.Path(path) / RUNS_FILE)
-    return Store(folder, known | (_read_runs(folder / RUNS_FILE) if exists(folder / RUNS_FILE) else {}))
+        known |= read_runs(epath.Path(path) / RUNS_FILE)
+    return Store(folder, known | (read_runs(folder / RUNS_FILE) if exists(folder / RUNS_FILE) else {}))
 
 
-def _read_runs(file) -> dict[str, dict]:
+def read_runs(file) -> dict[str, dict]:
     """{fingerprint: result} of a file of runs. Raises UserError if it has none."""
     runs = read_object(file).get("runs")
     if not isinstance(runs, dict):
@@ -134,9 +136,23 @@ def _curve(folder, metric: str) -> list[tuple[int, float]]:
     return [(row["step"], row[metric]) for row in rows if row["kind"] == "evaluation" and row.get(metric) is not None]
 
 
+def _require_same_config(folder, config: Config) -> None:
+    """Raises UserError if a run began in the directory whose result another config decided."""
+    from xfresearch.training.workdir import saved_config
+
+    before = saved_config(folder)
+    changed = differences(before, config, deciding=RESULT) if before else []
+    if changed:
+        raise UserError(
+            f"{folder} has a run of another config ({'; '.join(changed)}): give the arm or the size another name, use a new "
+            "directory for the study, or remove this one, and the run begins again"
+        )
+
+
 def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
-    ends as that of a training run does."""
+    ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
+    one with other data or versions."""
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.hardware import describe_machine, git_commit
@@ -149,6 +165,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     with locked(folder):
         if found := store.find(study, trial, matched.config):
             return found
+        _require_same_config(folder, config)
         clock = Clock()
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
@@ -156,6 +173,11 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         spent = {"down": 0.0, "metric": 0.0}  # down: while no process ran
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
+        except OtherManifest as error:
+            raise UserError(
+                f"{folder} has the beginning of a run with other data or versions ({error.differences}): restore them, or "
+                "remove this directory, and the run begins again"
+            ) from error
         except Diverged as error:
             found["diverged"] = str(error)
         else:
