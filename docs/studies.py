@@ -84,6 +84,8 @@ def _measured(name: str) -> str:
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
     if name == "activations":
         parts.append(_shazeer(outcome))
+    if together := report.together_rows(outcome):
+        parts += [f"All sizes together. {report.TOGETHER_ABOUT}", report.table(report.TOGETHER, together)]
     parts += [f"{size}:\n\n{report.table(report.TITLES, report.rows(outcome, size))}" for size in outcome["sizes"]]
     if outcome["study"]["probes"]:
         parts.append("Probes ([what they are](../../xfresearch/studies/probes.py)):")

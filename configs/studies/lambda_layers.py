@@ -1,4 +1,7 @@
-"""Lambda layers (Bello 2021) against attention at three lengths."""
+"""Lambda layers (Bello 2021) against attention at three lengths, at equal parameters.
+
+At equal FLOPs the feed-forward layers of the lambda models would grow with the length, because attention costs more and
+more: the trend would be that of the feed-forward layers, too."""
 
 from configs.studies import common
 from configs.studies.common import block
@@ -11,7 +14,7 @@ def get_config(size: str = "full"):
         "They are at a length where the verdict is 'equivalent' or 'better'. It depends on the length if 0 lies outside of "
         "the trend's interval."
     )
-    study.baseline = "attention"
+    study.baseline, study.match = "attention", "parameters"
     study.options = tuple(each for each in study.options if each not in common.POSITIONS)  # lambda layers have their own
     lambdas = ("model.position=none", *block("attention.kind=lambda"))
     study.arms = {

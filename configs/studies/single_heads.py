@@ -7,7 +7,7 @@ from configs.studies.common import block
 def get_config(size: str = "full"):
     study = common.base(size)
     study.question = "Are many thin layers with one head as good as few wide ones with many?"
-    study.rule = "They are, if the verdict is 'equivalent' or 'better' at both sizes."
+    study.rule = "They are, if the verdict over both sizes is 'equivalent', and they are better if it is 'better'."
     study.baseline = "wide"
     thin = ("model.depth=16", *block("attention.heads=1"))
     study.arms = {"wide": (), "thin": thin}

@@ -16,7 +16,7 @@ def get_config(size: str = "full"):
     study.question = "Is W_O redundant without the norm after it?"
     study.rule = (
         "It is, if fused_output, which has W_O W_1 as one matrix and the parameters of W_O given back, is equivalent to or "
-        "better than no_residual_between at both sizes. It costs nothing to leave it out if fused_output_smaller, which "
+        "better than no_residual_between over both sizes. It costs nothing to leave it out if fused_output_smaller, which "
         "does not get them back, is, too."
     )
     study.baseline = "no_residual_between"
@@ -27,10 +27,11 @@ def get_config(size: str = "full"):
 
 def _layouts(study):
     study.question = "Which layouts with fewer norms, skips or matrices are as good as pre-norm?"
-    study.rule = "Those whose verdict is 'equivalent' or 'better' at both sizes."
+    study.rule = "Those whose verdict over both sizes is 'equivalent' or 'better'."
     study.baseline = "pre_norm"
-    layouts = ("pre_norm", "no_norm_between", "no_residual_between", "parallel")
+    layouts = ("pre_norm", "no_norm_between", "no_residual_between", "fused_output", "parallel")
     study.arms = {layout: block(f"layout={layout}") for layout in layouts}
+    study.arms.fused_output_smaller, study.solve_in.fused_output_smaller = study.arms.fused_output, ""
     study.arms.skipless = block("layout=skipless", "attention.shaping=shaped", *IDENTITIES)
     study.arms.skipless_smaller, study.solve_in.skipless_smaller = study.arms.skipless, ""
     return study

@@ -1,5 +1,9 @@
 """Is W_Q redundant? Replaced by the identity, with RoPE. With :merged also merged with W_K, which RoPE does not allow: all
-arms then have T5's positions. With :one_head the same for models of one head."""
+arms then have T5's positions. With :one_head the same for models of one head.
+
+identity_published has the scale of the logits and the weight decay of Karbevski & Mijoski 2025, and does not get the saved
+parameters back either. A merged matrix of the head's
+rank is no arm: it is a pair of matrices, so the learned ones (tests/models/test_attention_matrices.py)."""
 
 from configs.studies import common
 from configs.studies.common import block
@@ -21,6 +25,11 @@ def get_config(size: str = "full"):
         "identity_smaller has this value at both sizes; that this does not grow, if the trend's interval has 0."
     )
     study.arms = {"learned": (), "identity": IDENTITY, "identity_smaller": IDENTITY}
+    if size != "tiny":
+        halved = 0.5 * 32**-0.5  # logits, in heads of 32
+        published = *block(f"attention.scale={halved:.6f}"), f"optimizer.weight_decay={2**-5}"
+        study.arms.identity_published = *IDENTITY, *published
+        study.solve_in.identity_published = ""
     study.solve_in.identity_smaller = ""
     return study
 
@@ -28,14 +37,15 @@ def get_config(size: str = "full"):
 def _merged(study, one_head: bool):
     study.question = "Can one matrix for each head take the place of W_Q and W_K?"
     study.rule = (
-        "It can, if the merged arm is equivalent to or better than the learned one at both sizes, at equal FLOPs. W_Q is "
-        "redundant with positions outside of the product, too, if the identity is."
+        "It can, if the merged arm is equivalent to or better than the learned one over both sizes, at equal FLOPs. A "
+        "better function is in it if merged_larger, whose FLOPs are not matched, is better. W_Q is redundant with positions "
+        "outside of the product if the identity is equivalent or better."
     )
     study.options = (*study.options, *T5)
     study.arms = {"learned": (), "identity": IDENTITY, "merged": block("attention.query=merged")}
-    if one_head:  # its size is the width, so a merged matrix has the rank of the head
+    if one_head:  # its size is the width, so a merged matrix has half of the pair's weights
         study.options = (*study.options, *block("attention.heads=1"))
         study.sizes = {"small": common.SMALL[:2], "large": common.LARGE[:2]}
-    else:  # the rank of a head: the merged matrix is that of learned queries and keys
-        study.arms.merged_at_rank = block("attention.query=merged", "attention.rank=32")
+    else:  # width x width numbers for each head
+        study.arms.merged_larger, study.solve_in.merged_larger = study.arms.merged, ""
     return study

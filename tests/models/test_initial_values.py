@@ -101,6 +101,11 @@ def norm_gain(shape, model, block) -> float:
     return 1 - block.norm_offset
 
 
+def lambda_values(shape, model, block) -> float:
+    """A lambda layer has no W_O: its values are what it writes."""
+    return output_scale(model, block, "attention") - block.norm_offset
+
+
 def small_gain(shape, model, block) -> float:
     return block.branch_gain or 0.1 * (18 / model.depth) ** 0.5  # He & Hofmann 2023: 0.1 at 18 layers
 
@@ -166,6 +171,7 @@ NORMS += [f"block/attention/{name}" for name in ("query_norm", "key_norm", "quer
 INITIAL |= {f"block/attention/lambda_{name}_{i}": 0.1 for name in ("query", "key") for i in (1, 2)}
 INITIAL |= {"block/attention/head_norm/gain": ONES}
 INITIAL |= {f"{norm}/gain": norm_gain for norm in NORMS} | {f"{norm}/bias": ZEROS for norm in NORMS}
+INITIAL |= {"block/attention/value_scaling/gain": lambda_values}
 INITIAL |= {f"{norm}/alpha": attention_alpha if "attention_norm" in norm else alpha for norm in NORMS}
 INITIAL |= {f"{norm}/shift": ZEROS for norm in NORMS}
 

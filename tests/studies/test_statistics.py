@@ -54,7 +54,7 @@ def test_runs_without_a_result_are_refused():
 def test_runs_that_are_equal_differ_by_nothing():
     same = paired([1.0, 2.0], [1.0, 2.0])
     assert (same.mean, same.p, same.low, same.high) == (0.0, 1.0, 0.0, 0.0)
-    assert statistics.verdicts({"a": same}, 0.1) == {"a": "equivalent"}
+    assert statistics.decisions({"a": same}, 0.1)["a"].verdict == "equivalent"
     assert statistics.no_worse(same, 0.1) == 0.0 and statistics.no_worse(same, 0.0) == 1.0
 
 
@@ -75,7 +75,7 @@ def simulated(studies: int, effects, n: int, margin: float, deviation: float = 1
         baseline = rng.standard_normal(n) * deviation
         arms = {str(k): effect + baseline + 0.5 * deviation * rng.standard_normal(n) for k, effect in enumerate(effects)}
         differences = {name: _without_bootstrap(arm, baseline) for name, arm in arms.items()}
-        found.append(statistics.verdicts(differences, margin))
+        found.append({name: each.verdict for name, each in statistics.decisions(differences, margin).items()})
     return found
 
 

@@ -19,7 +19,7 @@ from xfresearch.data.tokenizers import vocab_size
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
-from xfresearch.studies.cells import Cell
+from xfresearch.studies.cells import TUNING_SEED, Cell, planned
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.running import open_store
 from xfresearch.training.metrics import read_metrics
@@ -124,6 +124,36 @@ def test_what_a_text_adds_to_all_runs_is_no_error_of_their_difference(config, fi
     assert arm["sampling_error"] == pytest.approx(20 / 100 / 8, rel=0.3)
     of_two_means = math.hypot(0.5, 0.5) / math.sqrt(2) / 100 / 8  # of two runs each
     assert arm["difference_sampling_error"] == pytest.approx(of_two_means, rel=0.3)
+
+
+def test_all_sizes_together_show_what_no_size_does(config, finished):
+    """Planted differences of 0.03 at both sizes, with noise that is larger than them at each, and cancels over both."""
+    chosen, solved = design_of(config)
+    template = next(iter(conducting.results(chosen, open_store(finished), solved).values()))
+    chosen = replace(chosen, seeds=4, sizes={"small": chosen.sizes["tiny"], "large": ("model.width=24", "steps=12")})
+    noise_N = np.array([0.05, -0.06, 0.055, -0.05])
+    found = {}
+    for trial in planned(chosen):
+        sign = 1 if trial.cell.size == "small" else -1
+        if trial.seed == TUNING_SEED:
+            value = 2 - trial.rate
+        else:
+            noise = noise_N[trial.seed]
+            value = 2 + 0.1 * noise + (trial.cell.arm == "parallel") * (0.03 + sign * noise + 0.001 * trial.seed)
+        found[trial] = template | {"evaluation": {"bits_per_byte": value}}
+    results = outcome.found(chosen, plan.make(chosen).matched, found)
+    assert {here["arms"]["parallel"]["verdict"] for here in results["sizes"].values()} == {"undecided"}
+    together = results["together"]["arms"]["parallel"]
+    assert together["verdict"] == "worse" and together["difference"]["mean"] == pytest.approx(0.0315)
+    assert results["together"]["deviation"] < 0.05 * min(here["deviation"] for here in results["sizes"].values())
+    line = report.verdicts(results)[0]
+    assert line.startswith("parallel is worse than base over both sizes: +0.0315") and "undecided at small" in line
+    assert "## Both sizes" in report.markdown(results) and "both sizes: worse" in report.picture(results)
+    failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and trial.seed == 2)
+    found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
+    results = outcome.found(chosen, plan.make(chosen).matched, found)
+    assert results["together"]["arms"] == {} and "both sizes" not in report.markdown(results)
+    assert report.verdicts(results)[0].startswith("parallel: no verdict at large: a run diverged (large/parallel/")
 
 
 def test_a_finished_study_trains_nothing_again(config, finished, no_training):

@@ -80,8 +80,9 @@ class NormSpec:
     bias: bool = False
     epsilon: float = 1e-5
     cast: str = "after_gain"  # where float32 is converted to the dtype of the computation; or 'before_gain'
-    offset: float = 0.0  # added to the gain, which starts at 1 - offset
+    offset: float = 0.0  # added to the gain, which starts at scale - offset
     alpha: float = 0.5  # initial value of the alpha of dyt and derf
+    scale: float = 1.0  # of the initial gain
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -113,7 +114,7 @@ class Norm(nnx.Module):
         self.spec = spec
         self.axes = len(shape)  # the number of dimensions of x that it norms over
         parts = spec.parts
-        gain = jnp.full(shape, 1 - spec.offset, param_dtype)
+        gain = jnp.full(shape, spec.scale - spec.offset, param_dtype)
         self.gain = parameter(gain, letters) if parts["gain"] else None
         self.bias = parameter(jnp.zeros(shape, param_dtype), letters) if parts["bias"] else None
         self.alpha = parameter(jnp.full((), spec.alpha, param_dtype), "") if parts["alpha"] else None

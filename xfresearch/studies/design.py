@@ -93,13 +93,13 @@ def described(study: Study) -> dict:
 
 
 def _ascending(study: Study) -> dict[str, Overrides]:
-    """The sizes by the parameters of the baseline: a ConfigDict has lost their order."""
+    """The sizes by the parameters of the baseline, then by its length: a ConfigDict has lost their order."""
 
-    def parameters(size: str) -> int:
+    def order(size: str) -> tuple[int, int]:
         config = config_of(study, size, study.baseline)
-        return costs(config.model, config.sequence_length).parameters
+        return costs(config.model, config.sequence_length).parameters, config.sequence_length
 
-    return {size: study.sizes[size] for size in sorted(study.sizes, key=parameters)}
+    return {size: study.sizes[size] for size in sorted(study.sizes, key=order)}
 
 
 def _require_arm(study: Study, key: str, arm: str) -> None:

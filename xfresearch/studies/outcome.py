@@ -13,6 +13,7 @@ from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.matching import Matched, value_at
 from xfresearch.studies.running import deciding, seconds
+from xfresearch.studies.statistics import Difference
 
 LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
@@ -29,6 +30,7 @@ def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial,
     return {
         "study": described(study),
         "sizes": sizes,
+        "together": _together(study, sizes),
         "trends": {arm: trend for arm, trend in trends.items() if trend},
         "overhead": overhead(results.values()),
         "seconds": sum(map(seconds, results.values())),
@@ -125,32 +127,55 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
     if study.baseline not in failures:
         compared = [name for name in here if name not in (study.baseline, *failures)]
         differences = {name: statistics.paired(here[name]["values"], baseline["values"]) for name in compared}
-    verdicts = statistics.verdicts(differences, study.margin)
-    corrected = statistics.corrected({name: each.p for name, each in differences.items()})
-    no_worse = statistics.corrected({name: statistics.no_worse(each, study.margin) for name, each in differences.items()})
-    within = statistics.corrected({name: statistics.equivalence(each, study.margin) for name, each in differences.items()})
-    for name, each in differences.items():
-        here[name] |= {"difference": each._asdict(), "verdict": verdicts[name], "p_holm": corrected[name]}
-        here[name] |= {"p_equivalent": within[name], "p_no_worse": no_worse[name]}
-        here[name] |= {"unpaired_deviation": each.independent_deviation, "saved": _saved(here[name], baseline)}
+    for name, decided in _decided(differences, study.margin).items():
+        here[name] |= decided | {"saved": _saved(here[name], baseline)}
     for arm in here.values():
         tried_by_all = {rate: loss for rate, loss in arm["tried"].items() if rate in study.rates}
         arm["sensitivity"] = statistics.sensitivity(tried_by_all, unigram) if math.isfinite(unigram) else math.nan
-    deviations = [each.deviation for each in differences.values()]
     by_text = [here[name]["difference_sampling_error"] for name in differences]
-    deviation = float(np.median(deviations)) if deviations else study.deviation
-    alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
     return {
         "arms": here,
         "failures": failures,
         "noise": statistics.noise(baseline["values"]) if study.baseline not in failures else None,
         "sampling_error": baseline["sampling_error"],
         "difference_sampling_error": max(by_text, default=math.nan),
+        "unigram": unigram,
+        **_power(study, differences.values()),
+    }
+
+
+def _together(study: Study, sizes: Mapping[str, dict]) -> dict:
+    """All sizes at once: the metric of a seed is its mean over sizes, which varies less. Arms that have no difference at
+    some size are left out; {} for a study of one size."""
+    if len(sizes) < 2:
+        return {}
+    every = [here["arms"] for here in sizes.values()]
+    compared = [arm for arm in study.arms if all("difference" in arms[arm] for arms in every)]
+    means = {arm: np.mean([arms[arm]["values"] for arms in every], 0) for arm in (*compared, study.baseline) if compared}
+    differences = {arm: statistics.paired(means[arm], means[study.baseline]) for arm in compared}
+    return {"arms": _decided(differences, study.margin), **_power(study, differences.values())}
+
+
+def _decided(differences: Mapping[str, Difference], margin: float) -> dict[str, dict]:
+    """The difference of each arm, and what the tests say of it."""
+    return {
+        name: {"difference": differences[name]._asdict(), **decision._asdict()}
+        for name, decision in statistics.decisions(differences, margin).items()
+    }
+
+
+def _power(study: Study, differences: Iterable[Difference]) -> dict[str, float]:
+    """What pairs with the deviation of these differences can find."""
+    differences = list(differences)
+    deviation = float(np.median([each.deviation for each in differences])) if differences else study.deviation
+    unpaired = [each.independent_deviation for each in differences]
+    alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
+    return {
         "deviation": deviation,
+        "unpaired_deviation": float(np.nanmedian(unpaired)) if np.isfinite(unpaired).any() else math.nan,
         "detectable": statistics.detectable(deviation, study.seeds, alpha),
         "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
         "seeds_for_margin": statistics.seeds_for(study.margin, deviation, alpha) if deviation else 2,
-        "unigram": unigram,
     }
 
 

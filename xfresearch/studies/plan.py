@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     most_runs: int
     training_flops: float  # of `runs`
     hours: float  # NaN if nothing was timed
-    detectable: float  # the smallest difference that is found with a chance of 80 %
+    detectable: float  # over all sizes together, the smallest difference that is found with a chance of 80 %
     chance_of_equivalent: float  # of an arm without a difference
 
 
@@ -39,14 +39,15 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     trials = list(planned(study))
     flops = sum(solved[trial.cell].training_flops for trial in trials)
     alpha = statistics.ALPHA / (len(study.arms) - 1)  # the first step of Holm's method
+    deviation = study.deviation / len(study.sizes) ** 0.5  # of the mean over sizes, if what their seeds do is independent
     return Plan(
         solved,
         len(trials),
         len(trials) + study.extensions * sum(cell == tuned(study, cell) for cell in solved),
         flops,
         np.nan,
-        statistics.detectable(study.deviation, study.seeds, alpha),
-        statistics.equivalence_power(study.margin, study.deviation, study.seeds, alpha),
+        statistics.detectable(deviation, study.seeds, alpha),
+        statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
     )
 
 
@@ -64,10 +65,11 @@ def lines(study: Study, plan: Plan) -> list[str]:
     extra = f", at most {plan.most_runs:,}" if plan.most_runs > plan.runs else ""
     hours = f", some {plan.hours:.1f} hours here" if plan.hours == plan.hours else ""
     found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs{hours}")
+    together = f" over {len(study.sizes)} sizes together" if len(study.sizes) > 1 else ""
     found.append(
-        f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f} with a chance of 80 % if paired "
-        f"differences have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, and an arm without a "
-        f"difference is called equivalent with a chance of {plan.chance_of_equivalent:.0%}"
+        f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f}{together} with a chance of 80 % if "
+        f"paired differences of one size have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, "
+        f"and an arm without a difference is called equivalent with a chance of {plan.chance_of_equivalent:.0%}"
     )
     return found + table(study, plan.matched)
 

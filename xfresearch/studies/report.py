@@ -30,6 +30,11 @@ DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "solved 
 RATES = ("size", "arm", "learning rate: metric", "sensitivity")
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 TITLES = ("arm", "metric", "difference", "95 % interval", "p (Holm)", "verdict", "parameters", "learning rate", "seconds")
+TOGETHER = (TITLES[0], *TITLES[2:6])
+TOGETHER_ABOUT = (
+    "The metric of a seed is its mean over the sizes, which varies less than that of one size. It answers the question if "
+    "the difference is much the same at all of them."
+)
 WORDS = {
     "better": "better than {baseline}",
     "worse": "worse than {baseline}",
@@ -45,26 +50,32 @@ def write(folder, outcome: Mapping) -> None:
 
 
 def verdicts(outcome: Mapping) -> list[str]:
-    """A sentence for each arm: what the largest size shows, and whether the sizes agree."""
+    """A sentence for each arm: what all sizes show together, what each of them shows, and how the difference changes."""
+    return [f"{_sentence(outcome, arm)}." for arm in outcome["study"]["arms"] if arm != outcome["study"]["baseline"]]
+
+
+def _sentence(outcome: Mapping, arm: str) -> str:
     study, sizes = outcome["study"], outcome["sizes"]
-    unit, largest = UNITS[study["metric"]], list(sizes)[-1]
-    lines = []
-    for arm in study["arms"]:
-        if arm == study["baseline"]:
-            continue
-        failures = sizes[largest]["failures"]
-        if arm in failures or study["baseline"] in failures:
-            failed = arm if arm in failures else study["baseline"]
-            lines.append(f"{arm}: no verdict{'' if failed == arm else f' without {failed}'}: {failures[failed]}.")
-            continue
-        found = sizes[largest]["arms"][arm]
-        each = found["difference"]
-        at_largest = f" at {largest}" if len(sizes) > 1 else ""
-        line = f"{arm} is {_in_words(found, study)}{at_largest}: {each['mean']:+.4f} {unit} "
-        line += f"({each['low']:+.4f} to {each['high']:+.4f})"
-        others = [f"{_verdict_at(here, arm)} at {name}" for name, here in sizes.items() if name != largest]
-        lines.append("; ".join([line, *others, *_growth(outcome, arm), *_edge(found)]) + ".")
-    return lines
+    several = len(sizes) > 1
+    found = outcome["together"]["arms"].get(arm) if several else next(iter(sizes.values()))["arms"][arm]
+    if found is None or "difference" not in found:
+        return f"{arm}: no verdict{_reason(outcome, arm)}"
+    each, where = found["difference"], f" over {_all_sizes(outcome)}" if several else ""
+    line = f"{arm} is {_in_words(found, study)}{where}: {each['mean']:+.4f} {UNITS[study['metric']]} "
+    line += f"({each['low']:+.4f} to {each['high']:+.4f})"
+    by_size = [f"{here['arms'][arm]['verdict']} at {name}" for name, here in sizes.items()] if several else []
+    return "; ".join([line, *by_size, *_growth(outcome, arm), *_edge(outcome, arm)])
+
+
+def _reason(outcome: Mapping, arm: str) -> str:
+    """Why an arm has no verdict: a failure of the arm or of the baseline at some size."""
+    several = len(outcome["sizes"]) > 1
+    for name in dict.fromkeys((arm, outcome["study"]["baseline"])):
+        for size, here in outcome["sizes"].items():
+            if name in here["failures"]:
+                whose = "" if name == arm else f" without {name}"
+                return f"{whose}{f' at {size}' if several else ''}: {here['failures'][name]}"
+    return ""
 
 
 def _in_words(arm: Mapping, study: Mapping) -> str:
@@ -77,12 +88,6 @@ def _in_words(arm: Mapping, study: Mapping) -> str:
     return words
 
 
-def _verdict_at(here: Mapping, arm: str) -> str:
-    """The verdict of an arm at another size, or why it has none."""
-    failure = here["failures"].get(arm, "")
-    return here["arms"][arm].get("verdict") or f"no verdict{f' ({failure})' if failure else ''}"
-
-
 def _growth(outcome: Mapping, arm: str) -> list[str]:
     """How the difference of an arm changes with the size, if it is known."""
     if not (trend := outcome["trends"].get(arm)):
@@ -92,12 +97,16 @@ def _growth(outcome: Mapping, arm: str) -> list[str]:
     return [f"{sizes} it changes by {trend['change']:+.4f} ({trend['low']:+.4f} to {trend['high']:+.4f})"]
 
 
-def _edge(arm: Mapping) -> list[str]:
+def _edge(outcome: Mapping, arm: str) -> list[str]:
     """A warning if the best learning rate may lie beyond those that were tried."""
-    if not arm["edge"]:
+    here = next((here["arms"][arm] for here in outcome["sizes"].values() if here["arms"][arm]["edge"]), None)
+    if not here:
         return []
-    which = "smallest" if arm["edge"] == "low" else "largest"
-    return [f"its best learning rate, {arm['rate']:g}, is the {which} that was tried, so a better one may exist"]
+    return [f"its best learning rate, {here['rate']:g}, is {_which(here)} that was tried, so a better one may exist"]
+
+
+def _which(arm: Mapping) -> str:
+    return "the smallest" if arm["edge"] == "low" else "the largest"
 
 
 def picture(outcome: Mapping) -> str:
@@ -106,8 +115,10 @@ def picture(outcome: Mapping) -> str:
     for arm in study["arms"]:
         found = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
         if found:
-            each = {size: (own["difference"], own["verdict"]) for size, own in found.items()}
-            groups[arm] = [Interval(size, d["mean"], d["low"], d["high"], verdict) for size, (d, verdict) in each.items()]
+            if own := outcome["together"].get("arms", {}).get(arm):
+                found[_all_sizes(outcome)] = own
+            each = {name: (own["difference"], own["verdict"]) for name, own in found.items()}
+            groups[arm] = [Interval(name, d["mean"], d["low"], d["high"], verdict) for name, (d, verdict) in each.items()]
     label = f"{UNITS[study['metric']]} beside {study['baseline']}: less is better. Lines are 95 % intervals"
     return intervals(study["question"], groups, study["margin"], label) if groups else ""
 
@@ -120,12 +131,10 @@ def rows(outcome: Mapping, size: str) -> list[tuple[str, ...]]:
 
 
 def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
-    each = arm.get("difference")
-    interval = f"{each['low']:+.4f} to {each['high']:+.4f}" if each else ""
-    found = (f"{each['mean']:+.4f}", interval, f"{arm['p_holm']:.2g}", arm["verdict"]) if each else ("", "", "", failure)
+    found = _found(arm) if "difference" in arm else ("", "", "", failure)
     if not arm["values"]:
         return (name, "", "", "", "", failure, f"{arm['parameters']:,}", "", "")
-    rate = f"{arm['rate']:g}" + (f" (the {'smallest' if arm['edge'] == 'low' else 'largest'} tried)" if arm["edge"] else "")
+    rate = f"{arm['rate']:g}" + (f" ({_which(arm)} tried)" if arm["edge"] else "")
     metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
     return (name, metric, *found, f"{arm['parameters']:,}", rate, f"{arm['seconds']:.0f}")
 
@@ -142,15 +151,14 @@ def notes(outcome: Mapping) -> list[str]:
         if noise := size["noise"]:
             lines.append(
                 f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
-                f"({noise[1]:.4f} to {noise[2]:.4f}); paired differences {size['deviation']:.4f}{_pairing(size)}. "
-                f"{_sampling(size, study['seeds'])}"
-                f"{study['seeds']} pairs find a difference of {size['detectable']:.4f} with a chance of 80 %; for "
-                f"{study['margin']:g} it takes {size['seeds_for_margin']}. An arm without a difference is called equivalent "
-                f"with a chance of {size['chance_of_equivalent']:.0%}."
+                f"({noise[1]:.4f} to {noise[2]:.4f}); {_power(size, study)} {_sampling(size, study['seeds'])}".rstrip()
             )
         mismatches = {arm: each["mismatch"] for arm, each in size["arms"].items() if abs(each["mismatch"]) >= 5e-4}
         left = ", ".join(f"{arm} {value:+.2%}" for arm, value in mismatches.items())
         lines.append(f"{name}: matched {study['match']}" + (f"; left over: {left}." if left else ", to 0.05 %."))
+    if outcome["together"].get("arms"):
+        power = _power(outcome["together"], study)
+        lines.append(f"{_all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
     overhead = outcome["overhead"]
     if study["tune_at"]:
         lines.append(f"Learning rates were chosen at size {study['tune_at']}, and kept at the other sizes.")
@@ -169,14 +177,34 @@ def _sampling(size: Mapping, seeds: int) -> str:
     small = ": the text is too small for the seeds (evaluation.final_sequences)" if error > of_seeds else ""
     return (
         f"The sampling error of a run is {single:.4f}. All runs read the same held-out text: of a mean difference it is at "
-        f"most {error:.4f}, and the seeds' error {of_seeds:.4f}{small}. "
+        f"most {error:.4f}, and the seeds' error {of_seeds:.4f}{small}."
     )
 
 
-def _pairing(size: Mapping) -> str:
-    """What pairing is worth."""
-    known = [arm["unpaired_deviation"] for arm in size["arms"].values() if arm.get("unpaired_deviation") is not None]
-    return f", {np.median(known):.4f} if runs were not paired" if known else ""
+def _power(found: Mapping, study: Mapping) -> str:
+    """What the pairs of a size can find, or those of all sizes."""
+    unpaired = found["unpaired_deviation"]
+    pairing = "" if unpaired is None else f", {unpaired:.4f} if runs were not paired"
+    return (
+        f"paired differences {found['deviation']:.4f}{pairing}. {study['seeds']} pairs find a difference of "
+        f"{found['detectable']:.4f} with a chance of 80 %; for {study['margin']:g} it takes {found['seeds_for_margin']}. An "
+        f"arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
+    )
+
+
+def _all_sizes(outcome: Mapping) -> str:
+    return "both sizes" if len(outcome["sizes"]) == 2 else "all sizes"
+
+
+def together_rows(outcome: Mapping) -> list[tuple[str, ...]]:
+    """The table of all sizes together; [] for a study of one size."""
+    return [(name, *_found(arm)) for name, arm in outcome["together"].get("arms", {}).items()]
+
+
+def _found(arm: Mapping) -> tuple[str, str, str, str]:
+    """Difference, interval, p and verdict of an arm that has them."""
+    each = arm["difference"]
+    return f"{each['mean']:+.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}", f"{arm['p_holm']:.2g}", arm["verdict"]
 
 
 def saved_rows(outcome: Mapping) -> list[tuple[str, ...]]:
@@ -194,6 +222,8 @@ def markdown(outcome: Mapping) -> str:
     """The report as Markdown."""
     study = outcome["study"]
     parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), "", f"Rule: {study['rule']}", ""]
+    if together := together_rows(outcome):
+        parts += [f"## {_all_sizes(outcome).capitalize()}", "", TOGETHER_ABOUT, "", table(TOGETHER, together), ""]
     for size in outcome["sizes"]:
         parts += [f"## {size}", "", table(TITLES, rows(outcome, size)), "", INTERVALS_ABOUT, ""]
     if study["probes"]:
@@ -276,6 +306,10 @@ def page(outcome: Mapping) -> dict:
         "verdicts": verdicts(outcome),
         "picture": picture(outcome),
         "titles": TITLES,
+        "together_name": _all_sizes(outcome).capitalize(),
+        "together_titles": TOGETHER,
+        "together": together_rows(outcome),
+        "together_about": TOGETHER_ABOUT,
         "tables": {size: rows(outcome, size) for size in outcome["sizes"]},
         "colours": {arm: RUN_COLOURS[number % len(RUN_COLOURS)] for number, arm in enumerate(study["arms"])},
         "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},

@@ -95,13 +95,25 @@ def _one_sided(difference: Difference, margin: float) -> float:
     return float(stats.t.cdf((difference.mean - margin) / error, difference.n - 1))
 
 
-def verdicts(differences: Mapping[str, Difference], margin: float) -> dict[str, Verdict]:
-    """Of each arm. 'equivalent' (within +-margin) by the tests of equivalence, also if a difference is found: the margin is
-    the largest difference that counts as none. Otherwise 'better' and 'worse' by the t tests. Each family of tests is
-    corrected by Holm's method over the arms."""
+class Decision(NamedTuple):
+    """What the tests say of an arm. Each p is corrected by Holm's method over the arms."""
+
+    verdict: Verdict
+    p_holm: float  # of no difference
+    p_equivalent: float  # of a difference that is not within +-margin
+    p_no_worse: float  # of an arm that is worse by margin or more
+
+
+def decisions(differences: Mapping[str, Difference], margin: float) -> dict[str, Decision]:
+    """Of each arm. The verdict is 'equivalent' (within +-margin) by the tests of equivalence, also if a difference is found:
+    the margin is the largest difference that counts as none. Otherwise it is 'better' or 'worse' by the t tests."""
     found = corrected({name: each.p for name, each in differences.items()})
     within = corrected({name: equivalence(each, margin) for name, each in differences.items()})
-    return {name: _verdict(each.mean, found[name], within[name]) for name, each in differences.items()}
+    below = corrected({name: no_worse(each, margin) for name, each in differences.items()})
+    return {
+        name: Decision(_verdict(each.mean, found[name], within[name]), found[name], within[name], below[name])
+        for name, each in differences.items()
+    }
 
 
 def _verdict(mean: float, p_found: float, p_within: float) -> Verdict:
