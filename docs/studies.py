@@ -28,6 +28,7 @@ STUDIES = {
     "experts": "experts.py",
     "recent": "recent.py",
     "lambda_layers": "lambda_layers.py",
+    "lambda_recall": "lambda_layers.py:recall",
     "single_heads": "single_heads.py",
     "norms_majority": "norms.py:majority",
     "w_q_merged": "w_q.py:merged",
@@ -40,7 +41,7 @@ SHAZEER = {  # nats per token of T5 base after 524,288 updates (2020, table 1)
     **{"geglu": 1.633, "swiglu": 1.636, "reglu": 1.645, "bilinear": 1.648},
     **{"glu": 1.663, "relu": 1.677, "gelu": 1.679, "swish": 1.683},
 }
-GENERATED = ("norms_majority",)  # studies whose data are generated, so that paths of texts are refused
+GENERATED = ("norms_majority", "lambda_recall")  # studies whose data are generated, so that paths of texts are refused
 
 ANSWERS = {  # page of docs/questions: its studies
     "w_o": ("w_o", "w_o_layouts"),
@@ -50,7 +51,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "memory": ("memory", "memory_beside"),
     "activations": ("activations",),
     "experts": ("experts", "experts_parameters", "experts_slots"),
-    "lambda_layers": ("lambda_layers",),
+    "lambda_layers": ("lambda_layers", "lambda_recall"),
     "recent": ("recent",),
 }
 

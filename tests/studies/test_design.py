@@ -153,7 +153,7 @@ NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
 OTHERS = "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside"
-OTHERS += "experts.py:parameters", "experts.py:slots", "norms.py:majority"
+OTHERS += "lambda_layers.py:recall", "experts.py:parameters", "experts.py:slots", "norms.py:majority"
 
 
 @pytest.mark.parametrize("name", [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)])

@@ -39,7 +39,7 @@ def test_pairing_is_worth_what_its_correlation_says():
     arm, baseline = runs(np.random.default_rng(2), 4000, shared=0.75)
     found = paired(arm, baseline)
     assert found.correlation == pytest.approx(0.75, abs=0.03)
-    assert found.independent_deviation == pytest.approx(math.sqrt(2), rel=0.05)
+    assert found.unpaired_deviation == pytest.approx(math.sqrt(2), rel=0.05)
 
 
 def test_runs_without_a_result_are_refused():
@@ -54,7 +54,7 @@ def test_runs_without_a_result_are_refused():
 def test_runs_that_are_equal_differ_by_nothing():
     same = paired([1.0, 2.0], [1.0, 2.0])
     assert (same.mean, same.p, same.low, same.high) == (0.0, 1.0, 0.0, 0.0)
-    assert statistics.decisions({"a": same}, 0.1)["a"].verdict == "equivalent"
+    assert statistics.decisions({"a": same}, 0.1, 1)["a"].verdict == "equivalent"
     assert statistics.no_worse(same, 0.1) == 0.0 and statistics.no_worse(same, 0.0) == 1.0
 
 
@@ -75,7 +75,7 @@ def simulated(studies: int, effects, n: int, margin: float, deviation: float = 1
         baseline = rng.standard_normal(n) * deviation
         arms = {str(k): effect + baseline + 0.5 * deviation * rng.standard_normal(n) for k, effect in enumerate(effects)}
         differences = {name: _without_bootstrap(arm, baseline) for name, arm in arms.items()}
-        found.append({name: each.verdict for name, each in statistics.decisions(differences, margin).items()})
+        found.append({name: each.verdict for name, each in statistics.decisions(differences, margin, len(arms)).items()})
     return found
 
 
@@ -83,7 +83,7 @@ def _without_bootstrap(arm, baseline) -> Difference:
     """The bootstrap takes nearly all of the time, and verdicts do not use it."""
     test, d_N = stats.ttest_rel(arm, baseline), arm - baseline
     nan = math.nan
-    return Difference(len(d_N), d_N.mean(), nan, nan, nan, nan, test.pvalue, d_N.std(ddof=1), nan)
+    return Difference(len(d_N), d_N.mean(), nan, nan, nan, nan, test.pvalue, d_N.std(ddof=1), nan, nan)
 
 
 def test_null_studies_find_an_effect_at_most_at_the_stated_rate():
@@ -167,6 +167,23 @@ def test_a_planted_trend_is_found_and_a_null_is_not():
     assert np.mean([each.p < 0.05 for each in null]) == pytest.approx(0.05, abs=0.03)
     with pytest.raises(UserError, match="fewer than two sizes"):
         statistics.trend({1e6: [0.1, 0.2]})
+    assert statistics.trend({1e6: [0.1, 0.1], 1e7: [0.2, 0.2]}) == pytest.approx((0.1, 0.1, 0.1, 0.0))
+
+
+@pytest.mark.parametrize("correlation, deviations", [(-0.5, (1, 1)), (0.8, (1, 1)), (0.0, (1, 1, 3))])
+def test_a_trend_has_its_rate_if_sizes_are_correlated_or_differ_in_noise(correlation, deviations):
+    rng, sizes = np.random.default_rng(8), len(deviations)
+    covariance = np.full((sizes, sizes), correlation) + (1 - correlation) * np.eye(sizes)
+    null = rng.multivariate_normal(np.zeros(sizes), covariance, (1000, 5)) * deviations
+    found = [statistics.trend({2.0**size: null_N5[:, size] for size in range(sizes)}) for null_N5 in null]
+    assert np.mean([each.p < 0.05 for each in found]) == pytest.approx(0.05, abs=0.02)
+
+
+def test_an_arm_that_failed_counts_in_the_correction():
+    difference = Difference(5, 0.1, 0.0, 0.2, 0.0, 0.2, 0.02, 0.05, 0.5, 0.07)
+    alone, beside = (statistics.decisions({"a": difference}, 0.01, arms)["a"] for arms in (1, 3))
+    assert (alone.p_holm, alone.verdict) == (0.02, "worse")
+    assert (beside.p_holm, beside.verdict) == (pytest.approx(0.06), "undecided")
 
 
 def test_the_best_rate_may_lie_at_the_edge():

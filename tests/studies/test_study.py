@@ -156,6 +156,22 @@ def test_all_sizes_together_show_what_no_size_does(config, finished):
     assert report.verdicts(results)[0].startswith("parallel: no verdict at large: a run diverged (large/parallel/")
 
 
+def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
+    """An arm that is worse at every point never reaches the baseline, and saves nothing."""
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, open_store(finished), solved)
+    for trial, result in found.items():
+        accuracy = 0.7 if trial.cell.arm == "parallel" else 0.8
+        if trial.seed == TUNING_SEED:
+            accuracy = 1 - result["evaluation"]["bits_per_byte"] / 100  # the same rates are best
+        curve = [(step, accuracy * step / 12) for step in (4, 8, 12)]
+        found[trial] = result | {"evaluation": {"accuracy": accuracy}, "curve": curve}
+    arm = outcome.found(replace(chosen, metric="accuracy"), solved, found)["sizes"]["tiny"]["arms"]["parallel"]
+    assert arm["curve"][-1][1] == pytest.approx(0.3) and arm["verdict"] == "worse"
+    saved, lost = arm["saved"]["training_flops"]
+    assert math.isnan(saved) and lost > 0
+
+
 def test_a_finished_study_trains_nothing_again(config, finished, no_training):
     run(config, finished)
 

@@ -11,7 +11,7 @@ from xfresearch.models.model_config import ModelConfig
 class DataConfig:
     corpus: tuple[str, ...] = option(
         ("python_stdlib",),
-        "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (majority)",
+        "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (majority, recall)",
     )
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")
     field: str = option("text", "field with the text in .jsonl files and TFDS examples")

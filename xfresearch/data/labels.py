@@ -12,9 +12,10 @@ from typing import Protocol
 
 from xfresearch.config.reading import from_dict
 from xfresearch.data.majority import Majority
+from xfresearch.data.recall import Recall
 from xfresearch.errors import require
 
-DATA_SETS = {"majority": Majority}
+DATA_SETS = {"majority": Majority, "recall": Recall}
 # Fields of DataConfig that apply to text only.
 TEXT_OPTIONS = ("weights", "field", "tokenizer", "packing", "manual_dir", "workers")
 

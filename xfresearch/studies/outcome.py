@@ -12,7 +12,7 @@ from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.matching import Matched, value_at
-from xfresearch.studies.running import deciding, seconds
+from xfresearch.studies.running import deciding, less_is_better, seconds
 from xfresearch.studies.statistics import Difference
 
 LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
@@ -45,7 +45,8 @@ def _made(results: Iterable[Mapping]) -> list[str]:
     for made in (result["made"] for result in results):
         machine = made["machine"]
         where = f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}"
-        lines.append(f"{made['commit'][:7] or 'no commit'}, {made['date']}, {where}")
+        commit, dash, dirty = made["commit"].partition("-")
+        lines.append(f"{commit[:7] or 'no commit'}{dash}{dirty}, {made['date']}, {where}")
     return [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
 
 
@@ -72,7 +73,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "sampling_error": float(np.mean([_sampling_error(results[trial]) for trial in trials])),
         "seconds": float(np.median([results[trial]["seconds"]["step"] for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
-        "curve": _curve([results[trial].get("curve", []) for trial in trials]),
+        "curve": _curve([results[trial].get("curve", []) for trial in trials], study.metric),
         "parameters": matched.parameters,
         "training_flops": matched.training_flops,
         "steps": matched.config.steps,
@@ -109,9 +110,10 @@ def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
     return unknown | {"training_flops": matched.training_flops, "mismatch": matched.mismatch}
 
 
-def _curve(curves: list) -> list[tuple[float, float, float]]:
-    """(update, mean of the metric over seeds, half width of its interval) of each evaluation that all runs have."""
-    by_step = [dict(curve) for curve in curves]
+def _curve(curves: list, metric: str) -> list[tuple[float, float, float]]:
+    """(update, mean of the metric over seeds, half width of its interval) of each evaluation that all runs have, where less
+    is better."""
+    by_step = [{step: less_is_better(metric, value) for step, value in curve} for curve in curves]
     shared = sorted(set.intersection(*map(set, by_step))) if by_step else []
     return [(step, *mean_interval([each[step] for each in by_step])) for step in shared]
 
@@ -127,7 +129,7 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
     if study.baseline not in failures:
         compared = [name for name in here if name not in (study.baseline, *failures)]
         differences = {name: statistics.paired(here[name]["values"], baseline["values"]) for name in compared}
-    for name, decided in _decided(differences, study.margin).items():
+    for name, decided in _decided(study, differences).items():
         here[name] |= decided | {"saved": _saved(here[name], baseline)}
     for arm in here.values():
         tried_by_all = {rate: loss for rate, loss in arm["tried"].items() if rate in study.rates}
@@ -153,14 +155,14 @@ def _together(study: Study, sizes: Mapping[str, dict]) -> dict:
     compared = [arm for arm in study.arms if all("difference" in arms[arm] for arms in every)]
     means = {arm: np.mean([arms[arm]["values"] for arms in every], 0) for arm in (*compared, study.baseline) if compared}
     differences = {arm: statistics.paired(means[arm], means[study.baseline]) for arm in compared}
-    return {"arms": _decided(differences, study.margin), **_power(study, differences.values())}
+    return {"arms": _decided(study, differences), **_power(study, differences.values())}
 
 
-def _decided(differences: Mapping[str, Difference], margin: float) -> dict[str, dict]:
+def _decided(study: Study, differences: Mapping[str, Difference]) -> dict[str, dict]:
     """The difference of each arm, and what the tests say of it."""
     return {
         name: {"difference": differences[name]._asdict(), **decision._asdict()}
-        for name, decision in statistics.decisions(differences, margin).items()
+        for name, decision in statistics.decisions(differences, study.margin, len(study.arms) - 1).items()
     }
 
 
@@ -168,11 +170,10 @@ def _power(study: Study, differences: Iterable[Difference]) -> dict[str, float]:
     """What pairs with the deviation of these differences can find."""
     differences = list(differences)
     deviation = float(np.median([each.deviation for each in differences])) if differences else study.deviation
-    unpaired = [each.independent_deviation for each in differences]
     alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
     return {
         "deviation": deviation,
-        "unpaired_deviation": float(np.nanmedian(unpaired)) if np.isfinite(unpaired).any() else math.nan,
+        "unpaired_deviation": float(np.median([each.unpaired_deviation for each in differences] or [math.nan])),
         "detectable": statistics.detectable(deviation, study.seeds, alpha),
         "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
         "seeds_for_margin": statistics.seeds_for(study.margin, deviation, alpha) if deviation else 2,

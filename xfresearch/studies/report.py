@@ -25,7 +25,7 @@ SAVED_ABOUT = (
     "earlier points have a learning rate that has not decayed yet, so a run of that length would save more. Seconds depend "
     "on what else the machine did."
 )
-INTERVALS_ABOUT = "Intervals are of one arm; p and verdicts are corrected for the number of arms."
+INTERVALS_ABOUT = "Intervals are of one arm; p and verdicts are corrected for the number of arms, not of sizes."
 DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "solved for", "of what is matched")
 RATES = ("size", "arm", "learning rate: metric", "sensitivity")
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
@@ -147,6 +147,8 @@ def notes(outcome: Mapping) -> list[str]:
         lines.append("This is a trial of the command with tiny models: it shows nothing about the question.")
     if study["seeds"] <= SMALL:
         lines.append(f"{study['seeds']} pairs of runs are few: intervals are wide, and bootstrap intervals too narrow.")
+    for edge in _edge(outcome, study["baseline"]):
+        lines.append(f"{study['baseline']}: {edge}, and every difference is one from it.")
     for name, size in outcome["sizes"].items():
         if noise := size["noise"]:
             lines.append(
@@ -243,7 +245,7 @@ def details(outcome: Mapping) -> list[tuple[str, ...]]:
         for name, arm in here["arms"].items():
             each = arm.get("difference")
             ends = f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}" if each else ""
-            correlation = f"{each['correlation']:.2f}" if each else ""
+            correlation = f"{each['correlation']:.2f}" if each and each["n"] > 2 else ""
             found.append((size, name, ends, correlation, arm["solved"], f"{arm['mismatch']:+.2%}"))
     return found
 

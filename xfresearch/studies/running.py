@@ -123,11 +123,15 @@ def seconds(result: Mapping) -> float:
     return sum(value for name, value in result["seconds"].items() if name != "tokens")
 
 
+def less_is_better(metric: str, value: float | None) -> float:
+    """A value of the metric, such that less is better: errors for the accuracy. NaN for None."""
+    value = math.nan if value is None else float(value)
+    return 1 - value if metric == "accuracy" else value
+
+
 def deciding(study: Study, found: dict) -> float:
     """The metric that decides, where less is better; NaN for a run that diverged."""
-    value = found["evaluation"].get(study.metric)
-    value = math.nan if value is None else float(value)
-    return 1 - value if study.metric == "accuracy" else value
+    return less_is_better(study.metric, found["evaluation"].get(study.metric))
 
 
 def _curve(folder, metric: str) -> list[tuple[int, float]]:

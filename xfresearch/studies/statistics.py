@@ -36,11 +36,7 @@ class Difference(NamedTuple):
     p: float
     deviation: float  # standard deviation of the differences
     correlation: float  # of the pairs: what pairing is worth
-
-    @property
-    def independent_deviation(self) -> float:
-        """The deviation of the differences if the pairs were not correlated, for runs of equal deviations."""
-        return self.deviation / math.sqrt(1 - self.correlation) if self.correlation < 1 else math.nan
+    unpaired_deviation: float  # of the differences if the pairs were not correlated
 
 
 def paired(arm: Sequence[float], baseline: Sequence[float]) -> Difference:
@@ -53,14 +49,15 @@ def paired(arm: Sequence[float], baseline: Sequence[float]) -> Difference:
         raise UserError("a run has no finite result: run it again, or leave its arm out of the study")
     d_N = a_N - b_N
     mean, deviation = float(d_N.mean()), float(d_N.std(ddof=1))
+    unpaired = math.hypot(a_N.std(ddof=1), b_N.std(ddof=1))
     if not deviation:  # the same runs, or a metric that does not vary
         p, correlation = (1.0 if not mean else 0.0), 1.0
-        return Difference(len(d_N), mean, mean, mean, mean, mean, p, 0.0, correlation)
+        return Difference(len(d_N), mean, mean, mean, mean, mean, p, 0.0, correlation, unpaired)
     test = stats.ttest_rel(a_N, b_N)
     low, high = test.confidence_interval(CONFIDENCE)
     ends = _bootstrap(d_N)
     correlation = float(np.corrcoef(a_N, b_N)[0, 1]) if a_N.std() and b_N.std() else 0.0
-    return Difference(len(d_N), mean, float(low), float(high), *ends, float(test.pvalue), deviation, correlation)
+    return Difference(len(d_N), mean, float(low), float(high), *ends, float(test.pvalue), deviation, correlation, unpaired)
 
 
 def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
@@ -70,9 +67,11 @@ def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
     return tuple(map(float, found.confidence_interval))
 
 
-def corrected(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p of the arms, corrected for their number by Holm's method (comparing/pairing.py)."""
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+def corrected(p_values: Mapping[str, float], arms: int) -> dict[str, float]:
+    """p of the arms, corrected by Holm's method (comparing/pairing.py) for as many arms as the study has: one that has
+    failed counts with p = 1."""
+    failed = [1.0] * (arms - len(p_values))
+    return dict(zip(p_values, holm([*p_values.values(), *failed])[: len(p_values)], strict=True))
 
 
 def equivalence(difference: Difference, margin: float) -> float:
@@ -104,12 +103,13 @@ class Decision(NamedTuple):
     p_no_worse: float  # of an arm that is worse by margin or more
 
 
-def decisions(differences: Mapping[str, Difference], margin: float) -> dict[str, Decision]:
-    """Of each arm. The verdict is 'equivalent' (within +-margin) by the tests of equivalence, also if a difference is found:
-    the margin is the largest difference that counts as none. Otherwise it is 'better' or 'worse' by the t tests."""
-    found = corrected({name: each.p for name, each in differences.items()})
-    within = corrected({name: equivalence(each, margin) for name, each in differences.items()})
-    below = corrected({name: no_worse(each, margin) for name, each in differences.items()})
+def decisions(differences: Mapping[str, Difference], margin: float, arms: int) -> dict[str, Decision]:
+    """Of each arm that has a difference, in a study of `arms` arms beside the baseline. The verdict is 'equivalent' (within
+    +-margin) by the tests of equivalence, also if a difference is found: the margin is the largest difference that counts as
+    none. Otherwise it is 'better' or 'worse' by the t tests."""
+    found = corrected({name: each.p for name, each in differences.items()}, arms)
+    within = corrected({name: equivalence(each, margin) for name, each in differences.items()}, arms)
+    below = corrected({name: no_worse(each, margin) for name, each in differences.items()}, arms)
     return {
         name: Decision(_verdict(each.mean, found[name], within[name]), found[name], within[name], below[name])
         for name, each in differences.items()
@@ -194,15 +194,16 @@ class Trend(NamedTuple):
 
 
 def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
-    """Of the differences of pairs by size, such as the number of parameters: a straight line over its logarithm, by least
-    squares. Raises UserError for fewer than two sizes."""
+    """Of the differences of pairs by size, such as the number of parameters, in the same order of seeds: each seed has a
+    straight line over the logarithm of the size, by least squares, and a t test is of their slopes. So the differences of a
+    seed at several sizes may be correlated, and vary more at one of them. Raises UserError for fewer than two sizes."""
     if len(differences) < 2:
         raise UserError("a trend is not defined for fewer than two sizes")
-    whole = math.log(max(differences) / min(differences))
-    x = np.concatenate([np.full(len(d_N), math.log(size) / whole) for size, d_N in differences.items()])
-    line = stats.linregress(x, np.concatenate([np.asarray(d_N, float) for d_N in differences.values()]))
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2) * line.stderr)
-    return Trend(float(line.slope), float(line.slope) - half, float(line.slope) + half, float(line.pvalue))
+    x_S = np.log(list(differences)) / math.log(max(differences) / min(differences))
+    slopes_S = (x_S - x_S.mean()) / np.square(x_S - x_S.mean()).sum()
+    change_N = slopes_S @ np.array(list(differences.values()), np.float64)
+    found = paired(change_N, np.zeros_like(change_N))
+    return Trend(found.mean, found.low, found.high, found.p)
 
 
 def best_rate(losses: Mapping[float, float]) -> float | None:
