@@ -9,7 +9,7 @@ import pytest
 from configs.studies.common import SIZES
 from xfresearch.config.comparing import fingerprint
 from xfresearch.errors import UserError
-from xfresearch.studies import cells, design, matching
+from xfresearch.studies import cells, design, matching, plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
 from xfresearch.studies.design import Study
 
@@ -58,6 +58,8 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("margin=0.0", "margin=0.0 is not allowed: it must be above 0"),
         ("question=", "question='' is not allowed"),
         ("solve_in.paralel=steps", "there is no key 'paralel'"),
+        ("arms.fused_output=('seed=1',)", "arms.fused_output='seed=1' is not allowed: it must be without it: a study sets"),
+        ("options=('optimizer.learning_rate=1',)", "options='optimizer.learning_rate=1' is not allowed"),
         ("sed=3", "there is no key 'sed'; did you mean 'seeds'"),
     ],
 )
@@ -94,6 +96,32 @@ def test_parameters_are_matched_by_a_hidden_size():
     study = replace(STUDY, match="parameters", solve="model.blocks.main.feed_forward.hidden", multiple=1)
     arm = matched(study, "wide")
     assert arm.parameters == matched(study, "base").parameters and arm.mismatch == 0
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"arms": STUDY.arms | {"same": ("log.every=7",)}}, "arm same at size a is the same as base"),
+        ({"arms": STUDY.arms | {"short": ("sequence_length=16",)}}, "arm short at size a: config.sequence_length: .* text"),
+        ({"arms": STUDY.arms | {"bpe": ("data.tokenizer=bpe",)}}, "arm bpe at size a: config.data.tokenizer: .* text"),
+        ({"trend": "steps"}, "trend='steps' is not allowed: it must be an option that is above 0 and differs"),
+        ({"options": ("evaluation.every=0",)}, "options='evaluation.every=0' is not allowed"),
+        ({"solve": "seed"}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
+    ],
+)
+def test_the_plan_refuses_designs_that_compare_nothing(change, message):
+    with pytest.raises(UserError, match=message):
+        plan.make(replace(STUDY, **{"sizes": {"a": (), "b": ("model.depth=3",)}} | change))
+
+
+def test_labels_have_no_bits_per_byte():
+    with pytest.raises(UserError, match="metric='bits_per_byte' is not allowed: it must be 'loss' or 'accuracy'"):
+        plan.make(design.read(["--config", "configs/studies/norms.py:majority", "--config.metric=bits_per_byte"]))
+
+
+def test_names_are_those_of_directories():
+    with pytest.raises(UserError, match="arms='a/b' is not allowed: it must be letters"):
+        design.require_names(replace(STUDY, arms={"a/b": (), "base": ()}))
 
 
 def test_an_arm_may_solve_for_another_option():

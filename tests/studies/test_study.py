@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import signal
 import subprocess
 import sys
@@ -188,43 +187,62 @@ def test_results_of_another_config_do_not_count(config, finished):
         assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
 
 
-def test_a_run_of_another_config_is_left_alone(config, finished, tmp_path):
-    """Here a mistake in the options, which would train everything again. Without the runs' directories it does so, and the
-    old results stay in runs.json."""
-    folder = tmp_path / "study"
-    shutil.copytree(finished, folder)
-    before = {path: path.read_bytes() for path in folder.rglob("*.json*")}
-    changed = "--config.arms.base=('model.width=8',)"
+def stop_after_training(monkeypatch):
+    """A process that is killed when its first run has been trained, but has no result yet."""
+    from xfresearch.training import loop
+
+    train = loop.train
+
+    def stopped(*arguments, **options):
+        train(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "train", stopped)
+
+
+def test_the_beginning_of_a_run_of_another_config_is_refused(config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after_training(patch)
+        run(config, tmp_path)
     with pytest.raises(UserError, match=r"seed-1000 has a run of another config \(.*width: 16 -> 8.*: give the arm"):
-        run(config, folder, changed)
-    assert all(path.read_bytes() == bytes_ for path, bytes_ in before.items() if path.name != "study.json")
-    shutil.rmtree(folder / "tiny")
-    run(config, folder, changed, "--cell=0")
-    kept = read_object(finished / "runs.json")["runs"]
-    found = read_object(folder / "runs.json")["runs"]
-    assert found.keys() > kept.keys() and all(found[name] == run for name, run in kept.items())
+        run(config, tmp_path, "--config.arms.base=('model.width=8',)")
 
 
 def test_the_beginning_of_a_run_with_other_versions_is_refused(config, tmp_path, monkeypatch):
-    def stopped(*arguments, **options):
-        loop_train(*arguments, **options)
-        raise KeyboardInterrupt
-
-    from xfresearch.training import loop
-
-    loop_train = loop.train
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after_training(patch)
+        run(config, tmp_path)
     monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
     with pytest.raises(UserError, match=r"seed-1000 has the beginning of .*\(commit: .*c0ffee.*remove this directory"):
         run(config, tmp_path)
 
 
-def test_a_rule_does_not_change_after_the_runs(config, finished):
-    with pytest.raises(UserError, match=r"config.margin=0.5 is not allowed with --workdir=.*which began with 0.02"):
-        run(config, finished, "--config.margin=0.5")
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ("margin=0.5", r"config.margin=0.5 is not allowed with --workdir=.*, which began with 0.02"),
+        ("rates=(1e-3,1e-2)", r"config.rates=\[0.001, 0.01\] is not allowed"),
+        ("arms.base=('model.width=8',)", r"config.arms.base=\['model.width=8'\] is not allowed with .* began with \[\]"),
+        ("sizes.tiny=('model.width=8',)", r"config.sizes.tiny=.* is not allowed"),
+    ],
+)
+def test_a_design_does_not_change_after_the_runs(config, finished, change, message):
+    before = {path: path.read_bytes() for path in finished.rglob("*.json*")}
+    with pytest.raises(UserError, match=message):
+        run(config, finished, f"--config.{change}")
+    assert all(path.read_bytes() == kept for path, kept in before.items())
+
+
+def test_a_design_may_change_before_the_runs(config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(conducting, "run_trial", interrupt)
+        run(config, tmp_path, "--config.margin=0.5")
+    run(config, tmp_path, "--cell=0")
+    assert read_object(tmp_path / "study.json")["margin"] == 0.02
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
@@ -270,9 +288,9 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     chosen, solved = design_of(config)
     found = conducting.results(chosen, open_store(finished), solved)
-    size = outcome.found(chosen, solved, found, unigram=1e-3)["sizes"]["tiny"]
+    size = outcome.found(chosen, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
-    assert outcome.found(chosen, solved, found, unigram=math.inf)["sizes"]["tiny"]["failures"] == {}
+    assert outcome.found(chosen, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
 
 
 def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):

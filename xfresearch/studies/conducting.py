@@ -5,6 +5,7 @@ ended), and at the end results.json, report.html and report.md. Processes on dif
 one directory. study.json and runs.json are enough to go on elsewhere, without training a finished run again.
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -19,11 +20,13 @@ from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
-from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds
+from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial, seconds
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
-# What was decided before the first run. Arms may be added.
-FIXED = ("question", "rule", "baseline", "match", "metric", "margin", "seeds")
+# What was decided before the first run.
+FIXED = ("question", "rule", "base", "options", "baseline", "match", "solve", "rates", "tune_at", "seeds", "trend", "metric")
+FIXED += ("margin",)
+GROWING = ("sizes", "arms", "cells", "solve_in")  # entries may be added, and not changed
 
 
 def begun(workdir) -> bool:
@@ -32,18 +35,24 @@ def begun(workdir) -> bool:
 
 
 def keep_design(study: Study, workdir) -> None:
-    """Writes the design. Raises UserError if the directory has another study, or the same with another rule: a rule that
-    changes after the runs is none."""
-    file = epath.Path(workdir) / DESIGN
-    if exists(file):
-        before = read_object(file)
-        for name in FIXED:
-            if before.get(name) != getattr(study, name):
-                raise UserError(
-                    f"config.{name}={getattr(study, name)!r} is not allowed with --workdir={workdir}, which began with "
-                    f"{before.get(name)!r}: use a new directory"
-                )
-    write_json(file, described(study))
+    """Writes the design. Raises UserError if the directory has runs of another one: a rule that changes after the runs is
+    none, and an arm that changes, or is left out, would cost its runs."""
+    folder = epath.Path(workdir)
+    if exists(folder / DESIGN) and exists(folder / RUNS_FILE):
+        _require_same_design(read_object(folder / DESIGN), study, workdir)
+    write_json(folder / DESIGN, described(study))
+
+
+def _require_same_design(before: Mapping, study: Study, workdir) -> None:
+    now = json.loads(json.dumps(described(study)))
+    pairs = [(name, before.get(name), now[name]) for name in FIXED]
+    pairs += [(f"{kind}.{name}", value, now[kind].get(name)) for kind in GROWING for name, value in before[kind].items()]
+    for name, value, other in pairs:
+        if value != other:
+            raise UserError(
+                f"config.{name}={other!r} is not allowed with --workdir={workdir}, which began with {value!r}: use a new "
+                "directory, with --reuse of this one for runs that are the same"
+            )
 
 
 def read_seconds(workdir) -> dict[Cell, float] | None:
@@ -86,11 +95,10 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
 
 def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
-    """Adds to runs.json what this process and others have run meanwhile, and returns the results. Runs that the design no
-    longer has stay there."""
-    found, file = results(study, store, solved), store.folder / RUNS_FILE
-    kept = read_runs(file) if exists(file) else {}
-    write_rows(file, kept | {result["fingerprint"]: result for result in found.values()}, "runs")
+    """Writes runs.json, with what other processes have run meanwhile, and returns the results."""
+    found = results(study, store, solved)
+    if found:
+        write_rows(store.folder / RUNS_FILE, {result["fingerprint"]: result for result in found.values()}, "runs")
     return found
 
 
@@ -102,7 +110,9 @@ def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:
 def _in_words(study: Study, result: Mapping) -> str:
     if "diverged" in result:
         return "diverged"
-    return f"{study.metric.replace('_', ' ')} {result['evaluation'][study.metric]:.4f}, {seconds(result):.0f} s"
+    value = result["evaluation"][study.metric]
+    words = "not finite" if value is None else f"{value:.4f}"
+    return f"{study.metric.replace('_', ' ')} {words}, {seconds(result):.0f} s"
 
 
 def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
@@ -113,8 +123,9 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
     from xfresearch.hardware import git_commit, versions
 
-    baseline = solved[cells(study)[0]].config
-    outcome_found = outcome.found(study, solved, found, deciding(study, {"evaluation": of_frequencies(baseline)}))
+    baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
+    unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
+    outcome_found = outcome.found(study, solved, found, unigram)
     made = {"report": f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}", "versions": versions()}
     outcome_found["made"] |= made
     folder = store.folder

@@ -6,6 +6,7 @@ learning rates that are chosen for it, and with seeds that it shares with the ba
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ from xfresearch.errors import UserError, nearest, require
 from xfresearch.models.closed_form import costs
 from xfresearch.studies import probes
 
-METRICS = ("bits_per_byte", "loss", "accuracy")
+OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets
 Overrides = tuple[str, ...]
 
 
@@ -78,13 +79,30 @@ def read(arguments: list[str]) -> Study:
     require(len(study.rates) > 1 and study.rates == ascending, "rates", study.rates, "two rates or more, in ascending order")
     require(study.tune_at in ("", *study.sizes), "tune_at", study.tune_at, f"'' or one of {', '.join(study.sizes)}")
     allowed = "'' with match='tokens', which leaves nothing to solve for"
-    require(study.match != "tokens" or not study.solve, "solve", study.solve, allowed)
-    allowed = "an option of the model: with match='parameters' the updates change nothing"
-    require(study.match != "parameters" or study.solve != "steps", "solve", study.solve, allowed)
-    others = {study.solve, *study.solve_in.values()} - {"", "steps"}
+    require_names(study)
+    _require_no_run_options(study)
+    solved_for = {study.solve, *study.solve_in.values()} - {""}
+    others = solved_for - {"steps"}
+    require(study.match != "tokens" or not solved_for, "solve", ", ".join(solved_for), allowed)
     require(study.match != "seconds" or not others, "solve", ", ".join(others), "'steps' with match='seconds'")
     probes.check(study.probes, study.task_data)
     return dataclasses.replace(study, sizes=_ascending(study))
+
+
+def require_names(study: Study) -> None:
+    """Raises UserError for a size or an arm whose name is not that of a directory."""
+    for kind in ("sizes", "arms"):
+        for name in getattr(study, kind):
+            allowed = "letters, digits, '_' and '-', as the name of a directory"
+            require(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), kind, name, allowed)
+
+
+def _require_no_run_options(study: Study) -> None:
+    """Raises UserError for an override of what the study sets for each run."""
+    named = {f"{kind}.{name}": each for kind in ("sizes", "arms", "cells") for name, each in getattr(study, kind).items()}
+    for key, overrides in ({"options": study.options} | named).items():
+        wrong = ", ".join(each for each in overrides if each.partition("=")[0] in OF_A_RUN)
+        require(not wrong, key, wrong, "without it: a study sets it for each run (rates, seeds)")
 
 
 def described(study: Study) -> dict:

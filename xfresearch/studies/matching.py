@@ -69,11 +69,13 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
     first = value_at(config_of(study, size, arm), key)
-    low, high = 1, max(1, LARGEST * first // unit)
+    low, high = 1, max(2, LARGEST * first // unit)
 
     def at(number: int) -> float:
         return cost(config_of(study, size, arm, f"{key}={number * unit}"))
 
+    if not at(high // 2) < at(high):
+        raise UserError(f"arm {arm} at size {size}: {key} cannot be solved for: it does not change the {study.match}")
     if at(high) < target:
         raise UserError(f"arm {arm} at size {size}: {key}={high * unit} is not enough for the baseline's {study.match}")
     while high - low > 1:

@@ -18,14 +18,16 @@ from xfresearch.studies.statistics import Difference
 LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
-def found(study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: float = math.nan) -> dict:
-    """The outcome of a study whose runs have all ended. unigram: the metric of a model that knows how frequent each token
-    or label is; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
+def found(
+    study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: Mapping[str, float] | None = None
+) -> dict:
+    """The outcome of a study whose runs have all ended. unigram: {size: metric of a model that knows how frequent each token
+    or label is}; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
         arm["difference_sampling_error"] = _difference_sampling_error(study, cell, arms, results)
-    sizes = {size: _size(study, size, arms, unigram) for size in study.sizes}
+    sizes = {size: _size(study, size, arms, (unigram or {}).get(size, math.nan)) for size in study.sizes}
     trends = {arm: _trend(study, arm, arms, matched) for arm in study.arms if arm != study.baseline}
     return {
         "study": described(study),
@@ -176,8 +178,16 @@ def _power(study: Study, differences: Iterable[Difference]) -> dict[str, float]:
         "unpaired_deviation": float(np.median([each.unpaired_deviation for each in differences] or [math.nan])),
         "detectable": statistics.detectable(deviation, study.seeds, alpha),
         "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
-        "seeds_for_margin": statistics.seeds_for(study.margin, deviation, alpha) if deviation else 2,
+        "seeds_for_margin": _seeds_for(study.margin, deviation, alpha),
     }
+
+
+def _seeds_for(margin: float, deviation: float, alpha: float) -> int | None:
+    """The pairs that find the margin; None if a million do not."""
+    try:
+        return statistics.seeds_for(margin, deviation, alpha) if deviation else 2
+    except UserError:
+        return None
 
 
 def points(arm: Mapping, axis: str) -> np.ndarray:

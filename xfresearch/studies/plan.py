@@ -7,8 +7,9 @@ import numpy as np
 
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, cells, planned, tuned
+from xfresearch.studies.checks import check
 from xfresearch.studies.design import Study, config_of
-from xfresearch.studies.matching import Matched, matched, value_at
+from xfresearch.studies.matching import Matched, matched
 from xfresearch.training.timing import Timer, seconds_per_update
 
 UPDATES = 3  # that are timed
@@ -31,11 +32,10 @@ def timings(study: Study) -> dict[Cell, float]:
 
 def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     """Solves for the sizes of all arms. seconds: of an update of each cell, for match='seconds' (default: `timings`).
-    Raises UserError for an arm whose config is not valid."""
+    Raises UserError for an arm whose config is not valid, and for a design that is none (studies/checks.py)."""
     seconds = timings(study) if seconds is None else seconds
     solved = {cell: matched(study, cell, seconds) for cell in cells(study)}
-    for size in study.sizes if study.trend != "parameters" else ():
-        value_at(solved[Cell(size, study.baseline)].config, study.trend, "trend")  # before the runs, not after
+    check(study, solved)
     trials = list(planned(study))
     flops = sum(solved[trial.cell].training_flops for trial in trials)
     alpha = statistics.ALPHA / (len(study.arms) - 1)  # the first step of Holm's method

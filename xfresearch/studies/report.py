@@ -26,7 +26,8 @@ SAVED_ABOUT = (
     "on what else the machine did."
 )
 INTERVALS_ABOUT = "Intervals are of one arm; p and verdicts are corrected for the number of arms, not of sizes."
-DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "solved for", "of what is matched")
+DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "p of equivalence (Holm)", "solved for", "FLOPs")
+DETAILS += ("of what is matched",)
 RATES = ("size", "arm", "learning rate: metric", "sensitivity")
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 TITLES = ("arm", "metric", "difference", "95 % interval", "p (Holm)", "verdict", "parameters", "learning rate", "seconds")
@@ -187,9 +188,10 @@ def _power(found: Mapping, study: Mapping) -> str:
     """What the pairs of a size can find, or those of all sizes."""
     unpaired = found["unpaired_deviation"]
     pairing = "" if unpaired is None else f", {unpaired:.4f} if runs were not paired"
+    seeds = found["seeds_for_margin"] or "more than a million"
     return (
         f"paired differences {found['deviation']:.4f}{pairing}. {study['seeds']} pairs find a difference of "
-        f"{found['detectable']:.4f} with a chance of 80 %; for {study['margin']:g} it takes {found['seeds_for_margin']}. An "
+        f"{found['detectable']:.4f} with a chance of 80 %; for {study['margin']:g} it takes {seeds}. An "
         f"arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
     )
 
@@ -246,7 +248,9 @@ def details(outcome: Mapping) -> list[tuple[str, ...]]:
             each = arm.get("difference")
             ends = f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}" if each else ""
             correlation = f"{each['correlation']:.2f}" if each and each["n"] > 2 else ""
-            found.append((size, name, ends, correlation, arm["solved"], f"{arm['mismatch']:+.2%}"))
+            within = f"{arm['p_equivalent']:.2g}" if each else ""
+            cost = f"{arm['training_flops']:.3g}", f"{arm['mismatch']:+.2%}"
+            found.append((size, name, ends, correlation, within, arm["solved"], *cost))
     return found
 
 

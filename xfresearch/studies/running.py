@@ -2,8 +2,7 @@
 
 A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless the study
 measures more. Its checkpoints are removed, unless the study keeps them. Runs of other studies count if their configs are the
-same. A directory with a run of another config is left alone: the design has changed since, and a mistake in it must not cost
-the runs.
+same. A directory with the beginning of a run of another config is left alone: the design has changed since.
 
 The metric is measured after training, on evaluation.final_sequences sequences. The evaluations in training, and so all
 points of the curve, are of evaluation.sequences.
@@ -53,12 +52,12 @@ class Counted:
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
-    """The config of a cell with the rate and the seed of a run. It saves at the end, writes no TensorBoard files, and its
-    evaluations all have the same text."""
+    """The config of a cell with the rate and the seed of a run. It keeps no best checkpoint, writes no TensorBoard files,
+    and its evaluations all have the same text."""
     changed = {
         "optimizer": replace(config.optimizer, learning_rate=trial.rate),
         "log": replace(config.log, tensorboard=False),
-        "checkpoint": replace(config.checkpoint, every=config.steps, keep_best=False),
+        "checkpoint": replace(config.checkpoint, keep_best=False),
         "evaluation": replace(config.evaluation, final_sequences=config.evaluation.sequences),
     }
     return replace(config, seed=trial.seed, **changed)
@@ -106,11 +105,11 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
     for path in others:
         if not exists(epath.Path(path) / RUNS_FILE):
             raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")
-        known |= read_runs(epath.Path(path) / RUNS_FILE)
-    return Store(folder, known | (read_runs(folder / RUNS_FILE) if exists(folder / RUNS_FILE) else {}))
+        known |= _read_runs(epath.Path(path) / RUNS_FILE)
+    return Store(folder, known | (_read_runs(folder / RUNS_FILE) if exists(folder / RUNS_FILE) else {}))
 
 
-def read_runs(file) -> dict[str, dict]:
+def _read_runs(file) -> dict[str, dict]:
     """{fingerprint: result} of a file of runs. Raises UserError if it has none."""
     runs = read_object(file).get("runs")
     if not isinstance(runs, dict):

@@ -163,7 +163,10 @@ def detectable(deviation: float, n: int, alpha: float = ALPHA, pairs: bool = Tru
         return math.inf
     if not deviation:
         return 0.0
-    return deviation * float(optimize.brentq(lambda difference: power(difference, 1.0, n, alpha, pairs) - POWER, 1e-6, 100))
+    high = 1.0
+    while power(high, 1.0, n, alpha, pairs) < POWER:
+        high *= 2
+    return deviation * float(optimize.brentq(lambda difference: power(difference, 1.0, n, alpha, pairs) - POWER, 1e-6, high))
 
 
 def seeds_for(difference: float, deviation: float, alpha: float = ALPHA, pairs: bool = True) -> int:

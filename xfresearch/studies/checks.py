@@ -1,0 +1,55 @@
+"""Mistakes in a design that no single config shows: found by the plan, before anything runs."""
+
+from collections.abc import Mapping
+
+from xfresearch.config.comparing import differences, fingerprint
+from xfresearch.config.run import Config
+from xfresearch.data.labels import trains_on_labels
+from xfresearch.errors import UserError, require
+from xfresearch.studies.cells import Cell, Trial
+from xfresearch.studies.design import Study
+from xfresearch.studies.matching import Matched, value_at
+from xfresearch.studies.running import config_of_trial
+
+# What the runs of a pair share: the same batches in the same order, and the same held-out text.
+SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.evaluation.")
+
+
+def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
+    """Raises UserError if arms are the same, if their runs are no pairs, or if the metric or the trend is not defined."""
+    for size in study.sizes:
+        configs = {arm: solved[Cell(size, arm)].config for arm in study.arms}
+        _require_pairs(study, size, configs)
+        _require_different(size, configs)
+        _require_metric(study, configs[study.baseline])
+    _require_trend(study, solved)
+
+
+def _require_pairs(study: Study, size: str, configs: Mapping[str, Config]) -> None:
+    for arm, config in configs.items():
+        changed = [line for line in differences(configs[study.baseline], config) if line.startswith(SHARED)]
+        if changed:
+            raise UserError(f"arm {arm} at size {size}: {'; '.join(changed)}: all arms of a size must read the same text")
+
+
+def _require_different(size: str, configs: Mapping[str, Config]) -> None:
+    first: dict[str, str] = {}
+    for arm, config in configs.items():
+        same = first.setdefault(fingerprint(config_of_trial(Trial(Cell(size, arm), 1.0, 0), config)), arm)
+        if same != arm:
+            raise UserError(f"arm {arm} at size {size} is the same as {same}: an arm must change what decides a result")
+
+
+def _require_metric(study: Study, config: Config) -> None:
+    labels = trains_on_labels(config.data)
+    allowed = "'loss' or 'accuracy' with labels, which have no bytes"
+    require(not labels or study.metric != "bits_per_byte", "metric", study.metric, allowed)
+    require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
+
+
+def _require_trend(study: Study, solved: Mapping[Cell, Matched]) -> None:
+    if study.trend == "parameters" or len(study.sizes) < 2:
+        return
+    values = [value_at(solved[Cell(size, study.baseline)].config, study.trend, "trend") for size in study.sizes]
+    allowed = f"an option that is above 0 and differs between the sizes, here {', '.join(map(str, values))}"
+    require(min(values) > 0 and len(set(values)) == len(values), "trend", study.trend, allowed)
