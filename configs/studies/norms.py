@@ -19,10 +19,10 @@ def get_config(size: str = "full"):
     if size == "majority":
         return _majority(study)
     study.options = (*study.options, "model.embedding_scale=learned")
-    alpha = block("norm_alpha=1.0")  # of Zhu et al. for language models of width 1024, the smallest that they have
-    more = {"dyt": alpha, "derf": alpha}
     kinds = ("layer", "rms", "project", "none", "dyt", "derf")
-    study.arms = {kind: (f"model.final_norm={kind}", *block(f"norm={kind}"), *more.get(kind, ())) for kind in kinds}
+    study.arms = {kind: (f"model.final_norm={kind}", *block(f"norm={kind}")) for kind in kinds}
+    for kind in ("dyt", "derf"):  # Zhu et al. have 1 for language models of width 1024, the smallest that they have
+        study.arms[kind] += block("norm_alpha=1.0")
     return study
 
 

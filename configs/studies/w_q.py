@@ -1,14 +1,16 @@
 """Is W_Q redundant? Replaced by the identity, with RoPE. With :merged also merged with W_K, which RoPE does not allow: all
 arms then have T5's positions. With :one_head the same for models of one head.
 
-identity_published has the scale of the logits and the weight decay of Karbevski & Mijoski 2025, and does not get the saved
-parameters back either. A merged matrix of the head's
-rank is no arm: it is a pair of matrices, so the learned ones (tests/models/test_attention_matrices.py)."""
+identity_published has the scale of the logits and the weight decay of Karbevski & Mijoski 2025. As in identity_smaller, the
+saved parameters are not given back. A merged matrix of the head's rank is no arm: it is a pair of matrices, that of learned
+queries and keys (tests/models/test_attention_matrices.py)."""
 
 from configs.studies import common
 from configs.studies.common import block
 
 IDENTITY = block("attention.query=identity")
+# Logits are halved: 1 / (2 sqrt(32)) in heads of 32.
+PUBLISHED = *block(f"attention.scale={0.5 * 32**-0.5:.6f}"), f"optimizer.weight_decay={2**-5}"
 T5 = block("attention.position=t5")
 
 
@@ -25,12 +27,9 @@ def get_config(size: str = "full"):
         "identity_smaller has this value at both sizes; that this does not grow, if the trend's interval has 0."
     )
     study.arms = {"learned": (), "identity": IDENTITY, "identity_smaller": IDENTITY}
-    if size != "tiny":
-        halved = 0.5 * 32**-0.5  # logits, in heads of 32
-        published = *block(f"attention.scale={halved:.6f}"), f"optimizer.weight_decay={2**-5}"
-        study.arms.identity_published = *IDENTITY, *published
-        study.solve_in.identity_published = ""
     study.solve_in.identity_smaller = ""
+    if size != "tiny":  # whose heads have another size
+        study.arms.identity_published, study.solve_in.identity_published = (*IDENTITY, *PUBLISHED), ""
     return study
 
 

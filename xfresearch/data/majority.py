@@ -19,9 +19,8 @@ from functools import cache, lru_cache
 import numpy as np
 
 from xfresearch.config.fields import option
+from xfresearch.data.splits import SPLITS, rows_of
 from xfresearch.errors import require
-
-TRAIN_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Majority:
     margin: int = option(6, "minimum lead of the most frequent class over the next, in tokens", low=1)
     seed: int = option(0, "seed of the data; the seed of the run does not change the data", low=0)
 
-    splits = ("train", "validation")
+    splits = SPLITS
 
     @property
     def vocab_size(self) -> int:
@@ -56,9 +55,7 @@ class Majority:
     def examples(self, split: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """tokens [N, L] and targets [N, L] of a split, int32. Every call returns the same values."""
         tokens_NL, labels_N = _draw(self, length)
-        partitions = self.samples // self.per_partition
-        cut = min(max(round(TRAIN_SHARE * partitions), 1), partitions - 1) * self.per_partition
-        chosen = slice(cut) if split == "train" else slice(cut, None)
+        chosen = rows_of(split, self.samples // self.per_partition, self.per_partition)
         return tokens_NL[chosen], np.broadcast_to(labels_N[chosen, None], tokens_NL[chosen].shape)
 
 

@@ -1,8 +1,8 @@
-"""`recall`: which value stood behind this key? Multi-query associative recall (Arora et al. 2023, Zoology, section 3).
+"""`recall`: which value followed this key? Multi-query associative recall (Arora et al. 2023, Zoology, section 3).
 
 A sequence of L = 3 P tokens has P pairs of a key and a value, then the P keys again in another order. The label of a key
 that comes again is its value; the other tokens have no label. Keys of a sequence differ, values need not. Keys are the
-tokens 0 to keys - 1, values the tokens behind them. The first 80 % of the sequences are the train split, the others the
+tokens 0 to keys - 1, values the tokens after them. The first 80 % of the sequences are the train split, the others the
 validation split.
 
 In the paper, keys that come again are spread over the sequence, most of them near their pair, and other tokens lie between
@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from xfresearch.config.fields import option
+from xfresearch.data.splits import SPLITS, rows_of
 from xfresearch.errors import require
 
-TRAIN_SHARE = 0.8
 NO_LABEL = -1
 
 
@@ -30,7 +30,7 @@ class Recall:
     samples: int = option(100_000, "number of sequences of both splits together", low=2)
     seed: int = option(0, "seed of the data; the seed of the run does not change the data", low=0)
 
-    splits = ("train", "validation")
+    splits = SPLITS
 
     @property
     def vocab_size(self) -> int:
@@ -44,8 +44,7 @@ class Recall:
 
     def examples(self, split: str, length: int) -> tuple[np.ndarray, np.ndarray]:
         """tokens [N, L] and targets [N, L] of a split, int32. Every call returns the same values."""
-        cut = min(max(round(TRAIN_SHARE * self.samples), 1), self.samples - 1)
-        chosen = slice(cut) if split == "train" else slice(cut, None)
+        chosen = rows_of(split, self.samples)
         return tuple(each_NL[chosen] for each_NL in _draw(self, length))
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in a design that no single config shows: found by the plan, before anything runs."""
+"""Mistakes in a design that show only if the configs of its arms are compared. The plan finds them, before anything runs."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,8 @@ SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "conf
 
 
 def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
-    """Raises UserError if arms are the same, if their runs are no pairs, or if the metric or the trend is not defined."""
+    """Raises UserError if two arms are the same, if arms of a size read other data, or if the metric or the trend is not
+    defined."""
     for size in study.sizes:
         configs = {arm: solved[Cell(size, arm)].config for arm in study.arms}
         _require_pairs(study, size, configs)

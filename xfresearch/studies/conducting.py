@@ -24,9 +24,9 @@ from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial, se
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 # What was decided before the first run.
-FIXED = ("question", "rule", "base", "options", "baseline", "match", "solve", "rates", "tune_at", "seeds", "trend", "metric")
-FIXED += ("margin",)
-GROWING = ("sizes", "arms", "cells", "solve_in")  # entries may be added, and not changed
+FIXED = ("question", "rule", "base", "options", "baseline", "match", "solve")
+FIXED += ("rates", "tune_at", "seeds", "trend", "metric", "margin")
+GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but others may be added
 
 
 def begun(workdir) -> bool:
@@ -35,8 +35,8 @@ def begun(workdir) -> bool:
 
 
 def keep_design(study: Study, workdir) -> None:
-    """Writes the design. Raises UserError if the directory has runs of another one: a rule that changes after the runs is
-    none, and an arm that changes, or is left out, would cost its runs."""
+    """Writes the design. Raises UserError if the directory has runs of another one: a rule that was changed after the runs
+    decides nothing, and the runs of an arm that was changed would be lost."""
     folder = epath.Path(workdir)
     if exists(folder / DESIGN) and exists(folder / RUNS_FILE):
         _require_same_design(read_object(folder / DESIGN), study, workdir)

@@ -78,13 +78,9 @@ def read(arguments: list[str]) -> Study:
     ascending = tuple(sorted({rate for rate in study.rates if rate > 0}))
     require(len(study.rates) > 1 and study.rates == ascending, "rates", study.rates, "two rates or more, in ascending order")
     require(study.tune_at in ("", *study.sizes), "tune_at", study.tune_at, f"'' or one of {', '.join(study.sizes)}")
-    allowed = "'' with match='tokens', which leaves nothing to solve for"
     require_names(study)
     _require_no_run_options(study)
-    solved_for = {study.solve, *study.solve_in.values()} - {""}
-    others = solved_for - {"steps"}
-    require(study.match != "tokens" or not solved_for, "solve", ", ".join(solved_for), allowed)
-    require(study.match != "seconds" or not others, "solve", ", ".join(others), "'steps' with match='seconds'")
+    _require_solvable(study)
     probes.check(study.probes, study.task_data)
     return dataclasses.replace(study, sizes=_ascending(study))
 
@@ -95,6 +91,15 @@ def require_names(study: Study) -> None:
         for name in getattr(study, kind):
             allowed = "letters, digits, '_' and '-', as the name of a directory"
             require(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), kind, name, allowed)
+
+
+def _require_solvable(study: Study) -> None:
+    """Raises UserError for an option that cannot change what is matched."""
+    solved_for = {study.solve, *study.solve_in.values()} - {""}
+    others = solved_for - {"steps"}
+    allowed = "'' with match='tokens', which leaves nothing to solve for"
+    require(study.match != "tokens" or not solved_for, "solve", ", ".join(solved_for), allowed)
+    require(study.match != "seconds" or not others, "solve", ", ".join(others), "'steps' with match='seconds'")
 
 
 def _require_no_run_options(study: Study) -> None:

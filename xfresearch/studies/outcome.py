@@ -150,13 +150,14 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
 
 def _together(study: Study, sizes: Mapping[str, dict]) -> dict:
     """All sizes at once: the metric of a seed is its mean over sizes, which varies less. Arms that have no difference at
-    some size are left out; {} for a study of one size."""
-    if len(sizes) < 2:
-        return {}
+    some size are left out, and all arms of a study of one size."""
     every = [here["arms"] for here in sizes.values()]
-    compared = [arm for arm in study.arms if all("difference" in arms[arm] for arms in every)]
-    means = {arm: np.mean([arms[arm]["values"] for arms in every], 0) for arm in (*compared, study.baseline) if compared}
-    differences = {arm: statistics.paired(means[arm], means[study.baseline]) for arm in compared}
+    compared = [arm for arm in study.arms if len(every) > 1 and all("difference" in arms[arm] for arms in every)]
+
+    def mean_N(arm: str) -> np.ndarray:
+        return np.mean([arms[arm]["values"] for arms in every], 0)
+
+    differences = {arm: statistics.paired(mean_N(arm), mean_N(study.baseline)) for arm in compared}
     return {"arms": _decided(study, differences), **_power(study, differences.values())}
 
 

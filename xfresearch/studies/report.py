@@ -116,7 +116,7 @@ def picture(outcome: Mapping) -> str:
     for arm in study["arms"]:
         found = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
         if found:
-            if own := outcome["together"].get("arms", {}).get(arm):
+            if own := outcome["together"]["arms"].get(arm):
                 found[_all_sizes(outcome)] = own
             each = {name: (own["difference"], own["verdict"]) for name, own in found.items()}
             groups[arm] = [Interval(name, d["mean"], d["low"], d["high"], verdict) for name, (d, verdict) in each.items()]
@@ -159,7 +159,7 @@ def notes(outcome: Mapping) -> list[str]:
         mismatches = {arm: each["mismatch"] for arm, each in size["arms"].items() if abs(each["mismatch"]) >= 5e-4}
         left = ", ".join(f"{arm} {value:+.2%}" for arm, value in mismatches.items())
         lines.append(f"{name}: matched {study['match']}" + (f"; left over: {left}." if left else ", to 0.05 %."))
-    if outcome["together"].get("arms"):
+    if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{_all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
     overhead = outcome["overhead"]
@@ -202,7 +202,7 @@ def _all_sizes(outcome: Mapping) -> str:
 
 def together_rows(outcome: Mapping) -> list[tuple[str, ...]]:
     """The table of all sizes together; [] for a study of one size."""
-    return [(name, *_found(arm)) for name, arm in outcome["together"].get("arms", {}).items()]
+    return [(name, *_found(arm)) for name, arm in outcome["together"]["arms"].items()]
 
 
 def _found(arm: Mapping) -> tuple[str, str, str, str]:

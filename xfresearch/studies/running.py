@@ -140,7 +140,7 @@ def _curve(folder, metric: str) -> list[tuple[int, float]]:
 
 
 def _require_same_config(folder, config: Config) -> None:
-    """Raises UserError if a run began in the directory whose result another config decided."""
+    """Raises UserError if the directory has a run with other options that decide its result."""
     from xfresearch.training.workdir import saved_config
 
     before = saved_config(folder)
