@@ -107,7 +107,7 @@ def _require_no_run_options(study: Study) -> None:
     named = {f"{kind}.{name}": each for kind in ("sizes", "arms", "cells") for name, each in getattr(study, kind).items()}
     for key, overrides in ({"options": study.options} | named).items():
         wrong = ", ".join(each for each in overrides if each.partition("=")[0] in OF_A_RUN)
-        require(not wrong, key, wrong, "without it: a study sets it for each run (rates, seeds)")
+        require(not wrong, key, wrong, "another option: a study sets this one for each run (config.rates, config.seeds)")
 
 
 def described(study: Study) -> dict:

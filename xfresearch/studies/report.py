@@ -149,7 +149,7 @@ def notes(outcome: Mapping) -> list[str]:
     if study["seeds"] <= SMALL:
         lines.append(f"{study['seeds']} pairs of runs are few: intervals are wide, and bootstrap intervals too narrow.")
     for edge in _edge(outcome, study["baseline"]):
-        lines.append(f"{study['baseline']}: {edge}, and every difference is one from it.")
+        lines.append(f"{study['baseline']}: {edge}; all differences are from this arm.")
     for name, size in outcome["sizes"].items():
         if noise := size["noise"]:
             lines.append(
