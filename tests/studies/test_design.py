@@ -58,7 +58,10 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("margin=0.0", "margin=0.0 is not allowed: it must be above 0"),
         ("question=", "question='' is not allowed"),
         ("solve_in.paralel=steps", "there is no key 'paralel'"),
-        ("arms.fused_output=('seed=1',)", "arms.fused_output='seed=1' is not allowed: it must be another option: a study sets"),
+        (
+            "arms.fused_output=('seed=1',)",
+            "arms.fused_output='seed=1' is not allowed: it must be another option: a study sets",
+        ),
         ("options=('optimizer.learning_rate=1',)", "options='optimizer.learning_rate=1' is not allowed"),
         ("sed=3", "there is no key 'sed'; did you mean 'seeds'"),
     ],
