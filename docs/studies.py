@@ -5,6 +5,7 @@ design, the results of the runs and the report. A run that several studies have 
 """
 
 import json
+import math
 from pathlib import Path
 
 from xfresearch import study
@@ -98,13 +99,13 @@ def _measured(name: str) -> str:
 
 
 def _shazeer(outcome: dict) -> str:
-    """The rank correlation of our means with his, by size."""
+    """The rank correlation of our means with his, by size, over the arms that have one."""
     from scipy import stats
 
     found = []
     for size, here in outcome["sizes"].items():
-        ours = [here["arms"][name]["mean"] for name in SHAZEER]
-        test = stats.spearmanr(ours, list(SHAZEER.values()))
+        ours = [math.nan if here["arms"][name]["mean"] is None else here["arms"][name]["mean"] for name in SHAZEER]
+        test = stats.spearmanr(ours, list(SHAZEER.values()), nan_policy="omit")
         found.append(f"{test.statistic:.2f} (p = {test.pvalue:.2g}) at {size}")
     return f"Rank correlation with the order of Shazeer's eight activations: {', '.join(found)}."
 

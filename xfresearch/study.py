@@ -34,13 +34,13 @@ def main(arguments: list[str]) -> None:
 
     study = design.read(["--config", options.config, *overrides])
     store = running.open_store(options.workdir, options.reuse)
-    seconds = conducting.read_seconds(options.workdir)
-    if seconds is None and study.match == "seconds" and options.cell is not None:
+    known = conducting.read_seconds(options.workdir)
+    if study.match == "seconds" and options.cell is not None and not known.keys() >= set(cells(study)):
         raise UserError(
             f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the command "
             f"once with --plan, which keeps the times in {options.workdir}"
         )
-    seconds = plan.timings(study) if seconds is None else seconds
+    seconds = plan.timings(study, known)
     planned = plan.make(study, seconds)
     chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
     first = options.plan or (options.cell is None and not conducting.begun(options.workdir))

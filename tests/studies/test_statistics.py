@@ -192,6 +192,8 @@ def test_the_best_rate_may_lie_at_the_edge():
     assert statistics.at_edge({1e-3: 2.0, 3e-3: 1.5}) == "high"
     assert statistics.at_edge({1e-3: 1.0, 3e-3: 1.5}) == "low"
     assert statistics.best_rate({1e-2: math.inf, 1e-3: math.nan}) is None
+    assert statistics.best_rate({1e-3: 0.0, 3e-3: 0.0, 1e-2: 0.0}) == 3e-3  # all solve the task
+    assert statistics.best_rate({1e-3: 0.5, 3e-3: 0.0, 1e-2: 0.0}) == 3e-3
     assert statistics.at_edge({1e-2: math.inf, 1e-3: math.nan}) == "low"  # a smaller one may not diverge
 
 

@@ -53,7 +53,7 @@ def without_times(results: dict) -> dict:
     size = results["sizes"]["tiny"]
     shares = {name: arm.get("saved", {}) | {"seconds": 0} for name, arm in size["arms"].items()}
     arms = {name: arm | {"seconds": 0, "saved": shares[name]} for name, arm in size["arms"].items()}
-    return results | {"sizes": size | {"arms": arms}, "seconds": 0, "overhead": 0, "made": 0}
+    return results | {"sizes": size | {"arms": arms}, "seconds": 0, "shares": 0, "made": 0}
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +183,41 @@ def test_results_of_another_config_do_not_count(config, finished):
     assert store.find(chosen, trial, solved[cell].config) and store.find(chosen, trial, other) is None
     text = replace(solved[cell].config.evaluation, final_sequences=8)
     assert store.find(chosen, trial, replace(solved[cell].config, evaluation=text)) is None
+    trial = next(each for each in found if each.cell == cell and not each.tunes)  # only compared runs have probes
+    assert store.find(chosen, trial, solved[cell].config)
     for change in ({"probes": ("norms.spread",)}, {"metric": "loss"}):  # a run that measured less, or another metric
         assert store.find(replace(chosen, **change), trial, solved[cell].config) is None
+
+
+def test_probes_are_measured_on_runs_that_are_compared(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, open_store(finished), solved)
+    measured = {(trial.tunes, *result["probes"]) for trial, result in found.items()}
+    assert measured == {(True,), (False, *chosen.probes)}
+
+
+def test_runs_that_read_other_data_are_refused(config, finished):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, open_store(finished), solved)
+    trial, result = list(found.items())[-1]
+    assert "tokenizer" in result["data"] and any(name.startswith("train split of") for name in result["data"])
+    found[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
+    with pytest.raises(UserError, match=f"{trial.folder}: its tokenizer has the digest c0ffee, and that of the other runs"):
+        outcome.found(chosen, solved, found)
+
+
+def test_the_report_says_where_and_with_which_versions_runs_were_made(config, finished, tmp_path):
+    chosen, solved = design_of(config)
+    found = conducting.results(chosen, open_store(finished), solved)
+    one = outcome.found(chosen, solved, found)
+    assert not any("cannot be compared" in line or "sets of versions" in line for line in report.notes(one))
+    trial, result = list(found.items())[-1]
+    made = result["made"]
+    other = {"machine": made["machine"] | {"cpu": "another"}, "versions": made["versions"] | {"jax": "0.0.1"}}
+    several = outcome.found(chosen, solved, found | {trial: result | {"made": made | other}})
+    notes = "\n".join(report.notes(several))
+    assert "on 2 kinds of machines, so their seconds cannot be compared" in notes and "2 sets of versions" in notes
+    assert "jax 0.0.1" in report.markdown(several | {"made": several["made"] | {"report": ["today"]}})
 
 
 def stop_after_training(monkeypatch):
@@ -342,6 +375,12 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     speeds[Cell("tiny", "parallel")] = 3.0
     monkeypatch.setattr(conducting, "run_trial", None)
     run(config, tmp_path, *flags)
+    # An arm that is added is timed beside the baseline, on a machine that may be twice as fast now.
+    speeds |= {Cell("tiny", "base"): 0.5, Cell("tiny", "other"): 0.75}
+    chosen = design.read([*config, *flags])
+    added = replace(chosen, arms=chosen.arms | {"other": ("model.width=8",)})
+    seconds = plan.timings(added, conducting.read_seconds(tmp_path))
+    assert {arm: value for (_, arm), value in seconds.items()} == {"base": 1.0, "parallel": 0.75, "other": 1.5}
 
 
 def test_two_processes_do_not_train_one_run(config, finished, tmp_path):
@@ -368,4 +407,5 @@ def test_the_time_of_a_run_is_that_of_all_its_processes():
     parts = {"step": 8.0, "evaluation": 0.5, "metric": 0.5, "tokens": 99}
     run_of = lambda **seconds: {"seconds": parts | seconds}  # noqa: E731
     assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
-    assert outcome.overhead([run_of(compile=1.0), run_of(probes=1.0)]) == pytest.approx(0.1)
+    shares = outcome.shares([run_of(compile=1.0, probes=0.0), run_of(probes=1.0)])
+    assert shares == pytest.approx({"updates": 0.8, "held-out metrics": 0.1, "probes": 0.05, "overhead": 0.05})

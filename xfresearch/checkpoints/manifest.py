@@ -4,6 +4,8 @@ Every checkpoint holds the manifest of the process that wrote it. A resumed run 
 the entries that differ: it would not end bit for bit like the uninterrupted run.
 """
 
+from collections.abc import Mapping
+
 from xfresearch import distributed
 from xfresearch.errors import UserError
 
@@ -30,6 +32,11 @@ def make(batches, heldout, tokenizer) -> dict[str, str]:
     if tokenizer is not None:
         data["tokenizer"] = tokenizer.digest
     return data | {f"version of {name}": text for name, text in versions().items()} | {"commit": git_commit()}
+
+
+def of_data(manifest: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the data and of the tokenizer in a manifest."""
+    return {name: digest for name, digest in manifest.items() if " split of " in name or name == "tokenizer"}
 
 
 def require_same_everywhere(manifest: dict[str, str]) -> None:

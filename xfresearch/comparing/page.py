@@ -5,11 +5,10 @@ from pathlib import Path
 from xfresearch.comparing import text
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.comparing.runs import AXES, Run, curve
-from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart, thinned
+from xfresearch.pages.charts import Curve, line_chart, styles, thinned
 from xfresearch.pages.html import write_page
 
 KINDS = {"train": "Training loss", "evaluation": "Held-out loss"}
-DASHES = ("-", "--", ":")  # of the first runs, and of those that repeat their colours
 
 
 def write(path, comparison: Comparison) -> None:
@@ -19,8 +18,8 @@ def write(path, comparison: Comparison) -> None:
         path,
         Path(__file__).parent / "compare.html.jinja",
         names=[run.path for run in comparison.runs],
-        colours=[style["colour"] for style in styles(comparison.runs)],
-        dashed=[style["dashes"] != "-" for style in styles(comparison.runs)],
+        colours=[style["colour"] for style in styles(len(comparison.runs))],
+        dashed=[style["dashes"] != "-" for style in styles(len(comparison.runs))],
         differences=text.difference_rows(found),
         loss_titles=("run", *text.LOSS_TITLES),
         losses=[(path, *text.loss_cells(run)) for path, run in found["runs"].items()],
@@ -35,15 +34,6 @@ def write(path, comparison: Comparison) -> None:
     )
 
 
-def styles(runs: list[Run]) -> list[dict]:
-    """Colour and dashes of each run's curves."""
-    count = len(RUN_COLOURS)
-    return [
-        {"colour": RUN_COLOURS[number % count], "dashes": DASHES[number // count % len(DASHES)]}
-        for number in range(len(runs))
-    ]
-
-
 def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str, str, str]]]:
     """{axis: (title, caption, SVG) of each chart for which a run has values}."""
     found = {}
@@ -53,7 +43,7 @@ def charts(runs: list[Run], measure: str, unit: str) -> dict[str, list[tuple[str
             points = [thinned(curve(run, kind, measure, axis)) for run in runs]
             curves = [
                 Curve(own, width=1.3, marked=kind == "evaluation", **style)
-                for own, style in zip(points, styles(runs), strict=True)
+                for own, style in zip(points, styles(len(runs)), strict=True)
                 if len(own)
             ]
             if curves:

@@ -1,6 +1,7 @@
 """ConfigDicts in which one key decides which other keys exist. Config files and overrides change these."""
 
 import dataclasses
+import json
 import typing
 
 from ml_collections import ConfigDict, FieldReference
@@ -10,7 +11,15 @@ from xfresearch.config.fields import Choice
 from xfresearch.config.reading import check_choice
 
 
-class Group(ConfigDict):
+class Options(ConfigDict):
+    """A ConfigDict whose text is JSON. Flags make the text of a config twice for each command line that is read, and YAML
+    would take most of the time of reading it."""
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+
+class Group(Options):
     """A ConfigDict in which the key `chosen.by` chooses the other keys. Setting it adds the keys of the new kind or
     layout with their defaults, and removes the keys of the old one. Keys that both have keep their values."""
 
@@ -53,7 +62,7 @@ class Group(ConfigDict):
 def to_config_dict(value, key: str = "config", chosen: Choice | None = None):
     """A dataclass as a ConfigDict with all of its defaults; other values as they are."""
     if isinstance(value, dict):
-        return ConfigDict({name: to_config_dict(item, f"{key}.{name}", chosen) for name, item in value.items()})
+        return Options({name: to_config_dict(item, f"{key}.{name}", chosen) for name, item in value.items()})
     if not dataclasses.is_dataclass(value):
         return value
     found = {}
@@ -61,7 +70,7 @@ def to_config_dict(value, key: str = "config", chosen: Choice | None = None):
         item = getattr(value, spec.name)
         inner = spec.metadata.get("choice")
         found[spec.name] = _unset(value, spec) if item is None else to_config_dict(item, f"{key}.{spec.name}", inner)
-    return Group(found, chosen, key) if chosen else ConfigDict(found)
+    return Group(found, chosen, key) if chosen else Options(found)
 
 
 def _replace_keys(group: ConfigDict, old: ConfigDict, new: ConfigDict, followed: ConfigDict | None) -> None:
@@ -90,7 +99,7 @@ def follow(group: ConfigDict, key: str = ""):
     """A new group whose keys refer to the same keys of `group`: setting a key of `group` sets it in both, setting a key
     of the new group sets it only there."""
     values = {name: following(group, name) for name in group}
-    return Group(values, group._chosen, key or group._key, group) if isinstance(group, Group) else ConfigDict(values)
+    return Group(values, group._chosen, key or group._key, group) if isinstance(group, Group) else Options(values)
 
 
 def following(group: ConfigDict, name: str):

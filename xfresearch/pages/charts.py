@@ -9,6 +9,7 @@ import numpy as np
 from xfresearch.pages.html import short
 
 RUN_COLOURS = tuple(f"run{number}" for number in range(8))
+DASHES = ("-", "--", ":")  # of the first runs, and of those that repeat their colours
 # Charts are drawn in these placeholder colours. CSS variables of page.css.jinja then replace them, so that charts follow
 # the dark mode.
 PLACEHOLDERS = {
@@ -26,6 +27,12 @@ class Curve(NamedTuple):
     width: float = 1.0
     marked: bool = False  # a mark at each point, unless there are many
     dashes: str = "-"  # Matplotlib's name of the line's style
+
+
+def styles(count: int) -> list[dict[str, str]]:
+    """Colour and dashes of the curves of so many runs or arms."""
+    colours, dashes = len(RUN_COLOURS), len(DASHES)
+    return [{"colour": RUN_COLOURS[n % colours], "dashes": DASHES[n // colours % dashes]} for n in range(count)]
 
 
 def thinned(points: list[tuple[float, ...]]) -> np.ndarray:

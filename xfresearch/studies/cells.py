@@ -28,6 +28,11 @@ class Trial(NamedTuple):
     seed: int
 
     @property
+    def tunes(self) -> bool:
+        """Whether the run helps to choose a learning rate, and is not compared."""
+        return self.seed == TUNING_SEED
+
+    @property
     def folder(self) -> str:
         """Of the run, in the directory of the study."""
         return f"{self.cell.size}/{self.cell.arm}/rate-{self.rate:g}-seed-{self.seed}"
@@ -58,7 +63,7 @@ def tuned(study: Study, cell: Cell) -> Cell:
 def tried(study: Study, results: Results, cell: Cell) -> dict[float, float]:
     """The result of each learning rate that was tried for a cell, by the seed that chooses."""
     at = tuned(study, cell)
-    return {trial.rate: loss for trial, loss in results.items() if trial.cell == at and trial.seed == TUNING_SEED}
+    return {trial.rate: loss for trial, loss in results.items() if trial.cell == at and trial.tunes}
 
 
 def next_rate(study: Study, losses: Mapping[float, float]) -> float | None:

@@ -55,10 +55,10 @@ def _require_same_design(before: Mapping, study: Study, workdir) -> None:
             )
 
 
-def read_seconds(workdir) -> dict[Cell, float] | None:
-    """The seconds of an update of each cell, as they were when the study began; None if it has not begun."""
+def read_seconds(workdir) -> dict[Cell, float]:
+    """The seconds of an update of each cell that was timed, as they were when the study began."""
     file = epath.Path(workdir) / SECONDS
-    return {Cell(*key.split("/")): value for key, value in read_object(file).items()} if exists(file) else None
+    return {Cell(*key.split("/")): value for key, value in read_object(file).items()} if exists(file) else {}
 
 
 def keep_seconds(found: Mapping[Cell, float], workdir) -> None:
@@ -121,13 +121,12 @@ def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
 
 def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
-    from xfresearch.hardware import git_commit, versions
+    from xfresearch.hardware import git_commit
 
     baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
     outcome_found = outcome.found(study, solved, found, unigram)
-    made = {"report": f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}", "versions": versions()}
-    outcome_found["made"] |= made
+    outcome_found["made"]["report"] = [f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}"]
     folder = store.folder
     write_json(folder / RESULTS, outcome_found)
     results = read_object(folder / RESULTS)  # the report is made of what is stored

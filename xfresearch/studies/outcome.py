@@ -1,7 +1,7 @@
 """What a study found, as one dictionary: everything that its report shows, and that docs/ commits as JSON."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from xfresearch.studies.matching import Matched, value_at
 from xfresearch.studies.running import deciding, less_is_better, seconds
 from xfresearch.studies.statistics import Difference
 
+# Kinds of the time of a run that are no overhead.
+MEASURED = {"updates": ("step",), "held-out metrics": ("evaluation", "metric"), "probes": ("probes",)}
 LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
@@ -22,7 +24,9 @@ def found(
     study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: Mapping[str, float] | None = None
 ) -> dict:
     """The outcome of a study whose runs have all ended. unigram: {size: metric of a model that knows how frequent each token
-    or label is}; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing."""
+    or label is}; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing, or if runs of a size
+    read different data."""
+    _require_same_data(study, results)
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
@@ -34,22 +38,42 @@ def found(
         "sizes": sizes,
         "together": _together(study, sizes),
         "trends": {arm: trend for arm, trend in trends.items() if trend},
-        "overhead": overhead(results.values()),
+        "shares": shares(results.values()),
         "seconds": sum(map(seconds, results.values())),
         "runs": len(results),
-        "made": {"runs": _made(results.values())},
+        "made": _made([result["made"] for result in results.values()]),
     }
 
 
-def _made(results: Iterable[Mapping]) -> list[str]:
-    """'number of runs: commit, date, processor, cores, devices' of each place and day on which runs were trained."""
-    lines = []
-    for made in (result["made"] for result in results):
-        machine = made["machine"]
-        where = f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}"
-        commit, dash, dirty = made["commit"].partition("-")
-        lines.append(f"{commit[:7] or 'no commit'}{dash}{dirty}, {made['date']}, {where}")
-    return [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
+def _require_same_data(study: Study, results: Mapping[Trial, dict]) -> None:
+    """Raises UserError if runs of a size, which may come from other machines, have read different data."""
+    first: dict[tuple[str, str], str] = {}
+    for trial, result in results.items():
+        for name, digest in result.get("data", {}).items():  # a run that diverged has none
+            other = first.setdefault((trial.cell.size, name), digest)
+            if other != digest:
+                raise UserError(
+                    f"{trial.folder}: its {name} has the digest {digest[:12]}, and that of the other runs {other[:12]}: all "
+                    "runs of a size must read the same data. Train it again, without --reuse of its study"
+                )
+
+
+def _made(each: Sequence[Mapping]) -> dict[str, list[str]]:
+    """Where runs were trained ('number of runs: commit, date, machine'), on which machines, and with which versions."""
+    machines = [_machine(made["machine"]) for made in each]
+    lines = [f"{_commit(made['commit'])}, {made['date']}, {machine}" for made, machine in zip(each, machines, strict=True)]
+    versions = [", ".join(f"{name} {version}" for name, version in made["versions"].items()) for made in each]
+    counted = [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
+    return {"runs": counted, "machines": [*dict.fromkeys(machines)], "versions": [*dict.fromkeys(versions)]}
+
+
+def _machine(machine: Mapping) -> str:
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}"
+
+
+def _commit(commit: str) -> str:
+    digits, dash, dirty = commit.partition("-")
+    return f"{digits[:7] or 'no commit'}{dash}{dirty}"
 
 
 def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, float], results: Mapping[Trial, dict]) -> dict:
@@ -227,9 +251,9 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[C
     return statistics.trend(by_size)._asdict() | ends if spread else None
 
 
-def overhead(results) -> float:
-    """The share of the wall time of the runs outside of updates and held-out metrics."""
-    results = list(results)
-    total = sum(map(seconds, results))
-    inside = sum(result["seconds"][name] for result in results for name in ("step", "evaluation", "metric"))
-    return 1 - inside / total if total else math.nan
+def shares(results: Iterable[Mapping]) -> dict[str, float]:
+    """The shares of the wall time of the runs: updates, held-out metrics, probes, and the overhead, which is the rest."""
+    spent = [result["seconds"] for result in results]
+    total = math.fsum(value for each in spent for name, value in each.items() if name != "tokens")
+    found = {name: math.fsum(each[kind] for each in spent for kind in kinds) / total for name, kinds in MEASURED.items()}
+    return found | {"overhead": 1 - math.fsum(found.values())}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.studies import statistics
-from xfresearch.studies.cells import Cell, cells, planned, tuned
+from xfresearch.studies.cells import Cell, cells, jobs, planned, tuned
 from xfresearch.studies.checks import check
 from xfresearch.studies.design import Study, config_of
 from xfresearch.studies.matching import Matched, matched
@@ -25,15 +25,23 @@ class Plan(NamedTuple):
     chance_of_equivalent: float  # of an arm without a difference
 
 
-def timings(study: Study) -> dict[Cell, float]:
-    """With match='seconds' those of an update of each cell, measured now; otherwise nothing."""
-    return seconds_per_update({cell: config_of(study, *cell) for cell in cells(study)}) if study.match == "seconds" else {}
+def timings(study: Study, known: Mapping[Cell, float]) -> dict[Cell, float]:
+    """With match='seconds' those of an update of each cell, otherwise nothing. A cell without a known time, as that of
+    an arm that was added, is timed beside the baseline of its size, whose known time stays the measure."""
+    missing = [cell for cell in cells(study) if cell not in known] if study.match == "seconds" else []
+    if not missing:
+        return dict(known)
+    baseline_of = {cell: Cell(cell.size, study.baseline) for cell in missing}
+    timed_now = dict.fromkeys([*missing, *baseline_of.values()])
+    now = seconds_per_update({cell: config_of(study, *cell) for cell in timed_now})
+    scale = {baseline: known.get(baseline, now[baseline]) / now[baseline] for baseline in baseline_of.values()}
+    return dict(known) | {cell: now[cell] * scale[baseline_of[cell]] for cell in missing}
 
 
 def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     """Solves for the sizes of all arms. seconds: of an update of each cell, for match='seconds' (default: `timings`).
     Raises UserError for an arm whose config is not valid, and for a design that is none (studies/checks.py)."""
-    seconds = timings(study) if seconds is None else seconds
+    seconds = timings(study, {}) if seconds is None else seconds
     solved = {cell: matched(study, cell, seconds) for cell in cells(study)}
     check(study, solved)
     trials = list(planned(study))
@@ -75,11 +83,11 @@ def lines(study: Study, plan: Plan) -> list[str]:
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:
-    """Parameters and cost of each cell."""
-    titles = ("size", "arm", "parameters", "updates", "FLOPs", f"{study.match} beside the baseline's", "solved for")
-    rows = [titles]
+    """Job number, parameters and cost of each cell."""
+    titles = ("job", "size", "arm", "parameters", "updates", "FLOPs", f"{study.match} beside the baseline's", "solved for")
+    rows, job_of = [titles], {cell: str(number) for number, job in enumerate(jobs(study)) for cell in job}
     for cell, each in solved.items():
         numbers = f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}"
-        rows.append((*cell, *numbers, each.solved))
+        rows.append((job_of[cell], *cell, *numbers, each.solved))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

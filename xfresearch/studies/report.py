@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch.files import write_text
-from xfresearch.pages.charts import RUN_COLOURS, Curve, line_chart
+from xfresearch.pages.charts import Curve, line_chart, styles
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.statistics import mean_interval
@@ -162,13 +162,20 @@ def notes(outcome: Mapping) -> list[str]:
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{_all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
-    overhead = outcome["overhead"]
     if study["tune_at"]:
         lines.append(f"Learning rates were chosen at size {study['tune_at']}, and kept at the other sizes.")
-    if overhead == overhead:
-        hours = outcome["seconds"] / 3600
-        runs = f"{outcome['runs']} runs took {hours:.1f} hours"
-        lines.append(f"{runs}, {overhead:.1%} of it outside of updates and held-out metrics.")
+    return lines + _of_runs(outcome)
+
+
+def _of_runs(outcome: Mapping) -> list[str]:
+    """How long the runs took, and whether they had one machine and the same versions."""
+    shares = ", ".join(f"{share:.1%} {name}" for name, share in outcome["shares"].items())
+    lines = [f"{outcome['runs']} runs took {outcome['seconds'] / 3600:.1f} hours: {shares}."]
+    machines, versions = outcome["made"]["machines"], outcome["made"]["versions"]
+    if len(machines) > 1:
+        lines.append(f"Runs were on {len(machines)} kinds of machines, so their seconds cannot be compared.")
+    if len(versions) > 1:
+        lines.append(f"Runs had {len(versions)} sets of versions of libraries (below).")
     return lines
 
 
@@ -237,7 +244,12 @@ def markdown(outcome: Mapping) -> str:
     parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
     parts += [table(RATES, rates(outcome)), "", "## Pairs and sizes", "", table(DETAILS, details(outcome)), ""]
     parts += ["## Design", "", *(f"- {name}: {value}" for name, value in design(outcome))]
-    return "\n".join([*parts, *(f"- {name}: {value}" for name, value in outcome.get("made", {}).items()), ""])
+    return "\n".join([*parts, *(f"- {name}: {value}" for name, value in made(outcome)), ""])
+
+
+def made(outcome: Mapping) -> list[tuple[str, str]]:
+    """Commits, dates, machines and versions of the runs and of the report, as lines of a name and a value."""
+    return [(name, "; ".join(outcome["made"][name])) for name in ("runs", "versions", "report") if name in outcome["made"]]
 
 
 def details(outcome: Mapping) -> list[tuple[str, ...]]:
@@ -277,9 +289,12 @@ def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
 
 
 def _with_half(values: list) -> str:
-    """The mean over seeds and the half width of its interval; '' for a probe that does not apply."""
-    mean, half = mean_interval([math.nan if value is None else value for value in values])
-    return "" if mean != mean else f"{mean:.3f} +- {half:.3f}"
+    """The mean over seeds and the half width of its interval, with the number of seeds if some have no value; '' for a probe
+    that does not apply."""
+    known = [value for value in values if value is not None]
+    mean, half = mean_interval(known)
+    left_out = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
+    return f"{mean:.3f} +- {half:.3f}{left_out}" if known else ""
 
 
 def rates(outcome: Mapping) -> list[tuple[str, str, str, str]]:
@@ -317,7 +332,7 @@ def page(outcome: Mapping) -> dict:
         "together": together_rows(outcome),
         "together_about": TOGETHER_ABOUT,
         "tables": {size: rows(outcome, size) for size in outcome["sizes"]},
-        "colours": {arm: RUN_COLOURS[number % len(RUN_COLOURS)] for number, arm in enumerate(study["arms"])},
+        "styles": dict(zip(study["arms"], styles(len(study["arms"])), strict=True)),
         "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
         "saved_titles": SAVED,
         "saved_about": SAVED_ABOUT,
@@ -332,27 +347,28 @@ def page(outcome: Mapping) -> dict:
         "detail_titles": DETAILS,
         "details": details(outcome),
         "design": design(outcome),
-        "made": outcome.get("made", {}),
+        "made": made(outcome),
     }
 
 
 def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
     """(caption, SVG) of the metric by FLOPs and by seconds, with the ends of the intervals."""
     unit, here, found = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
+    arms = outcome["study"]["arms"]
     for axis, label in AXES.items():
         curves = []
-        for number, arm in enumerate(outcome["study"]["arms"]):
+        for arm, style in zip(arms, styles(len(arms)), strict=True):
             curve_P3 = points(here[arm], axis) if here[arm]["curve"] else np.empty((0, 3))
-            curves += _with_ends(curve_P3[len(curve_P3) // 10 :], RUN_COLOURS[number % len(RUN_COLOURS)])
+            curves += _with_ends(curve_P3[len(curve_P3) // 10 :], style)
         if curves:
             found.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))
     return found
 
 
-def _with_ends(curve_P3: np.ndarray, colour: str) -> list[Curve]:
+def _with_ends(curve_P3: np.ndarray, style: Mapping[str, str]) -> list[Curve]:
     """A curve, and thin ones at the ends of its intervals."""
     if not len(curve_P3):
         return []
     x_P, y_P, half_P = curve_P3.T
-    ends = [Curve(np.stack([x_P, y_P + sign * half_P], 1), colour, 0.6) for sign in (-1, 1)]
-    return [Curve(curve_P3[:, :2], colour, 1.4, True), *ends]
+    ends = [Curve(np.stack([x_P, y_P + sign * half_P], 1), width=0.6, **style) for sign in (-1, 1)]
+    return [Curve(curve_P3[:, :2], width=1.4, marked=True, **style), *ends]

@@ -12,14 +12,15 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
-from xfresearch.checkpoints.manifest import OtherManifest
+from xfresearch.checkpoints import manifest
 from xfresearch.config.comparing import RESULT, differences, fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged, UserError
@@ -81,6 +82,11 @@ def _held_out(config: Config) -> list:
     return [config.evaluation.split, config.evaluation.final_sequences]
 
 
+def _probes(study: Study, trial: Trial) -> tuple[str, ...]:
+    """The probes of a run: those of the study if it is compared."""
+    return () if trial.tunes else study.probes
+
+
 class Store(NamedTuple):
     """The results of a study: its directory, and results that are known from runs.json files by their fingerprint."""
 
@@ -92,8 +98,8 @@ class Store(NamedTuple):
         or on other text."""
         wanted, file = fingerprint(config_of_trial(trial, config)), self.folder / trial.folder / RESULT_FILE
         for found in (read_object(file) if exists(file) else {}, self.known.get(wanted, {})):
-            measured = set(study.probes) <= set(found.get("probes", ())) and found.get("held_out") == _held_out(config)
-            measured = measured or found.get("diverged")
+            measured = set(_probes(study, trial)) <= set(found.get("probes", ()))
+            measured = (measured and found.get("held_out") == _held_out(config)) or found.get("diverged")
             if found.get("fingerprint") == wanted and found.get("metric") == study.metric and measured:
                 return found
         return None
@@ -152,13 +158,27 @@ def _require_same_config(folder, config: Config) -> None:
         )
 
 
+@contextmanager
+def _timed(spent: dict[str, float], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    spent[name] = time.perf_counter() - began
+
+
+def _made() -> dict:
+    """When, where and with what a run was made."""
+    from xfresearch.hardware import describe_machine, git_commit, versions
+
+    made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
+    return made | {"versions": versions()}
+
+
 def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
     ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
     one with other data or versions."""
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
-    from xfresearch.hardware import describe_machine, git_commit
     from xfresearch.training import loop
     from xfresearch.training.metrics import Clock
     from xfresearch.training.workdir import locked
@@ -173,10 +193,10 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
         found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
-        spent = {"down": 0.0, "metric": 0.0}  # down: while no process ran
+        spent = {"down": 0.0, "metric": 0.0, "probes": 0.0}  # down: while no process ran
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
-        except OtherManifest as error:
+        except manifest.OtherManifest as error:
             raise UserError(
                 f"{folder} has the beginning of a run with other data or versions ({error.differences}): restore them, or "
                 "remove this directory, and the run begins again"
@@ -186,17 +206,15 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         else:
             if result.stopped_by:
                 sys.exit(128 + signal.Signals[result.stopped_by])
-            began = time.perf_counter()
-            sums = result.held_out(matched.config.evaluation.final_sequences)
-            spent["metric"] = time.perf_counter() - began
+            with _timed(spent, "metric"):
+                sums = result.held_out(matched.config.evaluation.final_sequences)
             found |= {"evaluation": summary(sums), "blocks": blocks(sums, study.metric), "step": result.step}
             found |= {"held_out": _held_out(matched.config), "curve": _curve(folder, study.metric)}
+            found["data"] = manifest.of_data(result.manifest)
             lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
-            began = time.perf_counter()
-            found["probes"] = probes.measure(lm, study.probes, folder, study.task_data)
-            spent["probes"] = time.perf_counter() - began
-        made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
-        found |= {"seconds": {**clock.state(), **spent}, "made": made}
+            with _timed(spent, "probes"):
+                found["probes"] = probes.measure(lm, _probes(study, trial), folder, study.task_data)
+        found |= {"seconds": {**clock.state(), **spent}, "made": _made()}
         write_json(folder / RESULT_FILE, found)
         if not study.keep and (folder / "checkpoints").exists():
             (folder / "checkpoints").rmtree()

@@ -210,9 +210,12 @@ def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
 
 
 def best_rate(losses: Mapping[float, float]) -> float | None:
-    """The learning rate with the smallest loss; None if every run diverged."""
-    known = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
-    return min(known, key=known.__getitem__, default=None)
+    """The learning rate with the smallest loss; of several, as those that solve a task, the one closest to the middle of the
+    grid. None if every run diverged."""
+    rates = sorted(losses)
+    known = [rate for rate in rates if math.isfinite(losses[rate])]
+    middle = (len(rates) - 1) / 2
+    return min(known, key=lambda rate: (losses[rate], abs(rates.index(rate) - middle)), default=None)
 
 
 def at_edge(losses: Mapping[float, float]) -> Literal["", "low", "high"]:

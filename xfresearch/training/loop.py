@@ -54,6 +54,7 @@ class Result(NamedTuple):
     params: dict  # for evaluation: averaged weights if the run keeps them
     stopped_by: str  # the signal that stopped the run early, or ''
     held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
+    manifest: dict[str, str]  # digests of the data, versions and commit (checkpoints/manifest.py)
 
 
 def setup_jax(config: Config) -> None:
@@ -286,7 +287,7 @@ def train(
             distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
     if not step_function:
         distributed.handle_preemption(False)
-        return Result(run.start, run.last_evaluation, run.clock, run.params, "", run.held_out_sums)
+        return Result(run.start, run.last_evaluation, run.clock, run.params, "", run.held_out_sums, run.manifest)
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
     batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
     pending = None
@@ -327,7 +328,7 @@ def train(
         stopping.restore()
     run.checkpoints.close()
     stopped_by = stopping.received if done < config.steps else ""
-    return Result(done, run.last_evaluation, run.clock, run.params, stopped_by, run.held_out_sums)
+    return Result(done, run.last_evaluation, run.clock, run.params, stopped_by, run.held_out_sums, run.manifest)
 
 
 class StopSignal:
