@@ -29,23 +29,13 @@ def main(arguments: list[str]) -> None:
         return _compare(options, overrides)
     if not options.config:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
-    from xfresearch.studies import conducting, design, plan, report, running
+    from xfresearch.studies import conducting, design, report, running
     from xfresearch.studies.cells import cells, jobs
 
     study = design.read(["--config", options.config, *overrides])
     store = running.open_store(options.workdir, options.reuse)
-    known = conducting.read_seconds(options.workdir)
-    if study.match == "seconds" and options.cell is not None and not known.keys() >= set(cells(study)):
-        raise UserError(
-            f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the command "
-            f"once with --plan, which keeps the times in {options.workdir}"
-        )
-    seconds = plan.timings(study, known)
-    planned = plan.make(study, seconds)
     chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
-    first = options.plan or (options.cell is None and not conducting.begun(options.workdir))
-    print("\n".join(plan.lines(study, plan.timed(planned) if first else planned)), flush=True)
-    conducting.keep_seconds(seconds, options.workdir)
+    planned, seconds = _plan(study, store, options)
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)
@@ -54,8 +44,31 @@ def main(arguments: list[str]) -> None:
     if left:
         print(f"no report yet: {len(left)} of {len(cells(study))} cells have not ended ({', '.join(map('/'.join, left))})")
         return
-    results = conducting.write_report(study, store, planned.matched, found)
+    results = conducting.write_report(study, store, planned.matched, found, seconds)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
+
+
+def _plan(study, store, options):
+    """Prints the plan. Returns it, and the seconds of updates that were timed now or before."""
+    from xfresearch.studies import conducting, plan
+    from xfresearch.studies.cells import cells
+    from xfresearch.studies.design import config_of
+
+    seconds = conducting.read_seconds(options.workdir)
+    if study.match == "seconds":  # the plan needs them
+        if options.cell is not None and not seconds.keys() >= set(cells(study)):
+            raise UserError(
+                f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the "
+                f"command once with --plan, which keeps the times in {options.workdir}"
+            )
+        seconds = plan.timings(study, {cell: config_of(study, *cell) for cell in cells(study)}, seconds)
+    planned = plan.make(study, seconds)
+    print("\n".join(plan.lines(study, planned)), flush=True)
+    if options.plan or (options.cell is None and conducting.starts(study, store, planned.matched)):
+        seconds = plan.timings(study, {cell: each.config for cell, each in planned.matched.items()}, seconds)
+        print(plan.time_line(study, planned, seconds), flush=True)
+    conducting.keep_seconds(seconds, options.workdir)
+    return planned, seconds
 
 
 def _compare(options, flags: list[str]) -> None:

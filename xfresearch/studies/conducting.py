@@ -29,9 +29,9 @@ FIXED += ("rates", "tune_at", "seeds", "trend", "metric", "margin")
 GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but others may be added
 
 
-def begun(workdir) -> bool:
-    """Whether the directory has a study."""
-    return exists(epath.Path(workdir) / DESIGN)
+def starts(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> bool:
+    """Whether the study has not begun in its directory, and needs runs that other studies do not have."""
+    return not exists(store.folder / DESIGN) and bool(left(study, results(study, store, solved)))
 
 
 def keep_design(study: Study, workdir) -> None:
@@ -57,14 +57,23 @@ def _require_same_design(before: Mapping, study: Study, workdir) -> None:
 
 def read_seconds(workdir) -> dict[Cell, float]:
     """The seconds of an update of each cell that was timed, as they were when the study began."""
-    file = epath.Path(workdir) / SECONDS
-    return {Cell(*key.split("/")): value for key, value in read_object(file).items()} if exists(file) else {}
+    updates = _timed(workdir).get("updates", {})
+    return {Cell(*key.split("/")): value for key, value in updates.items()}
 
 
 def keep_seconds(found: Mapping[Cell, float], workdir) -> None:
-    """Writes the seconds of an update of each cell, if there are any."""
-    if found:
-        write_json(epath.Path(workdir) / SECONDS, {"/".join(cell): value for cell, value in found.items()})
+    """Writes the seconds of an update of each cell, if they are new, and the machine on which the first ones were timed."""
+    from xfresearch.hardware import describe_machine
+
+    if found != read_seconds(workdir):
+        machine = _timed(workdir).get("machine") or outcome.machine(describe_machine())
+        updates = {"/".join(cell): value for cell, value in found.items()}
+        write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
+
+
+def _timed(workdir) -> dict:
+    file = epath.Path(workdir) / SECONDS
+    return read_object(file) if exists(file) else {}
 
 
 def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
@@ -119,15 +128,22 @@ def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
     return {trial: deciding(study, result) for trial, result in found.items()}
 
 
-def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
+def write_report(
+    study: Study,
+    store: Store,
+    solved: Mapping[Cell, Matched],
+    found: Mapping[Trial, dict],
+    seconds_of_updates: Mapping[Cell, float],
+) -> dict:
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
     from xfresearch.hardware import git_commit
 
     baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
-    outcome_found = outcome.found(study, solved, found, unigram)
-    outcome_found["made"]["report"] = [f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}"]
+    outcome_found = outcome.found(study, solved, found, unigram, seconds_of_updates)
     folder = store.folder
+    outcome_found["made"]["report"] = [f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}"]
+    outcome_found["made"]["timed_on"] = _timed(folder).get("machine", "")
     write_json(folder / RESULTS, outcome_found)
     results = read_object(folder / RESULTS)  # the report is made of what is stored
     report.write(folder, results)

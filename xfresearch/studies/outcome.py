@@ -21,15 +21,21 @@ LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a
 
 
 def found(
-    study: Study, matched: Mapping[Cell, Matched], results: Mapping[Trial, dict], unigram: Mapping[str, float] | None = None
+    study: Study,
+    matched: Mapping[Cell, Matched],
+    results: Mapping[Trial, dict],
+    unigram: Mapping[str, float] | None = None,
+    seconds_of_updates: Mapping[Cell, float] | None = None,
 ) -> dict:
     """The outcome of a study whose runs have all ended. unigram: {size: metric of a model that knows how frequent each token
-    or label is}; an arm that does not beat it has learnt nothing. Raises UserError if a run is missing, or if runs of a size
-    read different data."""
+    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed side by side, so
+    that a run's seconds do not depend on what else the machine did meanwhile; without them there are none. Raises UserError
+    if a run is missing, or if runs of a size read different data."""
     _require_same_data(study, results)
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
+        arm["seconds"] = arm["steps"] * (seconds_of_updates or {}).get(cell, math.nan)
         arm["difference_sampling_error"] = _difference_sampling_error(study, cell, arms, results)
     sizes = {size: _size(study, size, arms, (unigram or {}).get(size, math.nan)) for size in study.sizes}
     trends = {arm: _trend(study, arm, arms, matched) for arm in study.arms if arm != study.baseline}
@@ -59,16 +65,16 @@ def _require_same_data(study: Study, results: Mapping[Trial, dict]) -> None:
 
 
 def _made(each: Sequence[Mapping]) -> dict[str, list[str]]:
-    """Where runs were trained ('number of runs: commit, date, machine'), on which machines, and with which versions."""
-    machines = [_machine(made["machine"]) for made in each]
-    lines = [f"{_commit(made['commit'])}, {made['date']}, {machine}" for made, machine in zip(each, machines, strict=True)]
+    """Where runs were trained ('number of runs: commit, date, machine'), and with which versions."""
+    lines = [f"{_commit(made['commit'])}, {made['date']}, {machine(made['machine'])}" for made in each]
     versions = [", ".join(f"{name} {version}" for name, version in made["versions"].items()) for made in each]
     counted = [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
-    return {"runs": counted, "machines": [*dict.fromkeys(machines)], "versions": [*dict.fromkeys(versions)]}
+    return {"runs": counted, "versions": [*dict.fromkeys(versions)]}
 
 
-def _machine(machine: Mapping) -> str:
-    return f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}"
+def machine(described: Mapping) -> str:
+    """'processor, cores, devices' of hardware.describe_machine."""
+    return f"{described['cpu']}, {described['cores']} cores, {described['devices']}"
 
 
 def _commit(commit: str) -> str:
@@ -97,7 +103,6 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "deviation": float(np.std(metric, ddof=1)),
         "diverged": [trial.folder for trial in trials if not math.isfinite(values[trial])],
         "sampling_error": float(np.mean([_sampling_error(results[trial]) for trial in trials])),
-        "seconds": float(np.median([results[trial]["seconds"]["step"] for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
         "curve": _curve([results[trial].get("curve", []) for trial in trials], study.metric),
         "parameters": matched.parameters,
@@ -130,7 +135,7 @@ def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dic
 
 def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
     """An arm that diverged at every learning rate."""
-    unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error", "seconds"), math.nan)
+    unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error"), math.nan)
     unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "steps": matched.config.steps}
     unknown |= {"diverged": ["every learning rate"], "parameters": matched.parameters, "solved": matched.solved}
     return unknown | {"training_flops": matched.training_flops, "mismatch": matched.mismatch}
@@ -223,7 +228,8 @@ def points(arm: Mapping, axis: str) -> np.ndarray:
 
 def _saved(arm: Mapping, baseline: Mapping) -> dict[str, tuple[float, float]]:
     """{axis: the share of its cost that the arm saves at the baseline's last metric, and the reverse}."""
-    axes = ("training_flops", "seconds") if arm["curve"] and baseline["curve"] else ()
+    known = [axis for axis in ("training_flops", "seconds") if math.isfinite(arm[axis] + baseline[axis])]
+    axes = known if arm["curve"] and baseline["curve"] else ()
     return {axis: statistics.saved_at_equal_loss(points(arm, axis)[:, :2], points(baseline, axis)[:, :2]) for axis in axes}
 
 

@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
+from xfresearch.config.run import Config
+from xfresearch.progress import stage
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, cells, jobs, planned, tuned
 from xfresearch.studies.checks import check
-from xfresearch.studies.design import Study, config_of
+from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched, matched
-from xfresearch.training.timing import Timer, seconds_per_update
-
-UPDATES = 3  # that are timed
+from xfresearch.training.timing import relative_seconds, seconds_per_update
 
 
 class Plan(NamedTuple):
@@ -20,29 +18,32 @@ class Plan(NamedTuple):
     runs: int  # if no best learning rate lies at the edge of the grid
     most_runs: int
     training_flops: float  # of `runs`
-    hours: float  # NaN if nothing was timed
     detectable: float  # over all sizes together, the smallest difference that is found with a chance of 80 %
     chance_of_equivalent: float  # of an arm without a difference
 
 
-def timings(study: Study, known: Mapping[Cell, float]) -> dict[Cell, float]:
-    """With match='seconds' those of an update of each cell, otherwise nothing. A cell without a known time, as that of
-    an arm that was added, is timed beside the baseline of its size, whose known time stays the measure."""
-    missing = [cell for cell in cells(study) if cell not in known] if study.match == "seconds" else []
+def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, float]) -> dict[Cell, float]:
+    """The seconds of an update of each cell on this machine: those that are known, and for the others, such as an arm that
+    was added, as many times the baseline's as is measured now."""
+    found = dict(known)
+    missing = [cell for cell in configs if cell not in known]
     if not missing:
-        return dict(known)
-    baseline_of = {cell: Cell(cell.size, study.baseline) for cell in missing}
-    timed_now = dict.fromkeys([*missing, *baseline_of.values()])
-    now = seconds_per_update({cell: config_of(study, *cell) for cell in timed_now})
-    scale = {baseline: known.get(baseline, now[baseline]) / now[baseline] for baseline in baseline_of.values()}
-    return dict(known) | {cell: now[cell] * scale[baseline_of[cell]] for cell in missing}
+        return found
+    with stage("timing updates", len(missing), "cells") as progress:
+        for cell in missing:
+            baseline = Cell(cell.size, study.baseline)
+            if baseline not in found:
+                found[baseline] = seconds_per_update(configs[baseline])
+            if cell != baseline:
+                found[cell] = found[baseline] * relative_seconds(configs[cell], configs[baseline])
+            progress.update(1)
+    return found
 
 
 def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
-    """Solves for the sizes of all arms. seconds: of an update of each cell, for match='seconds' (default: `timings`).
+    """Solves for the sizes of all arms. seconds: of an update of each cell, if they are known; match='seconds' needs them.
     Raises UserError for an arm whose config is not valid, and for a design that is none (studies/checks.py)."""
-    seconds = timings(study, {}) if seconds is None else seconds
-    solved = {cell: matched(study, cell, seconds) for cell in cells(study)}
+    solved = {cell: matched(study, cell, seconds or {}) for cell in cells(study)}
     check(study, solved)
     trials = list(planned(study))
     flops = sum(solved[trial.cell].training_flops for trial in trials)
@@ -53,26 +54,22 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
         len(trials),
         len(trials) + study.extensions * sum(cell == tuned(study, cell) for cell in solved),
         flops,
-        np.nan,
         statistics.detectable(deviation, study.seeds, alpha),
         statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
     )
 
 
-def timed(plan: Plan) -> Plan:
-    """The plan with the hours that it takes on this machine, if all arms are as fast for each FLOP as the first one."""
-    first = next(iter(plan.matched.values()))
-    timer = Timer(first.config)
-    rate = first.training_flops / first.config.steps / min(timer() for _ in range(UPDATES))
-    return plan._replace(hours=plan.training_flops / rate / 3600)
+def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float]) -> str:
+    """How long the planned runs train on the machine that timed an update of each cell."""
+    hours = sum(plan.matched[trial.cell].config.steps * seconds[trial.cell] for trial in planned(study)) / 3600
+    return f"time       some {hours:.1f} hours of training, where the updates were timed"
 
 
 def lines(study: Study, plan: Plan) -> list[str]:
     """The plan as text."""
     found = [f"question   {study.question}", f"rule       {study.rule}"]
     extra = f", at most {plan.most_runs:,}" if plan.most_runs > plan.runs else ""
-    hours = f", some {plan.hours:.1f} hours here" if plan.hours == plan.hours else ""
-    found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs{hours}")
+    found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs")
     together = f" over {len(study.sizes)} sizes together" if len(study.sizes) > 1 else ""
     found.append(
         f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f}{together} with a chance of 80 % if "

@@ -22,8 +22,7 @@ SAVED = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the 
 SAVED_ABOUT = (
     "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
     "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences). Their "
-    "earlier points have a learning rate that has not decayed yet, so a run of that length would save more. Seconds depend "
-    "on what else the machine did."
+    "earlier points have a learning rate that has not decayed yet, so a run of that length would save more."
 )
 INTERVALS_ABOUT = "Intervals are of one arm; p and verdicts are corrected for the number of arms, not of sizes."
 DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "p of equivalence (Holm)", "solved for", "FLOPs")
@@ -137,7 +136,8 @@ def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
         return (name, "", "", "", "", failure, f"{arm['parameters']:,}", "", "")
     rate = f"{arm['rate']:g}" + (f" ({_which(arm)} tried)" if arm["edge"] else "")
     metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
-    return (name, metric, *found, f"{arm['parameters']:,}", rate, f"{arm['seconds']:.0f}")
+    seconds = "" if arm["seconds"] is None else f"{arm['seconds']:.0f}"
+    return (name, metric, *found, f"{arm['parameters']:,}", rate, seconds)
 
 
 def notes(outcome: Mapping) -> list[str]:
@@ -168,13 +168,14 @@ def notes(outcome: Mapping) -> list[str]:
 
 
 def _of_runs(outcome: Mapping) -> list[str]:
-    """How long the runs took, and whether they had one machine and the same versions."""
+    """How long the runs took, what the seconds of arms are, and whether all runs had the same versions."""
     shares = ", ".join(f"{share:.1%} {name}" for name, share in outcome["shares"].items())
     lines = [f"{outcome['runs']} runs took {outcome['seconds'] / 3600:.1f} hours: {shares}."]
-    machines, versions = outcome["made"]["machines"], outcome["made"]["versions"]
-    if len(machines) > 1:
-        lines.append(f"Runs were on {len(machines)} kinds of machines, so their seconds cannot be compared.")
-    if len(versions) > 1:
+    if machine := outcome["made"].get("timed_on"):
+        lines.append(f"Seconds are those of an update, timed in turns with the baseline's, times their number ({machine}).")
+    else:
+        lines.append("There are no seconds, because updates were not timed: --plan times them.")
+    if len(versions := outcome["made"]["versions"]) > 1:
         lines.append(f"Runs had {len(versions)} sets of versions of libraries (below).")
     return lines
 
@@ -223,10 +224,14 @@ def saved_rows(outcome: Mapping) -> list[tuple[str, ...]]:
     found = []
     for size, here in outcome["sizes"].items():
         for name, arm in here["arms"].items():
-            shares = [share for axis in arm.get("saved", {}).values() for share in axis]
-            if shares:
-                found.append((size, name, *("never reached" if share is None else f"{share:+.1%}" for share in shares)))
+            if saved := arm.get("saved"):
+                shares = [map(_share, saved[axis]) if axis in saved else ("", "") for axis in AXES]
+                found.append((size, name, *(word for pair in shares for word in pair)))
     return found
+
+
+def _share(share: float | None) -> str:
+    return "never reached" if share is None else f"{share:+.1%}"
 
 
 def markdown(outcome: Mapping) -> str:
@@ -358,7 +363,8 @@ def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
     for axis, label in AXES.items():
         curves = []
         for arm, style in zip(arms, styles(len(arms)), strict=True):
-            curve_P3 = points(here[arm], axis) if here[arm]["curve"] else np.empty((0, 3))
+            known = here[arm]["curve"] and here[arm][axis] is not None
+            curve_P3 = points(here[arm], axis) if known else np.empty((0, 3))
             curves += _with_ends(curve_P3[len(curve_P3) // 10 :], style)
         if curves:
             found.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))

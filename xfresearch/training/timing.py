@@ -1,15 +1,15 @@
-"""How long an update takes on this machine, for several configs side by side."""
+"""How long an update takes on this machine, for several configs in turns."""
 
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from xfresearch.config.run import Config
 
-ROUNDS = 7
+TURNS, UPDATES = 2, 4  # of each of two configs, and of a turn
 
 
 class Timer:
@@ -57,7 +57,15 @@ def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarr
     return measured
 
 
-def seconds_per_update(configs: Mapping) -> dict:
-    """The fastest update of each of {name: Config}. A busy machine slows all of them equally."""
-    seconds_NR, _ = timed_rounds([Timer(config) for config in configs.values()], ROUNDS)
-    return dict(zip(configs, seconds_NR.min(axis=1).tolist(), strict=True))
+def seconds_per_update(config: Config) -> float:
+    """The fastest of some updates. Another one has run before, which compiles."""
+    timer = Timer(config)
+    return min(timer() for _ in range(UPDATES))
+
+
+def relative_seconds(config: Config, baseline: Config) -> float:
+    """The time of an update as a multiple of the baseline's: the fastest one of each. They run in turns, because a busy
+    machine slows both, and the device has the state of one at a time, as in training."""
+    turns_T2 = [(seconds_per_update(baseline), seconds_per_update(config)) for _ in range(TURNS)]
+    of_baseline, of_config = np.min(turns_T2, axis=0)
+    return float(of_config / of_baseline)
