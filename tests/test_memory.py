@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,13 +29,22 @@ work()
 thread = threading.Thread(target=work)  # JAX computes in threads, whose memory has arenas of its own
 thread.start(), thread.join()
 """
+HUGE_PAGES = f"""
+import numpy as np
+from xfresearch import memory
+memory.reuse()
+kept = np.ones({BUFFER}, np.uint8)
+print(next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")))
+"""
+ALLOWED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+may_ask = ALLOWED.exists() and "[madvise]" in ALLOWED.read_text()
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told to keep memory")
 
 
-def run(**variables: str) -> list[str]:
+def run(script: str = SCRIPT, **variables: str) -> list[str]:
     # NumPy asks for huge pages, of which one fault makes 512 pages.
     variables = os.environ | {"JAX_PLATFORMS": "cpu", "NUMPY_MADVISE_HUGEPAGE": "0"} | variables
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=variables, check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], env=variables, check=True, capture_output=True, text=True)
     return done.stdout.split()
 
 
@@ -48,6 +58,13 @@ def test_freed_buffers_cause_no_page_faults():
 def test_a_variable_switches_it_off():
     reused, *counts = run(**{memory.VARIABLE: "0"})
     assert reused == "False" and all(float(count) > 0.9 * BUFFER / os.sysconf("SC_PAGE_SIZE") for count in counts)
+
+
+@glibc
+@pytest.mark.skipif(not may_ask, reason="here programs do not ask for huge pages: they get all or none")
+def test_freed_buffers_are_in_huge_pages():
+    in_huge_pages = [int(run(HUGE_PAGES, **{memory.VARIABLE: value})[0]) for value in ("1", "0")]
+    assert in_huge_pages[0] > 0.9 * BUFFER / 1024 and in_huge_pages[1] < 0.1 * BUFFER / 1024
 
 
 def test_a_machine_with_an_accelerator_is_left_alone(tmp_path, monkeypatch):
