@@ -57,7 +57,7 @@ def _require_same_design(before: Mapping, study: Study, workdir) -> None:
 
 def read_seconds(workdir) -> dict[Cell, float]:
     """The seconds of an update of each cell that was timed, as they were when the study began."""
-    updates = _timed(workdir).get("updates", {})
+    updates = _times(workdir).get("updates", {})
     return {Cell(*key.split("/")): value for key, value in updates.items()}
 
 
@@ -66,12 +66,12 @@ def keep_seconds(found: Mapping[Cell, float], workdir) -> None:
     from xfresearch.hardware import describe_machine
 
     if found != read_seconds(workdir):
-        machine = _timed(workdir).get("machine") or outcome.machine(describe_machine())
+        machine = _times(workdir).get("machine") or outcome.machine(describe_machine())
         updates = {"/".join(cell): value for cell, value in found.items()}
         write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
 
 
-def _timed(workdir) -> dict:
+def _times(workdir) -> dict:
     file = epath.Path(workdir) / SECONDS
     return read_object(file) if exists(file) else {}
 
@@ -143,7 +143,7 @@ def write_report(
     outcome_found = outcome.found(study, solved, found, unigram, seconds_of_updates)
     folder = store.folder
     outcome_found["made"]["report"] = [f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}"]
-    outcome_found["made"]["timed_on"] = _timed(folder).get("machine", "")
+    outcome_found["made"]["timed_on"] = _times(folder).get("machine", "")
     write_json(folder / RESULTS, outcome_found)
     results = read_object(folder / RESULTS)  # the report is made of what is stored
     report.write(folder, results)

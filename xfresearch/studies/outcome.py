@@ -28,9 +28,9 @@ def found(
     seconds_of_updates: Mapping[Cell, float] | None = None,
 ) -> dict:
     """The outcome of a study whose runs have all ended. unigram: {size: metric of a model that knows how frequent each token
-    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed side by side, so
-    that a run's seconds do not depend on what else the machine did meanwhile; without them there are none. Raises UserError
-    if a run is missing, or if runs of a size read different data."""
+    or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed in turns with the
+    baseline's, so that an arm's seconds do not depend on what else the machine did; without them there are none. Raises
+    UserError if a run is missing, or if runs of a size read different data."""
     _require_same_data(study, results)
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
