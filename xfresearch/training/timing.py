@@ -9,7 +9,7 @@ import numpy as np
 
 from xfresearch.config.run import Config
 
-TURNS, UPDATES = 2, 4  # of each of two configs, and of a turn
+TURNS, UPDATES = 3, 10  # of each of two configs, and of a turn
 
 
 class Timer:
