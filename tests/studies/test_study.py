@@ -11,37 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xfresearch import hardware, study
-from xfresearch.config.files import parse
-from xfresearch.config.resolving import with_vocabulary
-from xfresearch.data.tokenizers import vocab_size
+from xfresearch import study
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import TUNING_SEED, Cell, planned
-from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.running import open_store
 from xfresearch.training.metrics import read_metrics
-
-FILE = """
-from configs.studies import common
-
-
-def get_config():
-    study = common.base("tiny")
-    study.question, study.rule = "Is it faster to do both at once?", "It is, if the verdict is 'better'."
-    study.arms = {"parallel": ("model.blocks.main.layout=parallel",), "base": ()}
-    study.baseline = "base"
-    study.sizes.tiny = ("model.width=16", "model.depth=1", "steps=12")
-    return study
-"""
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory) -> list[str]:
-    file = tmp_path_factory.mktemp("config") / "faster.py"
-    file.write_text(FILE)
-    return ["--config", str(file)]
 
 
 def run(config: list[str], workdir, *more: str) -> None:
@@ -221,36 +197,6 @@ def test_the_report_says_where_and_with_which_versions_runs_were_made(config, fi
     assert first.startswith("7: ") and second.startswith("1: ") and "another" in second
 
 
-def stop_after_training(monkeypatch):
-    """A process that is killed when its first run has been trained, but has no result yet."""
-    from xfresearch.training import loop
-
-    train = loop.train
-
-    def stopped(*arguments, **options):
-        train(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop, "train", stopped)
-
-
-def test_the_beginning_of_a_run_of_another_config_is_refused(config, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_after_training(patch)
-        run(config, tmp_path)
-    with pytest.raises(UserError, match=r"seed-1000 has a run of another config \(.*width: 16 -> 8.*: give the arm"):
-        run(config, tmp_path, "--config.arms.base=('model.width=8',)")
-
-
-def test_the_beginning_of_a_run_with_other_versions_is_refused(config, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_after_training(patch)
-        run(config, tmp_path)
-    monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
-    with pytest.raises(UserError, match=r"seed-1000 has the beginning of .*\(commit: .*c0ffee.*remove this directory"):
-        run(config, tmp_path)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -265,18 +211,6 @@ def test_a_design_does_not_change_after_the_runs(config, finished, change, messa
     with pytest.raises(UserError, match=message):
         run(config, finished, f"--config.{change}")
     assert all(path.read_bytes() == kept for path, kept in before.items())
-
-
-def test_a_design_may_change_before_the_runs(config, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(conducting, "run_trial", interrupt)
-        run(config, tmp_path, "--config.margin=0.5")
-    run(config, tmp_path, "--cell=0")
-    assert read_object(tmp_path / "study.json")["margin"] == 0.02
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, capsys, monkeypatch):
@@ -325,17 +259,6 @@ def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
     size = outcome.found(chosen, solved, found, unigram={"tiny": 1e-3})["sizes"]["tiny"]
     assert set(size["failures"]) == set(chosen.arms) and not any("verdict" in arm for arm in size["arms"].values())
     assert outcome.found(chosen, solved, found, unigram={"tiny": math.inf})["sizes"]["tiny"]["failures"] == {}
-
-
-def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):
-    for number in range(40):
-        (tmp_path / f"{number}.txt").write_bytes(b"aaab" * 1024)
-    text = parse(["--config", "configs/variants.py:tiny", f"--config.data.corpus=('text_files:{tmp_path}',)"])
-    found = of_frequencies(with_vocabulary(text, vocab_size(text.data)))
-    entropy = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
-    assert found["bits_per_byte"] == pytest.approx(entropy, abs=0.01) and found["accuracy"] == pytest.approx(0.75, abs=0.01)
-    labels = parse(["--config", "configs/brody_majority.py:tiny"])
-    assert 0.04 < of_frequencies(labels)["accuracy"] < 0.25  # 8 classes
 
 
 def design_of(config):

@@ -272,10 +272,9 @@ def train(
 
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
     versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
-    which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has
-    the methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early. Raises
-    Stopped if the loss is not finite or a checkpoint cannot be written, UserError if the config does not fit the devices
-    or the data.
+    which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has the
+    methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early. Raises Stopped
+    if the loss is not finite or a checkpoint cannot be written, UserError if config and devices or data do not fit.
     """
     clock = clock or Clock()
     with clock.measure("start"):

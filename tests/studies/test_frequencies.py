@@ -1,0 +1,21 @@
+"""The metric of a model that knows frequencies alone."""
+
+import math
+
+import pytest
+
+from xfresearch.config.files import parse
+from xfresearch.config.resolving import with_vocabulary
+from xfresearch.data.tokenizers import vocab_size
+from xfresearch.studies.frequencies import of_frequencies
+
+
+def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_bytes(b"aaab" * 1024)
+    text = parse(["--config", "configs/variants.py:tiny", f"--config.data.corpus=('text_files:{tmp_path}',)"])
+    found = of_frequencies(with_vocabulary(text, vocab_size(text.data)))
+    entropy = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
+    assert found["bits_per_byte"] == pytest.approx(entropy, abs=0.01) and found["accuracy"] == pytest.approx(0.75, abs=0.01)
+    labels = parse(["--config", "configs/brody_majority.py:tiny"])
+    assert 0.04 < of_frequencies(labels)["accuracy"] < 0.25  # 8 classes
