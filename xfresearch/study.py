@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     study = design.read(["--config", options.config, *overrides])
     store = running.open_store(options.workdir, options.reuse)
     chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
-    planned, seconds = _plan(study, store, options)
+    planned = _plan(study, store, options)
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)
@@ -44,12 +44,12 @@ def main(arguments: list[str]) -> None:
     if left:
         print(f"no report yet: {len(left)} of {len(cells(study))} cells have not ended ({', '.join(map('/'.join, left))})")
         return
-    results = conducting.write_report(study, store, planned.matched, found, seconds)
+    results = conducting.write_report(study, store, planned.matched, found)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
 def _plan(study, store, options):
-    """Prints the plan. Returns it, and the seconds of updates that were timed now or before."""
+    """Prints the plan and returns it. Updates are timed if the plan needs it, and the directory keeps their seconds."""
     from xfresearch.studies import conducting, plan
     from xfresearch.studies.cells import cells
     from xfresearch.studies.design import config_of
@@ -68,7 +68,7 @@ def _plan(study, store, options):
         seconds = plan.timings(study, {cell: each.config for cell, each in planned.matched.items()}, seconds)
         print(plan.time_line(study, planned, seconds), flush=True)
     conducting.keep_seconds(seconds, options.workdir)
-    return planned, seconds
+    return planned
 
 
 def _compare(options, flags: list[str]) -> None:

@@ -2,14 +2,11 @@
 
 import pytest
 
-from xfresearch import hardware, study
+from tests.studies.tiny import run
+from xfresearch import hardware
 from xfresearch.errors import UserError
 from xfresearch.files import read_object
 from xfresearch.studies import conducting
-
-
-def run(config: list[str], workdir, *more: str) -> None:
-    study.main([*config, "--workdir", str(workdir), *more])
 
 
 def stop_after_training(monkeypatch):

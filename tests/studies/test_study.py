@@ -11,17 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xfresearch import study
+from tests.studies.tiny import run
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import TUNING_SEED, Cell, planned
 from xfresearch.studies.running import open_store
 from xfresearch.training.metrics import read_metrics
-
-
-def run(config: list[str], workdir, *more: str) -> None:
-    study.main([*config, "--workdir", str(workdir), *more])
 
 
 def without_times(results: dict) -> dict:

@@ -13,13 +13,13 @@ KINDS = {"train": "Training loss", "evaluation": "Held-out loss"}
 
 def write(path, comparison: Comparison) -> None:
     """Writes the page to a file."""
-    found = comparison.found
+    found, looks = comparison.found, styles(len(comparison.runs))
     write_page(
         path,
         Path(__file__).parent / "compare.html.jinja",
         names=[run.path for run in comparison.runs],
-        colours=[style["colour"] for style in styles(len(comparison.runs))],
-        dashed=[style["dashes"] != "-" for style in styles(len(comparison.runs))],
+        colours=[style["colour"] for style in looks],
+        dashed=[style["dashes"] != "-" for style in looks],
         differences=text.difference_rows(found),
         loss_titles=("run", *text.LOSS_TITLES),
         losses=[(path, *text.loss_cells(run)) for path, run in found["runs"].items()],

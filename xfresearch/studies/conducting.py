@@ -128,21 +128,15 @@ def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
     return {trial: deciding(study, result) for trial, result in found.items()}
 
 
-def write_report(
-    study: Study,
-    store: Store,
-    solved: Mapping[Cell, Matched],
-    found: Mapping[Trial, dict],
-    seconds_of_updates: Mapping[Cell, float],
-) -> dict:
+def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
     from xfresearch.hardware import git_commit
 
     baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
-    outcome_found = outcome.found(study, solved, found, unigram, seconds_of_updates)
     folder = store.folder
-    outcome_found["made"]["report"] = [f"{git_commit()[:7] or 'no commit'}, {time.strftime('%Y-%m-%d')}"]
+    outcome_found = outcome.found(study, solved, found, unigram, read_seconds(folder))
+    outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
     outcome_found["made"]["timed_on"] = _times(folder).get("machine", "")
     write_json(folder / RESULTS, outcome_found)
     results = read_object(folder / RESULTS)  # the report is made of what is stored

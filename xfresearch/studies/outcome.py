@@ -66,7 +66,7 @@ def _require_same_data(study: Study, results: Mapping[Trial, dict]) -> None:
 
 def _made(each: Sequence[Mapping]) -> dict[str, list[str]]:
     """Where runs were trained ('number of runs: commit, date, machine'), and with which versions."""
-    lines = [f"{_commit(made['commit'])}, {made['date']}, {machine(made['machine'])}" for made in each]
+    lines = [f"{short_commit(made['commit'])}, {made['date']}, {machine(made['machine'])}" for made in each]
     versions = [", ".join(f"{name} {version}" for name, version in made["versions"].items()) for made in each]
     counted = [f"{lines.count(line)}: {line}" for line in dict.fromkeys(lines)]
     return {"runs": counted, "versions": [*dict.fromkeys(versions)]}
@@ -77,7 +77,8 @@ def machine(described: Mapping) -> str:
     return f"{described['cpu']}, {described['cores']} cores, {described['devices']}"
 
 
-def _commit(commit: str) -> str:
+def short_commit(commit: str) -> str:
+    """The first digits of hardware.git_commit, with its '-dirty'."""
     digits, dash, dirty = commit.partition("-")
     return f"{digits[:7] or 'no commit'}{dash}{dirty}"
 
@@ -259,7 +260,7 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[C
 
 def shares(results: Iterable[Mapping]) -> dict[str, float]:
     """The shares of the wall time of the runs: updates, held-out metrics, probes, and the overhead, which is the rest."""
-    spent = [result["seconds"] for result in results]
-    total = math.fsum(value for each in spent for name, value in each.items() if name != "tokens")
-    found = {name: math.fsum(each[kind] for each in spent for kind in kinds) / total for name, kinds in MEASURED.items()}
-    return found | {"overhead": 1 - math.fsum(found.values())}
+    results = list(results)
+    total = sum(map(seconds, results))
+    spent = {name: sum(each["seconds"][kind] for each in results for kind in kinds) for name, kinds in MEASURED.items()}
+    return {name: value / total for name, value in spent.items()} | {"overhead": 1 - sum(spent.values()) / total}
