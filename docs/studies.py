@@ -14,6 +14,7 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.studies import report
 from xfresearch.studies.running import RUNS_FILE
+from xfresearch.studies.tables import in_markdown, main_tables
 
 DATA = Path("docs/data/studies")
 MEASURED = "## What was measured\n\n"
@@ -86,14 +87,8 @@ def _measured(name: str) -> str:
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
     if name == "activations":
         parts.append(_shazeer(outcome))
-    if together := report.together_rows(outcome):
-        parts += [f"All sizes together. {report.TOGETHER_ABOUT}", report.table(report.TOGETHER, together)]
-    parts += [f"{size}:\n\n{report.table(report.TITLES, report.rows(outcome, size))}" for size in outcome["sizes"]]
-    if outcome["study"]["probes"]:
-        parts.append("Probes ([what they are](../../xfresearch/studies/probes.py)):")
-        parts.append(report.table(("size", "arm", *outcome["study"]["probes"]), report.probe_rows(outcome)))
-    if saved := report.saved_rows(outcome):
-        parts += [f"Cost at equal quality. {report.SAVED_ABOUT}", report.table(report.SAVED, saved)]
+    parts.append(report.training(outcome))
+    parts += [f"**{each.title}.** {each.about}\n\n{in_markdown(each.columns, each.rows)}" for each in main_tables(outcome)]
     parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
     return "\n\n".join(parts) + "\n"
 

@@ -234,7 +234,7 @@ def test_a_seed_that_is_missing_or_diverged_makes_no_verdict(config, finished, t
     size = written["sizes"]["tiny"]
     assert "diverged" in size["failures"]["parallel"] and "verdict" not in size["arms"]["parallel"]
     report.write(tmp_path, written)
-    assert "| parallel |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
+    assert "| parallel |  |  |  |  |  | no verdict |" in (tmp_path / "report.md").read_text()
     assert "parallel" not in outcome.found(chosen, solved, found)["sizes"]["tiny"]["failures"]
 
 

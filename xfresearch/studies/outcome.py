@@ -11,7 +11,7 @@ from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
-from xfresearch.studies.matching import Matched, value_at
+from xfresearch.studies.matching import Matched, tokens, value_at
 from xfresearch.studies.running import deciding, less_is_better, seconds
 from xfresearch.studies.statistics import Difference
 
@@ -109,6 +109,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "parameters": matched.parameters,
         "training_flops": matched.training_flops,
         "steps": matched.config.steps,
+        "tokens": int(tokens(matched.config)),
         "solved": matched.solved,
         "mismatch": matched.mismatch,
     }
@@ -138,6 +139,7 @@ def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
     """An arm that diverged at every learning rate."""
     unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error"), math.nan)
     unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "steps": matched.config.steps}
+    unknown |= {"tokens": int(tokens(matched.config))}
     unknown |= {"diverged": ["every learning rate"], "parameters": matched.parameters, "solved": matched.solved}
     return unknown | {"training_flops": matched.training_flops, "mismatch": matched.mismatch}
 
@@ -166,13 +168,11 @@ def _size(study: Study, size: str, arms: Mapping[Cell, dict], unigram: float) ->
     for arm in here.values():
         tried_by_all = {rate: loss for rate, loss in arm["tried"].items() if rate in study.rates}
         arm["sensitivity"] = statistics.sensitivity(tried_by_all, unigram) if math.isfinite(unigram) else math.nan
-    by_text = [here[name]["difference_sampling_error"] for name in differences]
     return {
         "arms": here,
         "failures": failures,
         "noise": statistics.noise(baseline["values"]) if study.baseline not in failures else None,
         "sampling_error": baseline["sampling_error"],
-        "difference_sampling_error": max(by_text, default=math.nan),
         "unigram": unigram,
         **_power(study, differences.values()),
     }
@@ -200,13 +200,13 @@ def _decided(study: Study, differences: Mapping[str, Difference]) -> dict[str, d
 
 
 def _power(study: Study, differences: Iterable[Difference]) -> dict[str, float]:
-    """What pairs with the deviation of these differences can find."""
-    differences = list(differences)
-    deviation = float(np.median([each.deviation for each in differences])) if differences else study.deviation
+    """What pairs with the deviation of these differences can find: that of the arm which varies most."""
+    widest = max(differences, key=lambda each: each.deviation, default=None)
+    deviation = widest.deviation if widest else study.deviation
     alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
     return {
         "deviation": deviation,
-        "unpaired_deviation": float(np.median([each.unpaired_deviation for each in differences] or [math.nan])),
+        "unpaired_deviation": widest.unpaired_deviation if widest else math.nan,
         "detectable": statistics.detectable(deviation, study.seeds, alpha),
         "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
         "seeds_for_margin": _seeds_for(study.margin, deviation, alpha),

@@ -1,9 +1,8 @@
-"""The report of a study: verdict, table, curves, then everything that a reader needs to doubt it. HTML and Markdown.
+"""The report of a study: verdicts, picture, tables, curves, then everything that a reader needs to doubt it.
 
-Both are made from results.json alone, in seconds.
+HTML and Markdown are made from results.json alone, in seconds.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,28 +12,13 @@ from xfresearch.files import write_text
 from xfresearch.pages.charts import Curve, line_chart, styles
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
-from xfresearch.statistics import mean_interval
+from xfresearch.studies import tables
 from xfresearch.studies.outcome import points
 from xfresearch.studies.statistics import ALPHA, SMALL
+from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 
-UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
-SAVED = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the arm saves", "baseline saves")
-SAVED_ABOUT = (
-    "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
-    "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences). Their "
-    "earlier points have a learning rate that has not decayed yet, so a run of that length would save more."
-)
-INTERVALS_ABOUT = "Intervals are of one arm; p and verdicts are corrected for the number of arms, not of sizes."
-DETAILS = ("size", "arm", "bootstrap interval", "correlation of pairs", "p of equivalence (Holm)", "solved for", "FLOPs")
-DETAILS += ("of what is matched",)
-RATES = ("size", "arm", "learning rate: metric", "sensitivity")
+MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
-TITLES = ("arm", "metric", "difference", "95 % interval", "p (Holm)", "verdict", "parameters", "learning rate", "seconds")
-TOGETHER = (TITLES[0], *TITLES[2:6])
-TOGETHER_ABOUT = (
-    "The metric of a seed is its mean over the sizes, which varies less than that of one size. It answers the question if "
-    "the difference is much the same at all of them."
-)
 WORDS = {
     "better": "better than {baseline}",
     "worse": "worse than {baseline}",
@@ -60,7 +44,7 @@ def _sentence(outcome: Mapping, arm: str) -> str:
     found = outcome["together"]["arms"].get(arm) if several else next(iter(sizes.values()))["arms"][arm]
     if found is None or "difference" not in found:
         return f"{arm}: no verdict{_reason(outcome, arm)}"
-    each, where = found["difference"], f" over {_all_sizes(outcome)}" if several else ""
+    each, where = found["difference"], f" over {all_sizes(outcome)}" if several else ""
     line = f"{arm} is {_in_words(found, study)}{where}: {each['mean']:+.4f} {UNITS[study['metric']]} "
     line += f"({each['low']:+.4f} to {each['high']:+.4f})"
     by_size = [f"{here['arms'][arm]['verdict']} at {name}" for name, here in sizes.items()] if several else []
@@ -102,11 +86,7 @@ def _edge(outcome: Mapping, arm: str) -> list[str]:
     here = next((here["arms"][arm] for here in outcome["sizes"].values() if here["arms"][arm]["edge"]), None)
     if not here:
         return []
-    return [f"its best learning rate, {here['rate']:g}, is {_which(here)} that was tried, so a better one may exist"]
-
-
-def _which(arm: Mapping) -> str:
-    return "the smallest" if arm["edge"] == "low" else "the largest"
+    return [f"its best learning rate, {here['rate']:g}, is {edge_in_words(here)} that was tried, so a better one may exist"]
 
 
 def picture(outcome: Mapping) -> str:
@@ -116,28 +96,38 @@ def picture(outcome: Mapping) -> str:
         found = {size: here["arms"][arm] for size, here in outcome["sizes"].items() if "difference" in here["arms"][arm]}
         if found:
             if own := outcome["together"]["arms"].get(arm):
-                found[_all_sizes(outcome)] = own
+                found[all_sizes(outcome)] = own
             each = {name: (own["difference"], own["verdict"]) for name, own in found.items()}
             groups[arm] = [Interval(name, d["mean"], d["low"], d["high"], verdict) for name, (d, verdict) in each.items()]
     label = f"{UNITS[study['metric']]} beside {study['baseline']}: less is better. Lines are 95 % intervals"
     return intervals(study["question"], groups, study["margin"], label) if groups else ""
 
 
-def rows(outcome: Mapping, size: str) -> list[tuple[str, ...]]:
-    """The table of a size, the baseline first."""
-    study, here = outcome["study"], outcome["sizes"][size]
-    names = [study["baseline"], *(name for name in here["arms"] if name != study["baseline"])]
-    return [_row(name, here["arms"][name], "no verdict" if name in here["failures"] else "") for name in names]
+def training(outcome: Mapping) -> str:
+    """What was trained, what is equal, and what was tuned, in sentences."""
+    study, baselines = outcome["study"], [here["arms"][outcome["study"]["baseline"]] for here in outcome["sizes"].values()]
+    sizes = " and ".join(f"{each['parameters']:,} parameters on {each['tokens']:,} tokens" for each in baselines)
+    rates = f"the best of {len(study['rates'])} learning rates (more, where the best one was at the edge)"
+    where = f"at size {study['tune_at']}, and keeps it at the others" if study["tune_at"] else "at each size"
+    return (
+        f"{study['baseline']} trains {sizes}. {_matched(outcome)} Each arm has {rates}, with one run for each rate {where}; "
+        f"then {study['seeds']} runs decide, in pairs that share a seed."
+    )
 
 
-def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
-    found = _found(arm) if "difference" in arm else ("", "", "", failure)
-    if not arm["values"]:
-        return (name, "", "", "", "", failure, f"{arm['parameters']:,}", "", "")
-    rate = f"{arm['rate']:g}" + (f" ({_which(arm)} tried)" if arm["edge"] else "")
-    metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
-    seconds = "" if arm["seconds"] is None else f"{arm['seconds']:.0f}"
-    return (name, metric, *found, f"{arm['parameters']:,}", rate, seconds)
+def _matched(outcome: Mapping) -> str:
+    """What is equal, with the arms that are not matched on purpose, and the largest mismatch of the others."""
+    study, found = outcome["study"], {}
+    for here in outcome["sizes"].values():
+        for arm, each in here["arms"].items():
+            found.setdefault(arm, []).append(each["mismatch"])
+    free = [arm for arm in found if study["solve_in"].get(arm) == ""]
+    largest = max(abs(value) for arm, each in found.items() if arm not in free for value in each)
+    line = f"The {MATCHED[study['match']]} of all arms are equal, to {largest:.2%}"
+    if free:
+        words = [f"{arm} ({', '.join(f'{value:+.1%}' for value in found[arm])})" for arm in free]
+        line += f", except for arms that are not matched: {'; '.join(words)}"
+    return f"{line}."
 
 
 def notes(outcome: Mapping) -> list[str]:
@@ -154,16 +144,11 @@ def notes(outcome: Mapping) -> list[str]:
         if noise := size["noise"]:
             lines.append(
                 f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
-                f"({noise[1]:.4f} to {noise[2]:.4f}); {_power(size, study)} {_sampling(size, study['seeds'])}".rstrip()
+                f"({noise[1]:.4f} to {noise[2]:.4f}); {_power(size, study)} {_sampling(size)}".rstrip()
             )
-        mismatches = {arm: each["mismatch"] for arm, each in size["arms"].items() if abs(each["mismatch"]) >= 5e-4}
-        left = ", ".join(f"{arm} {value:+.2%}" for arm, value in mismatches.items())
-        lines.append(f"{name}: matched {study['match']}" + (f"; left over: {left}." if left else ", to 0.05 %."))
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
-        lines.append(f"{_all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
-    if study["tune_at"]:
-        lines.append(f"Learning rates were chosen at size {study['tune_at']}, and kept at the other sizes.")
+        lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
     return lines + _of_runs(outcome)
 
 
@@ -180,95 +165,51 @@ def _of_runs(outcome: Mapping) -> list[str]:
     return lines
 
 
-def _sampling(size: Mapping, seeds: int) -> str:
-    """The part of the noise that is the held-out text's."""
-    single, error, of_seeds = size["sampling_error"], size["difference_sampling_error"], size["deviation"] / math.sqrt(seeds)
-    if single is None or error is None:
+def _sampling(size: Mapping) -> str:
+    """The error by the held-out text, which all runs share: of a run, and of differences beside their error by seeds."""
+    known = [arm for arm in size["arms"].values() if "difference" in arm and arm["difference_sampling_error"] is not None]
+    if not known:
         return ""
-    small = ": the text is too small for the seeds (evaluation.final_sequences)" if error > of_seeds else ""
+    errors = [(arm["difference_sampling_error"], seeds_error(arm["difference"])) for arm in known]
+    by_text, share = max(text for text, _ in errors), max((text / seeds if seeds else 0.0) for text, seeds in errors)
+    small = ": the text is too small for the seeds (evaluation.final_sequences)" if share > 1 else ""
     return (
-        f"The sampling error of a run is {single:.4f}. All runs read the same held-out text: of a mean difference it is at "
-        f"most {error:.4f}, and the seeds' error {of_seeds:.4f}{small}."
+        f"The error by the held-out text is {size['sampling_error']:.4f} for a run and at most {by_text:.4f} for a mean "
+        f"difference, there at most {share:.2f} of the error by the seeds{small}."
     )
 
 
 def _power(found: Mapping, study: Mapping) -> str:
-    """What the pairs of a size can find, or those of all sizes."""
+    """What the pairs of a size can find, or those of all sizes, in the arm whose differences vary most."""
     unpaired = found["unpaired_deviation"]
-    pairing = "" if unpaired is None else f", {unpaired:.4f} if runs were not paired"
+    pairing = "" if unpaired is None else f" ({unpaired:.4f} if runs were not paired)"
     seeds = found["seeds_for_margin"] or "more than a million"
     return (
-        f"paired differences {found['deviation']:.4f}{pairing}. {study['seeds']} pairs find a difference of "
-        f"{found['detectable']:.4f} with a chance of 80 %; for {study['margin']:g} it takes {seeds}. An "
-        f"arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
+        f"paired differences have a deviation of at most {found['deviation']:.4f}{pairing}. With it, {study['seeds']} pairs "
+        f"find a difference of {found['detectable']:.4f} with a chance of 80 %, {study['margin']:g} takes {seeds} pairs, and "
+        f"an arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
     )
-
-
-def _all_sizes(outcome: Mapping) -> str:
-    return "both sizes" if len(outcome["sizes"]) == 2 else "all sizes"
-
-
-def together_rows(outcome: Mapping) -> list[tuple[str, ...]]:
-    """The table of all sizes together; [] for a study of one size."""
-    return [(name, *_found(arm)) for name, arm in outcome["together"]["arms"].items()]
-
-
-def _found(arm: Mapping) -> tuple[str, str, str, str]:
-    """Difference, interval, p and verdict of an arm that has them."""
-    each = arm["difference"]
-    return f"{each['mean']:+.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}", f"{arm['p_holm']:.2g}", arm["verdict"]
-
-
-def saved_rows(outcome: Mapping) -> list[tuple[str, ...]]:
-    """What each arm saves at the last metric of the baseline, and the baseline at that of the arm."""
-    found = []
-    for size, here in outcome["sizes"].items():
-        for name, arm in here["arms"].items():
-            if saved := arm.get("saved"):
-                shares = [map(_share, saved[axis]) if axis in saved else ("", "") for axis in AXES]
-                found.append((size, name, *(word for pair in shares for word in pair)))
-    return found
-
-
-def _share(share: float | None) -> str:
-    return "never reached" if share is None else f"{share:+.1%}"
 
 
 def markdown(outcome: Mapping) -> str:
     """The report as Markdown."""
     study = outcome["study"]
-    parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), "", f"Rule: {study['rule']}", ""]
-    if together := together_rows(outcome):
-        parts += [f"## {_all_sizes(outcome).capitalize()}", "", TOGETHER_ABOUT, "", table(TOGETHER, together), ""]
-    for size in outcome["sizes"]:
-        parts += [f"## {size}", "", table(TITLES, rows(outcome, size)), "", INTERVALS_ABOUT, ""]
-    if study["probes"]:
-        parts += ["## Probes", "", table(("size", "arm", *study["probes"]), probe_rows(outcome)), ""]
-    if saved := saved_rows(outcome):
-        parts += ["## Cost at equal quality", "", SAVED_ABOUT, "", table(SAVED, saved), ""]
-    parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), "", "## Learning rates", ""]
-    parts += [table(RATES, rates(outcome)), "", "## Pairs and sizes", "", table(DETAILS, details(outcome)), ""]
-    parts += ["## Design", "", *(f"- {name}: {value}" for name, value in design(outcome))]
-    return "\n".join([*parts, *(f"- {name}: {value}" for name, value in made(outcome)), ""])
+    parts = [f"# {study['question']}", "", *(f"- {line}" for line in verdicts(outcome)), ""]
+    parts += [training(outcome), "", f"Rule: {study['rule']}", ""]
+    for table in tables.main_tables(outcome):
+        parts += _section(table)
+    parts += ["## Limits", "", *(f"- {line}" for line in notes(outcome)), ""]
+    parts += [*_section(tables.rates(outcome)), *_section(tables.details(outcome)), "## Design", ""]
+    return "\n".join([*parts, *(f"- {name}: {value}" for name, value in (*design(outcome), *made(outcome))), ""])
+
+
+def _section(table: tables.Table) -> list[str]:
+    return [f"## {table.title}", "", in_markdown(table.columns, table.rows), "", table.about, ""]
 
 
 def made(outcome: Mapping) -> list[tuple[str, str]]:
     """Commits, dates, machines and versions of the runs and of the report, as lines of a name and a value."""
     return [(name, "; ".join(outcome["made"][name])) for name in ("runs", "versions", "report") if name in outcome["made"]]
-
-
-def details(outcome: Mapping) -> list[tuple[str, ...]]:
-    """Of every arm and size: what pairing is worth, and what was solved for."""
-    found = []
-    for size, here in outcome["sizes"].items():
-        for name, arm in here["arms"].items():
-            each = arm.get("difference")
-            ends = f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}" if each else ""
-            correlation = f"{each['correlation']:.2f}" if each and each["n"] > 2 else ""
-            within = f"{arm['p_equivalent']:.2g}" if each else ""
-            cost = f"{arm['training_flops']:.3g}", f"{arm['mismatch']:+.2%}"
-            found.append((size, name, ends, correlation, within, arm["solved"], *cost))
-    return found
 
 
 def design(outcome: Mapping) -> list[tuple[str, str]]:
@@ -284,46 +225,6 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     return lines
 
 
-def probe_rows(outcome: Mapping) -> list[tuple[str, ...]]:
-    """The mean of each probe with the half width of its interval, of every arm."""
-    found = []
-    for size, here in outcome["sizes"].items():
-        for name, arm in here["arms"].items():
-            found.append((size, name, *(_with_half(arm["probes"].get(probe, [])) for probe in outcome["study"]["probes"])))
-    return found
-
-
-def _with_half(values: list) -> str:
-    """The mean over seeds and the half width of its interval, with the number of seeds if some have no value; '' for a probe
-    that does not apply."""
-    known = [value for value in values if value is not None]
-    mean, half = mean_interval(known)
-    left_out = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
-    return f"{mean:.3f} +- {half:.3f}{left_out}" if known else ""
-
-
-def rates(outcome: Mapping) -> list[tuple[str, str, str, str]]:
-    """The learning rates that every arm tried, and their sensitivity: the mean rise over the best (statistics.py)."""
-    found, tuned_at = [], outcome["study"]["tune_at"]
-    for size, here in outcome["sizes"].items():
-        for name, arm in here["arms"].items():
-            if tuned_at not in ("", size):
-                continue
-            tried = sorted(arm["tried"].items(), key=lambda each: float(each[0]))
-            words = ", ".join(f"{float(rate):g}: {_known(value)}" for rate, value in tried)
-            found.append((size, name, words, "" if arm["sensitivity"] is None else f"{arm['sensitivity']:.4f}"))
-    return found
-
-
-def _known(value: float | None) -> str:
-    return "diverged" if value is None or not math.isfinite(value) else f"{value:.4f}"
-
-
-def table(titles, lines) -> str:
-    """A table in Markdown."""
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (titles, ["---"] * len(titles), *lines))
-
-
 def page(outcome: Mapping) -> dict:
     """The values of the template."""
     study = outcome["study"]
@@ -331,26 +232,12 @@ def page(outcome: Mapping) -> dict:
         "study": study,
         "verdicts": verdicts(outcome),
         "picture": picture(outcome),
-        "titles": TITLES,
-        "together_name": _all_sizes(outcome).capitalize(),
-        "together_titles": TOGETHER,
-        "together": together_rows(outcome),
-        "together_about": TOGETHER_ABOUT,
-        "tables": {size: rows(outcome, size) for size in outcome["sizes"]},
+        "training": training(outcome),
+        "tables": tables.main_tables(outcome),
         "styles": dict(zip(study["arms"], styles(len(study["arms"])), strict=True)),
         "charts": {size: _charts(outcome, size) for size in outcome["sizes"]},
-        "saved_titles": SAVED,
-        "saved_about": SAVED_ABOUT,
-        "saved": saved_rows(outcome),
-        "rate_titles": RATES,
-        "unit": UNITS[study["metric"]],
-        "probe_titles": ("size", "arm", *study["probes"]),
-        "probes": probe_rows(outcome) if study["probes"] else [],
         "notes": notes(outcome),
-        "rates": rates(outcome),
-        "intervals_about": INTERVALS_ABOUT,
-        "detail_titles": DETAILS,
-        "details": details(outcome),
+        "appendix": [tables.rates(outcome), tables.details(outcome)],
         "design": design(outcome),
         "made": made(outcome),
     }

@@ -1,0 +1,168 @@
+"""The tables of a study's report, made of results.json alone. The baseline of a study is an arm, too."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from xfresearch.statistics import mean_interval
+
+UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
+DIFFERENCE = ("difference", "95 % interval", "p of no difference", "p of equivalence", "verdict")
+TOGETHER_ABOUT = (
+    "Here the metric of a seed is its mean over the sizes, which varies less. It answers the question if the differences at "
+    "the sizes are similar."
+)
+METRIC_ABOUT = (
+    "The metric is {unit}, where less is better, +- the standard deviation of runs. Intervals are not corrected for the "
+    "number of arms; p and verdicts are (Holm). Nothing is corrected for the number of sizes. Seconds are of all updates."
+)
+PROBES_ABOUT = (
+    "Means over the runs that decide, +- half of their 95 % interval. More is better for copying and recall, which are nats "
+    "that a model saves for each token, and for induction. Memory slots take weight from tokens: sink and induction fall."
+)
+SAVED_ABOUT = (
+    "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
+    "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences). Their "
+    "earlier points have a learning rate that has not decayed yet, so a run of that length would save more."
+)
+DETAILS_ABOUT = (
+    "A mean difference has an error by the seeds, which its interval shows, and one by the held-out text, which all runs "
+    "share and its interval does not show."
+)
+
+
+class Table(NamedTuple):
+    title: str
+    about: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def main_tables(outcome: Mapping) -> list[Table]:
+    """What was found: over all sizes together, at each size, by probes, and as cost. Without those that are empty."""
+    sizes = [of_size(outcome, size) for size in outcome["sizes"]]
+    return [table for table in (together(outcome), *sizes, probes(outcome), saved(outcome)) if table.rows]
+
+
+def together(outcome: Mapping) -> Table:
+    """All sizes together; no rows for a study of one size."""
+    rows = [(name, *_difference(arm)) for name, arm in outcome["together"]["arms"].items()]
+    return Table(all_sizes(outcome).capitalize(), TOGETHER_ABOUT, ("arm", *DIFFERENCE), rows)
+
+
+def of_size(outcome: Mapping, size: str) -> Table:
+    """All arms at a size, the baseline first."""
+    study, here = outcome["study"], outcome["sizes"][size]
+    names = [study["baseline"], *(name for name in here["arms"] if name != study["baseline"])]
+    rows = [_row(name, here["arms"][name], "no verdict" if name in here["failures"] else "") for name in names]
+    columns = ("arm", "metric", *DIFFERENCE, "parameters", "learning rate", "seconds")
+    return Table(size, METRIC_ABOUT.format(unit=UNITS[study["metric"]]), columns, rows)
+
+
+def _row(name: str, arm: Mapping, failure: str) -> tuple[str, ...]:
+    found = _difference(arm) if "difference" in arm else ("", "", "", "", failure)
+    if not arm["values"]:
+        return (name, "", *found, f"{arm['parameters']:,}", "", "")
+    rate = f"{arm['rate']:g}" + (f" ({edge_in_words(arm)} tried)" if arm["edge"] else "")
+    metric = "" if failure and arm["mean"] is None else f"{arm['mean']:.4f} +- {arm['deviation']:.4f}"
+    seconds = "" if arm["seconds"] is None else f"{arm['seconds']:.0f}"
+    return (name, metric, *found, f"{arm['parameters']:,}", rate, seconds)
+
+
+def _difference(arm: Mapping) -> tuple[str, ...]:
+    """The columns DIFFERENCE of an arm that has them."""
+    each = arm["difference"]
+    p_values = f"{arm['p_holm']:.2g}", f"{arm['p_equivalent']:.2g}"
+    return f"{each['mean']:+.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}", *p_values, arm["verdict"]
+
+
+def probes(outcome: Mapping) -> Table:
+    """The mean of each probe with the half width of its interval, of every arm."""
+    names, rows = outcome["study"]["probes"], []
+    for size, here in outcome["sizes"].items():
+        for arm, found in here["arms"].items():
+            rows.append((size, arm, *(_with_half(found["probes"].get(name, [])) for name in names)))
+    return Table("Probes", PROBES_ABOUT, ("size", "arm", *names), rows if names else [])
+
+
+def _with_half(values: list) -> str:
+    """The mean over seeds and the half width of its interval, with the number of seeds if some have no value; '' for a probe
+    that does not apply."""
+    known = [value for value in values if value is not None]
+    mean, half = mean_interval(known)
+    left_out = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
+    return f"{mean:.3f} +- {half:.3f}{left_out}" if known else ""
+
+
+def saved(outcome: Mapping) -> Table:
+    """What each arm saves at the last metric of the baseline, and the baseline at that of the arm."""
+    columns = ("size", "arm", "FLOPs: the arm saves", "baseline saves", "seconds: the arm saves", "baseline saves")
+    rows = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            if shares := arm.get("saved"):
+                pairs = [map(_share, shares[axis]) if axis in shares else ("", "") for axis in ("training_flops", "seconds")]
+                rows.append((size, name, *(word for pair in pairs for word in pair)))
+    return Table("Cost at equal quality", SAVED_ABOUT, columns, rows)
+
+
+def _share(share: float | None) -> str:
+    return "never reached" if share is None else f"{share:+.1%}"
+
+
+def rates(outcome: Mapping) -> Table:
+    """The learning rates that every arm tried, and their sensitivity: the mean rise over the best (statistics.py)."""
+    rows, tuned_at = [], outcome["study"]["tune_at"]
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            if tuned_at not in ("", size):
+                continue
+            tried = sorted(arm["tried"].items(), key=lambda each: float(each[0]))
+            words = ", ".join(f"{float(rate):g}: {_known(value)}" for rate, value in tried)
+            rows.append((size, name, words, "" if arm["sensitivity"] is None else f"{arm['sensitivity']:.4f}"))
+    about = "One run for each rate. Sensitivity is the mean rise of the metric over the best rate of the grid."
+    return Table("Learning rates", about, ("size", "arm", "learning rate: metric", "sensitivity"), rows)
+
+
+def _known(value: float | None) -> str:
+    return "diverged" if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def details(outcome: Mapping) -> Table:
+    """Of every arm and size: what pairing is worth, the errors of a difference, and what was solved for."""
+    columns = ("size", "arm", "bootstrap interval", "correlation of pairs", "deviation of pairs", "error by seeds")
+    columns += ("error by text", "solved for", "FLOPs", "of what is matched")
+    rows = []
+    for size, here in outcome["sizes"].items():
+        for name, arm in here["arms"].items():
+            cost = f"{arm['training_flops']:.3g}", f"{arm['mismatch']:+.2%}"
+            rows.append((size, name, *_errors(arm), arm["solved"], *cost))
+    return Table("Pairs and sizes", DETAILS_ABOUT, columns, rows)
+
+
+def _errors(arm: Mapping) -> tuple[str, ...]:
+    if not (each := arm.get("difference")):
+        return ("",) * 5
+    correlation = f"{each['correlation']:.2f}" if each["n"] > 2 else ""
+    by_text = arm["difference_sampling_error"]
+    errors = f"{each['deviation']:.4f}", f"{seeds_error(each):.4f}", "" if by_text is None else f"{by_text:.4f}"
+    return f"{each['bootstrap_low']:+.4f} to {each['bootstrap_high']:+.4f}", correlation, *errors
+
+
+def seeds_error(difference: Mapping) -> float:
+    """The standard error of a mean difference by its seeds."""
+    return difference["deviation"] / math.sqrt(difference["n"])
+
+
+def edge_in_words(arm: Mapping) -> str:
+    """Of the learning rates that were tried, where the best one lies."""
+    return "the smallest" if arm["edge"] == "low" else "the largest"
+
+
+def all_sizes(outcome: Mapping) -> str:
+    return "both sizes" if len(outcome["sizes"]) == 2 else "all sizes"
+
+
+def in_markdown(columns, rows) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (columns, ["---"] * len(columns), *rows))
