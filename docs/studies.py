@@ -88,7 +88,8 @@ def _measured(name: str) -> str:
     if name == "activations":
         parts.append(_shazeer(outcome))
     parts.append(report.training(outcome))
-    parts += [f"**{each.title}.** {each.about}\n\n{in_markdown(each.columns, each.rows)}" for each in main_tables(outcome)]
+    for each in main_tables(outcome):
+        parts += [f"**{each.title}.** {each.about}".rstrip(), in_markdown(each.columns, each.rows)]
     parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
     return "\n\n".join(parts) + "\n"
 

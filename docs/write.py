@@ -36,7 +36,6 @@ FIGURES = {  # in docs/data/anatomy.json
     "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
     "loss in nats": "loss",
 }
-MEASURED_TITLE = "## What was measured\n\n"
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
@@ -208,9 +207,9 @@ def where_is_a_fact() -> str:
     from docs.facts_page import tables
 
     found = json.loads((HERE / "data" / "facts.json").read_text())
-    text = (HERE / "questions" / "where_is_a_fact.md").read_text().split(MEASURED_TITLE)[0]
+    text = (HERE / "questions" / "where_is_a_fact.md").read_text().split(studies.MEASURED)[0]
     last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
-    return f"{text}{MEASURED_TITLE}`python -m docs.facts`, the last row {_where(last)}.\n\n{tables(found)}"
+    return f"{text}{studies.MEASURED}`python -m docs.facts`, the last row {_where(last)}.\n\n{tables(found)}"
 
 
 def layout_drawing(layout: str) -> str:

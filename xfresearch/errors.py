@@ -28,6 +28,10 @@ class UserError(Exception):
     """
 
 
+class NothingMeasured(UserError):
+    """A model has nothing that an analysis measures."""
+
+
 class Stopped(Exception):
     """A run that must stop for a reason outside the config, such as a full disk. It may succeed later."""
 

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -179,4 +180,5 @@ def new_directory(target, action: str) -> Iterator:
 
 
 def _temporary(target):
-    return target.parent / f".{target.name}.{os.getpid()}.tmp"
+    """A name that no other process has: pods have the same process numbers."""
+    return target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"

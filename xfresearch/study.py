@@ -1,5 +1,6 @@
 """python -m xfresearch.study --config FILE[:arg] --workdir DIR [--plan] [--cell I] [--reuse DIR ...]
                           [--config.key=value ...]
+python -m xfresearch.study --report --workdir DIR
 python -m xfresearch.study --runs RUN RUN ... --workdir DIR [flags of xfresearch.compare]
 
 Answers a question by experiment: arms at equal cost, tuned learning rates, paired seeds, and a verdict with intervals.
@@ -25,50 +26,91 @@ The same command again goes on where it stopped; when all runs have ended, it wr
 
 def main(arguments: list[str]) -> None:
     options, overrides = _parser().parse_known_args(arguments)
+    options.workdir = os.path.expanduser(options.workdir)
     if options.runs:
         return _compare(options, overrides)
+    if options.report:
+        return _report_again(options.workdir)
     if not options.config:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
+    from xfresearch.files import check_output
     from xfresearch.studies import conducting, design, report, running
     from xfresearch.studies.cells import cells, jobs
 
     study = design.read(["--config", options.config, *overrides])
+    check_output("--workdir", f"{options.workdir}/{conducting.DESIGN}")
     store = running.open_store(options.workdir, options.reuse)
     chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
-    planned = _plan(study, store, options)
+    solved = _plan(study, store, options)
     if options.plan:
         return
     conducting.keep_design(study, options.workdir)
-    found = conducting.conduct(study, store, planned.matched, chosen)
+    found = conducting.conduct(study, store, solved, chosen)
     left = conducting.left(study, found)
     if left:
         print(f"no report yet: {len(left)} of {len(cells(study))} cells have not ended ({', '.join(map('/'.join, left))})")
         return
-    results = conducting.write_report(study, store, planned.matched, found)
+    results = conducting.write_report(study, store, solved, found)
     print("\n".join(["", *report.verdicts(results), "", f"report     {options.workdir}/report.html"]))
 
 
-def _plan(study, store, options):
-    """Prints the plan and returns it. Updates are timed if the plan needs it, and the directory keeps their seconds."""
+def _plan(study, store, options) -> dict:
+    """Prints the plan, checks what can be checked before a run, and returns the config of each cell."""
+    from xfresearch.studies import conducting, plan, running
+
+    planned = plan.make(study, _seconds_to_match(study, options) if study.match == "seconds" else {})
+    configs = {cell: each.config for cell, each in planned.matched.items()}
+    ended = conducting.results(study, store, planned.matched)
+    print("\n".join(plan.lines(study, planned, ended)), flush=True)
+    if options.plan or (options.cell is None and conducting.starts(study, store, ended)):
+        running.check_figures(study, configs)
+        seconds = _timed(study, options.workdir, configs)
+        print(plan.time_line(study, planned, seconds, ended), flush=True)
+    elif not conducting.read_seconds(options.workdir, configs):
+        print("note       updates were not timed, so the report will have no seconds: --plan times them", flush=True)
+    return planned.matched
+
+
+def _timed(study, workdir: str, configs: dict) -> dict:
+    """The seconds of an update of each cell, which are timed if the directory has none, and kept there."""
     from xfresearch.studies import conducting, plan
+
+    seconds = plan.timings(study, configs, conducting.read_seconds(workdir, configs))
+    conducting.keep_seconds(seconds, configs, workdir)
+    return seconds
+
+
+def _seconds_to_match(study, options) -> dict:
+    """The seconds of an update of each cell, which a job does not measure: all jobs need the same ones."""
+    from xfresearch.studies import conducting
     from xfresearch.studies.cells import cells
     from xfresearch.studies.design import config_of
 
-    seconds = conducting.read_seconds(options.workdir)
-    if study.match == "seconds":  # the plan needs them
-        if options.cell is not None and not seconds.keys() >= set(cells(study)):
-            raise UserError(
-                f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the "
-                f"command once with --plan, which keeps the times in {options.workdir}"
-            )
-        seconds = plan.timings(study, {cell: config_of(study, *cell) for cell in cells(study)}, seconds)
-    planned = plan.make(study, seconds)
-    print("\n".join(plan.lines(study, planned)), flush=True)
-    if options.plan or (options.cell is None and conducting.starts(study, store, planned.matched)):
-        seconds = plan.timings(study, {cell: each.config for cell, each in planned.matched.items()}, seconds)
-        print(plan.time_line(study, planned, seconds), flush=True)
-    conducting.keep_seconds(seconds, options.workdir)
-    return planned
+    configs = {cell: config_of(study, *cell) for cell in cells(study)}
+    if options.cell is not None and conducting.read_seconds(options.workdir, configs).keys() < configs.keys():
+        raise UserError(
+            f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the command "
+            f"once with --plan, which keeps the times in {options.workdir}"
+        )
+    return _timed(study, options.workdir, configs)
+
+
+def _report_again(workdir: str) -> None:
+    """Writes the report of the results that a directory has."""
+    from etils import epath
+
+    from xfresearch.files import read_object
+    from xfresearch.studies import conducting, report
+
+    results = read_object(epath.Path(workdir) / conducting.RESULTS)
+    try:
+        report.write(epath.Path(workdir), results)
+    except KeyError as error:
+        raise UserError(
+            f"{workdir}/{conducting.RESULTS} was written by another version ({error} is missing): run the study again; it "
+            "trains nothing that has ended"
+        ) from error
+    print(f"report     {workdir}/report.html")
 
 
 def _compare(options, flags: list[str]) -> None:
@@ -77,7 +119,7 @@ def _compare(options, flags: list[str]) -> None:
 
     from xfresearch import compare
 
-    for name in ("config", "plan", "cell", "reuse"):
+    for name in ("config", "plan", "report", "cell", "reuse"):
         if getattr(options, name):
             raise UserError(f"--{name} is not allowed with --runs, which trains nothing")
     epath.Path(options.workdir).mkdir(parents=True, exist_ok=True)
@@ -103,7 +145,8 @@ def _parser() -> command.Parser:
     runs = "report on these runs instead; the first is what the others are compared with"
     parser.add_argument("--runs", nargs="+", default=(), metavar="RUN", help=runs)
     parser.add_argument("--workdir", metavar="DIR", required=True, help="directory of the study, local or gs://")
-    parser.add_argument("--plan", action="store_true", help="print the plan, and end")
+    parser.add_argument("--plan", action="store_true", help="print the plan, time updates, and end")
+    parser.add_argument("--report", action="store_true", help="write the report again from results.json, and end")
     numbers = " or ".join(f"${name}" for name in JOB_NUMBERS)
     cell = "run one job: the I-th cell of the plan, from 0, or with config.tune_at the I-th arm at all sizes; "
     cell += f"'auto' for the number in {numbers}"

@@ -29,6 +29,14 @@ def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, op
     assert launcher.calls == [submission, steps]
 
 
+def test_a_command_of_one_process_is_not_started_several_times(launcher):
+    study = shlex.split("python -m xfresearch.study --config configs/studies/w_o.py --workdir /shared/w_o --cell auto")
+    refused = launcher.run("slurm.sbatch", "--array", "0-2", "--", *study)
+    assert refused.returncode == 2 and launcher.calls == []
+    assert "xfresearch.study is not allowed here: it runs as one process (--gpus-per-node 1 on Slurm)" in refused.stderr
+    assert launcher.run("slurm.sbatch", "--array", "0-2", "--gpus-per-node", "1", "--", *study).returncode == 0
+
+
 @pytest.mark.parametrize("gpus, tasks, platforms", [("8", "16", "cuda,cpu"), ("4", "8", "cuda,cpu"), ("0", "2", "cpu")])
 def test_one_process_per_gpu_or_per_node(launcher, gpus, tasks, platforms):
     launcher.run("slurm.sbatch", "--gpus-per-node", gpus, "--", *TRAIN, **INSIDE)

@@ -26,6 +26,8 @@ STUDY = Study(
     seeds=3,
 )
 CELL = Cell("a", "wide")
+HIDDEN = "model.blocks.main.feed_forward.hidden"
+DEEP = {"base": ("model.depth=1", f"{HIDDEN}=8"), "deep": ("model.depth=6",)}
 
 
 def matched(study: Study, arm: str) -> matching.Matched:
@@ -48,6 +50,7 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("baseline=fused_outptu", "baseline='fused_outptu' is not allowed: it must be one of .*did you mean 'fused_output'"),
         ("rates=(1e-2,1e-3)", r"rates=\(0.01, 0.001\) is not allowed: it must be two rates or more, in ascending order"),
         ("seeds=1", "seeds=1 is not allowed: it must be at least 2"),
+        ("seeds=1001", "seeds=1001 is not allowed: it must be at least 2 and at most 1000"),
         ("match=parameter", "match='parameter' is not allowed: it must be one of 'flops', 'parameters', 'tokens'"),
         ("match=tokens", "solve=.* is not allowed: it must be '' with match='tokens'"),
         ("tune_at=smal", "tune_at='smal' is not allowed: it must be '' or one of tiny"),
@@ -107,14 +110,19 @@ def test_parameters_are_matched_by_a_hidden_size():
         ({"arms": STUDY.arms | {"same": ("log.every=7",)}}, "arm same at size a is the same as base"),
         ({"arms": STUDY.arms | {"short": ("sequence_length=16",)}}, "arm short at size a: config.sequence_length: .* text"),
         ({"arms": STUDY.arms | {"bpe": ("data.tokenizer=bpe",)}}, "arm bpe at size a: config.data.tokenizer: .* text"),
-        ({"trend": "steps"}, "trend='steps' is not allowed: it must be an option that is above 0 and differs"),
+        ({"trend": "steps"}, "trend='steps' is not allowed: it must be 'parameters' or an option, above 0, that differs"),
         ({"options": ("evaluation.every=0",)}, "options='evaluation.every=0' is not allowed"),
-        ({"solve": "seed"}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
+        ({"solve": "seed", "solve_in": {}}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
+        ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% beside the baseline's: set config.solve to an option"),
+        ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% beside"),
+        ({"sizes": {"a": (), "b": ("steps=7",)}}, "trend='parameters' is not allowed: it must be 'parameters' or an option"),
+        ({"machine": ("steps=7",)}, "machine='steps=7' is not allowed: it must be a path of this machine"),
     ],
 )
 def test_the_plan_refuses_designs_that_compare_nothing(change, message):
+    study = {"sizes": {"a": (), "b": ("model.depth=3",)}, "solve_in": {"wide": ""}} | change
     with pytest.raises(UserError, match=message):
-        plan.make(replace(STUDY, **{"sizes": {"a": (), "b": ("model.depth=3",)}} | change))
+        plan.make(replace(STUDY, **study))
 
 
 def test_labels_have_no_bits_per_byte():

@@ -2,18 +2,21 @@
 
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from tests.contracts.variants import model
+from tests.tiny_runs import tiny_model
 from xfresearch import LanguageModel
 from xfresearch.analysis.registry import ANALYSES, Analysis
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
+from xfresearch.errors import NothingMeasured, UserError
 from xfresearch.models import transformer
 from xfresearch.studies import probes
 
 V = 50
+MODEL = model({"vocab_size": V, "max_length": 32})
 
 
 def stand_in(known) -> SimpleNamespace:
@@ -58,11 +61,8 @@ def test_pairs_occur_twice_and_no_token_is_in_two_of_them():
     assert (tokens_BL[:, :16] != tokens_BL[:, 16:]).any()
 
 
-def test_probes_of_a_model_with_random_parameters(monkeypatch):
-    config = model({"vocab_size": V, "max_length": 32})
-    import jax
-
-    lm = LanguageModel(config, transformer.init(config, jax.random.key(0)), None, Config(sequence_length=32))
+def test_probes_of_a_model_with_random_parameters():
+    lm = LanguageModel(MODEL, transformer.init(MODEL, jax.random.key(0)), None, Config(sequence_length=32))
     found = probes.measure(lm, ("copying", "recall"))
     assert all(abs(value) < 0.2 for value in found.values())
 
@@ -81,8 +81,30 @@ def test_figures_of_an_analysis_are_those_of_its_summary(monkeypatch):
         np.testing.assert_array_equal([found[name] for name in names], wanted)
     assert len(calls) == 1
     monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config: "", ""))
-    with pytest.raises(UserError, match="probes='attention.x' is not allowed: it must be attention. and one of entropy"):
-        probes.measure(SimpleNamespace(config=None), ("attention.x",))
+    found = probes.measure(SimpleNamespace(config=None), ("attention.sink",))  # which a model without sinks does not have
+    assert np.isnan(found["attention.sink"])
+
+
+def test_a_figure_that_no_arm_has_is_refused_before_anything_is_trained(monkeypatch):
+    def run(lm):
+        if lm.config == "knows nothing":
+            raise NothingMeasured("none of the facts")
+        return SimpleNamespace(summary={"entropy": (0.5, 0.1)} | ({"slots": (0.2, 0.1)} if lm.config == "slots" else {}))
+
+    monkeypatch.setitem(ANALYSES, "attention", Analysis(run, lambda config: "", ""))
+    models = [SimpleNamespace(config=config) for config in ("slots", "plain")]
+    probes.check_figures(("copying", "tasks.x", "attention.slots", "attention.entropy"), models)
+    message = "probes='attention.entropi' is not allowed: it must be attention. and one of .*; did you mean 'entropy'"
+    with pytest.raises(UserError, match=message):
+        probes.check_figures(("attention.entropi",), models)
+    probes.check_figures(("attention.entropi",), [SimpleNamespace(config="knows nothing")])  # nothing can be said
+
+
+def test_the_documented_figure_exists():
+    lm = tiny_model("gpt2")
+    probes.check_figures(("attention.Entropy", "attention.First token"), [lm])
+    with pytest.raises(UserError, match="did you mean 'Entropy'"):
+        probes.check_figures(("attention.entropy",), [lm])
 
 
 def test_a_probe_that_does_not_exist_is_refused():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.studies.tiny import run
+from xfresearch import study
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
@@ -141,6 +142,34 @@ def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
     assert arm["curve"][-1][1] == pytest.approx(0.3) and arm["verdict"] == "worse"
     saved, lost = arm["saved"]["training_flops"]
     assert math.isnan(saved) and lost > 0
+
+
+def test_blocks_have_no_rows_of_padding():
+    sums = {"nll": np.array([1.0, 2.0, 4.0, 0.0]), "bytes": np.array([2, 2, 2, 0]), "tokens": np.array([1, 1, 1, 0])}
+    assert running.blocks(sums, "loss") == {"values": [1.0, 2.0, 4.0], "sizes": [1, 1, 1]}
+
+
+def test_runs_that_a_design_does_not_need_now_stay_in_the_file(config, finished, tmp_path):
+    chosen, solved = design_of(config)
+    for name in ("study.json", "runs.json"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    before = running.read_runs(tmp_path)
+    longer = {cell: each._replace(config=replace(each.config, steps=13)) for cell, each in solved.items()}
+    trial = next(iter(conducting.results(chosen, open_store(finished), solved)))
+    other = before[next(iter(before))] | {"fingerprint": "other"}
+    result = other | {"fingerprint": running.fingerprint(running.config_of_trial(trial, longer[trial.cell].config))}
+    write_json(tmp_path / trial.folder / "result.json", result)
+    conducting.conduct(chosen, open_store(tmp_path), longer, [])
+    assert running.read_runs(tmp_path) == before | {result["fingerprint"]: result}
+
+
+def test_the_report_is_written_again_without_data(finished, tmp_path, capsys):
+    (tmp_path / "results.json").write_bytes((finished / "results.json").read_bytes())
+    study.main(["--report", "--workdir", str(tmp_path)])
+    assert (tmp_path / "report.md").read_text() == (finished / "report.md").read_text()
+    write_json(tmp_path / "results.json", {"study": {}})
+    with pytest.raises(UserError, match="results.json was written by another version .* is missing"):
+        study.main(["--report", "--workdir", str(tmp_path)])
 
 
 def test_a_finished_study_trains_nothing_again(config, finished, no_training):
@@ -281,7 +310,8 @@ def test_the_design_and_the_results_of_runs_are_enough_to_go_on(config, finished
 
 
 def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path, capsys):
-    timed = read_object(finished / "seconds.json")["updates"]
+    updates = read_object(finished / "seconds.json")["updates"]
+    timed = {cell: each["seconds"] for cell, each in updates.items()}
     arms = read_object(finished / "results.json")["sizes"]["tiny"]["arms"]
     assert {f"tiny/{name}": arm["seconds"] / arm["steps"] for name, arm in arms.items()} == pytest.approx(timed)
     for name in ("study.json", "runs.json"):
@@ -291,9 +321,9 @@ def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path
     assert {arm["seconds"] for arm in results["sizes"]["tiny"]["arms"].values()} == {None}
     assert "There are no seconds" in (tmp_path / "report.md").read_text()
     assert "by seconds of training" not in (tmp_path / "report.html").read_text()
-    assert "hours of training" not in capsys.readouterr().out
+    assert "updates were not timed" in capsys.readouterr().out
     run(config, tmp_path, "--plan")
-    assert "hours of training, where the updates were timed" in capsys.readouterr().out
+    assert "hours of training for what is left, where the updates were timed" in capsys.readouterr().out
 
 
 def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatch):
@@ -314,7 +344,10 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     # An arm that is added is timed beside the baseline, on a machine that may be twice as fast now.
     speeds |= {"base": 0.5, "other": 0.75}
     cells = {Cell("tiny", name): name for name in speeds}
-    seconds = plan.timings(design.read([*config, *flags]), cells, conducting.read_seconds(tmp_path))
+    known = {Cell("tiny", "base"): 1.0, Cell("tiny", "parallel"): 0.75}
+    updates = read_object(tmp_path / "seconds.json")["updates"]
+    assert {cell: updates["/".join(cell)]["seconds"] for cell in known} == known
+    seconds = plan.timings(design.read([*config, *flags]), cells, known)
     assert seconds == {Cell("tiny", "base"): 1.0, Cell("tiny", "parallel"): 0.75, Cell("tiny", "other"): 1.5}
 
 

@@ -37,7 +37,7 @@ from xfresearch.analysis.texts import shown
 from xfresearch.analysis.tracing import Effects, effects, normal
 from xfresearch.data.records import Record
 from xfresearch.data.records import records as read
-from xfresearch.errors import UserError
+from xfresearch.errors import NothingMeasured
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.progress import stage
@@ -103,7 +103,7 @@ def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Pro
             if len(found) == count:
                 break
     if not found:
-        raise UserError(f"the model predicts the object of none of the {len(records)} facts: there is nothing to trace")
+        raise NothingMeasured(f"the model predicts the object of none of {len(records)} facts: there is nothing to trace")
     return [record for record, _ in found], [prompt for _, prompt in found]
 
 

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from xfresearch.studies import statistics
-from xfresearch.studies.design import Study
-
-TUNING_SEED = 1000
+from xfresearch.studies.design import TUNING_SEED, Study
 
 
 class Cell(NamedTuple):

@@ -3,27 +3,49 @@
 from collections.abc import Mapping
 
 from xfresearch.config.comparing import differences, fingerprint
+from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.errors import UserError, require
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
-from xfresearch.studies.matching import Matched, value_at
+from xfresearch.studies.matching import Matched, trend_of
 from xfresearch.studies.running import config_of_trial
 
 # What the runs of a pair share: the same batches in the same order, and the same held-out text.
+LARGEST_MISMATCH = 0.05  # of what is matched
 SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.evaluation.")
 
 
 def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
-    """Raises UserError if two arms are the same, if arms of a size read other data, or if the metric or the trend is not
-    defined."""
+    """Raises UserError if two arms are the same, if an arm does not cost what the baseline does, if arms of a size read
+    other data, or if the metric or the trend is not defined."""
+    _require_machine(study, next(iter(solved.values())).config)
     for size in study.sizes:
         configs = {arm: solved[Cell(size, arm)].config for arm in study.arms}
         _require_pairs(study, size, configs)
         _require_different(size, configs)
         _require_metric(study, configs[study.baseline])
+    if not study.tiny:  # whose widths leave large steps between the sizes
+        _require_equal_cost(study, solved)
     _require_trend(study, solved)
+
+
+def _require_machine(study: Study, config: Config) -> None:
+    """The design as it is kept has no options of the machine, so none of them may decide a result."""
+    decides = {leaf.path: leaf.decides for leaf in leaves(config)}
+    for override in study.machine:
+        kind = decides.get(override.partition("=")[0], "machine")
+        require(kind == "machine", "machine", override, "a path of this machine, such as 'data.manual_dir=DIR'")
+
+
+def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
+    for cell, each in solved.items():
+        if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
+            raise UserError(
+                f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} beside the baseline's: set "
+                f"config.solve to an option that changes them, or config.solve_in.{cell.arm}='' to leave it unmatched"
+            )
 
 
 def _require_pairs(study: Study, size: str, configs: Mapping[str, Config]) -> None:
@@ -49,8 +71,9 @@ def _require_metric(study: Study, config: Config) -> None:
 
 
 def _require_trend(study: Study, solved: Mapping[Cell, Matched]) -> None:
-    if study.trend == "parameters" or len(study.sizes) < 2:
+    if len(study.sizes) < 2:
         return
-    values = [value_at(solved[Cell(size, study.baseline)].config, study.trend, "trend") for size in study.sizes]
-    allowed = f"an option that is above 0 and differs between the sizes, here {', '.join(map(str, values))}"
+    baselines = [solved[Cell(size, study.baseline)] for size in study.sizes]
+    values = [trend_of(study, each) for each in baselines]
+    allowed = f"'parameters' or an option, above 0, that differs between the sizes, here {', '.join(map(str, values))}"
     require(min(values) > 0 and len(set(values)) == len(values), "trend", study.trend, allowed)

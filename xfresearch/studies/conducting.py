@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from etils import epath
 
+from xfresearch.config.comparing import fingerprint
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.files import exists, read_object, write_json, write_rows
 from xfresearch.progress import stage
@@ -20,18 +22,18 @@ from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
-from xfresearch.studies.running import RUNS_FILE, Store, deciding, run_trial, seconds
+from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 # What was decided before the first run.
 FIXED = ("question", "rule", "base", "options", "baseline", "match", "solve")
-FIXED += ("rates", "tune_at", "seeds", "trend", "metric", "margin")
+FIXED += ("multiple", "rates", "extensions", "tune_at", "seeds", "trend", "metric", "margin")
 GROWING = ("sizes", "arms", "cells", "solve_in")  # their entries may not change either, but others may be added
 
 
-def starts(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> bool:
+def starts(study: Study, store: Store, found: Mapping[Trial, dict]) -> bool:
     """Whether the study has not begun in its directory, and needs runs that other studies do not have."""
-    return not exists(store.folder / DESIGN) and bool(left(study, results(study, store, solved)))
+    return not exists(store.folder / DESIGN) and bool(left(study, found))
 
 
 def keep_design(study: Study, workdir) -> None:
@@ -55,20 +57,26 @@ def _require_same_design(before: Mapping, study: Study, workdir) -> None:
             )
 
 
-def read_seconds(workdir) -> dict[Cell, float]:
-    """The seconds of an update of each cell that was timed, as they were when the study began."""
+def read_seconds(workdir, configs: Mapping[Cell, Config]) -> dict[Cell, float]:
+    """The seconds of an update of each cell that was timed with the config that it has now."""
     updates = _times(workdir).get("updates", {})
-    return {Cell(*key.split("/")): value for key, value in updates.items()}
+    known = {cell: updates.get("/".join(cell), {}) for cell in configs}
+    return {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
 
 
-def keep_seconds(found: Mapping[Cell, float], workdir) -> None:
-    """Writes the seconds of an update of each cell, if they are new, and the machine on which the first ones were timed."""
+def keep_seconds(found: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
+    """Writes the seconds of an update of each cell, and the machine on which the first ones were timed."""
     from xfresearch.hardware import describe_machine
 
-    if found != read_seconds(workdir):
-        machine = _times(workdir).get("machine") or outcome.machine(describe_machine())
-        updates = {"/".join(cell): value for cell, value in found.items()}
-        write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
+    known = read_seconds(workdir, configs)
+    machine = (known and _times(workdir).get("machine")) or outcome.machine(describe_machine())
+    updates = {"/".join(cell): {"seconds": value, "config": _timed(configs[cell])} for cell, value in found.items()}
+    write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
+
+
+def _timed(config: Config) -> str:
+    """A digest of the options that decide a result, without those that do not change how long an update takes."""
+    return fingerprint(config, without=("seed", "steps", "optimizer.learning_rate"))
 
 
 def _times(workdir) -> dict:
@@ -104,10 +112,13 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
 
 def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
-    """Writes runs.json, with what other processes have run meanwhile, and returns the results."""
+    """Writes runs.json, with what other processes have run meanwhile, and returns the results. Runs that it had stay: it may
+    be their only copy, which a design that changes back needs."""
     found = results(study, store, solved)
+    outcome.require_same_data(found)
     if found:
-        write_rows(store.folder / RUNS_FILE, {result["fingerprint"]: result for result in found.values()}, "runs")
+        new = {result["fingerprint"]: result for result in found.values()}
+        write_rows(store.folder / RUNS_FILE, read_runs(store.folder) | new, "runs")
     return found
 
 
@@ -135,9 +146,10 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
     folder = store.folder
-    outcome_found = outcome.found(study, solved, found, unigram, read_seconds(folder))
+    seconds_of_updates = read_seconds(folder, {cell: each.config for cell, each in solved.items()})
+    outcome_found = outcome.found(study, solved, found, unigram, seconds_of_updates)
     outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
-    outcome_found["made"]["timed_on"] = _times(folder).get("machine", "")
+    outcome_found["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""
     write_json(folder / RESULTS, outcome_found)
     results = read_object(folder / RESULTS)  # the report is made of what is stored
     report.write(folder, results)

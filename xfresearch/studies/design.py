@@ -20,6 +20,7 @@ from xfresearch.models.closed_form import costs
 from xfresearch.studies import probes
 
 OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets
+TUNING_SEED = 1000  # of the runs that choose a learning rate
 Overrides = tuple[str, ...]
 
 
@@ -42,7 +43,7 @@ class Study:
     rates: tuple[float, ...] = option((1e-3, 3e-3, 1e-2), "learning rates that every arm tries, in ascending order")
     tune_at: str = option("", "size at which learning rates are chosen for all sizes; '' for each size by itself")
     extensions: int = option(2, "further rates if the best one lies at the edge of those tried", low=0)
-    seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2)
+    seeds: int = option(5, "paired runs of every arm at its best learning rate", low=2, high=TUNING_SEED)
     trend: str = option("parameters", "what sizes differ in: 'parameters', or an option such as 'sequence_length'")
     metric: Literal["bits_per_byte", "loss", "accuracy"] = option("bits_per_byte", "held-out measure that decides")
     margin: float = option(0.01, "largest difference of the metric that counts as none", above=0.0)

@@ -44,7 +44,7 @@ COSTS: dict[str, Callable[[Config], float]] = {"flops": training_flops, "paramet
 
 def matched(study: Study, cell: Cell, seconds: Mapping[Cell, float]) -> Matched:
     """A cell with the solved option. seconds: of an update of each cell, for match='seconds'. Raises UserError if no value
-    comes close."""
+    is enough; the mismatch shows if none is small enough."""
     size, arm = cell
     cost = _cost(study, seconds.get(cell))
     baseline = Cell(size, study.baseline)
@@ -82,6 +82,11 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
         middle = (low + high) // 2
         low, high = (middle, high) if at(middle) < target else (low, middle)
     return unit * min((low, high), key=lambda number: abs(at(number) - target))
+
+
+def trend_of(study: Study, baseline: Matched) -> int:
+    """What the sizes of a study differ in, at the size of a baseline."""
+    return baseline.parameters if study.trend == "parameters" else value_at(baseline.config, study.trend, "trend")
 
 
 def value_at(config: Config, key: str, field: str = "solve") -> int:

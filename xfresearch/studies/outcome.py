@@ -11,7 +11,7 @@ from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
-from xfresearch.studies.matching import Matched, tokens, value_at
+from xfresearch.studies.matching import Matched, tokens, trend_of
 from xfresearch.studies.running import deciding, less_is_better, seconds
 from xfresearch.studies.statistics import Difference
 
@@ -31,7 +31,7 @@ def found(
     or label is}; an arm that does not beat it has learnt nothing. seconds_of_updates: of each cell, timed in turns with the
     baseline's, so that an arm's seconds do not depend on what else the machine did; without them there are none. Raises
     UserError if a run is missing, or if runs of a size read different data."""
-    _require_same_data(study, results)
+    require_same_data(results)
     values = {trial: deciding(study, result) for trial, result in results.items()}
     arms = {cell: _arm(study, cell, matched[cell], values, results) for cell in cells(study)}
     for cell, arm in arms.items():
@@ -51,7 +51,7 @@ def found(
     }
 
 
-def _require_same_data(study: Study, results: Mapping[Trial, dict]) -> None:
+def require_same_data(results: Mapping[Trial, dict]) -> None:
     """Raises UserError if runs of a size, which may come from other machines, have read different data."""
     first: dict[tuple[str, str], str] = {}
     for trial, result in results.items():
@@ -104,7 +104,7 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "deviation": float(np.std(metric, ddof=1)),
         "diverged": [trial.folder for trial in trials if not math.isfinite(values[trial])],
         "sampling_error": float(np.mean([_sampling_error(results[trial]) for trial in trials])),
-        "probes": {name: [each.get(name, math.nan) for each in probes] for name in probes[0]},
+        "probes": {name: [each.get(name, math.nan) for each in probes] for name in study.probes},
         "curve": _curve([results[trial].get("curve", []) for trial in trials], study.metric),
         "parameters": matched.parameters,
         "training_flops": matched.training_flops,
@@ -250,8 +250,7 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[C
         found, baseline = arms[Cell(size, arm)], arms[Cell(size, study.baseline)]
         if "difference" not in found:
             return None
-        config = matched[Cell(size, study.baseline)].config
-        value = baseline["parameters"] if study.trend == "parameters" else value_at(config, study.trend, "trend")
+        value = trend_of(study, matched[Cell(size, study.baseline)])
         by_size[float(value)] = np.subtract(found["values"], baseline["values"])
     ends = {"first": min(by_size), "last": max(by_size)}
     spread = ends["last"] / ends["first"] > LEAST_SPREAD

@@ -1,12 +1,13 @@
 """The plan of a study, before anything runs: runs, FLOPs, hours, and the smallest difference that it can find."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xfresearch.config.run import Config
 from xfresearch.progress import stage
 from xfresearch.studies import statistics
-from xfresearch.studies.cells import Cell, cells, jobs, planned, tuned
+from xfresearch.studies.cells import Cell, Trial, cells, jobs, planned, tuned
 from xfresearch.studies.checks import check
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched, matched
@@ -59,17 +60,19 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     )
 
 
-def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float]) -> str:
-    """How long the planned runs train on the machine that timed an update of each cell."""
-    hours = sum(plan.matched[trial.cell].config.steps * seconds[trial.cell] for trial in planned(study)) / 3600
-    return f"time       some {hours:.1f} hours of training, where the updates were timed"
+def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Collection[Trial]) -> str:
+    """How long the planned runs that have not ended train, on the machine that timed an update of each cell."""
+    runs = Counter(trial.cell for trial in planned(study))
+    runs.subtract(trial.cell for trial in ended)
+    hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, each) for cell, each in runs.items()) / 3600
+    return f"time       some {hours:.1f} hours of training for what is left, where the updates were timed"
 
 
-def lines(study: Study, plan: Plan) -> list[str]:
-    """The plan as text."""
+def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
+    """The plan as text. ended: the runs that have a result, in the directory or in those of other studies."""
     found = [f"question   {study.question}", f"rule       {study.rule}"]
     extra = f", at most {plan.most_runs:,}" if plan.most_runs > plan.runs else ""
-    found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs")
+    found.append(f"runs       {plan.runs:,}{extra}: {plan.training_flops:.2e} FLOPs; {len(ended):,} have a result")
     together = f" over {len(study.sizes)} sizes together" if len(study.sizes) > 1 else ""
     found.append(
         f"power      {study.seeds} pairs find a difference of {plan.detectable:.4f}{together} with a chance of 80 % if "

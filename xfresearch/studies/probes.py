@@ -7,18 +7,18 @@ better.
     induction   largest induction score of any head (analysis/attention.py); NaN without softmax attention over tokens
     sink        mean weight of the heads on the first token of held-out text; NaN likewise
     ANALYSIS.FIGURE  a figure of the summary of an analysis (docs/anatomy.md), such as 'memories.agreement'; NaN for a model
-                to which the analysis does not apply
+                to which the analysis does not apply, or which has no such figure, such as one without memory slots
     tasks.NAME  the first metric of a task of lm_eval (docs/evaluation.md), which may be one where less is better
 
 The tokens of copying and recall are the same for all runs with one vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 
 import numpy as np
 
-from xfresearch.errors import UserError, require
+from xfresearch.errors import NothingMeasured, UserError, nearest, require
 
 ROWS, PAIRS = 64, 8
 LONGEST = 64  # tokens that are copied
@@ -47,21 +47,18 @@ def pairs_twice(rng, rows: int, pairs: int, vocabulary: int) -> np.ndarray:
     return np.stack(found)
 
 
-def induction(lm) -> float:
-    return _of_attention(lm, "induction", np.nanmax)
+PROBES: dict[str, Callable] = {"copying": copying, "recall": recall}
+# Figures of all heads (analysis/attention.py), and how they become one.
+OF_HEADS: dict[str, tuple[str, Callable]] = {"induction": ("induction", np.nanmax), "sink": ("first", np.nanmean)}
 
 
-def sink(lm) -> float:
-    return _of_attention(lm, "first", np.nanmean)
-
-
-def _of_attention(lm, name: str, over_heads: Callable) -> float:
+def _of_heads(lm, names: Sequence[str]) -> dict[str, float]:
     from xfresearch.analysis.attention import applies, attention
 
-    return np.nan if applies(lm.config) else float(over_heads(attention(lm, count=8).data[name]))
-
-
-PROBES: dict[str, Callable] = {"copying": copying, "recall": recall, "induction": induction, "sink": sink}
+    if not names or applies(lm.config):
+        return dict.fromkeys(names, np.nan)
+    data = attention(lm, count=8).data
+    return {name: float(over_heads(data[figure])) for name, (figure, over_heads) in OF_HEADS.items() if name in names}
 
 
 def check(names: Sequence[str], task_data: str = "") -> None:
@@ -79,12 +76,14 @@ def check(names: Sequence[str], task_data: str = "") -> None:
             corpora = [each for each, found in ANALYSES.items() if not found.prompts]
             require(figure and source in corpora, "probes", name, f"ANALYSIS.FIGURE, of one of {', '.join(corpora)}")
         else:
-            require(name in PROBES, "probes", name, f"one of {', '.join(PROBES)}, ANALYSIS.FIGURE or tasks.NAME")
+            allowed = f"one of {', '.join([*PROBES, *OF_HEADS])}, ANALYSIS.FIGURE or tasks.NAME"
+            require(name in PROBES or name in OF_HEADS, "probes", name, allowed)
 
 
 def measure(lm, names: Sequence[str], folder="", task_data: str = "") -> dict[str, float]:
     """{name: value} of a language model, whose run is in `folder`."""
     found = {name: PROBES[name](lm) for name in names if name in PROBES}
+    found |= _of_heads(lm, [name for name in names if name in OF_HEADS])
     of_tasks = [name.partition(".")[2] for name in names if name.startswith("tasks.")]
     if of_tasks:
         found |= _of_tasks(lm, of_tasks, folder, task_data)
@@ -95,15 +94,37 @@ def measure(lm, names: Sequence[str], folder="", task_data: str = "") -> dict[st
 
 
 def _of_analysis(lm, analysis: str, names: Sequence[str]) -> dict[str, float]:
-    """Figures of one analysis, which runs once. Raises UserError for a figure that its summary does not have."""
+    """Figures of one analysis, which runs once."""
+    summary = _summary(lm, analysis)
+    return {name: float(summary.get(name.partition(".")[2], (np.nan,))[0]) for name in names}
+
+
+def _summary(lm, analysis: str) -> dict[str, tuple[float, float]]:
+    """The summary of an analysis; {} for a model that has nothing which it measures."""
     from xfresearch.analysis.registry import ANALYSES
 
     if ANALYSES[analysis].applies(lm.config):
-        return dict.fromkeys(names, np.nan)
-    summary = ANALYSES[analysis].run(lm).summary
-    for name in names:
-        require(name.partition(".")[2] in summary, "probes", name, f"{analysis}. and one of {', '.join(summary)}")
-    return {name: float(summary[name.partition(".")[2]][0]) for name in names}
+        return {}
+    try:
+        return ANALYSES[analysis].run(lm).summary
+    except NothingMeasured:
+        return {}
+
+
+def check_figures(names: Sequence[str], models: Iterable) -> None:
+    """Raises UserError for a figure of an analysis that no model has. models: LanguageModels of the arms with new
+    parameters. An analysis that measures nothing in any of them, because they know nothing yet, is not checked."""
+    wanted = [name for name in names if "." in name and not name.startswith("tasks.")]
+    figures: dict[str, dict] = {name.partition(".")[0]: {} for name in wanted}
+    if not figures:
+        return
+    for lm in models:
+        for analysis, found in figures.items():
+            found |= _summary(lm, analysis)
+    for name in wanted:
+        analysis, _, figure = name.partition(".")
+        allowed = f"{analysis}. and one of {', '.join(figures[analysis])}{nearest(figure, list(figures[analysis]))}"
+        require(not figures[analysis] or figure in figures[analysis], "probes", name, allowed)
 
 
 def _of_tasks(lm, names: Sequence[str], folder, task_data: str) -> dict[str, float]:

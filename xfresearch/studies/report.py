@@ -149,6 +149,8 @@ def notes(outcome: Mapping) -> list[str]:
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
+    if not outcome["trends"]:
+        lines.append("There is no trend: it takes sizes that differ by a factor of 1.3, and arms without failures.")
     return lines + _of_runs(outcome)
 
 
@@ -186,8 +188,8 @@ def _power(found: Mapping, study: Mapping) -> str:
     seeds = found["seeds_for_margin"] or "more than a million"
     return (
         f"paired differences have a deviation of at most {found['deviation']:.4f}{pairing}. With it, {study['seeds']} pairs "
-        f"find a difference of {found['detectable']:.4f} with a chance of 80 %, {study['margin']:g} takes {seeds} pairs, and "
-        f"an arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
+        f"find a difference of {found['detectable']:.4f} with a chance of 80 %, one of {study['margin']:g} takes {seeds}, "
+        f"and an arm without a difference is called equivalent with a chance of {found['chance_of_equivalent']:.0%}."
     )
 
 
@@ -204,7 +206,8 @@ def markdown(outcome: Mapping) -> str:
 
 
 def _section(table: tables.Table) -> list[str]:
-    return [f"## {table.title}", "", in_markdown(table.columns, table.rows), "", table.about, ""]
+    about = [table.about, ""] if table.about else []
+    return [f"## {table.title}", "", in_markdown(table.columns, table.rows), "", *about]
 
 
 def made(outcome: Mapping) -> list[tuple[str, str]]:

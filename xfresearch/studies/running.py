@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from etils import epath
@@ -28,7 +28,7 @@ from xfresearch.evaluation import summary
 from xfresearch.files import exists, read_object, write_json
 from xfresearch.language_model import LanguageModel
 from xfresearch.studies import probes
-from xfresearch.studies.cells import Trial
+from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched
 from xfresearch.training.metrics import read_metrics
@@ -67,10 +67,12 @@ def config_of_trial(trial: Trial, config: Config) -> Config:
 def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:
     """The metric in blocks of the held-out data, in their order: sum(values) / sum(sizes) is the metric.
 
-    sums: arrays [U] over the held-out sequences, as evaluation.sums_of_batches returns them.
+    sums: arrays [U] over the held-out sequences, as evaluation.sums_of_batches returns them. Rows that only fill the last
+    batch, whose number depends on the devices, are left out: blocks are the same text on every machine.
     """
     value, size = RATIOS[metric]
-    values_U, sizes_U = np.asarray(sums[value], np.float64), np.asarray(sums[size], np.int64)
+    real_U = np.asarray(sums["tokens"]) > 0
+    values_U, sizes_U = np.asarray(sums[value], np.float64)[real_U], np.asarray(sums[size], np.int64)[real_U]
     values_U = values_U / math.log(2) if metric == "bits_per_byte" else values_U
     parts = min(BLOCKS, len(values_U))
     values_B, sizes_B = ([part.sum() for part in np.array_split(each_U, parts)] for each_U in (values_U, sizes_U))
@@ -78,8 +80,9 @@ def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:
 
 
 def _held_out(config: Config) -> list:
-    """What the metric of a run is measured on: the split, and how many sequences of it."""
-    return [config.evaluation.split, config.evaluation.final_sequences]
+    """What a run is measured on: the split, how many sequences of it after training and for the curve, and how often."""
+    each = config.evaluation
+    return [each.split, each.final_sequences, each.sequences, each.every]
 
 
 def _probes(study: Study, trial: Trial) -> tuple[str, ...]:
@@ -91,13 +94,13 @@ class Store(NamedTuple):
     """The results of a study: its directory, and results that are known from runs.json files by their fingerprint."""
 
     folder: epath.Path
-    known: Mapping[str, dict]
+    known: Mapping[str, Sequence[dict]]
 
     def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
         """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
         or on other text."""
         wanted, file = fingerprint(config_of_trial(trial, config)), self.folder / trial.folder / RESULT_FILE
-        for found in (read_object(file) if exists(file) else {}, self.known.get(wanted, {})):
+        for found in (*([read_object(file)] if exists(file) else []), *self.known.get(wanted, ())):
             measured = set(_probes(study, trial)) <= set(found.get("probes", ()))
             measured = (measured and found.get("held_out") == _held_out(config)) or found.get("diverged")
             if found.get("fingerprint") == wanted and found.get("metric") == study.metric and measured:
@@ -111,12 +114,17 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
     for path in others:
         if not exists(epath.Path(path) / RUNS_FILE):
             raise UserError(f"--reuse={path} is not allowed: it must be the directory of a study, which has {RUNS_FILE}")
-        known |= _read_runs(epath.Path(path) / RUNS_FILE)
-    return Store(folder, known | (_read_runs(folder / RUNS_FILE) if exists(folder / RUNS_FILE) else {}))
+    for path in (folder, *map(epath.Path, others)):
+        for wanted, result in read_runs(path).items():
+            known.setdefault(wanted, []).append(result)
+    return Store(folder, known)
 
 
-def _read_runs(file) -> dict[str, dict]:
-    """{fingerprint: result} of a file of runs. Raises UserError if it has none."""
+def read_runs(folder) -> dict[str, dict]:
+    """{fingerprint: result} of the runs that a study's directory keeps. Raises UserError if the file has none."""
+    file = epath.Path(folder) / RUNS_FILE
+    if not exists(file):
+        return {}
     runs = read_object(file).get("runs")
     if not isinstance(runs, dict):
         raise UserError(f"{file}: it must be the {RUNS_FILE} of a study, an object with 'runs'")
@@ -173,6 +181,24 @@ def _made() -> dict:
     return made | {"versions": versions()}
 
 
+def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
+    """Raises UserError if a probe names a figure of an analysis that no arm has, before anything is trained."""
+    import jax
+
+    from xfresearch.data.labels import trains_on_labels
+    from xfresearch.data.tokenizers import tokenizer_for
+    from xfresearch.models import transformer
+
+    def models() -> Iterator[LanguageModel]:
+        first = next(iter(study.sizes))
+        for config in (each for cell, each in configs.items() if cell.size == first):
+            tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
+            params = transformer.init(config.model, jax.random.key(0))
+            yield LanguageModel(config.model, params, tokenizer, config, 0)
+
+    probes.check_figures(study.probes, models())
+
+
 def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
     ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
@@ -193,7 +219,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
         loop.setup_jax(config)
         found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
-        spent = {"down": 0.0, "metric": 0.0, "probes": 0.0}  # down: while no process ran
+        spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
         try:
             result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
         except manifest.OtherManifest as error:
@@ -204,8 +230,9 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         except Diverged as error:
             found["diverged"] = str(error)
         else:
-            if result.stopped_by:
-                sys.exit(128 + signal.Signals[result.stopped_by])
+            stopped_by = result.stopped_by
+            if stopped_by and result.step < config.steps:
+                _stop(stopped_by, folder)
             with _timed(spent, "metric"):
                 sums = result.held_out(matched.config.evaluation.final_sequences)
             found |= {"evaluation": summary(sums), "blocks": blocks(sums, study.metric), "step": result.step}
@@ -218,4 +245,12 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
         write_json(folder / RESULT_FILE, found)
         if not study.keep and (folder / "checkpoints").exists():
             (folder / "checkpoints").rmtree()
+        if stopped_by:
+            _stop(stopped_by, folder)
     return found
+
+
+def _stop(signal_name: str, folder) -> NoReturn:
+    """Ends the process as a training run that was told to stop."""
+    print(f"{signal_name}: saved {folder}; the same command goes on there", file=sys.stderr)
+    sys.exit(128 + signal.Signals[signal_name])

@@ -40,7 +40,8 @@ class Table(NamedTuple):
 
 def main_tables(outcome: Mapping) -> list[Table]:
     """What was found: over all sizes together, at each size, by probes, and as cost. Without those that are empty."""
-    sizes = [of_size(outcome, size) for size in outcome["sizes"]]
+    first, *others = [of_size(outcome, size) for size in outcome["sizes"]]
+    sizes = first, *(table._replace(about="") for table in others)
     return [table for table in (together(outcome), *sizes, probes(outcome), saved(outcome)) if table.rows]
 
 

@@ -52,7 +52,7 @@ class Result(NamedTuple):
     evaluation: dict  # loss, accuracy, ... of the last evaluation; {} without one
     clock: Clock
     params: dict  # for evaluation: averaged weights if the run keeps them
-    stopped_by: str  # the signal that stopped the run early, or ''
+    stopped_by: str  # the signal that told the run to stop, or ''; it may have come with the last update
     held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
     manifest: dict[str, str]  # digests of the data, versions and commit (checkpoints/manifest.py)
 
@@ -326,8 +326,7 @@ def train(
         batches.close()
         stopping.restore()
     run.checkpoints.close()
-    stopped_by = stopping.received if done < config.steps else ""
-    return Result(done, run.last_evaluation, run.clock, run.params, stopped_by, run.held_out_sums, run.manifest)
+    return Result(done, run.last_evaluation, run.clock, run.params, stopping.received, run.held_out_sums, run.manifest)
 
 
 class StopSignal:

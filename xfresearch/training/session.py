@@ -63,17 +63,18 @@ def run(
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
         result = loop.train(config, path, tokenizer, clock, fork, panel)
+        stopped_by = result.stopped_by if result.step < config.steps else ""  # a finished run writes its results
         summary = {
             "step": result.step,
             "workdir": str(workdir),
             "evaluation": result.evaluation,
             "starts": len(starts(path)),
-            "stopped_by": result.stopped_by,
+            "stopped_by": stopped_by,
         }
-        if result.stopped_by:
+        if stopped_by:
             if distributed.first():
                 print(
-                    f"{result.stopped_by}: saved step {result.step}; the same command resumes from there",
+                    f"{stopped_by}: saved step {result.step}; the same command resumes from there",
                     file=sys.stderr,
                 )
             return summary | _time(clock)

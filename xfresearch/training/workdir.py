@@ -22,14 +22,15 @@ from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError, disk_errors
 from xfresearch.files import exists, in_bucket, make_directory, move_damaged, read_object, write_json
+from xfresearch.training.claims import claimed
 from xfresearch.training.fork import check_fork
 from xfresearch.training.metrics import last_written
 
 
 @contextmanager
 def locked(workdir):
-    """Creates the directory and locks it for this process (a bucket is not locked). Raises UserError if it cannot be
-    written or another process trains in it."""
+    """Creates the directory and locks it for this process; one in a bucket is claimed (claims.py). Raises UserError if it
+    cannot be written or another process trains in it."""
     path = epath.Path(workdir).expanduser()
     try:
         make_directory(path)
@@ -38,7 +39,8 @@ def locked(workdir):
     except OSError as error:
         raise UserError(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
     if in_bucket(workdir):
-        yield path
+        with claimed(path):
+            yield path
         return
     import fcntl
 

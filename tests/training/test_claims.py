@@ -1,0 +1,85 @@
+"""Claims on a directory of a bucket, here on a disk: its times are those of files."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+from etils import epath
+
+from xfresearch.errors import UserError
+from xfresearch.training import claims as claims_module
+from xfresearch.training import workdir
+from xfresearch.training.claims import PREFIX, claimed
+
+TIMES = {"renew": 1.0, "stale": 6.0}  # files of epath have whole seconds
+
+
+def claims(folder) -> list[str]:
+    return [file.name for file in folder.glob(f"{PREFIX}*")]
+
+
+def test_a_claim_is_removed_at_the_end(tmp_path):
+    with claimed(epath.Path(tmp_path), **TIMES):
+        assert len(claims(tmp_path)) == 1
+    assert not claims(tmp_path)
+
+
+def test_a_directory_whose_process_is_alive_is_refused(tmp_path):
+    folder = epath.Path(tmp_path)
+    with claimed(folder, **TIMES):
+        message = r"another process is training in it \(.*, process \d+\)"
+        with pytest.raises(UserError, match=message), claimed(folder, **TIMES):
+            pass
+        assert len(claims(tmp_path)) == 1  # the first process keeps its own
+
+
+def test_the_claim_of_a_process_that_died_is_waited_for_and_removed(tmp_path):
+    dead = tmp_path / f"{PREFIX}dead"
+    dead.write_text("node, process 1")
+    began = time.time()
+    with claimed(epath.Path(tmp_path), renew=0.5, stale=2.0):
+        assert not dead.exists() and len(claims(tmp_path)) == 1
+    assert 2.0 <= time.time() - began < 20.0
+    dead.write_text("node, process 1")
+    os.utime(dead, (0, 0))
+    with claimed(epath.Path(tmp_path), **TIMES):
+        assert not dead.exists()
+
+
+def test_of_processes_that_begin_together_at_most_one_trains(tmp_path):
+    inside, most, together = [], [], threading.Barrier(4)
+
+    def train():
+        together.wait()
+        try:
+            with claimed(epath.Path(tmp_path), **TIMES):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(2.5)
+                inside.pop()
+        except UserError:
+            pass
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most, default=1) == 1 and not claims(tmp_path)
+
+
+def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, capsys):
+    codes = []
+    monkeypatch.setattr(claims_module.os, "_exit", lambda code: codes.append(code) or sys.exit())
+    monkeypatch.setattr(claims_module, "_renew", lambda mine: 1 / 0)  # a bucket that cannot be reached
+    with pytest.raises(SystemExit):
+        claims_module._keep_renewing(tmp_path / "claim", 0.01, 0.1, threading.Event())
+    assert codes == [75] and "could not be renewed: division by zero" in capsys.readouterr().err
+
+
+def test_a_run_in_a_bucket_claims_its_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir, "in_bucket", lambda path: True)
+    with workdir.locked(tmp_path):
+        assert len(claims(tmp_path)) == 1 and not (tmp_path / ".lock").exists()
