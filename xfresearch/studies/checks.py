@@ -12,8 +12,8 @@ from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched, trend_of
 from xfresearch.studies.running import config_of_trial
 
-# What the runs of a pair share: the same batches in the same order, and the same held-out text.
 LARGEST_MISMATCH = 0.05  # of what is matched
+# What the runs of a pair share: the same batches in the same order, and the same held-out text.
 SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.evaluation.")
 
 
