@@ -27,6 +27,7 @@ STUDIES = {
     "memory_beside": "memory.py:beside",
     "norms": "norms.py",
     "activations": "activations.py",
+    "activations_tuned": "activations.py:tuned",
     "experts": "experts.py",
     "recent": "recent.py",
     "lambda_layers": "lambda_layers.py",
@@ -51,7 +52,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "single_heads": ("single_heads",),
     "norms": ("norms", "norms_majority"),
     "memory": ("memory", "memory_beside"),
-    "activations": ("activations",),
+    "activations": ("activations", "activations_tuned"),
     "experts": ("experts", "experts_parameters", "experts_slots"),
     "lambda_layers": ("lambda_layers", "lambda_recall"),
     "recent": ("recent",),
@@ -85,7 +86,7 @@ def _measured(name: str) -> str:
     about += f"Runs by commit, date and machine: {'; '.join(outcome['made']['runs'])}."
     parts = [f"**{outcome['study']['question']}** {about}", f"![differences]({name}.svg)"]
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
-    if name == "activations":
+    if name.startswith("activations"):
         parts.append(_shazeer(outcome))
     parts.append(report.training(outcome))
     for each in main_tables(outcome):

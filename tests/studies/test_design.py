@@ -191,7 +191,7 @@ FILES = [file for file in sorted(Path("configs/studies").glob("[!_]*.py")) if fi
 NAMED = [f"{file}:{size}" for file in FILES for size in SIZES]
 
 
-OTHERS = "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside"
+OTHERS = "w_q.py:merged", "w_q.py:one_head", "w_o.py:layouts", "memory.py:beside", "activations.py:tuned"
 OTHERS += "lambda_layers.py:recall", "experts.py:parameters", "experts.py:slots", "norms.py:majority"
 
 
@@ -219,6 +219,7 @@ W_O = ("no_residual_between", "fused_output", "fused_output_smaller")
         (("w_o.py", "w_o.py:layouts"), dict(zip(W_O, W_O, strict=True))),
         (("w_o.py:layouts", "w_q.py"), {"pre_norm": "learned"}),
         (("w_q.py", "activations.py"), {"learned": "gelu"}),
+        (("activations.py", "activations.py:tuned"), {"swiglu": "swiglu"}),
         (("recent.py", "experts.py:parameters"), {"softmax": "dense"}),
         (("lambda_layers.py", "w_q.py"), {"attention": "learned"}),
     ],
