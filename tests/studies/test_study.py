@@ -121,6 +121,10 @@ def test_all_sizes_together_show_what_no_size_does(config, finished):
     line = report.verdicts(results)[0]
     assert line.startswith("parallel is worse than base over both sizes: +0.0315") and "undecided at small" in line
     assert "## Both sizes" in report.markdown(results) and "both sizes: worse" in report.picture(results)
+    assert not any("gains nothing" in line for line in report.notes(results))  # each size has its own rates
+    tuned = results | {"study": results["study"] | {"tune_at": "small"}}
+    lines = [line for line in report.notes(tuned) if "gains nothing" in line]
+    assert [line.split()[0] for line in lines] == ["base", "parallel"] and "at small and 1.9999 at large" in lines[0]
     failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and trial.seed == 2)
     found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
     results = outcome.found(chosen, plan.make(chosen).matched, found)

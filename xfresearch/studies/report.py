@@ -4,6 +4,7 @@ HTML and Markdown are made from results.json alone, in seconds.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -149,9 +150,26 @@ def notes(outcome: Mapping) -> list[str]:
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
+    lines += _gained_nothing(outcome)
     if not outcome["trends"]:
         lines.append("There is no trend: it takes sizes that differ by a factor of 1.3, and arms without failures.")
     return lines + _of_runs(outcome)
+
+
+def _gained_nothing(outcome: Mapping) -> list[str]:
+    """A warning for each arm that is no better at a size with more parameters, where its learning rate was not tried."""
+    study, lines = outcome["study"], []
+    if not study["tune_at"] or study["trend"] != "parameters":
+        return []
+    for (small, before), (large, after) in pairwise(outcome["sizes"].items()):
+        for arm, each in after["arms"].items():
+            first, second = before["arms"][arm]["mean"], each["mean"]
+            if first is not None and second is not None and second >= first:
+                lines.append(
+                    f"{arm} has {first:.4f} at {small} and {second:.4f} at {large}: it gains nothing by its size. The rate "
+                    f"of size {study['tune_at']} may be a bad one there; config.tune_at='' tries rates at each size."
+                )
+    return lines
 
 
 def _of_runs(outcome: Mapping) -> list[str]:
