@@ -41,7 +41,7 @@ def no_training(monkeypatch):
     monkeypatch.setattr(conducting, "run_trial", None)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_study_that_is_killed_or_stopped_resumes_and_reports_the_same(config, finished, tmp_path, sent):
     command = [sys.executable, "-m", "xfresearch.study", *config, "--workdir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

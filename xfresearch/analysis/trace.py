@@ -103,7 +103,8 @@ def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Pro
             if len(found) == count:
                 break
     if not found:
-        raise NothingMeasured(f"the model predicts the object of none of {len(records)} facts: there is nothing to trace")
+        text = f"the model predicts the object of none of the {len(records)} facts: there is nothing to trace"
+        raise NothingMeasured(text)
     return [record for record, _ in found], [prompt for _, prompt in found]
 
 
