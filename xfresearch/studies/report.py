@@ -108,7 +108,8 @@ def training(outcome: Mapping) -> str:
     """What was trained, what is equal, and what was tuned, in sentences."""
     study, baselines = outcome["study"], [here["arms"][outcome["study"]["baseline"]] for here in outcome["sizes"].values()]
     sizes = " and ".join(f"{each['parameters']:,} parameters on {each['tokens']:,} tokens" for each in baselines)
-    rates = f"the best of {len(study['rates'])} learning rates (more, where the best one was at the edge)"
+    more = " (more, where the best one was at the edge)" if study["extensions"] else ""
+    rates = f"the best of {len(study['rates'])} learning rates{more}"
     where = f"at size {study['tune_at']}, and keeps it at the others" if study["tune_at"] else "at each size"
     return (
         f"{study['baseline']} trains {sizes}. {_matched(outcome)} Each arm has {rates}, with one run for each rate {where}; "
