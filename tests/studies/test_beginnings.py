@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.studies.tiny import run
+from tests.studies.tiny import run, time_nothing
 from xfresearch import hardware
 from xfresearch.errors import UserError
 from xfresearch.files import read_object
@@ -80,8 +80,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(config, tmp_path, workdi
 
 def test_a_home_directory_is_expanded(config, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(plan, "seconds_per_update", lambda config: 1.0)
-    monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: 1.0)
+    time_nothing(monkeypatch)
     run(config, "~/study", "--plan")
     assert (tmp_path / "study/seconds.json").exists()
 

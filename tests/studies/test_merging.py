@@ -1,7 +1,7 @@
 """Two studies become one: a config with the arms of both takes the runs of their directories."""
 
 from tests.studies.test_null_studies import MADE
-from tests.studies.tiny import FILE, run
+from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.files import read_object, write_json, write_rows
 from xfresearch.studies import conducting, design, plan, running
 from xfresearch.studies.cells import Trial
@@ -27,8 +27,7 @@ def pretend(study, store, trial, matched, count) -> dict:
 
 
 def test_a_study_with_the_arms_of_two_others_trains_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "seconds_per_update", lambda config: 1.0)
-    monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: 1.0)
+    time_nothing(monkeypatch)
     monkeypatch.setattr(conducting, "run_trial", pretend)
     arms = [f'"{layout}": ("model.blocks.main.layout={layout}",)' for layout in ("parallel", "no_norm_between")]
     folders = [tmp_path / name for name in ("first", "second", "both")]

@@ -1,6 +1,7 @@
 """A study of two tiny models, and its command."""
 
 from xfresearch import study
+from xfresearch.studies import plan
 
 FILE = """
 from configs.studies import common
@@ -18,3 +19,9 @@ def get_config():
 
 def run(config: list[str], workdir, *more: str) -> None:
     study.main([*config, "--workdir", str(workdir), *more])
+
+
+def time_nothing(monkeypatch) -> None:
+    """Updates of all arms take a second."""
+    monkeypatch.setattr(plan, "seconds_per_update", lambda config: 1.0)
+    monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: 1.0)

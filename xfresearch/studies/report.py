@@ -14,7 +14,7 @@ from xfresearch.pages.charts import Curve, line_chart, styles
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.studies import tables
-from xfresearch.studies.outcome import points
+from xfresearch.studies.outcome import LEAST_SPREAD, points
 from xfresearch.studies.statistics import ALPHA, SMALL
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 
@@ -153,7 +153,7 @@ def notes(outcome: Mapping) -> list[str]:
         lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
     lines += _gained_nothing(outcome)
     if not outcome["trends"]:
-        lines.append("There is no trend: it takes sizes that differ by a factor of 1.3, and arms without failures.")
+        lines.append(f"There is no trend: it takes sizes that differ by a factor of {LEAST_SPREAD}, and no failed arms.")
     return lines + _of_runs(outcome)
 
 

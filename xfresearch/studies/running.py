@@ -181,20 +181,25 @@ def _made() -> dict:
     return made | {"versions": versions()}
 
 
+def _tokenizer(config: Config):
+    """The tokenizer of a run; None for a data set with labels."""
+    from xfresearch.data.labels import trains_on_labels
+    from xfresearch.data.tokenizers import tokenizer_for
+
+    return None if trains_on_labels(config.data) else tokenizer_for(config.data)
+
+
 def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
     """Raises UserError if a probe names a figure of an analysis that no arm has, before anything is trained."""
     import jax
 
-    from xfresearch.data.labels import trains_on_labels
-    from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.models import transformer
 
     def models() -> Iterator[LanguageModel]:
         first = next(iter(study.sizes))
         for config in (each for cell, each in configs.items() if cell.size == first):
-            tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
             params = transformer.init(config.model, jax.random.key(0))
-            yield LanguageModel(config.model, params, tokenizer, config, 0)
+            yield LanguageModel(config.model, params, _tokenizer(config), config, 0)
 
     probes.check_figures(study.probes, models())
 
@@ -203,8 +208,6 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
     ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
     one with other data or versions."""
-    from xfresearch.data.labels import trains_on_labels
-    from xfresearch.data.tokenizers import tokenizer_for
     from xfresearch.training import loop
     from xfresearch.training.metrics import Clock
     from xfresearch.training.workdir import locked
@@ -216,7 +219,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
             return found
         _require_same_config(folder, config)
         clock = Clock()
-        tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
+        tokenizer = _tokenizer(config)
         loop.setup_jax(config)
         found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
         spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
