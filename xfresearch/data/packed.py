@@ -178,7 +178,8 @@ def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     meta = read_json(directory / "meta.json")
     dtype = np.dtype(meta["dtype"])
     tokens = np.memmap(directory / "tokens.bin", dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
-    return tokens, np.fromfile(directory / "offsets.bin", np.int64)
+    # Slices of an array are several times as fast as those of a memmap.
+    return np.asarray(tokens), np.fromfile(directory / "offsets.bin", np.int64)
 
 
 def _pad(dtype) -> int:
@@ -197,22 +198,22 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
             f" with config.sequence_length={length}"
         )
     dtype = tokens.dtype
-    pad = _pad(dtype)
     if config.data.packing == "documents":
-        dtype = dtype if length < pad else np.dtype(np.uint32)  # the rows also hold segment ids
+        dtype = dtype if length < _pad(dtype) else np.dtype(np.uint32)  # the rows also hold segment ids
         rows = packing.document_rows(tokens, offsets, length, _pad(dtype))
     else:
-        rows = packing.stream_rows(tokens, length, pad, keep_last=split != "train")
+        rows = packing.stream_rows(tokens, length, _pad(dtype), keep_last=split != "train")
     writer = ArrayRecordWriter(str(directory / _ROWS), "group_size:1")
     content = hashlib.sha256()
     n_sequences = filled = segments = 0
+    pad = _pad(dtype)
     with stage(f"packing {corpus} {split}", len(tokens), "tokens") as progress:
         for row in map(np.atleast_2d, rows):
             record = row.astype(dtype).tobytes()
             writer.write(record)
             content.update(record)
             n_sequences += 1
-            real = int(np.count_nonzero(row[0] != _pad(dtype)))
+            real = int(np.count_nonzero(row[0] != pad))
             documents = int(row[1].max()) if len(row) == 2 else 1
             filled += real
             segments += documents

@@ -17,11 +17,11 @@ def stream_rows(tokens: np.ndarray, length: int, pad: int, keep_last: bool) -> I
 
     An incomplete last row is padded with `keep_last`, dropped without.
     """
-    predicted = max(len(tokens) - 1, 0)
-    rows = -(-predicted // length) if keep_last else predicted // length
-    for i in range(rows):
-        row = tokens[i * length : i * length + length + 1]
-        yield np.pad(row, (0, length + 1 - len(row)), constant_values=pad)
+    rows, left = divmod(max(len(tokens) - 1, 0), length)
+    for start in range(0, rows * length, length):
+        yield tokens[start : start + length + 1]
+    if left and keep_last:
+        yield np.pad(tokens[rows * length :], (0, length - left), constant_values=pad)
 
 
 def document_rows(tokens: np.ndarray, offsets: np.ndarray, length: int, pad: int) -> Iterator[np.ndarray]:
