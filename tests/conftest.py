@@ -2,10 +2,12 @@
 in git."""
 
 import atexit
+import gc
 import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +28,10 @@ import jax  # noqa: E402 - it reads the variables above
 
 # All workers share the programs that they compile. JAX decides at the first compilation whether it has a cache.
 jax.config.update("jax_compilation_cache_dir", PROGRAMS)
+gc.set_threshold(100_000, 50, 1000)  # JAX keeps millions of objects that are no garbage: looking for it took 4 % of the time
+COMPILED = "/jax/core/compile/backend_compile_duration"
+counted = Counter()
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: counted.update([name]))
 ROOT = Path(__file__).parent.parent
 LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py")
 
@@ -66,13 +72,15 @@ def settings_of_jax():
     jax.config.update("jax_compilation_cache_dir", PROGRAMS)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def programs_of_jax():
-    """Drops compiled programs before a worker has some gigabytes of them: LLVM ends a process with 65,530 mappings."""
+    """Drops compiled programs before there are too many: LLVM ends a process with 65,530 mappings of memory."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
-        jax.clear_caches()
+    if counted[COMPILED] > 500 and maps.exists():  # since the mappings, a handful for each program, were counted
+        counted.clear()
+        if maps.read_bytes().count(b"\n") > 45_000:
+            jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Contract 8: every named config trains at :tiny with its command and resumes bit for bit from a checkpoint.
 
-The command runs in this process, so that JAX is loaded once. For killed processes see training/test_resume.py.
+The command runs in this process, so that JAX is loaded once. Each config takes some ten seconds, so all are `long`: every
+day training/test_resume.py resumes a run with experts, and the documents train three other configs.
 """
 
 import json
@@ -39,14 +40,8 @@ def state_of(workdir) -> dict:
     return meta["fingerprints"]
 
 
-def _cases() -> list:
-    """The default run has one config; experts are in training/test_resume.py. `long` has all."""
-    often = ("lambda_lm",)
-    rest = [name for name in NAMED if name not in often]
-    return [*often, *(pytest.param(name, marks=pytest.mark.long) for name in rest)]
-
-
-@pytest.mark.parametrize("name", _cases())
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMED)
 def test_trains_with_its_command_and_resumes_bit_for_bit(name, tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in (OVERRIDES | {"data.cache_dir": cache}).items()]
     result = tmp_path / "result.json"
