@@ -30,6 +30,7 @@ STUDIES = {
     "activations_tuned": "activations.py:tuned",
     "experts": "experts.py",
     "recent": "recent.py",
+    "recent_differential": "recent.py:differential",
     "lambda_layers": "lambda_layers.py",
     "lambda_recall": "lambda_layers.py:recall",
     "single_heads": "single_heads.py",
@@ -55,7 +56,7 @@ ANSWERS = {  # page of docs/questions: its studies
     "activations": ("activations", "activations_tuned"),
     "experts": ("experts", "experts_parameters", "experts_slots"),
     "lambda_layers": ("lambda_layers", "lambda_recall"),
-    "recent": ("recent",),
+    "recent": ("recent", "recent_differential"),
 }
 
 
