@@ -1,4 +1,4 @@
-"""Lambda layers (Bello 2021) against attention at three lengths, at equal parameters. With :recall on associative recall.
+"""Lambda layers (Bello 2021) against attention at two lengths, at equal parameters. With :recall on associative recall.
 
 At equal FLOPs the feed-forward layers of the lambda models would grow with the length, because attention costs more and
 more: the trend would be that of the feed-forward layers, too."""
@@ -25,7 +25,7 @@ def get_config(size: str = "full"):
         "lambda_global": (*lambdas, *block("attention.lambdas.window=0")),
     }
     if size != "tiny":
-        study.sizes = {f"length_{length}": _at(length) for length in (64, 128, 512)}
+        study.sizes = {f"length_{length}": _at(length) for length in (128, 512)}
         study.tune_at, study.trend = "length_128", "sequence_length"
     return study
 
