@@ -6,11 +6,13 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_step import make_batch, make_config
+from xfresearch.sharding.mesh import make_mesh
 from xfresearch.training.hyper import OF_OPTIMIZER, hyper_of, without_hyper
-from xfresearch.training.program import Program, shared_program
+from xfresearch.training.program import Program, _quick_compilation, shared_program
 
 LENGTHS = [8] * 8
 OTHERS = {"learning_rate": 3e-2, "weight_decay": 0.3, "warmup": 1, "final_fraction": 0.5, "decay_fraction": 0.8}
@@ -57,6 +59,15 @@ def test_a_number_of_the_state_is_what_it_is_in_the_config(name):
     jax.tree.map(np.testing.assert_array_equal, shared, own)
     differ = jax.tree.map(lambda a, b: bool((a != b).any()), base_trained()[0]["params"], own[0]["params"])
     assert any(jax.tree.leaves(differ))
+
+
+def test_init_compiles_with_a_level_of_xla_flags_or_a_low_one_on_the_cpu(monkeypatch):
+    mesh, abstract = make_mesh(config_of()), AbstractMesh((2,), ("data",))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    assert _quick_compilation(mesh) == {"xla_backend_optimization_level": 1}
+    assert _quick_compilation(abstract) == _quick_compilation(None) == {}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
+    assert _quick_compilation(mesh) == {}
 
 
 def test_runs_may_be_mapped_over_their_numbers():
