@@ -34,5 +34,5 @@ else
 fi
 exec 8>&- 9>&-
 
-tail -n +1 -f --pid="$(<"$pid")" "$log"
+tail -n +1 -f -s 0.2 --pid="$(<"$pid")" "$log" # it looks every 0.2 s whether the run lives
 exit "$(cat "$ended" 2>/dev/null || echo 137)" # no exit code was written: the run was killed

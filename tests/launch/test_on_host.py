@@ -49,7 +49,7 @@ def kill(tmp_path) -> None:
 
 
 def test_a_second_call_reconnects_to_the_same_run(tmp_path):
-    words = counted(tmp_path, "time.sleep(3); print('end'); sys.exit(0)")
+    words = counted(tmp_path, "time.sleep(2); print('end'); sys.exit(0)")
     first = start(words)
     assert first.stdout.readline() == "up\n"
     first.kill()
@@ -67,7 +67,7 @@ def test_only_exit_codes_other_than_0_and_3_start_the_run_again(tmp_path, code, 
 
 
 def test_two_calls_at_once_start_one_run(tmp_path):
-    words = counted(tmp_path, "time.sleep(2); print('end')")
+    words = counted(tmp_path, "time.sleep(1); print('end')")
     calls = [start(words) for _ in range(4)]
     assert [call.communicate(timeout=20)[0] for call in calls] == ["up\nend\n"] * 4
     assert starts(tmp_path) == 1
