@@ -5,7 +5,6 @@ Seconds depend on the machine: an update of every cell is timed (plan.py), and t
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import cycle
 from typing import NamedTuple
 
 from xfresearch.config.run import Config
@@ -68,7 +67,7 @@ def _cost(study: Study, seconds: float | None) -> Callable[[Config], float]:
 
 def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], target: float) -> int:
     """The value of an integer option with which the cost is closest to the target. The cost rises with the option, mostly
-    by as much for each number: so guesses with the slope of the upper half take turns with halving the range."""
+    by as much for each number: so a guess with the slope of the upper half and its neighbours come before halving."""
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
     first = value_at(config_of(study, size, arm), key)
@@ -82,13 +81,13 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
         raise UserError(f"arm {arm} at size {size}: {key} cannot be solved for: it does not change the {study.match}")
     if at(high) < target:
         raise UserError(f"arm {arm} at size {size}: {key}={high * unit} is not enough for the baseline's {study.match}")
-    slope = (at(high) - at(high // 2)) / (high - high // 2)
-    for guesses in cycle((True, False)):
-        if high - low == 1:
-            return unit * min((low, high), key=lambda number: abs(at(number) - target))
-        guess = int(high - (at(high) - target) / slope) if guesses else (low + high) // 2
-        middle = min(max(guess, low + 1), high - 1)
-        low, high = (middle, high) if at(middle) < target else (low, middle)
+    guess = int(high - (at(high) - target) * (high - high // 2) / (at(high) - at(high // 2)))
+    guesses = [guess, guess + 1, guess - 1]
+    while high - low > 1:
+        middle = guesses.pop(0) if guesses else (low + high) // 2
+        if low < middle < high:
+            low, high = (middle, high) if at(middle) < target else (low, middle)
+    return unit * min((low, high), key=lambda number: abs(at(number) - target))
 
 
 def trend_of(study: Study, baseline: Matched) -> int:
