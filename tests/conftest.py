@@ -28,7 +28,7 @@ import jax  # noqa: E402 - it reads the variables above
 
 # All workers share the programs that they compile. JAX decides at the first compilation whether it has a cache.
 jax.config.update("jax_compilation_cache_dir", PROGRAMS)
-gc.set_threshold(100_000, 50, 1000)  # JAX keeps millions of objects that are no garbage: looking for it took 4 % of the time
+gc.set_threshold(50_000, 20, 20)  # JAX keeps millions of objects that are no garbage: looking for it took 4 % of the time
 COMPILED = "/jax/core/compile/backend_compile_duration"
 counted = Counter()
 jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: counted.update([name]))
