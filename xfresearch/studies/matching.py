@@ -66,8 +66,8 @@ def _cost(study: Study, seconds: float | None) -> Callable[[Config], float]:
 
 
 def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], target: float) -> int:
-    """The value of an integer option with which the cost is closest to the target. The cost rises with the option, mostly
-    by as much for each number: so a guess with the slope of the upper half and its neighbours come before halving."""
+    """The value of an integer option with which the cost is closest to the target. The cost rises with the option,
+    in most cases linearly. So a linear guess and its two neighbours are tried before the range is halved."""
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
     first = value_at(config_of(study, size, arm), key)
