@@ -117,7 +117,8 @@ CASES = [(analysis, config) for config in sorted(NAMED) for analysis in ANALYSES
 
 
 def is_daily(name: str, config: str) -> bool:
-    return config in DAILY and (name == "routing" or config == "gpt2")
+    """Causal tracing and patching take long, and have tests of their figures."""
+    return config in DAILY and (name == "routing" or config == "gpt2") and name not in ("patching", "trace")
 
 
 @pytest.mark.parametrize(

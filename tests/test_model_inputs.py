@@ -1,6 +1,5 @@
 """What a LanguageModel takes besides token ids, and what it says about itself: text, wildcards, loss, unembed, batches."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -9,13 +8,10 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
-from tests.contracts.variants import ALL
 from tests.tiny_runs import CONFIGS, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.pipeline import stream_tokens
 from xfresearch.language_model import _logits
-from xfresearch.model_inputs import tap_shapes
-from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.traced import traced
 
 ROOT = Path(__file__).parent.parent
@@ -244,16 +240,3 @@ def test_the_names_of_transformer_lens():
     parallel = tiny_model(model__blocks__main__layout="parallel")
     with pytest.raises(xf.UserError, match=r"hook_resid_mid'.*no such value"):
         parallel.capture(TEXT, "blocks.0.hook_resid_mid")
-
-
-def test_the_table_of_taps_in_the_documentation_is_complete():
-    """docs/inside.md names each tap of every variant, with the same name of TransformerLens as the code."""
-    lines = (ROOT / "docs" / "inside.md").read_text().split("## The taps")[1].splitlines()
-    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")][2:]
-    lens_of = {name: re.findall(r"`(.+?)`", row[4]) for row in rows for name in re.findall(r"`(.+?)`", row[1])}
-    sites = {site.split(".")[-1] for config in ALL.values() for site in tap_shapes(config)}
-    assert set(lens_of) == sites - {"embed", "final"}
-    expected = lens_names(tiny_model("llama").config) | lens_names(tiny_model("gpt2").config)
-    pairs = [(name.split(".", 2)[2], tap.split(".")[-1]) for name, tap in expected.items() if tap != "final"]
-    assert all(name in lens_of[tap] for name, tap in pairs)
-    assert {name for names in lens_of.values() for name in names} == {name for name, _ in pairs}

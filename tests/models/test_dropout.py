@@ -142,7 +142,7 @@ def noisy(config):
     return model(rates, config)
 
 
-@pytest.mark.parametrize("layers", ["scan", "unroll"])
+@pytest.mark.parametrize("layers", ["scan", pytest.param("unroll", marks=pytest.mark.long)])
 def test_all_draws_of_a_pattern_are_independent(layers, draws):
     config = noisy(VARIANTS["pattern"])
     forward(config, random_params(config), tokens_for(config, 4, 16), layers, key=KEY)

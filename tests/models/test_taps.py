@@ -1,18 +1,23 @@
 """Taps: values inside the model that can be recorded or changed by name, in one compiled program."""
 
+import re
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.contracts.passes import capture, forward, run
-from tests.contracts.variants import ALL, NAMED, in_float64, marked, model, random_params, tokens_for
+from tests.contracts.variants import ALL, NAMED, ROOT, in_float64, marked, model, random_params, tokens_for
+from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.model_inputs import tap_shapes
 from xfresearch.models import layers
 from xfresearch.models.context import Context
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import Patch, Request, Stacked, captured, request
 
 CONFIG = model()
@@ -30,6 +35,12 @@ DEFAULT_RUN = [
     *("feed_forward[moe].moe.capacity=0.125", "feed_forward.kind=solu", "memory-layers", "configs/llama.py"),
 ]
 COMPARES = ("softmax", "differential", "lambda")  # the mixers that compare a query with keys
+
+
+@cache
+def shapes_of(name: str) -> dict:
+    """The shapes of the taps of a variant, cached: two tests read those of all variants."""
+    return tap_shapes(ALL[name], 2, 8)
 
 
 def logits(replace=None, config=CONFIG, **options):
@@ -57,8 +68,7 @@ def test_names_are_in_the_order_of_the_computation():
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_variant_offers_what_each_sublayer_reads_and_writes(name):
-    config = ALL[name]
-    shapes = tap_shapes(config, 2, 8)
+    config, shapes = ALL[name], shapes_of(name)
     for layer in layers.layers(config):
         options = config.blocks[layer.block]
         for sublayer in LAYOUTS[options.layout].sublayers:
@@ -80,6 +90,19 @@ def test_every_variant_offers_what_each_sublayer_reads_and_writes(name):
                 assert {f"{at}.{value}" for value in values} <= set(shapes)
             if kind == "lambda":
                 assert f"{at}.state" in shapes
+
+
+def test_the_table_of_taps_in_the_documentation_is_complete():
+    """docs/inside.md names each tap of every variant, with the same name of TransformerLens as the code."""
+    lines = (ROOT / "docs" / "inside.md").read_text().split("## The taps")[1].splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")][2:]
+    lens_of = {name: re.findall(r"`(.+?)`", row[4]) for row in rows for name in re.findall(r"`(.+?)`", row[1])}
+    sites = {site.split(".")[-1] for name in ALL for site in shapes_of(name)}
+    assert set(lens_of) == sites - {"embed", "final"}
+    expected = lens_names(tiny_model("llama").config) | lens_names(tiny_model("gpt2").config)
+    pairs = [(name.split(".", 2)[2], tap.split(".")[-1]) for name, tap in expected.items() if tap != "final"]
+    assert all(name in lens_of[tap] for name, tap in pairs)
+    assert {name for names in lens_of.values() for name in names} == {name for name, _ in pairs}
 
 
 @pytest.mark.parametrize("how", ["scan", "unroll"])

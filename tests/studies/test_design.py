@@ -196,7 +196,13 @@ OTHERS += "lambda_layers.py:recall", "recent.py:differential", "experts.py:param
 OTHERS += ("norms.py:majority",)
 
 
-@pytest.mark.parametrize("name", [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)])
+def cases() -> list:
+    """Every day the tiny sizes: those of the documents have the same arms, and solving for them takes longer."""
+    names = [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)]
+    return [pytest.param(name, marks=() if name.endswith(":tiny") else pytest.mark.long) for name in names]
+
+
+@pytest.mark.parametrize("name", cases())
 def test_every_named_study_has_arms_of_equal_cost(name):
     study = design.read(["--config", name])
     for cell in cells.cells(study):

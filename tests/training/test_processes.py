@@ -295,7 +295,7 @@ def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
         distributed.check(parser.parse_args(given.split()))
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_process_that_never_comes_is_one_line(index, tmp_path):
     one = [f"--coordinator=localhost:{free_port()}", "--processes=2", f"--process={index}", "--join-timeout=3"]
     command = [sys.executable, "-m", "xfresearch.train", f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={tmp_path}"]
