@@ -197,7 +197,7 @@ OTHERS += ("norms.py:majority",)
 
 
 def cases() -> list:
-    """Every day the tiny sizes: those of the documents have the same arms, and solving for them takes longer."""
+    """The default run has the tiny sizes. The sizes of the documents take longer to solve, and are in make long."""
     names = [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)]
     return [pytest.param(name, marks=() if name.endswith(":tiny") else pytest.mark.long) for name in names]
 

@@ -22,11 +22,13 @@ from xfresearch.training.step import gradients, init_params
 MOE = make_block(
     feed_forward={"kind": "moe", "hidden": 16, "moe": {"experts": 4, "z_loss": 0.1, "balance_loss": 0.5}}
 )
+MEMORY = make_block("all_attention", attention={"memory_slots": 4})
 DENSE = make_block()
 
 
 def make_config(block=DENSE, layers="scan", **training) -> Config:
-    model = ModelConfig(width=16, depth=2, vocab_size=11, blocks={"main": block})
+    final = "none" if block is MEMORY else "layer"
+    model = ModelConfig(width=16, depth=2, vocab_size=11, final_norm=final, blocks={"main": block})
     data = DataConfig(packing="documents")
     run = Config(
         steps=10,
@@ -79,8 +81,9 @@ def grads_of(config, batch):
 
 @settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=8, max_size=8), st.sampled_from([2, 8]))
-def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(lengths, parts):
-    config = make_config(MOE, z_loss=0.01)
+@pytest.mark.parametrize("block", [MOE, pytest.param(MEMORY, marks=pytest.mark.long)], ids=["moe", "memory"])
+def test_microbatches_of_unequal_token_counts_add_up_to_the_whole_batch(block, lengths, parts):
+    config = make_config(block, z_loss=0.01)
     batch = make_batch(lengths)
     whole, metrics = grads_of(config, batch)
     summed, more = grads_of(replace(config, training=replace(config.training, accumulate=parts)), batch)
