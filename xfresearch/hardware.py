@@ -89,7 +89,7 @@ def _tpu_attached(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
 
 
 def describe_machine() -> dict:
-    """Processor, memory and devices, for run.json."""
+    """Processor, memory, devices and the precision of products of float32, for run.json."""
     import jax
 
     return {
@@ -100,6 +100,7 @@ def describe_machine() -> dict:
         "backend": jax.default_backend(),
         "devices": kinds_of(jax.devices()),
         "processes": jax.process_count(),
+        "matmul_precision": jax.config.jax_default_matmul_precision or "default",
     }
 
 

@@ -218,12 +218,14 @@ def test_the_report_says_where_and_with_which_versions_runs_were_made(config, fi
     assert not any("sets of versions" in line for line in report.notes(one))
     trial, result = list(found.items())[-1]
     made = result["made"]
-    other = {"machine": made["machine"] | {"cpu": "another"}, "versions": made["versions"] | {"jax": "0.0.1"}}
+    machine = made["machine"] | {"cpu": "another", "matmul_precision": "highest"}
+    other = {"machine": machine, "versions": made["versions"] | {"jax": "0.0.1"}}
     several = outcome.found(chosen, solved, found | {trial: result | {"made": made | other}})
     assert "2 sets of versions" in "\n".join(report.notes(several))
     assert "jax 0.0.1" in report.markdown(several)
     first, second = several["made"]["runs"]
     assert first.startswith("7: ") and second.startswith("1: ") and "another" in second
+    assert "precision" not in first and second.endswith("matmul precision highest")
 
 
 @pytest.mark.parametrize(

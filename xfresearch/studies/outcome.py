@@ -73,8 +73,10 @@ def _made(each: Sequence[Mapping]) -> dict[str, list[str]]:
 
 
 def machine(described: Mapping) -> str:
-    """'processor, cores, devices' of hardware.describe_machine."""
-    return f"{described['cpu']}, {described['cores']} cores, {described['devices']}"
+    """'processor, cores, devices' of hardware.describe_machine, and the precision of products if it was set."""
+    precision = described.get("matmul_precision", "default")
+    precise = "" if precision == "default" else f", matmul precision {precision}"
+    return f"{described['cpu']}, {described['cores']} cores, {described['devices']}{precise}"
 
 
 def short_commit(commit: str) -> str:
