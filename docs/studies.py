@@ -6,7 +6,9 @@ design, the results of the runs and the report. A run that several studies have 
 
 import json
 import math
+from itertools import combinations
 from pathlib import Path
+from statistics import mean, median
 
 from xfresearch import study
 from xfresearch.command import Parser, run
@@ -94,6 +96,31 @@ def _measured(name: str) -> str:
         parts += [f"**{each.title}.** {each.about}".rstrip(), in_markdown(each.columns, each.rows)]
     parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))
     return "\n\n".join(parts) + "\n"
+
+
+def machines() -> str:
+    """A table of how much runs of one config differ in bits per byte between the processors that trained them."""
+    trained = {}  # fingerprint: processor: bits per byte
+    for file in sorted(DATA.glob(f"*/{RUNS_FILE}")):
+        for fingerprint, result in json.loads(file.read_text())["runs"].items():
+            value = result["evaluation"].get("bits_per_byte")
+            if value is not None:
+                trained.setdefault(fingerprint, {})[_processor(result["made"]["machine"])] = value
+    found = {}
+    for each in trained.values():
+        for first, second in combinations(sorted(each), 2):
+            found.setdefault((first, second), []).append(each[second] - each[first])
+    rows = []
+    for (first, second), differences in sorted(found.items()):
+        sizes = [abs(each) for each in differences]
+        figures = (f"{mean(differences):+.4f}", f"{median(sizes):.4f}", f"{max(sizes):.4f}")
+        rows.append([first, second, len(differences), *figures])
+    return in_markdown(["trained on", "and on", "runs", "mean difference", "median size", "largest"], rows) + "\n"
+
+
+def _processor(machine: dict) -> str:
+    """'AMD EPYC', or '1 x NVIDIA H200'."""
+    return machine["cpu"] if machine["backend"] == "cpu" else machine["devices"]
 
 
 def _shazeer(outcome: dict) -> str:

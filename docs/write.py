@@ -15,6 +15,13 @@ HERE = Path(__file__).parent
 KEYS = "## Every key\n\n"
 TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
+MACHINES = """## The same run on two machines
+
+Some studies have runs of several machines. These are all configs that two of them have trained, on the GPU with jax 0.11.2
+and `JAX_DEFAULT_MATMUL_PRECISION=highest`. Differences are in bits per byte, of the second machine minus the first. A run
+at too high a learning rate differs most.
+
+"""
 CONVERSIONS_TITLE = "## The conversions\n\n"
 DECODING_TITLE = """## What an exact conversion buys
 
@@ -50,6 +57,11 @@ def variants() -> str:
     lines = [" | ".join(titles), "|".join(["---"] * len(titles)), *map(_row, variant_names())]
     table = "".join(f"| {line} |\n" for line in lines)
     return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + table
+
+
+def of_studies() -> str:
+    """docs/studies.md with how much the same run differs between machines."""
+    return (HERE / "studies.md").read_text().split(MACHINES)[0] + MACHINES + studies.machines()
 
 
 def variant_names() -> list[str]:
@@ -232,6 +244,7 @@ PAGES = {
     "configuration.md": configuration,
     "variants.md": variants,
     "scale.md": scale,
+    "studies.md": of_studies,
     "surgery.md": surgery,
     "anatomy.md": anatomy,
     "questions/where_is_a_fact.md": where_is_a_fact,
