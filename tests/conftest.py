@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,9 +26,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
 PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.environ["XFRESEARCH_CACHE"] + "/compiled")
 import jax  # noqa: E402 - it reads the variables above
+from jax._src.interpreters import mlir  # noqa: E402
 
 # All workers share the programs that they compile. JAX decides at the first compilation whether it has a cache.
 jax.config.update("jax_compilation_cache_dir", PROGRAMS)
+# For every program that it lowers, JAX makes an MLIR context. That takes half of the time of a small program, and more than
+# half of its memory. One context can serve all.
+mlir.make_ir_context = cache(mlir.make_ir_context)
 gc.set_threshold(50_000, 20, 20)  # JAX keeps millions of objects that are no garbage: looking for it took 4 % of the time
 COMPILED = "/jax/core/compile/backend_compile_duration"
 counted = Counter()
