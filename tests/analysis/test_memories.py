@@ -42,7 +42,7 @@ def test_fewer_tokens_than_triggers_leave_places_empty():
         ("llama", "feed_forward", {}),
         ("moe", "feed_forward", {}),
         ("all_attention", "attention", {}),
-        ("gpt2", "feed_forward", {"layout": "peri_norm"}),
+        pytest.param("gpt2", "feed_forward", {"layout": "peri_norm"}, marks=pytest.mark.long),
     ],
 )
 def test_figures_are_those_of_the_definition(name, sublayer, changes):

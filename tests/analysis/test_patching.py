@@ -23,7 +23,12 @@ def metric(lm, replace=None):
 
 
 @pytest.mark.parametrize(
-    "name, site", [("gpt2", "attention.heads"), ("all_attention", "attention.residual"), ("moe", "feed_forward.out")]
+    "name, site",
+    [
+        ("gpt2", "attention.heads"),
+        ("moe", "feed_forward.out"),
+        pytest.param("all_attention", "attention.residual", marks=pytest.mark.long),
+    ],
 )
 def test_effects_are_those_of_one_pass_for_each_layer_and_token(name, site):
     lm = tiny_model(name)

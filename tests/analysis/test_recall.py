@@ -48,7 +48,7 @@ def slow(lm, prompt: str, object_: str) -> tuple[bool, float]:
     return bool(right), total
 
 
-@pytest.mark.parametrize("name", ["gpt2", "all_attention", "moe"])
+@pytest.mark.parametrize("name", ["gpt2", "moe", pytest.param("all_attention", marks=pytest.mark.long)])
 def test_it_is_that_of_a_loop_over_prompts(name):
     lm = tiny_model(name)
     prompts = ["Aa is", "in the city of Bbb they say that it is", "x", "Cc Dd has a very long first name and is"]

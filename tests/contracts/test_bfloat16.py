@@ -31,9 +31,9 @@ from xfresearch.models.norms import Norm
 B, L, SHORT = 32, 64, 4
 EXPERTS = 8  # in every model here; heads have 8 outputs too, and are rounded at their taps
 ROUNDING = 2.5  # allowed error over that of the rounded float32 model: bfloat16 also rounds at other places
-# Sums over tokens: biases, gains of branches, the embedding scale, both tables of embeddings, gains after the cast.
+# Sums over tokens: biases, the embedding scale, both tables of embeddings, gains after the cast.
 DEFAULT_RUN = [
-    *("attention.bias=('query', 'key', 'value', 'output')", "feed_forward.bias=True", "layout=skipless"),
+    *("attention.bias=('query', 'key', 'value', 'output')", "feed_forward.bias=True"),
     *("embedding_scale=learned", "position=learned", "configs/llama.py"),
 ]
 

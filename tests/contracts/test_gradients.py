@@ -100,14 +100,14 @@ def only(direction, name: str):
 
 
 # Named configs have different sizes, so JAX would compile all of their operations again. Patterns consist of blocks that
-# other variants have. Layouts call the same sublayers, and identities stand in for projections: some of each are enough.
+# other variants have. Layouts call the same sublayers, and identities stand in for projections: some are enough.
 ALIKE = (
     *("configs/", "pattern", "segments", "norm_bias", "attention.bias", "feed_forward.bias", "attention[slots]"),
-    *("layout=parallel_two_norms", "layout=output_norm", "layout=peri_norm", "layout=no_", "layout=attention_only"),
-    *("layout=skipless_parallel", "layout=fused_output", "attention.query=identity", "attention.value=identity_whole"),
+    *("layout=", "attention.query=identity", "attention.key=identity", "attention.value=identity", "feed_forward[moe]"),
     *("attention.qk_norm_over", "attention.output_gate=head"),
 )
-DEFAULT_RUN = [name for name in DISTINCT if not name.startswith(ALIKE)]
+DEFAULT_RUN = ["layout=skipless", "layout=all_attention", "feed_forward[moe].moe.balance=bias"]
+DEFAULT_RUN += [name for name in DISTINCT if not name.startswith(ALIKE)]
 
 
 @pytest.mark.parametrize("name", marked(DEFAULT_RUN))

@@ -24,9 +24,11 @@ def loss(config, params, tokens_BL, mesh):
     return jax.nn.logsumexp(logits, -1).mean() + sum(value.sum() for value in losses.values())
 
 
-# Layouts, positions and identities call the same sublayers, whose parameters have the same axes.
-ALIKE = ("layout=", "attention.position=", "attention.query=", "attention.key=", "attention.value=", "attention.shaping=")
-DEFAULT_RUN = ["layout=resi_dual", "attention.query=merged", *(name for name in DISTINCT if not name.startswith(ALIKE))]
+# Layouts, positions, norms and identities call the same sublayers, whose parameters have the same axes.
+ALIKE = ("configs/", "norm", "layout=", "attention.position=", "attention.query=", "attention.key=", "attention.value=")
+ALIKE += ("attention.shaping=",)
+DEFAULT_RUN = ["layout=resi_dual", "attention.query=merged", "configs/mixtral_8x7b.py"]
+DEFAULT_RUN += [name for name in DISTINCT if not name.startswith(ALIKE)]
 
 
 @pytest.mark.parametrize("name", marked(DEFAULT_RUN))

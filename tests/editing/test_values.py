@@ -16,7 +16,7 @@ CASES = [
     ("llama", {}, "blocks.0.feed_forward"),
     ("moe", {}, "blocks.1.feed_forward"),
     ("all_attention", {}, "blocks.1.attention"),
-    ("all_attention", {"kv_heads": 2}, "blocks.0.attention"),
+    pytest.param("all_attention", {"kv_heads": 2}, "blocks.0.attention", marks=pytest.mark.long),
     ("all_attention", {"memory_heads": "shared"}, "blocks.0.attention"),
 ]
 

@@ -30,6 +30,7 @@ CONFIGS = {
     "moe, none": SPARSE,
     "moe, capacity": {**SPARSE, MAIN + "feed_forward.moe.capacity": 0.125, MAIN + "feed_forward.moe.shared": 1},
 }
+SCANNED = ("all_attention, learned", "moe, none")
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1]]
 GREEDY = Sampling(temperature=0)
 
@@ -56,7 +57,11 @@ def uncached_logits(config, params, texts, length=48) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name, layers", [*((name, "unroll") for name in CONFIGS), ("all_attention, learned", "scan"), ("moe, none", "scan")]
+    "name, layers",
+    [
+        *(pytest.param(name, "unroll", marks=pytest.mark.long if name in SCANNED else ()) for name in CONFIGS),
+        *((name, "scan") for name in SCANNED),
+    ],
 )
 def test_cached_logits_equal_uncached_ones(name, layers, x64):
     check_cached_logits(in_float64(config_of(name)), layers)
@@ -100,7 +105,7 @@ def test_greedy_text_equals_that_of_the_uncached_model(name):
     [
         ("gpt2, learned, GQA", Sampling(1.5, 6, 0.9)),
         ("all_attention, rope, MQA", Sampling(1.5)),
-        ("moe, rope, GQA", GREEDY),
+        pytest.param("moe, rope, GQA", GREEDY, marks=pytest.mark.long),
         ("moe, capacity", GREEDY),
     ],
 )

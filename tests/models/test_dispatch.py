@@ -39,8 +39,9 @@ KINDS = {
     "dropless": {}, "bias": BIAS, "one-sided": BIAS, "capacity": CAPACITY, "capacity-bias": CAPACITY | BIAS,
     "expert-choice": EXPERT_CHOICE,
 }  # fmt: skip
-DEFAULT_RUN = ["dropless expert=2 fsdp=2 tensor=2", "one-sided expert=8", "capacity-bias expert=2 fsdp=2 context=2"]
+DEFAULT_RUN = ["dropless expert=2 fsdp=2 tensor=2", "capacity-bias expert=2 fsdp=2 context=2"]
 LONG = [
+    "one-sided expert=8",
     "dropless expert=4 context=2",
     "dropless data=2 expert=2 fsdp=2",
     "dropless fsdp=4 tensor=2",

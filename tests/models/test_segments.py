@@ -17,6 +17,11 @@ MODELS = {f"configs/{name}.py": config for name, config in NAMED.items()} | {
 MODELS |= {f"attention.kind={kind}": VARIANTS[f"attention.kind={kind}"] for kind in KINDS["attention"]}
 
 
+# The other named configs have sublayers and positions of these.
+DEFAULT_RUN = [name for name in MODELS if not name.startswith("configs/")]
+DEFAULT_RUN += [f"configs/{name}.py" for name in ("gpt2", "llama", "moe", "all_attention", "vanilla_2017")]
+
+
 def packed(config):
     """One sequence of two documents and padding: tokens, positions and segments [1, L]."""
     tokens_BL = tokens_for(config, 1, FIRST + SECOND + PADDING)
@@ -26,10 +31,14 @@ def packed(config):
 
 
 def _cases() -> list:
-    """Every model with plain kernels, and with the fast ones a model of each kind (test_kernels.py compares kernels)."""
+    """Models with plain kernels, and with the fast ones a model of each kind (test_kernels.py compares kernels)."""
     fast = marked([f"configs/{name}.py" for name in ("gpt2", "moe", "all_attention")], MODELS)
-    plain = [pytest.param(name, PLAIN, id=f"{name}-plain") for name in MODELS]
-    return plain + [pytest.param(*case.values, AUTO, marks=case.marks, id=f"{case.values[0]}-auto") for case in fast]
+    plain = marked(DEFAULT_RUN, MODELS)
+    return [
+        pytest.param(*case.values, kernels, marks=case.marks, id=f"{case.values[0]}-{name}")
+        for cases, kernels, name in ((plain, PLAIN, "plain"), (fast, AUTO, "auto"))
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize("name, execution", _cases())

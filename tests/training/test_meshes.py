@@ -1,7 +1,7 @@
 """One update of a named config on a mesh of 8 simulated devices equals that on one device: loss, gradients, new
 parameters, figures of the panel.
 
-By default two configs; tests/contracts/test_sharded.py has one with all axes but `context`, which is in
+By default one config; tests/contracts/test_sharded.py has one with all axes but `context`, which is in
 tests/kernels/test_attention_on_mesh.py. Under `long` every config on every mesh that supports it.
 """
 
@@ -12,7 +12,8 @@ from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
 from tests.training.mesh_worker import DEVICES, MESHES
 
-DAILY = ["llama@fsdp", "mixtral_8x7b@expert"]
+DAILY = ["mixtral_8x7b@expert"]
+MORE = [("moe@expert-all", True), ("llama@fsdp", False)]
 TEST = "test_an_update_equals_that_of_one_device"
 
 
@@ -41,11 +42,11 @@ def test_an_update_equals_that_of_one_device(results, case):
     assert result["panel"] < TOLERANCE["float32"], result["panel"]  # its figures are float32
 
 
-def test_fsdp_gathers_parameters_and_scatters_gradients(results):
-    held = results["llama@fsdp"]["collectives"]
-    assert {"all-gather", "reduce-scatter"} <= set(held) and "all-to-all" not in held
+@pytest.mark.parametrize("case", [*DAILY, pytest.param("llama@fsdp", marks=pytest.mark.long)])
+def test_fsdp_gathers_parameters_and_scatters_gradients(results, case):
+    assert {"all-gather", "reduce-scatter"} <= set(results[case]["collectives"])
 
 
-@pytest.mark.parametrize("case", ["mixtral_8x7b@expert", pytest.param("moe@expert-all", marks=pytest.mark.long)])
-def test_the_expert_axis_sends_tokens_to_their_experts(results, case):
-    assert "all-to-all" in results[case]["collectives"]
+@pytest.mark.parametrize("case, sent", [(*DAILY, True), *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)])
+def test_the_expert_axis_sends_tokens_to_their_experts(results, case, sent):
+    assert ("all-to-all" in results[case]["collectives"]) == sent

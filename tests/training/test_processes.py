@@ -105,6 +105,7 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     assert "meta does not have the digest" in heard["meta"]
 
 
+@pytest.mark.long
 def test_the_profile_window_is_written(single):
     assert len(list((single / "profile").rglob("*.xplane.pb"))) == 1
 

@@ -135,7 +135,7 @@ def every_point(executed: list[int]) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("stride", [60, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [120, pytest.param(1, marks=pytest.mark.long)])
 def test_one_process_stops_after_the_update_of_the_signal(one, cache, tmp_path, stride):
     """Several chains of runs. Each run of a chain resumes from the one before and is stopped; the last one finishes."""
     whole, executed = one
