@@ -56,12 +56,13 @@ studies: $(VENV)/.ready
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# --no-compile: Python compiles the modules that it imports; pip would compile all, which takes a third of its time.
 $(VENV)/.ready: requirements.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
 	touch $@
 
 $(VENV)/.ready-test: requirements.txt requirements-test.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements-test.txt
 	touch $@ $(VENV)/.ready
 
 $(VENV)/.ready-plan: requirements-plan.txt $(VENV)/.ready-test

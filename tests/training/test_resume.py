@@ -20,7 +20,7 @@ from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.training import loop
 
 ROOT = Path(__file__).parent.parent.parent
-STEPS = 100
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
