@@ -61,7 +61,7 @@ def variants() -> str:
 
 def of_studies() -> str:
     """docs/studies.md with how much the same run differs between machines."""
-    return (HERE / "studies.md").read_text().split(MACHINES)[0] + MACHINES + studies.machines()
+    return (HERE / "studies.md").read_text().split(MACHINES.splitlines()[0])[0] + MACHINES + studies.machines()
 
 
 def variant_names() -> list[str]:

@@ -114,6 +114,12 @@ def test_generated_parts_are_up_to_date(page):
     assert (ROOT / "docs" / page).read_text() == write.PAGES[page](), "run `make docs`"
 
 
+def test_no_page_has_a_section_twice():
+    for page in PAGES:
+        titles = re.findall(r"^## .*$", FENCE.sub("", page.read_text()), re.M)
+        assert len(titles) == len(set(titles)), page
+
+
 def test_every_layout_has_a_drawing_in_the_page_of_models():
     drawn = re.findall(r"layouts/(\w+)\.svg", (ROOT / "docs" / "models.md").read_text())
     assert sorted(drawn) == sorted(LAYOUTS)

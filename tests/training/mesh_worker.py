@@ -1,8 +1,9 @@
 """test_meshes.py runs this with simulated devices and cases NAME@MESH. It prints JSON {case: result}.
 
 A result compares one update on the mesh with one device, in float64: the errors of the loss, the gradients (in the
-optimizer's averages of them), the new parameters and the panel's figures, and the kinds of collectives in the compiled
-update. If the mesh does not support the config, the result is `refused`, with the reason.
+optimizer's averages of them, after clipping), their norm before clipping, the new parameters and the panel's figures, and
+the kinds of collectives in the compiled update. If the mesh does not support the config, the result is `refused`, with the
+reason.
 """
 
 import json
@@ -74,14 +75,15 @@ def averages(state: dict) -> list:
 def result(name: str, mesh_name: str) -> dict:
     config = config_of(name, mesh_name)
     config = replace(config, data=replace(config.data, packing="documents"))
-    state, batch = jax.jit(Program(config).init)(hyper_of(config)), batch_of(config)
+    alone, batch = Program(config), batch_of(config)
+    state = jax.jit(alone.init)(hyper_of(config))
     try:
         mesh = make_mesh(config)
         shardings = state_shardings(mesh, state, transformer.axes(config.model))
     except UserError as error:
         return {"refused": str(error)}
 
-    expected, expected_metrics = jax.jit(Program(config).update)(state, batch)
+    expected, expected_metrics = jax.jit(alone.update)(state, batch)
     placed = jax.device_put(state, shardings), jax.device_put(batch, batch_sharding(mesh))
     compiled = jax.jit(Program(config, mesh).update, out_shardings=(shardings, None)).lower(*placed).compile()
     on_one, on_mesh = Panel(config.model, batch["tokens"]), Panel(config.model, batch["tokens"], mesh)
@@ -91,6 +93,7 @@ def result(name: str, mesh_name: str) -> dict:
         "panel": tree_error(*({name: np.nan_to_num(v) for name, v in each.items()} for each in figures)),
         "loss": relative_error(metrics["loss"], expected_metrics["loss"]),
         "gradients": tree_error(averages(found), averages(expected)),
+        "gradient norm": relative_error(metrics["gradient_norm"], expected_metrics["gradient_norm"]),
         "parameters": tree_error(jax.device_get(found["params"]), expected["params"]),
         "collectives": sorted(set(re.findall(COLLECTIVES, compiled.as_text()))),
     }
