@@ -159,12 +159,12 @@ def test_a_replacement_is_a_function_a_value_or_a_patch(gpt2):
 
 def test_replacements_with_the_same_operations_share_a_compiled_program(gpt2):
     """Whatever arrays they use, and in whatever layer: a loop over layers, heads or examples compiles once."""
-    before = _logits._cache_size()
+    _logits.clear_cache()  # JAX keeps 8,192 programs of a process: a new one may take the place of one that was counted
     for layer in range(gpt2.config.depth):
         for number in range(3):
             by = jnp.full(gpt2.config.width, number, jnp.float32)
             gpt2(TEXT, replace={f"blocks.{layer}.attention.out": lambda x, by=by: x.at[:, -1].add(by)})
-    assert _logits._cache_size() == before + 1
+    assert _logits._cache_size() == 1
 
 
 def test_replacements_with_other_operations_or_derivatives_are_not_confused(gpt2):

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from etils import epath
@@ -62,12 +63,17 @@ def test_of_processes_that_begin_together_at_most_one_trains(tmp_path):
         except UserError:
             pass
 
-    threads = [threading.Thread(target=train) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(train) for _ in range(4)]:
+            each.result()
     assert max(most, default=1) == 1 and not claims(tmp_path)
+
+
+def test_a_claim_that_is_removed_after_it_was_listed_is_no_error(tmp_path, monkeypatch):
+    listings = [{".claim-other": 1.0}, {".claim-other": 2.0}, {}]  # it was renewed once; its file is not there
+    monkeypatch.setattr(claims_module, "_others", lambda *_: listings.pop(0))
+    with claimed(epath.Path(tmp_path), renew=0.1, stale=6.0):
+        assert not listings
 
 
 def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, capsys):

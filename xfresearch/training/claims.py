@@ -63,10 +63,17 @@ def _wait_for_others(folder, mine, renew: float, stale: float) -> None:
     first: dict[str, float] = {}
     while others := _others(folder, mine, stale):
         for name, at in others.items():
-            if first.setdefault(name, at) != at:
-                who = (folder / name).read_text().strip()
+            if first.setdefault(name, at) != at and (who := _owner(folder / name)):
                 raise UserError(f"--workdir={folder}: another process is training in it ({who})")
         time.sleep(renew / 4)
+
+
+def _owner(claim) -> str:
+    """'NODE, process ID'. Empty if the claim was removed or is being written: it is read again with the next listing."""
+    try:
+        return claim.read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _others(folder, mine, stale: float) -> dict[str, float]:
