@@ -24,9 +24,11 @@ def loss(config, params, tokens_BL, mesh):
     return jax.nn.logsumexp(logits, -1).mean() + sum(value.sum() for value in losses.values())
 
 
-# Layouts, positions, norms and identities call the same sublayers, whose parameters have the same axes.
+# Layouts, positions, norms, activations, identities and patterns call the same sublayers, whose parameters have the same
+# axes.
 ALIKE = ("configs/", "norm", "layout=", "attention.position=", "attention.query=", "attention.key=", "attention.value=")
-ALIKE += ("attention.shaping=",)
+ALIKE += ("attention.shaping=", "attention.output_gate=head", "attention.memory_activation", "attention[slots]", "segments")
+ALIKE += ("attention.qk_norm=", "feed_forward.kind=glu", "feed_forward.bias", "feed_forward[moe].moe.shared", "pattern-")
 DEFAULT_RUN = ["layout=resi_dual", "attention.query=merged", "configs/mixtral_8x7b.py"]
 DEFAULT_RUN += [name for name in DISTINCT if not name.startswith(ALIKE)]
 

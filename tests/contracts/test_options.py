@@ -74,7 +74,8 @@ MORE = {
 SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
 SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
 SIZES |= {"blocks.main.attention[differential].heads"}
-VALUES = {path: MORE.get(path) or choices().get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
+CHOICES = choices()
+VALUES = {path: MORE.get(path) or CHOICES.get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
 INHERITED = inherited()
 # (option, value, model) that compute the same, and the reason.
 EQUAL = {

@@ -21,6 +21,7 @@ def null_study(config, monkeypatch):
     monkeypatch.setattr(statistics, "_bootstrap", lambda differences: (math.nan, math.nan))
     monkeypatch.setattr(outcome, "_power", lambda *_: {})
     monkeypatch.setattr(outcome, "shares", lambda *_: {})
+    monkeypatch.setattr(outcome, "_trend", lambda *_: {})
     monkeypatch.setattr(outcome, "_sampling_error", lambda *_: math.nan)
     monkeypatch.setattr(outcome, "_difference_sampling_error", lambda *_: math.nan)
     chosen = design.read(config)
