@@ -31,6 +31,11 @@ class Stage:
     def update(self, count: int) -> None:
         self.done += count
 
+    def extend(self, count: int) -> None:
+        """Adds units to the total, if it is known."""
+        if self.total is not None:
+            self.total += count
+
     def line(self, running: bool = True) -> str:
         """'tokenising notes train: 12.3 MB of 102 MB, 12.0 s'."""
         total = f" of {amount(self.total, self.unit)}" if running and self.total else ""
@@ -53,7 +58,7 @@ class Stage:
             layout = None if self.total else "{desc}: {elapsed}"
             scale = {"unit": self.unit, "unit_scale": self.unit == "B"}
             self._bar = tqdm(desc=self.title, total=self.total, bar_format=layout, leave=False, **scale)
-        self._bar.n = self.done
+        self._bar.n, self._bar.total = self.done, self.total
         self._bar.refresh()
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ at that size alone, and the other sizes have the rate that is best there. All of
 interrupted study goes on, and the jobs of a study may run on different machines.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from xfresearch.studies import statistics
@@ -99,3 +99,8 @@ def planned(study: Study) -> Iterator[Trial]:
         if cell == tuned(study, cell):
             yield from (Trial(cell, rate, TUNING_SEED) for rate in study.rates)
         yield from seeded(study, cell, study.rates[len(study.rates) // 2])
+
+
+def extensions(study: Study, trials: Iterable[Trial]) -> list[Trial]:
+    """The runs at learning rates beyond the grid, which are not planned."""
+    return [trial for trial in trials if trial.tunes and trial.rate not in study.rates]

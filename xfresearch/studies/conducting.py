@@ -18,7 +18,7 @@ from xfresearch.errors import UserError
 from xfresearch.files import exists, read_object, write_json, write_rows
 from xfresearch.progress import stage
 from xfresearch.studies import outcome, report
-from xfresearch.studies.cells import Cell, Trial, cells, next_trial, planned
+from xfresearch.studies.cells import Cell, Trial, cells, extensions, next_trial, planned
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
@@ -99,12 +99,16 @@ def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[
 def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: Iterable[Cell]) -> dict[Trial, dict]:
     """Runs what the chosen cells still need, with one progress bar. Returns the results of all finished runs."""
     chosen = list(chosen)
+
+    def steps(trials: Iterable[Trial]) -> int:
+        return sum(solved[trial.cell].config.steps for trial in trials if trial.cell in chosen)
+
     found = results(study, store, solved)
-    total = sum(solved[trial.cell].config.steps for trial in planned(study) if trial.cell in chosen)
-    with stage("study", total, "updates") as progress:
-        progress.update(sum(solved[trial.cell].config.steps for trial in found if trial.cell in chosen))
+    with stage("study", steps(planned(study)) + steps(extensions(study, found)), "updates") as progress:
+        progress.update(steps(found))
         for cell in chosen:
             while trial := next_trial(study, _values(study, found), cell):
+                progress.extend(steps(extensions(study, [trial])))
                 found[trial] = run_trial(study, store, trial, solved[trial.cell], progress.update)
                 print(f"{trial.folder}: {_in_words(study, found[trial])}", file=sys.stderr, flush=True)
                 _keep_runs(study, store, solved)
