@@ -38,12 +38,17 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 counted = Counter()
 jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: counted.update([name]))
 ROOT = Path(__file__).parent.parent
-LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py")
+LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py", "test_study.py", "test_stopping.py", "test_routing.py")
 
 
 def pytest_configure(config):
     # Warnings from the code of other libraries are not errors.
     config.addinivalue_line("filterwarnings", r"error:::(xfresearch|tests)\b")
+
+
+def pytest_unconfigure():
+    """pytest collects garbage five times at the end, for warnings: with the objects of JAX that takes ten seconds."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
