@@ -46,9 +46,14 @@ FIGURES = {  # in docs/data/anatomy.json
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
+def _before(page: str, section: str) -> str:
+    """The text of a page before its first generated section, which the title of the section finds."""
+    return (HERE / page).read_text().partition(section.splitlines()[0] + "\n")[0]
+
+
 def configuration() -> str:
     """docs/configuration.md with the table of keys that the code has now."""
-    return (HERE / "configuration.md").read_text().split(KEYS)[0] + KEYS + describe()
+    return _before("configuration.md", KEYS) + KEYS + describe()
 
 
 def variants() -> str:
@@ -56,12 +61,12 @@ def variants() -> str:
     titles = ["config", "description", "parameters", "FLOPs per token", "cache bytes per token", "source"]
     lines = [" | ".join(titles), "|".join(["---"] * len(titles)), *map(_row, variant_names())]
     table = "".join(f"| {line} |\n" for line in lines)
-    return (HERE / "variants.md").read_text().split(TABLE)[0] + TABLE + table
+    return _before("variants.md", TABLE) + TABLE + table
 
 
 def of_studies() -> str:
     """docs/studies.md with how much the same run differs between machines."""
-    return (HERE / "studies.md").read_text().split(MACHINES.splitlines()[0])[0] + MACHINES + studies.machines()
+    return _before("studies.md", MACHINES) + MACHINES + studies.machines()
 
 
 def variant_names() -> list[str]:
@@ -118,7 +123,7 @@ def scale() -> str:
     from docs.scale import tables
 
     rows = json.loads((HERE / "data" / "scale.json").read_text())["rows"]
-    return (HERE / "scale.md").read_text().split(PLANS)[0] + PLANS + tables(rows)
+    return _before("scale.md", PLANS) + PLANS + tables(rows)
 
 
 def surgery() -> str:
@@ -126,7 +131,7 @@ def surgery() -> str:
     from docs.surgery import table
     from xfresearch.surgery import CONVERSIONS
 
-    text = (HERE / "surgery.md").read_text().split(CONVERSIONS_TITLE)[0]
+    text = _before("surgery.md", CONVERSIONS_TITLE)
     lines = "".join(_conversion(each) for each in CONVERSIONS.values())
     head = "| conversion | what it does | exact if | options |\n|---|---|---|---|\n"
     rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
@@ -184,7 +189,7 @@ def anatomy() -> str:
             model = parse(["--config", f"{file}:tiny"]).model
             cells = [each.applies(model) or "yes" for each in ANALYSES.values()]
             lines.append(f"| {file.stem} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    text = (HERE / "anatomy.md").read_text().split(MODELS_TITLE)[0]
+    text = _before("anatomy.md", MODELS_TITLE)
     return f"{text}{MODELS_TITLE}{_memories_and_lens()}\n{APPLIES_TITLE}{''.join(lines)}"
 
 
@@ -219,7 +224,7 @@ def where_is_a_fact() -> str:
     from docs.facts_page import tables
 
     found = json.loads((HERE / "data" / "facts.json").read_text())
-    text = (HERE / "questions" / "where_is_a_fact.md").read_text().split(studies.MEASURED)[0]
+    text = _before("questions/where_is_a_fact.md", studies.MEASURED)
     last = [item for of in found.values() for item in of.values() if isinstance(item, dict)][-1]
     return f"{text}{studies.MEASURED}`python -m docs.facts`, the last row {_where(last)}.\n\n{tables(found)}"
 
