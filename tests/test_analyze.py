@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL, NAMED, random_params
+from tests.daily import daily
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
@@ -121,9 +122,7 @@ def is_daily(name: str, config: str) -> bool:
     return config in DAILY and (name == "routing" or config == "gpt2") and name not in ("patching", "trace")
 
 
-@pytest.mark.parametrize(
-    "name, config", [pytest.param(*case, marks=() if is_daily(*case) else pytest.mark.long) for case in CASES]
-)
+@pytest.mark.parametrize("name, config", daily([case for case in CASES if is_daily(*case)], CASES))
 def test_every_analysis_runs_on_every_named_config_or_says_why_not(name, config):
     lm = tiny_model(config)
     length = min(lm.run.sequence_length, 24)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import xfresearch
+from tests.daily import daily
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
 from tests.interop.record import MODELS, RECORDED
@@ -64,13 +65,10 @@ def require_finite(found: dict) -> None:
     assert all(np.isfinite(value).any() for value in found["arrays"].values() if value.dtype.kind == "f")
 
 
-def is_daily(model: str, name: str) -> bool:
-    return model == "mixtral" and name in ("memories", "norms", "routing")  # the others compile many programs
+DAILY = [("mixtral", name) for name in ("memories", "norms", "routing")]  # the others compile many programs
 
 
-@pytest.mark.parametrize(
-    "model, name", [pytest.param(*case, marks=() if is_daily(*case) else pytest.mark.long) for case in CASES]
-)
+@pytest.mark.parametrize("model, name", daily(DAILY, CASES))
 def test_every_analysis_runs_on_folders_of_transformers(model, name, corpus, facts, tmp_path):
     shutil.copytree(RECORDED / model, tmp_path / "model")
     made.write(tmp_path / "model", TOKENIZER)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.contracts import behaviour
+from tests.daily import daily
 
 RECORDED = json.loads(behaviour.RECORDED.read_text())
 DEFAULT_RUN = ("simplified",)
@@ -14,9 +15,7 @@ def test_every_named_config_is_recorded():
     assert RECORDED.keys() == set(behaviour.names())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DEFAULT_RUN else pytest.mark.long) for name in behaviour.names()]
-)
+@pytest.mark.parametrize("name", daily(DEFAULT_RUN, behaviour.names()))
 def test_a_named_config_behaves_as_recorded(name, tmp_path, x64):
     assert behaviour.differences(behaviour.behaviour(name, tmp_path), RECORDED[name]) == []
 

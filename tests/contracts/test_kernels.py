@@ -19,6 +19,7 @@ from tests.contracts.variants import (
     tokens_for,
     tree_error,
 )
+from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.run import TrainingConfig
 from xfresearch.kernels.attention import REFUSALS
@@ -54,10 +55,7 @@ ATTENTION = fast("attention_kernel")
 MOE = fast("expert_kernel")
 
 # The default run has the first pair; each other pair takes as long again.
-PAIRS = [
-    pytest.param(*pair, marks=() if i == 0 else pytest.mark.long)
-    for i, pair in enumerate(itertools.zip_longest(ATTENTION, MOE, fillvalue="auto"))
-]
+PAIRS = [*itertools.zip_longest(ATTENTION, MOE, fillvalue="auto")]
 
 
 def work(block) -> tuple:
@@ -111,7 +109,7 @@ DEFAULT_RUN = [name for name in USERS if not name.startswith(ALIKE)]
 
 
 @pytest.mark.parametrize("name", marked(DEFAULT_RUN, USERS))
-@pytest.mark.parametrize("attention_kernel, expert_kernel", PAIRS)
+@pytest.mark.parametrize("attention_kernel, expert_kernel", daily(PAIRS[:1], PAIRS))
 def test_a_fast_kernel_equals_the_plain_one(name, attention_kernel, expert_kernel, x64):
     check(USERS[name], attention_kernel, expert_kernel)
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from tests.covers import plain_path
+from tests.daily import daily
 from xfresearch.config import fields as config_fields
 from xfresearch.config.files import parse
 from xfresearch.models import transformer
@@ -340,8 +340,7 @@ DISTINCT = _distinct()
 
 def marked(names=None, among=ALL) -> list:
     """Parameters of a test: all of `among`. Those not in `names` (default: DISTINCT) have the marker `long`."""
-    names = DISTINCT if names is None else names
-    return [pytest.param(name, marks=() if name in names else pytest.mark.long) for name in among]
+    return daily(DISTINCT if names is None else names, among)
 
 
 def in_float64(config: ModelConfig) -> ModelConfig:

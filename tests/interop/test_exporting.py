@@ -8,6 +8,7 @@ import pytest
 
 import xfresearch as xf
 from tests.contracts.variants import NAMED, choices, model, needed, random_params, tokens_for
+from tests.daily import daily
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.interop.config import write_config
@@ -63,9 +64,7 @@ def test_a_named_config_has_a_family_or_a_reason(name):
         assert f" in {OUTCOMES[name]} (" in error_of(NAMED[name])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("gpt2", "mixtral_8x7b") else pytest.mark.long) for n in EXPORTED]
-)
+@pytest.mark.parametrize("name", daily(("gpt2", "mixtral_8x7b"), EXPORTED))
 def test_an_exported_model_reads_back_as_the_same_model(name, tmp_path):
     config = NAMED[name]
     lm = LanguageModel(config, random_params(config), None, Config(model=config))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.daily import daily
 from tests.kernels.mesh_worker import CASES, DTYPES, MODELS
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
@@ -19,9 +20,7 @@ def results(request) -> dict[str, dict]:
     return results_on_devices(8, "-m", "tests.kernels.mesh_worker", *names)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.long) for name in CASES | MODELS]
-)
+@pytest.mark.parametrize("name", daily(DAILY, CASES | MODELS))
 def test_attention_on_a_mesh_equals_attention_on_one_device(results, name):
     """Output and gradients. `ring` rotates the keys; the other kernels gather them."""
     found = results[name]

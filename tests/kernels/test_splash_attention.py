@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.daily import daily
 from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
 from tests.tolerances import TOLERANCE
 from xfresearch.kernels import attention as attention_module
@@ -39,9 +40,7 @@ CASES = {
 DAILY = ("documents and memory", "memory with its own queries", "memory and a window that excludes the token itself")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.long) for name in CASES]
-)
+@pytest.mark.parametrize("name", daily(DAILY, CASES))
 def test_splash_equals_plain(name):
     drawn, mask, softcap = CASES[name]
     arrays, segments = draw(**drawn)

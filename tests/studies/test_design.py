@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.studies.common import SIZES
+from tests.daily import daily
 from xfresearch.config.comparing import fingerprint
 from xfresearch.errors import UserError
 from xfresearch.studies import cells, design, matching, plan
@@ -199,7 +200,7 @@ OTHERS += ("norms.py:majority",)
 def cases() -> list:
     """The default run has the tiny sizes. The sizes of the documents take longer to solve, and are in make long."""
     names = [*NAMED, *(f"configs/studies/{name}" for name in OTHERS)]
-    return [pytest.param(name, marks=() if name.endswith(":tiny") else pytest.mark.long) for name in names]
+    return daily([name for name in names if name.endswith(":tiny")], names)
 
 
 @pytest.mark.parametrize("name", cases())

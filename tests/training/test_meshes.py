@@ -8,18 +8,15 @@ tests/kernels/test_attention_on_mesh.py. Under `long` every config on every mesh
 import pytest
 
 from tests.contracts.variants import NAMED
+from tests.daily import daily
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE
 from tests.training.mesh_worker import DEVICES, MESHES
 
+CASES = [f"{name}@{mesh}" for name in NAMED for mesh in MESHES]
 DAILY = ["mixtral_8x7b@expert"]
 MORE = [("moe@expert-all", True), ("llama@fsdp", False)]
 TEST = "test_an_update_equals_that_of_one_device"
-
-
-def cases() -> list:
-    every = [f"{name}@{mesh}" for name in NAMED for mesh in MESHES]
-    return DAILY + [pytest.param(case, marks=pytest.mark.long) for case in every if case not in DAILY]
 
 
 pytestmark = pytest.mark.xdist_group("meshes")  # one program computes all results: run it in one worker
@@ -31,7 +28,7 @@ def results(request) -> dict[str, dict]:
     return results_on_devices(DEVICES, "-m", "tests.training.mesh_worker", *sorted({*wanted, *DAILY}))
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", daily(DAILY, CASES))
 def test_an_update_equals_that_of_one_device(results, case):
     result = results[case]
     if "refused" in result:
