@@ -62,10 +62,10 @@ ANSWERS = {  # page of docs/questions: its studies
 }
 
 
-def answer(page: str, text: str) -> str:
-    """The text of a page with the results of its studies that have ended."""
+def measured(page: str) -> str:
+    """The results of the studies of a page that have ended."""
     found = [_measured(name) for name in ANSWERS[page] if name in pictures()]
-    return text.split(MEASURED)[0] + MEASURED + ("\n".join(found) or "The study has not ended yet.\n")
+    return "\n".join(found) or "The study has not ended yet.\n"
 
 
 def picture(name: str) -> str:

@@ -242,7 +242,7 @@ def layout_drawing(layout: str) -> str:
 
 def question(page: str) -> str:
     """A page of docs/questions with the results of its studies."""
-    return studies.answer(page, (HERE / "questions" / f"{page}.md").read_text())
+    return _before(f"questions/{page}.md", studies.MEASURED) + studies.MEASURED + studies.measured(page)
 
 
 PAGES = {

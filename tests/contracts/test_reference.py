@@ -1,7 +1,7 @@
 """Contract 5: every variant equals the NumPy reference model in tests/models/reference.py.
 
-Scanned and jitted, the default run has few variants; `long` has all. It follows that scanned equals
-unrolled (contract 3). test_sharded.py compares their gradients.
+Scanned and jitted, the default run has few variants; `long` has all. It follows that scanned equals unrolled (contract 3).
+test_sharded.py compares their gradients.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ def test_unrolled_equals_the_reference_in_float64(name, x64):
     check(in_float64(ALL[name]), "unroll", TOLERANCE["float64"])
 
 
-# Scanned, norms, biases and identities call the same sublayers, and named configs are made of blocks that others have.
+# In a scan, norms, biases and identities run the same sublayers. Named configs consist of blocks that other variants have.
 ALIKE = ("norm", "attention.qk_norm", "attention.query=identity", "attention.value=identity", "attention.key", "configs/")
 ALIKE += ("attention.output_gate=head", "attention.bias", "feed_forward.bias", "layout=parallel_two_norms")
 

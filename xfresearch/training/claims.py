@@ -69,7 +69,7 @@ def _wait_for_others(folder, mine, renew: float, stale: float) -> None:
 
 
 def _owner(claim) -> str:
-    """'NODE, process ID'. Empty if the claim was removed or is being written: it is read again with the next listing."""
+    """'NODE, process ID'. Empty if the claim was removed or is being written: then the caller lists the claims again."""
     try:
         return claim.read_text().strip()
     except FileNotFoundError:
