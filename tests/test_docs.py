@@ -20,8 +20,8 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 BY_HAND = "make "  # not run here: this test is part of `make test`
 # Pages with commands that other tests run daily in a like form. These are tested under `long`.
 SLOW = ("anatomy.md", "compare.md", "configuration.md", "data.md", "editing.md", "finetune.md", "inside.md", "interop.md")
-SLOW += ("launch.md", "majority.md", "processes.md", "recipes.md", "sharding.md", "studies.md", "surgery.md", "training.md")
-SLOW += ("w_o.md", "w_q.md")
+SLOW += ("launch.md", "majority.md", "plan.md", "processes.md", "recipes.md", "sharding.md", "studies.md", "surgery.md")
+SLOW += ("training.md", "w_o.md", "w_q.md")
 # Runs that pages use: their configs.
 RUNS = {"runs/a": "all_attention", "runs/quickstart": "quickstart", "runs/facts": "facts"}
 
@@ -65,7 +65,7 @@ def marked(page: Path):
 
 
 @pytest.mark.parametrize("page", [*map(marked, PAGES)])
-def test_snippets_run(page, checkout):
+def test_snippets_run(page, checkout, monkeypatch):
     train_what_it_uses(page, checkout)
     before = not_ignored(checkout)
     for language, group in groupby(snippets(page), key=lambda snippet: snippet[0]):
@@ -74,13 +74,10 @@ def test_snippets_run(page, checkout):
             for text in texts:
                 if not text.startswith(BY_HAND):
                     shell(text, checkout)
-        if language == "python":  # in one process, which saves imports; each with names of its own
+        if language == "python":  # in this process, which saves imports; each with names of its own
+            monkeypatch.chdir(checkout)
             for number, text in enumerate(texts):
-                (checkout / f"snippet{number}.py").write_text(text)
-            runs = [f"runpy.run_path('snippet{number}.py')" for number in range(len(texts))]
-            shell(f'python -c "import runpy; {"; ".join(runs)}"', checkout)
-            for number in range(len(texts)):
-                (checkout / f"snippet{number}.py").unlink()
+                exec(compile(text, f"{page.name}, snippet {number}", "exec"), {"__name__": "snippet"})
     assert not_ignored(checkout) == before
 
 

@@ -57,35 +57,43 @@ def result(process) -> list:
 STALLS = ("builders.prepare", "tokenizers.bpe.train", "packed._tokenise")
 
 
-@pytest.fixture
-def corpus(text_dir):
-    return text_dir({f"{i}.txt": f"text number {i}, and more of it\n" * 5 for i in range(400)})
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(400):
+        (folder / f"{number}.txt").write_text(f"text number {number}, and more of it\n" * 5)
+    return f"text_files:{folder}"
 
 
 def leftovers(cache) -> list:
     return [path for path in Path(cache).rglob("*") if ".tmp-" in path.name or "incomplete" in path.name]
 
 
-def test_processes_that_prepare_at_once_agree(tmp_path, corpus):
-    first, *others = map(result, [child(tmp_path / "cache", corpus) for _ in range(3)])
-    assert all(other == first for other in others) and not leftovers(tmp_path)
-    assert [
-        len(list((tmp_path / "cache" / kind).glob("[!.]*"))) for kind in ("tfds", "tokenizers", "tokens", "packed")
-    ] == [1, 1, 1, 1]
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory, corpus):
+    """The cache of three processes that prepared one corpus at once, and their results."""
+    cache = tmp_path_factory.mktemp("cache")
+    return cache, [result(process) for process in [child(cache, corpus) for _ in range(3)]]
+
+
+def test_processes_that_prepare_at_once_agree(at_once):
+    cache, (first, *others) = at_once
+    assert all(other == first for other in others) and not leftovers(cache)
+    assert [len(list((cache / kind).glob("[!.]*"))) for kind in ("tfds", "tokenizers", "tokens", "packed")] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     "stall",
     ["packed._pack", *(pytest.param(each, marks=pytest.mark.long) for each in STALLS)],
 )
-def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, stall):
+def test_killed_preparation_leaves_no_partial_entry(tmp_path, corpus, at_once, stall):
     killed = child(tmp_path / "cache", corpus, stall)
     assert killed.stdout.readline() == "stalled\n", killed.stderr.read()
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert leftovers(tmp_path)
-    again = result(child(tmp_path / "cache", corpus))
-    assert again[:2] == result(child(tmp_path / "fresh", corpus))[:2] and not leftovers(tmp_path)
+    _, (fresh, *_) = at_once
+    assert result(child(tmp_path / "cache", corpus))[:2] == fresh[:2] and not leftovers(tmp_path)
 
 
 def test_waiting_process_takes_over_from_a_killed_one(tmp_path, corpus):
@@ -161,13 +169,12 @@ def test_every_change_of_an_input_makes_a_new_entry(make_config, corpus):
     assert prepare(make_config(corpus=corpus, workers=1), "train").directory in directories
 
 
-def test_warm_cache_needs_neither_grain_nor_tfds(tmp_path, corpus):
-    result(child(tmp_path / "cache", corpus))
+def test_warm_cache_needs_neither_grain_nor_tfds(at_once, corpus):
     source = CHILD.format(module="packed", name="_pack") + (
         "\nheavy = ['grain', 'tensorflow_datasets', 'tensorflow']"
         "\nprint(json.dumps([name for name in heavy if name in sys.modules]))"
     )
-    command = [sys.executable, "-c", source, str(tmp_path / "cache"), corpus, "bpe", "fast"]
+    command = [sys.executable, "-c", source, str(at_once[0]), corpus, "bpe", "fast"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert json.loads(out.splitlines()[-1]) == []
 

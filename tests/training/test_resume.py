@@ -40,6 +40,7 @@ def command(workdir, cache, *overrides, config="configs/moe.py:tiny"):
         "training.ema": 0.9,
         "model.dropout": 0.1,
         "log.tensorboard": False,
+        "data.corpus": f"('text_files:{ROOT}/xfresearch/models/*.py',)",
         "data.cache_dir": cache,
     }
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
