@@ -30,21 +30,22 @@ def main(arguments: list[str]) -> None:
     if options.runs:
         return _compare(options, overrides)
     if options.report:
-        return _report_again(options.workdir)
+        return _report_again(options, overrides)
     if not options.config:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
-    from xfresearch.files import check_output
+    from xfresearch.files import check_output, write_json
     from xfresearch.studies import conducting, design, report, running
     from xfresearch.studies.cells import cells, jobs
 
     study = design.read(["--config", options.config, *overrides])
     check_output("--workdir", f"{options.workdir}/{conducting.DESIGN}")
+    conducting.require_same_design(study, options.workdir)
     store = running.open_store(options.workdir, options.reuse)
     chosen = cells(study) if options.cell is None else _job(jobs(study), options.cell)
     solved = _plan(study, store, options)
     if options.plan:
         return
-    conducting.keep_design(study, options.workdir)
+    write_json(store.folder / conducting.DESIGN, design.described(study))
     found = conducting.conduct(study, store, solved, chosen)
     left = conducting.left(study, found)
     if left:
@@ -95,38 +96,46 @@ def _seconds_to_match(study, options) -> dict:
     return _timed(study, options.workdir, configs)
 
 
-def _report_again(workdir: str) -> None:
+def _report_again(options, flags: list[str]) -> None:
     """Writes the report of the results that a directory has."""
     from etils import epath
 
     from xfresearch.files import read_object
     from xfresearch.studies import conducting, report
 
+    workdir = options.workdir
+    _refuse(options, ("config", "plan", "cell", "reuse"), "--report, which only reads results.json")
+    if flags:
+        raise UserError(f"{flags[0]} is not allowed with --report, which only reads results.json")
     results = read_object(epath.Path(workdir) / conducting.RESULTS)
     try:
         report.write(epath.Path(workdir), results)
-    except KeyError as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{workdir}/{conducting.RESULTS} was written by another version ({error} is missing): run the study again; it "
-            "trains nothing that has ended"
+            f"{workdir}/{conducting.RESULTS} is damaged or of another version ({type(error).__name__}: {error}): run the "
+            "study again; it trains nothing that has ended"
         ) from error
     print(f"report     {workdir}/report.html")
 
 
 def _compare(options, flags: list[str]) -> None:
     """The report on existing runs."""
-    from etils import epath
-
     from xfresearch import compare
+    from xfresearch.files import check_output
 
-    for name in ("config", "plan", "report", "cell", "reuse"):
-        if getattr(options, name):
-            raise UserError(f"--{name} is not allowed with --runs, which trains nothing")
-    epath.Path(options.workdir).mkdir(parents=True, exist_ok=True)
+    _refuse(options, ("config", "plan", "report", "cell", "reuse"), "--runs, which trains nothing")
+    check_output("--workdir", f"{options.workdir}/report.html")
     files = {"--html": "report.html", "--json": "results.json"}
     outputs = [word for flag, name in files.items() for word in (flag, f"{options.workdir}/{name}")]
     compare.main([*options.runs, *outputs, *flags])
     print(f"\nreport     {options.workdir}/report.html")
+
+
+def _refuse(options, names: tuple[str, ...], beside: str) -> None:
+    """Raises UserError if one of the options is given."""
+    for name in names:
+        if getattr(options, name):
+            raise UserError(f"--{name} is not allowed with {beside}")
 
 
 def _job(every: list[list], text: str) -> list:

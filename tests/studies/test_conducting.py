@@ -1,10 +1,17 @@
-"""The progress of a study."""
+"""How a study goes on: its progress, its files, and what may be added to it."""
 
 from contextlib import contextmanager
 from dataclasses import replace
 
-from xfresearch.studies import conducting, design, plan
-from xfresearch.studies.cells import cells, extensions
+import numpy as np
+import pytest
+
+from tests.studies.test_merging import pretend
+from tests.studies.tiny import FILE, run, time_nothing
+from xfresearch.errors import UserError
+from xfresearch.files import read_object
+from xfresearch.studies import conducting, design, outcome, plan, report, running
+from xfresearch.studies.cells import Cell, Trial, cells, extensions
 from xfresearch.studies.running import open_store
 
 
@@ -35,3 +42,88 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
     monkeypatch.setattr(conducting, "_keep_runs", lambda *_: found)
     conducting.conduct(chosen, store, solved, cells(chosen))  # it has all results from the start
     assert all(each.done == each.total == 12 * len(found) for each in shown)
+
+
+def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch):
+    """Another process runs its whole cell between this one's reading and writing of runs.json."""
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    chosen = replace(design.read(config), probes=())
+    solved, read = plan.make(chosen).matched, conducting.read_runs
+
+    def interrupted(folder):
+        before = read(folder)
+        monkeypatch.setattr(conducting, "read_runs", read)
+        conducting.conduct(chosen, open_store(tmp_path), solved, [Cell("tiny", "parallel")])
+        return before
+
+    monkeypatch.setattr(conducting, "read_runs", interrupted)
+    found = conducting.conduct(chosen, open_store(tmp_path), solved, [Cell("tiny", "base")])
+    kept = running.read_runs(tmp_path)
+    assert len(found) == len(kept) and {result["fingerprint"] for result in found.values()} == kept.keys()
+
+
+def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    file, end = tmp_path / "study.py", "    return study"
+    config = ["--config", str(file), "--config.probes=()"]
+    file.write_text(FILE)
+    run(config, tmp_path / "study")
+    third = '    study.arms.third = ("model.blocks.main.layout=no_norm_between",)\n    study.solve_in.third = ""\n'
+    file.write_text(FILE.replace(end, third + end))
+    run(config, tmp_path / "study")
+    changes = {"cells": '{"tiny/parallel": ("model.depth=3",)}', "solve_in": '{"parallel": "steps"}'}
+    for kind, change in changes.items():
+        file.write_text(FILE.replace(end, f"    study.{kind} = {change}\n{third}{end}"))
+        with pytest.raises(UserError, match=rf"config.{kind}.*parallel=.* is not allowed with .*, which began with None"):
+            run(config, tmp_path / "study")
+
+
+def test_times_that_cannot_be_read_are_one_line(config, tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    for wrong in ('{"updates": []}', '{"updates": {"tiny/base": 3}}', "{}"):
+        (tmp_path / "seconds.json").write_text(wrong)
+        with pytest.raises(UserError, match="seconds.json: it must have 'updates', each with 'seconds': remove it"):
+            run(config, tmp_path, "--plan")
+
+
+def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path):
+    chosen = replace(design.read(config), probes=())
+    cell, matched = next(iter(plan.make(chosen).matched.items()))
+    trial = Trial(cell, 1e-2, 0)
+    pretend(chosen, open_store(tmp_path), trial, matched, None)
+    (tmp_path / trial.folder / "checkpoints" / "12").mkdir(parents=True)
+    assert running.run_trial(chosen, open_store(tmp_path), trial, matched, None)
+    assert not (tmp_path / trial.folder / "checkpoints").exists()
+
+
+def test_a_run_has_no_panel_of_its_layers(config):
+    matched = next(iter(plan.make(replace(design.read(config), options=("log.panel=4",))).matched.values()))
+    trained = running.config_of_trial(Trial(Cell("tiny", "base"), 1e-2, 0), matched.config)
+    assert matched.config.log.panel == 4 and trained.log.panel == 0
+
+
+def test_a_rate_at_the_edge_is_told_for_each_size_that_tunes(config, tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    run([*config, "--config.probes=()"], tmp_path)
+    results = read_object(tmp_path / "results.json")
+    here = results["sizes"]["tiny"]
+    here["arms"]["parallel"] |= {"edge": "high"}
+    two = results | {"sizes": {"tiny": here, "other": here}}
+    assert [line.split(",")[1].strip().partition(" at ")[2] for line in report._edge(two, "parallel")] == ["tiny", "other"]
+    two["study"]["tune_at"] = "other"
+    assert len(report._edge(two, "parallel")) == 1 and " at other" not in report._edge(two, "parallel")[0]
+
+
+def test_blocks_have_no_rows_of_padding():
+    sums = {"nll": np.array([1.0, 2.0, 4.0, 0.0]), "bytes": np.array([2, 2, 2, 0]), "tokens": np.array([1, 1, 1, 0])}
+    assert running.blocks(sums, "loss") == {"values": [1.0, 2.0, 4.0], "sizes": [1, 1, 1]}
+
+
+def test_the_time_of_a_run_is_that_of_all_its_processes():
+    parts = {"step": 8.0, "evaluation": 0.5, "metric": 0.5, "tokens": 99}
+    run_of = lambda **seconds: {"seconds": parts | seconds}  # noqa: E731
+    assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
+    shares = outcome.shares([run_of(compile=1.0, probes=0.0), run_of(probes=1.0)])
+    assert shares == pytest.approx({"updates": 0.8, "held-out metrics": 0.1, "probes": 0.05, "overhead": 0.05})

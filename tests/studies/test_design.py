@@ -49,7 +49,11 @@ def test_sizes_are_in_the_order_of_their_parameters():
     "override, message",
     [
         ("baseline=fused_outptu", "baseline='fused_outptu' is not allowed: it must be one of .*did you mean 'fused_output'"),
-        ("rates=(1e-2,1e-3)", r"rates=\(0.01, 0.001\) is not allowed: it must be two rates or more, in ascending order"),
+        ("rates=(1e-2,1e-3)", r"rates=\(0.01, 0.001\) is not allowed: it must be two rates or more, each at least 5% above"),
+        ("rates=(1e-3,1.001e-3)", r"rates=\(0.001, 0.001001\) is not allowed"),
+        ("rates=(1e-3,1e999)", r"rates=\(0.001, inf\) is not allowed"),
+        ("options=('data.cache_dir','steps=9')", "options='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
+        ("machine=('data.cache_dir',)", "machine='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
         ("seeds=1", "seeds=1 is not allowed: it must be at least 2"),
         ("seeds=1001", "seeds=1001 is not allowed: it must be at least 2 and at most 1000"),
         ("match=parameter", "match='parameter' is not allowed: it must be one of 'flops', 'parameters', 'tokens'"),
@@ -85,8 +89,26 @@ def test_a_mistake_in_an_arm_names_the_arm():
     study = replace(STUDY, arms=STUDY.arms | {"odd": ("model.blocks.main.layot=parallel",)})
     with pytest.raises(UserError, match="arm odd at size b: config.model.blocks.main.layot=.*: there is no key 'layot'"):
         design.config_of(study, "b", "odd")
-    with pytest.raises(UserError, match="solve='model.dtype' is not allowed: it must be an integer option"):
+    with pytest.raises(UserError, match="config.solve='model.dtype' is not allowed: it must be an integer option"):
         matched(replace(STUDY, solve="model.dtype"), "wide")
+    with pytest.raises(UserError, match="config.solve_in.wide='model.dtype' is not allowed"):
+        matched(replace(STUDY, solve_in={"wide": "model.dtype"}), "wide")
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("study.rates = 0.01", "field 'rates' .* 0.01 is of .*, at line 4 of study.py"),
+        ("raise ValueError('boom')", "ValueError: boom, at line 4 of study.py"),
+    ],
+)
+def test_a_mistake_in_the_file_is_its_last_line_and_its_place(tmp_path, line, message):
+    """ml_collections puts a whole stack trace into its message."""
+    file = tmp_path / "study.py"
+    file.write_text(f"from configs.studies import common\ndef get_config():\n    study = common.base('tiny')\n    {line}\n")
+    with pytest.raises(UserError, match=message) as error:
+        design.read(["--config", str(file)])
+    assert "Traceback" not in str(error.value)
 
 
 @pytest.mark.parametrize("match, solve", [("flops", "model.blocks.main.feed_forward.hidden"), ("flops", "steps")])
@@ -113,6 +135,9 @@ def test_parameters_are_matched_by_a_hidden_size():
         ({"arms": STUDY.arms | {"bpe": ("data.tokenizer=bpe",)}}, "arm bpe at size a: config.data.tokenizer: .* text"),
         ({"trend": "steps"}, "trend='steps' is not allowed: it must be 'parameters' or an option, above 0, that differs"),
         ({"options": ("evaluation.every=0",)}, "options='evaluation.every=0' is not allowed"),
+        ({"options": ("evaluation.split=train",)}, "options='evaluation.split=train' is not allowed"),
+        ({"solve": HIDDEN, "multiple": 7000, "solve_in": {}}, "set config.multiple below 7000, because .*=7000 is"),
+        ({"solve": "model.width", "multiple": 7, "solve_in": {}}, r"\(config.solve tries model.width in steps of .*=7\)"),
         ({"solve": "seed", "solve_in": {}}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
         ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% beside the baseline's: set config.solve to an option"),
         ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% beside"),
@@ -180,6 +205,15 @@ def test_rates_may_be_chosen_at_one_size():
 def test_a_rate_that_diverges_bounds_the_grid_and_smaller_ones_are_tried_if_all_do():
     assert [trial.rate for trial in follow({1e-3: 1.0, 1e-2: math.nan, 1e-4: 2.0})][3:] == [1e-3] * 3
     assert [trial.rate for trial in follow(dict.fromkeys((1e-3, 1e-2, 1e-4, 1e-5), math.nan))] == [1e-3, 1e-2, 1e-4, 1e-5]
+
+
+def test_rates_beyond_the_grid_leave_as_many_planned_runs():
+    study = replace(STUDY, solve_in={"wide": ""}, sizes={"a": (), "b": ("model.depth=3",)})
+    made = plan.make(study)
+    ended = [Trial(CELL, rate, TUNING_SEED) for rate in (1e-3, 1e-2, 1e-1, 1.0)]
+    hours = 18 * made.matched[CELL].config.steps / 3600  # 20 runs are planned, and two of the four are not
+    line = plan.time_line(study, made, dict.fromkeys(made.matched, 360.0), ended)
+    assert f"some {360 * hours:.1f} hours" in line
 
 
 def test_a_plan_counts_all_runs():

@@ -148,11 +148,6 @@ def test_curves_of_the_accuracy_are_of_its_errors(config, finished):
     assert math.isnan(saved) and lost > 0
 
 
-def test_blocks_have_no_rows_of_padding():
-    sums = {"nll": np.array([1.0, 2.0, 4.0, 0.0]), "bytes": np.array([2, 2, 2, 0]), "tokens": np.array([1, 1, 1, 0])}
-    assert running.blocks(sums, "loss") == {"values": [1.0, 2.0, 4.0], "sizes": [1, 1, 1]}
-
-
 def test_runs_that_a_design_does_not_need_now_stay_in_the_file(config, finished, tmp_path):
     chosen, solved = design_of(config)
     for name in ("study.json", "runs.json"):
@@ -171,9 +166,13 @@ def test_the_report_is_written_again_without_data(finished, tmp_path, capsys):
     (tmp_path / "results.json").write_bytes((finished / "results.json").read_bytes())
     study.main(["--report", "--workdir", str(tmp_path)])
     assert (tmp_path / "report.md").read_text() == (finished / "report.md").read_text()
-    write_json(tmp_path / "results.json", {"study": {}})
-    with pytest.raises(UserError, match="results.json was written by another version .* is missing"):
-        study.main(["--report", "--workdir", str(tmp_path)])
+    for wrong in ({"study": {}}, {"study": []}):
+        write_json(tmp_path / "results.json", wrong)
+        with pytest.raises(UserError, match=r"results.json is damaged or of another version \(\w+Error: .*: run the study"):
+            study.main(["--report", "--workdir", str(tmp_path)])
+    for more in (["--plan"], ["--config.margin=0.5"]):
+        with pytest.raises(UserError, match=f"{more[0]} is not allowed with --report"):
+            study.main(["--report", "--workdir", str(tmp_path), *more])
 
 
 def test_a_finished_study_trains_nothing_again(config, finished, no_training):
@@ -201,7 +200,7 @@ def test_probes_are_measured_on_runs_that_are_compared(config, finished):
     assert measured == {(True,), (False, *chosen.probes)}
 
 
-def test_runs_that_read_other_data_are_refused(config, finished):
+def test_runs_that_read_other_data_are_refused(config, finished, monkeypatch, no_training):
     chosen, solved = design_of(config)
     found = conducting.results(chosen, open_store(finished), solved)
     trial, result = list(found.items())[-1]
@@ -209,6 +208,9 @@ def test_runs_that_read_other_data_are_refused(config, finished):
     found[trial] = result | {"data": result["data"] | {"tokenizer": "c0ffee"}}
     with pytest.raises(UserError, match=f"{trial.folder}: its tokenizer has the digest c0ffee, and that of the other runs"):
         outcome.found(chosen, solved, found)
+    monkeypatch.setattr(conducting, "results", lambda *_: found)
+    with pytest.raises(UserError, match="its tokenizer has the digest c0ffee"):  # before anything runs
+        conducting.conduct(chosen, open_store(finished), solved, list(solved))
 
 
 def test_the_report_says_where_and_with_which_versions_runs_were_made(config, finished, tmp_path):
@@ -239,8 +241,9 @@ def test_the_report_says_where_and_with_which_versions_runs_were_made(config, fi
 )
 def test_a_design_does_not_change_after_the_runs(config, finished, change, message):
     before = {path: path.read_bytes() for path in finished.rglob("*.json*")}
-    with pytest.raises(UserError, match=message):
-        run(config, finished, f"--config.{change}")
+    for more in ([], ["--plan"]):  # which would time the arms of another design
+        with pytest.raises(UserError, match=message):
+            run(config, finished, f"--config.{change}", *more)
     assert all(path.read_bytes() == kept for path, kept in before.items())
 
 
@@ -382,15 +385,10 @@ def test_existing_runs_have_a_report_too(finished, tmp_path):
     run([], tmp_path / "both", "--runs", *runs)
     page = (tmp_path / "both" / "report.html").read_text()
     assert "optimizer.learning_rate" in page and "FLOPs of training" in page and "seconds of training" in page
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--workdir=.*/file/report.html cannot be written"):
+        run([], tmp_path / "file", "--runs", *runs)
     with pytest.raises(UserError, match="--plan is not allowed with --runs"):
         run([], tmp_path / "both", "--runs", *runs, "--plan")
     with pytest.raises(UserError, match="--config FILE or --runs RUN RUN ... is required"):
         run([], tmp_path / "both")
-
-
-def test_the_time_of_a_run_is_that_of_all_its_processes():
-    parts = {"step": 8.0, "evaluation": 0.5, "metric": 0.5, "tokens": 99}
-    run_of = lambda **seconds: {"seconds": parts | seconds}  # noqa: E731
-    assert running.seconds(run_of(probes=0.5, compile=0.5)) == 10
-    shares = outcome.shares([run_of(compile=1.0, probes=0.0), run_of(probes=1.0)])
-    assert shares == pytest.approx({"updates": 0.8, "held-out metrics": 0.1, "probes": 0.05, "overhead": 0.05})

@@ -1,7 +1,6 @@
 """Claims on a directory of a bucket, here on a disk: its times are those of files."""
 
 import os
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -76,13 +75,16 @@ def test_a_claim_that_is_removed_after_it_was_listed_is_no_error(tmp_path, monke
         assert not listings
 
 
-def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, capsys):
-    codes = []
-    monkeypatch.setattr(claims_module.os, "_exit", lambda code: codes.append(code) or sys.exit())
-    monkeypatch.setattr(claims_module, "_renew", lambda mine: 1 / 0)  # a bucket that cannot be reached
-    with pytest.raises(SystemExit):
-        claims_module._keep_renewing(tmp_path / "claim", 0.01, 0.1, threading.Event())
-    assert codes == [75] and "could not be renewed: division by zero" in capsys.readouterr().err
+@pytest.mark.parametrize("what", ["fails", "hangs"])
+def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, what):
+    codes, exited, reached = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(claims_module.os, "_exit", lambda code: codes.append(code) or exited.set())
+    began = time.monotonic()
+    with claimed(epath.Path(tmp_path), renew=0.1, stale=1.0):
+        monkeypatch.setattr(claims_module._Claim, "write", lambda _: 1 / 0 if what == "fails" else reached.wait(60))
+        assert exited.wait(30) and time.monotonic() - began > 0.8
+        reached.set()
+    assert set(codes) == {75} and not claims(tmp_path)
 
 
 def test_a_run_in_a_bucket_claims_its_directory(tmp_path, monkeypatch):

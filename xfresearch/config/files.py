@@ -88,7 +88,9 @@ def _parse_flags(define, default: list, arguments: list[str], file: str):
     except UserError as error:
         raise UserError(f"--config={file}: {error}") from error
     except Exception as error:  # a config file is the user's code, which may raise anything
-        text = " ".join(str(error).split()) or type(error).__name__
+        lines = str(error).splitlines() or [type(error).__name__]
+        # The flags' library puts the stack trace of a config file into its message: the last line says what went wrong.
+        text = lines[-1] if "Traceback (most recent call last)" in str(error) else " ".join(" ".join(lines).split())
         text = text.split("Flag parsing error: ")[-1].removeprefix("flag ")
         raise UserError(f"--config={file}: {text[:300]}{_line(error, file)}") from error
     return config

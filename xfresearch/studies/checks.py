@@ -42,9 +42,11 @@ def _require_machine(study: Study, config: Config) -> None:
 def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
     for cell, each in solved.items():
         if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
+            coarse = f"config.multiple below {study.multiple}, because {each.solved} is the nearest that it allows"
             raise UserError(
                 f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} beside the baseline's: set "
-                f"config.solve to an option that changes them, or config.solve_in.{cell.arm}='' to leave it unmatched"
+                f"{coarse if each.solved else 'config.solve to an option that changes them'}, or "
+                f"config.solve_in.{cell.arm}='' to leave it unmatched"
             )
 
 
@@ -67,6 +69,7 @@ def _require_metric(study: Study, config: Config) -> None:
     labels = trains_on_labels(config.data)
     allowed = "'loss' or 'accuracy' with labels, which have no bytes"
     require(not labels or study.metric != "bits_per_byte", "metric", study.metric, allowed)
+    require(config.evaluation.split != "train", "options", "evaluation.split=train", "a split that no arm trains on")
     require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
 
 

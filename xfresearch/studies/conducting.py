@@ -8,7 +8,7 @@ one directory. study.json and runs.json are enough to go on elsewhere, without t
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from etils import epath
 
@@ -36,19 +36,16 @@ def starts(study: Study, store: Store, found: Mapping[Trial, dict]) -> bool:
     return not exists(store.folder / DESIGN) and bool(left(study, found))
 
 
-def keep_design(study: Study, workdir) -> None:
-    """Writes the design. Raises UserError if the directory has runs of another one: a rule that was changed after the runs
-    decides nothing, and the runs of an arm that was changed would be lost."""
+def require_same_design(study: Study, workdir) -> None:
+    """Raises UserError if the directory has runs of another design: a rule that was changed after the runs decides nothing,
+    and the runs of an arm that was changed would be lost."""
     folder = epath.Path(workdir)
-    if exists(folder / DESIGN) and exists(folder / RUNS_FILE):
-        _require_same_design(read_object(folder / DESIGN), study, workdir)
-    write_json(folder / DESIGN, described(study))
-
-
-def _require_same_design(before: Mapping, study: Study, workdir) -> None:
-    now = json.loads(json.dumps(described(study)))
+    if not (exists(folder / DESIGN) and exists(folder / RUNS_FILE)):
+        return
+    before, now = read_object(folder / DESIGN), json.loads(json.dumps(described(study)))
     pairs = [(name, before.get(name), now[name]) for name in FIXED]
     pairs += [(f"{kind}.{name}", value, now[kind].get(name)) for kind in GROWING for name, value in before[kind].items()]
+    pairs += [(name, None, other) for name, other in _changes_of_known(before, now)]
     for name, value, other in pairs:
         if value != other:
             raise UserError(
@@ -57,9 +54,16 @@ def _require_same_design(before: Mapping, study: Study, workdir) -> None:
             )
 
 
+def _changes_of_known(before: Mapping, now: Mapping) -> Iterator[tuple[str, object]]:
+    """(key, value) of options that were added to arms and sizes that the design had before."""
+    known = {f"{size}/{arm}" for size in before["sizes"] for arm in before["arms"]}
+    for kind, names in (("cells", known), ("solve_in", before["arms"].keys())):
+        yield from ((f"{kind}.{name}", now[kind][name]) for name in sorted(now[kind].keys() & names - before[kind].keys()))
+
+
 def read_seconds(workdir, configs: Mapping[Cell, Config]) -> dict[Cell, float]:
     """The seconds of an update of each cell that was timed with the config that it has now."""
-    updates = _times(workdir).get("updates", {})
+    updates = _times(workdir)["updates"]
     known = {cell: updates.get("/".join(cell), {}) for cell in configs}
     return {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
 
@@ -81,7 +85,11 @@ def _timed(config: Config) -> str:
 
 def _times(workdir) -> dict:
     file = epath.Path(workdir) / SECONDS
-    return read_object(file) if exists(file) else {}
+    found = read_object(file) if exists(file) else {"updates": {}}
+    updates = found.get("updates")
+    if not isinstance(updates, dict) or not all(isinstance(each, dict) and "seconds" in each for each in updates.values()):
+        raise UserError(f"{file}: it must have 'updates', each with 'seconds': remove it, and --plan times them again")
+    return found
 
 
 def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
@@ -104,6 +112,7 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
         return sum(solved[trial.cell].config.steps for trial in trials if trial.cell in chosen)
 
     found = results(study, store, solved)
+    outcome.require_same_data(found)
     with stage("study", steps(planned(study)) + steps(extensions(study, found)), "updates") as progress:
         progress.update(steps(found))
         for cell in chosen:
@@ -117,13 +126,15 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
 def _keep_runs(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
     """Writes runs.json, with what other processes have run meanwhile, and returns the results. Runs that it had stay: it may
-    be their only copy, which a design that changes back needs."""
-    found = results(study, store, solved)
-    outcome.require_same_data(found)
-    if found:
-        new = {result["fingerprint"]: result for result in found.values()}
-        write_rows(store.folder / RUNS_FILE, read_runs(store.folder) | new, "runs")
-    return found
+    be their only copy, which a design that changes back needs. Two processes may write at once; the last one sees that the
+    file lacks runs of the other one, and writes it again."""
+    while True:
+        found = results(study, store, solved)
+        outcome.require_same_data(found)
+        kept, new = read_runs(store.folder), {result["fingerprint"]: result for result in found.values()}
+        if all(json.dumps(result) == json.dumps(kept.get(name)) for name, result in new.items()):
+            return found
+        write_rows(store.folder / RUNS_FILE, kept | new, "runs")
 
 
 def left(study: Study, found: Mapping[Trial, dict]) -> list[Cell]:

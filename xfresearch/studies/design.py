@@ -6,8 +6,10 @@ learning rates that are chosen for it, and with seeds that it shares with the ba
 """
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from xfresearch.config.fields import option
@@ -20,6 +22,7 @@ from xfresearch.models.closed_form import costs
 from xfresearch.studies import probes
 
 OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets
+LEAST_RATIO = 1.05  # of a rate to the one before: rates beyond the grid are rounded to three digits
 TUNING_SEED = 1000  # of the runs that choose a learning rate
 Overrides = tuple[str, ...]
 
@@ -76,11 +79,13 @@ def read(arguments: list[str]) -> Study:
     every = [f"{size}/{arm}" for size in study.sizes for arm in study.arms]
     for cell in study.cells:
         require(cell in every, "cells", cell, f"one of {', '.join(every)}{nearest(cell, every)}")
-    ascending = tuple(sorted({rate for rate in study.rates if rate > 0}))
-    require(len(study.rates) > 1 and study.rates == ascending, "rates", study.rates, "two rates or more, in ascending order")
+    apart = all(high >= LEAST_RATIO * low for low, high in pairwise(study.rates))
+    valid = len(study.rates) > 1 and apart and study.rates[0] > 0 and math.isfinite(study.rates[-1])
+    allowed = f"two rates or more, each at least {LEAST_RATIO - 1:.0%} above the one before"
+    require(valid, "rates", study.rates, allowed)
     require(study.tune_at in ("", *study.sizes), "tune_at", study.tune_at, f"'' or one of {', '.join(study.sizes)}")
     require_names(study)
-    _require_no_run_options(study)
+    _require_overrides(study)
     _require_solvable(study)
     probes.check(study.probes, study.task_data)
     return dataclasses.replace(study, sizes=_ascending(study))
@@ -103,10 +108,12 @@ def _require_solvable(study: Study) -> None:
     require(study.match != "seconds" or not others, "solve", ", ".join(others), "'steps' with match='seconds'")
 
 
-def _require_no_run_options(study: Study) -> None:
-    """Raises UserError for an override of what the study sets for each run."""
+def _require_overrides(study: Study) -> None:
+    """Raises UserError for an override without a value, and for one of what the study sets for each run."""
     named = {f"{kind}.{name}": each for kind in ("sizes", "arms", "cells") for name, each in getattr(study, kind).items()}
-    for key, overrides in ({"options": study.options} | named).items():
+    for key, overrides in ({"options": study.options, "machine": study.machine} | named).items():
+        for each in overrides:
+            require("=" in each, key, each, "KEY=VALUE, such as 'steps=500'")
         wrong = ", ".join(each for each in overrides if each.partition("=")[0] in OF_A_RUN)
         require(not wrong, key, wrong, "another option: a study sets this one for each run (config.rates, config.seeds)")
 

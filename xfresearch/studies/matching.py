@@ -70,12 +70,15 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     in most cases linearly. So a linear guess and its two neighbours are tried before the range is halved."""
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
-    first = value_at(config_of(study, size, arm), key)
+    first = value_at(config_of(study, size, arm), key, f"solve_in.{arm}" if arm in study.solve_in else "solve")
     low, high = 1, max(2, LARGEST * first // unit)
 
     @cache
     def at(number: int) -> float:
-        return cost(config_of(study, size, arm, f"{key}={number * unit}"))
+        try:
+            return cost(config_of(study, size, arm, f"{key}={number * unit}"))
+        except UserError as error:
+            raise UserError(f"{error} (config.solve tries {key} in steps of config.multiple={unit})") from error
 
     if not at(high // 2) < at(high):
         raise UserError(f"arm {arm} at size {size}: {key} cannot be solved for: it does not change the {study.match}")
@@ -101,5 +104,5 @@ def value_at(config: Config, key: str, field: str = "solve") -> int:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"{field}={key!r} is not allowed: it must be an integer option of the base, such as 'steps'")
+        raise UserError(f"config.{field}={key!r} is not allowed: it must be an integer option of the base, such as 'steps'")
     return value

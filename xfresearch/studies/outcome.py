@@ -60,7 +60,7 @@ def require_same_data(results: Mapping[Trial, dict]) -> None:
             if other != digest:
                 raise UserError(
                     f"{trial.folder}: its {name} has the digest {digest[:12]}, and that of the other runs {other[:12]}: all "
-                    "runs of a size must read the same data. Train it again, without --reuse of its study"
+                    "runs of a size must read the same data. Use a new directory for the runs with one of the two"
                 )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from xfresearch.config.run import Config
 from xfresearch.progress import stage
 from xfresearch.studies import statistics
-from xfresearch.studies.cells import Cell, Trial, cells, jobs, planned, tuned
+from xfresearch.studies.cells import Cell, Trial, cells, extensions, jobs, planned, tuned
 from xfresearch.studies.checks import check
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import Matched, matched
@@ -63,7 +63,7 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
 def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Collection[Trial]) -> str:
     """How long the planned runs that have not ended train, on the machine that timed an update of each cell."""
     runs = Counter(trial.cell for trial in planned(study))
-    runs.subtract(trial.cell for trial in ended)
+    runs.subtract(trial.cell for trial in set(ended).difference(extensions(study, ended)))
     hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, each) for cell, each in runs.items()) / 3600
     return f"time       some {hours:.1f} hours of training for what is left, where the updates were timed"
 

@@ -83,11 +83,14 @@ def _growth(outcome: Mapping, arm: str) -> list[str]:
 
 
 def _edge(outcome: Mapping, arm: str) -> list[str]:
-    """A warning if the best learning rate may lie beyond those that were tried."""
-    here = next((here["arms"][arm] for here in outcome["sizes"].values() if here["arms"][arm]["edge"]), None)
-    if not here:
-        return []
-    return [f"its best learning rate, {here['rate']:g}, is {edge_in_words(here)} that was tried, so a better one may exist"]
+    """A warning for each size at which the best learning rate may lie beyond those that were tried."""
+    tuned = [outcome["study"]["tune_at"]] if outcome["study"]["tune_at"] else list(outcome["sizes"])
+    found = []
+    for size in tuned:
+        if (here := outcome["sizes"][size]["arms"][arm])["edge"]:
+            rate = f"{here['rate']:g}{f' at {size}' if len(tuned) > 1 else ''}"
+            found.append(f"its best learning rate, {rate}, is {edge_in_words(here)} that was tried: a better one may exist")
+    return found
 
 
 def picture(outcome: Mapping) -> str:

@@ -53,11 +53,11 @@ class Counted:
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
-    """The config of a cell with the rate and the seed of a run. It keeps no best checkpoint, writes no TensorBoard files,
-    and its evaluations all have the same text."""
+    """The config of a cell with the rate and the seed of a run. It keeps no best checkpoint, writes no TensorBoard files
+    and no figures of layers, and its evaluations all have the same text."""
     changed = {
         "optimizer": replace(config.optimizer, learning_rate=trial.rate),
-        "log": replace(config.log, tensorboard=False),
+        "log": replace(config.log, tensorboard=False, panel=0),
         "checkpoint": replace(config.checkpoint, keep_best=False),
         "evaluation": replace(config.evaluation, final_sequences=config.evaluation.sequences),
     }
@@ -216,6 +216,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     folder = store.folder / trial.folder
     with locked(folder):
         if found := store.find(study, trial, matched.config):
+            _tidy(study, folder)
             return found
         _require_same_config(folder, config)
         clock = Clock()
@@ -246,11 +247,16 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
                 found["probes"] = probes.measure(lm, _probes(study, trial), folder, study.task_data)
         found |= {"seconds": {**clock.state(), **spent}, "made": _made()}
         write_json(folder / RESULT_FILE, found)
-        if not study.keep and (folder / "checkpoints").exists():
-            (folder / "checkpoints").rmtree()
+        _tidy(study, folder)
         if stopped_by:
             _stop(stopped_by, folder)
     return found
+
+
+def _tidy(study: Study, folder) -> None:
+    """Removes the checkpoints of a run that has a result; the process may have ended before it could."""
+    if not study.keep and (folder / "checkpoints").exists():
+        (folder / "checkpoints").rmtree()
 
 
 def _stop(signal_name: str, folder) -> NoReturn:

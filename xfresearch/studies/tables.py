@@ -16,10 +16,12 @@ METRIC_ABOUT = (
     "The metric is {unit}, where less is better, +- the standard deviation of runs. Intervals are not corrected for the "
     "number of arms; p and verdicts are (Holm). Nothing is corrected for the number of sizes. Seconds are of all updates."
 )
-PROBES_ABOUT = (
-    "Means over the runs that decide, +- half of their 95 % interval. More is better for copying and recall, which are nats "
-    "that a model saves for each token, and for induction. Memory slots take weight from tokens: sink and induction fall."
-)
+PROBES_ABOUT = "Means over the runs that decide, +- half of their 95 % interval."
+ABOUT_EACH = {  # probes: what a reader has to know of them
+    ("copying", "recall"): "Copying and recall are nats that a model saves for each token: more is better.",
+    ("induction",): "More is better for induction.",
+    ("induction", "sink"): "Memory slots and learned sinks take weight from tokens, so induction and sink fall with them.",
+}
 SAVED_ABOUT = (
     "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
     "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences). Their "
@@ -83,7 +85,8 @@ def probes(outcome: Mapping) -> Table:
     for size, here in outcome["sizes"].items():
         for arm, found in here["arms"].items():
             rows.append((size, arm, *(_with_half(found["probes"].get(name, [])) for name in names)))
-    return Table("Probes", PROBES_ABOUT, ("size", "arm", *names), rows if names else [])
+    about = [PROBES_ABOUT, *(text for probes, text in ABOUT_EACH.items() if set(probes) & set(names))]
+    return Table("Probes", " ".join(about), ("size", "arm", *names), rows if names else [])
 
 
 def _with_half(values: list) -> str:

@@ -4,8 +4,9 @@ A process writes a small object, then lists those of others. If there is another
 one ends with a UserError, or it died: an object that is not renewed any more is ignored after STALE seconds. Times are
 those at which the bucket stored the objects, so clocks of machines do not matter. Two processes that begin at the same time
 see each other's objects, because listings of a bucket have all objects that were written before: both may end, but never
-do both train. A process that could not renew its object for so long, such as one that was cut off or suspended, exits at
-once, with the code of a fault that may pass: another one may train by then.
+do both train. A process that could not renew its object, such as one that was cut off or suspended, exits with the code of
+a fault that may pass before others may ignore the object. A write that does not return does not delay this: it is watched
+by another thread.
 """
 
 import os
@@ -27,35 +28,52 @@ PREFIX = ".claim-"
 def claimed(folder, renew: float = RENEW, stale: float = STALE) -> Iterator[None]:
     """Claims a directory (an epath.Path) while the `with` block runs. Waits while another process may have died there.
     Raises UserError if it is alive."""
-    mine = folder / f"{PREFIX}{secrets.token_hex(6)}"
-    ended = threading.Event()
-    _renew(mine)
-    thread = threading.Thread(target=_keep_renewing, args=(mine, renew, stale, ended), daemon=True)
-    thread.start()
+    claim = _Claim(folder / f"{PREFIX}{secrets.token_hex(6)}", renew, stale)
+    renewing = threading.Thread(target=claim.keep_renewing, daemon=True)
+    renewing.start()
+    threading.Thread(target=claim.watch, daemon=True).start()
     try:
-        _wait_for_others(folder, mine, renew, stale)
+        _wait_for_others(folder, claim.file, renew, stale)
         yield
     finally:
-        ended.set()
-        thread.join()
-        mine.unlink(missing_ok=True)
+        claim.ended.set()
+        renewing.join()
+        claim.released.set()
+        claim.file.unlink(missing_ok=True)
 
 
-def _renew(mine) -> None:
-    mine.write_text(f"{platform.node()}, process {os.getpid()}\n")
+class _Claim:
+    """The claim of this process. It is renewed every `renew` seconds, and others may ignore it after `stale` seconds."""
+
+    def __init__(self, file, renew: float, stale: float):
+        self.file, self.renew, self.stale = file, renew, stale
+        self.ended, self.released = threading.Event(), threading.Event()
+        self.write()
+
+    def write(self) -> None:
+        began = _now()  # the bucket stores the object later, so others think the claim younger than this process does
+        self.file.write_text(f"{platform.node()}, process {os.getpid()}\n")
+        self.renewed = began
+
+    def keep_renewing(self) -> None:
+        while not self.ended.wait(self.renew):
+            try:
+                self.write()
+            except Exception as error:  # whatever the bucket's library raises; the next time may succeed
+                print(f"warning: {self.file} could not be renewed: {error}", file=sys.stderr, flush=True)
+
+    def watch(self) -> None:
+        """Ends the process if the claim was not renewed for so long that others may soon ignore it."""
+        while not self.released.wait(self.renew / 4):
+            age = _now() - self.renewed
+            if age > self.stale - self.renew:
+                print(f"error: {self.file} is {age:.0f} s old: another process may train here", file=sys.stderr, flush=True)
+                os._exit(TRANSIENT)
 
 
-def _keep_renewing(mine, renew: float, stale: float, ended: threading.Event) -> None:
-    last = time.monotonic()
-    while not ended.wait(renew):
-        if time.monotonic() - last > stale:
-            print(f"error: {mine} is {stale:g} s old: another process may train here", file=sys.stderr, flush=True)
-            os._exit(TRANSIENT)
-        try:
-            _renew(mine)
-            last = time.monotonic()
-        except Exception as error:  # whatever the bucket's library raises; the next time may succeed
-            print(f"warning: {mine} could not be renewed: {error}", file=sys.stderr, flush=True)
+def _now() -> float:
+    """Seconds of a clock that, where there is one, also counts the time when the machine was suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _wait_for_others(folder, mine, renew: float, stale: float) -> None:
