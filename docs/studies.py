@@ -115,7 +115,7 @@ def machines() -> str:
         sizes = [abs(each) for each in differences]
         figures = (f"{mean(differences):+.4f}", f"{median(sizes):.4f}", f"{max(sizes):.4f}")
         rows.append([first, second, len(differences), *figures])
-    return in_markdown(["trained on", "and on", "runs", "mean difference", "median size", "largest"], rows) + "\n"
+    return in_markdown(["trained on", "and on", "runs", "mean difference", "median, without sign", "largest"], rows) + "\n"
 
 
 def _processor(machine: dict) -> str:

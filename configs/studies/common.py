@@ -37,7 +37,7 @@ ALL_ATTENTION = block("layout=attention_only", "attention.memory_slots=256")
 
 
 def base(size: str, sizes: tuple[str, ...] = SIZES):
-    """A study at the size of the documents, or a tiny one that runs end to end in a minute and shows nothing."""
+    """A study at the size of docs/questions, or a tiny one that runs end to end in a minute or two and shows nothing."""
     if size not in sizes:
         raise UserError(f"there is no size {size!r}{nearest(size, sizes)} (allowed: {', '.join(sizes)})")
     study = default_study()

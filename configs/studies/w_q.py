@@ -2,8 +2,8 @@
 arms then have T5's positions. With :one_head the same for models of one head.
 
 identity_published has the scale of the logits and the weight decay of Karbevski & Mijoski 2025. As in identity_smaller, the
-saved parameters are not given back. A merged matrix of the head's rank is no arm: it is a pair of matrices, that of learned
-queries and keys (tests/models/test_attention_matrices.py)."""
+saved parameters are not given back. There is no arm with a merged matrix of the head's rank, because it equals the learned
+pair (tests/models/test_attention_matrices.py)."""
 
 from configs.studies import common
 from configs.studies.common import block

@@ -1,6 +1,8 @@
 """Designs of studies: what is refused, what is matched, and which runs follow from which results."""
 
+import dataclasses
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,10 +37,22 @@ def matched(study: Study, arm: str) -> matching.Matched:
     return matching.matched(study, Cell("a", arm), {})
 
 
+def test_the_name_of_a_study_is_guessed_among_studies():
+    with pytest.raises(UserError, match="no such file; did you mean 'configs/studies/norms.py:tiny'.*studies/experts.py"):
+        design.read(["--config", "configs/studies/norm.py:tiny"])
+
+
 def test_a_study_is_read_with_its_overrides():
     study = design.read(["--config", FILE, "--config.seeds=4", "--config.rates=(1e-3,2e-3)"])
     assert (study.seeds, study.rates, study.baseline) == (4, (1e-3, 2e-3), "no_residual_between")
     assert study.arms["fused_output"] == ("model.blocks.main.layout=fused_output",)
+
+
+def test_the_page_has_every_key_with_its_default():
+    rows = [line.split("|") for line in Path("docs/studies.md").read_text().splitlines() if line.startswith("| `")]
+    told = {name: default.strip() for _, names, default, *_ in rows for name in re.findall(r"`(\w+)`", names)}
+    needed = {name: "needed" for name in ("question", "rule", "base", "sizes", "arms", "baseline")}
+    assert told == {name: f"`{value!r}`" for name, value in dataclasses.asdict(Study()).items()} | needed
 
 
 def test_sizes_are_in_the_order_of_their_parameters():
@@ -53,6 +67,7 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("rates=(1e-3,1.001e-3)", r"rates=\(0.001, 0.001001\) is not allowed"),
         ("rates=(1e-3,1e999)", r"rates=\(0.001, inf\) is not allowed"),
         ("options=('data.cache_dir','steps=9')", "options='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
+        ("options=('config.steps=9',)", "options='config.steps=9' is not allowed: .* without 'config.'"),
         ("machine=('data.cache_dir',)", "machine='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
         ("seeds=1", "seeds=1 is not allowed: it must be at least 2"),
         ("seeds=1001", "seeds=1001 is not allowed: it must be at least 2 and at most 1000"),
@@ -89,7 +104,8 @@ def test_a_mistake_in_an_arm_names_the_arm():
     study = replace(STUDY, arms=STUDY.arms | {"odd": ("model.blocks.main.layot=parallel",)})
     with pytest.raises(UserError, match="arm odd at size b: config.model.blocks.main.layot=.*: there is no key 'layot'"):
         design.config_of(study, "b", "odd")
-    with pytest.raises(UserError, match="config.solve='model.dtype' is not allowed: it must be an integer option"):
+    allowed = "it must be an integer option of its config, such as 'steps'; config.solve_in.wide may be another one, or ''"
+    with pytest.raises(UserError, match=f"arm wide at size a: config.solve='model.dtype' is not allowed: {allowed}"):
         matched(replace(STUDY, solve="model.dtype"), "wide")
     with pytest.raises(UserError, match="config.solve_in.wide='model.dtype' is not allowed"):
         matched(replace(STUDY, solve_in={"wide": "model.dtype"}), "wide")
@@ -139,8 +155,8 @@ def test_parameters_are_matched_by_a_hidden_size():
         ({"solve": HIDDEN, "multiple": 7000, "solve_in": {}}, "set config.multiple below 7000, because .*=7000 is"),
         ({"solve": "model.width", "multiple": 7, "solve_in": {}}, r"\(config.solve tries model.width in steps of .*=7\)"),
         ({"solve": "seed", "solve_in": {}}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
-        ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% beside the baseline's: set config.solve to an option"),
-        ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% beside"),
+        ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% relative to the .*: set config.solve to an option"),
+        ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% relative"),
         ({"sizes": {"a": (), "b": ("steps=7",)}}, "trend='parameters' is not allowed: it must be 'parameters' or an option"),
         ({"machine": ("steps=7",)}, "machine='steps=7' is not allowed: it must be a path of this machine"),
     ],
@@ -214,6 +230,10 @@ def test_rates_beyond_the_grid_leave_as_many_planned_runs():
     hours = 18 * made.matched[CELL].config.steps / 3600  # 20 runs are planned, and two of the four are not
     line = plan.time_line(study, made, dict.fromkeys(made.matched, 360.0), ended)
     assert f"some {360 * hours:.1f} hours" in line
+    assert not any("trend" in line for line in plan.lines(study, made, ended))
+    near = {cell: each._replace(parameters=100 + (cell.size == "b")) for cell, each in made.matched.items()}
+    line = "trend      none: the sizes differ by less than 1.3 times in parameters"
+    assert line in plan.lines(study, made._replace(matched=near), ended)
 
 
 def test_a_plan_counts_all_runs():

@@ -59,7 +59,7 @@ def _read(file: str):
     path = Path(file.split(":")[0])
     if not path.is_file():
         hint = _nearest_config(file)
-        raise UserError(f"--config={file}: there is no such file{hint} (the named configs are {_named_configs()})")
+        raise UserError(f"--config={file}: there is no such file{hint} (the named configs are {_named_configs(file)})")
     if "get_config" not in path.read_text(errors="replace"):
         raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
     config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={file}"], file)
@@ -179,21 +179,22 @@ def _parses_as(kind, text: str) -> bool:
     return True
 
 
-def _named_configs() -> str:
-    return ", ".join(_config_files().values()) or "(none found)"
+def _named_configs(file: str = "") -> str:
+    return ", ".join(_config_files(file).values()) or "(none found)"
 
 
 def _nearest_config(file: str) -> str:
     """'; did you mean 'configs/gpt2.py:tiny'?' for 'gtp2.py:tiny'."""
     name, *argument = file.split(":", 1)
-    files = _config_files()
+    files = _config_files(file)
     return did_you_mean([":".join([files[stem], *argument]) for stem in closest(Path(name).stem, files)])
 
 
-def _config_files() -> dict[str, str]:
-    """{name: path} of the named configs."""
-    files = [path for path in sorted(CONFIGS.glob("*.py")) if "def get_config" in path.read_text()]
-    return {path.stem: f"configs/{path.name}" for path in files}
+def _config_files(file: str) -> dict[str, str]:
+    """{name: path} of the named configs: of studies, if the file would be one of them."""
+    folder = CONFIGS / "studies" if Path(file).parent.name == "studies" else CONFIGS
+    files = [path for path in sorted(folder.glob("*.py")) if "def get_config" in path.read_text()]
+    return {path.stem: str(path.relative_to(CONFIGS.parent)) for path in files}
 
 
 def read_json(path) -> Config:

@@ -42,11 +42,11 @@ def _require_machine(study: Study, config: Config) -> None:
 def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
     for cell, each in solved.items():
         if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
+            change = "config.solve='steps'" if study.match == "seconds" else "config.solve to an option that changes them"
             coarse = f"config.multiple below {study.multiple}, because {each.solved} is the nearest that it allows"
             raise UserError(
-                f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} beside the baseline's: set "
-                f"{coarse if each.solved else 'config.solve to an option that changes them'}, or "
-                f"config.solve_in.{cell.arm}='' to leave it unmatched"
+                f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} relative to the "
+                f"baseline's: set {coarse if each.solved else change}, or config.solve_in.{cell.arm}='' (not matched)"
             )
 
 

@@ -1,8 +1,9 @@
 """Runs the cells of a study in one process, one run after another, and goes on where it stopped.
 
-The directory of a study has study.json (the design), a directory for each run, runs.json (the results of all runs that have
-ended), and at the end results.json, report.html and report.md. Processes on different machines may run different cells in
-one directory. study.json and runs.json are enough to go on elsewhere, without training a finished run again.
+The directory of a study has study.json (the design), seconds.json (the times of updates), a directory for each run,
+runs.json (the results of all runs that have ended), and at the end results.json, report.html and report.md. Processes on
+different machines may run different cells in one directory. The first two and runs.json are enough to go on elsewhere,
+without training a finished run again.
 """
 
 import json

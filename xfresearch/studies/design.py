@@ -113,7 +113,8 @@ def _require_overrides(study: Study) -> None:
     named = {f"{kind}.{name}": each for kind in ("sizes", "arms", "cells") for name, each in getattr(study, kind).items()}
     for key, overrides in ({"options": study.options, "machine": study.machine} | named).items():
         for each in overrides:
-            require("=" in each, key, each, "KEY=VALUE, such as 'steps=500'")
+            valid = "=" in each and not each.startswith(("config.", "--"))
+            require(valid, key, each, "KEY=VALUE, such as 'steps=500', without 'config.'")
         wrong = ", ".join(each for each in overrides if each.partition("=")[0] in OF_A_RUN)
         require(not wrong, key, wrong, "another option: a study sets this one for each run (config.rates, config.seeds)")
 

@@ -3,7 +3,7 @@
 Seconds depend on the machine: an update of every cell is timed (plan.py), and the number of updates follows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from xfresearch.studies.cells import Cell
 from xfresearch.studies.design import Study, config_of
 
 LARGEST = 16  # times the size that the arm has before
+LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
 class Matched(NamedTuple):
@@ -70,7 +71,10 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     in most cases linearly. So a linear guess and its two neighbours are tried before the range is halved."""
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
-    first = value_at(config_of(study, size, arm), key, f"solve_in.{arm}" if arm in study.solve_in else "solve")
+    try:
+        first = value_at(config_of(study, size, arm), key, f"solve_in.{arm}" if arm in study.solve_in else "solve")
+    except UserError as error:
+        raise UserError(f"arm {arm} at size {size}: {error}; config.solve_in.{arm} may be another one, or ''") from error
     low, high = 1, max(2, LARGEST * first // unit)
 
     @cache
@@ -98,11 +102,18 @@ def trend_of(study: Study, baseline: Matched) -> int:
     return baseline.parameters if study.trend == "parameters" else value_at(baseline.config, study.trend, "trend")
 
 
+def has_trend(sizes: Iterable[float]) -> bool:
+    """Whether the sizes of the baseline are far enough from each other for a trend."""
+    sizes = list(sizes)
+    return max(sizes) / min(sizes) > LEAST_SPREAD
+
+
 def value_at(config: Config, key: str, field: str = "solve") -> int:
     """The integer option of a config at a dotted path. Raises UserError that names the study's `field` if there is none."""
     value = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"config.{field}={key!r} is not allowed: it must be an integer option of the base, such as 'steps'")
+        allowed = "an integer option of its config, such as 'steps'"
+        raise UserError(f"config.{field}={key!r} is not allowed: it must be {allowed}")
     return value

@@ -11,13 +11,12 @@ from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
 from xfresearch.studies.design import Study, described
-from xfresearch.studies.matching import Matched, tokens, trend_of
+from xfresearch.studies.matching import Matched, has_trend, tokens, trend_of
 from xfresearch.studies.running import deciding, less_is_better, seconds
 from xfresearch.studies.statistics import Difference
 
 # Kinds of the time of a run that are no overhead.
 MEASURED = {"updates": ("step",), "held-out metrics": ("evaluation", "metric"), "probes": ("probes",)}
-LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
 def found(
@@ -230,7 +229,7 @@ def points(arm: Mapping, axis: str) -> np.ndarray:
 
 
 def _saved(arm: Mapping, baseline: Mapping) -> dict[str, tuple[float, float]]:
-    """{axis: the share of its cost that the arm saves at the baseline's last metric, and the reverse}."""
+    """{axis: the share of the baseline's cost that the arm saves at the baseline's last metric, and the reverse}."""
     known = [axis for axis in ("training_flops", "seconds") if math.isfinite(arm[axis] + baseline[axis])]
     axes = known if arm["curve"] and baseline["curve"] else ()
     return {axis: statistics.saved_at_equal_loss(points(arm, axis)[:, :2], points(baseline, axis)[:, :2]) for axis in axes}
@@ -246,7 +245,8 @@ def _failure(arm: dict, unigram: float) -> str:
 
 
 def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[Cell, Matched]) -> dict | None:
-    """How the difference of an arm changes with the baseline's size; None if sizes differ in something else."""
+    """How the difference of an arm changes with the baseline's size; None if it has no difference at a size, or if the sizes
+    are too near to each other."""
     by_size = {}
     for size in study.sizes:
         found, baseline = arms[Cell(size, arm)], arms[Cell(size, study.baseline)]
@@ -255,8 +255,7 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[C
         value = trend_of(study, matched[Cell(size, study.baseline)])
         by_size[float(value)] = np.subtract(found["values"], baseline["values"])
     ends = {"first": min(by_size), "last": max(by_size)}
-    spread = ends["last"] / ends["first"] > LEAST_SPREAD
-    return statistics.trend(by_size)._asdict() | ends if spread else None
+    return statistics.trend(by_size)._asdict() | ends if has_trend(by_size) else None
 
 
 def shares(results: Iterable[Mapping]) -> dict[str, float]:

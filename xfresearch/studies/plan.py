@@ -10,7 +10,7 @@ from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, extensions, jobs, planned, tuned
 from xfresearch.studies.checks import check
 from xfresearch.studies.design import Study
-from xfresearch.studies.matching import Matched, matched
+from xfresearch.studies.matching import LEAST_SPREAD, Matched, has_trend, matched, trend_of
 from xfresearch.training.timing import relative_seconds, seconds_per_update
 
 
@@ -65,7 +65,8 @@ def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Co
     runs = Counter(trial.cell for trial in planned(study))
     runs.subtract(trial.cell for trial in set(ended).difference(extensions(study, ended)))
     hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, each) for cell, each in runs.items()) / 3600
-    return f"time       some {hours:.1f} hours of training for what is left, where the updates were timed"
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    return f"time       some {time} of training for what is left, where the updates were timed"
 
 
 def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
@@ -79,12 +80,16 @@ def lines(study: Study, plan: Plan, ended: Collection[Trial]) -> list[str]:
         f"paired differences of one size have a deviation of {study.deviation:g}; up to {study.margin:g} counts as none, "
         f"and an arm without a difference is called equivalent with a chance of {plan.chance_of_equivalent:.0%}"
     )
+    baselines = [plan.matched[Cell(size, study.baseline)] for size in study.sizes]
+    if len(baselines) > 1 and not has_trend(trend_of(study, each) for each in baselines):
+        found.append(f"trend      none: the sizes differ by less than {LEAST_SPREAD} times in {study.trend}")
     return found + table(study, plan.matched)
 
 
 def table(study: Study, solved: Mapping[Cell, Matched]) -> list[str]:
     """Job number, parameters and cost of each cell."""
-    titles = ("job", "size", "arm", "parameters", "updates", "FLOPs", f"{study.match} beside the baseline's", "solved for")
+    relative = f"{study.match}, relative to the baseline"
+    titles = ("job", "size", "arm", "parameters", "updates", "FLOPs", relative, "solved for")
     rows, job_of = [titles], {cell: str(number) for number, job in enumerate(jobs(study)) for cell in job}
     for cell, each in solved.items():
         numbers = f"{each.parameters:,}", f"{each.config.steps:,}", f"{each.training_flops:.2e}", f"{each.mismatch:+.2%}"

@@ -14,7 +14,8 @@ from xfresearch.pages.charts import Curve, line_chart, styles
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.studies import tables
-from xfresearch.studies.outcome import LEAST_SPREAD, points
+from xfresearch.studies.matching import LEAST_SPREAD
+from xfresearch.studies.outcome import points
 from xfresearch.studies.statistics import ALPHA, SMALL
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 

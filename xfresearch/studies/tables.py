@@ -23,9 +23,10 @@ ABOUT_EACH = {  # probes: what a reader has to know of them
     ("induction", "sink"): "Memory slots and learned sinks take weight from tokens, so induction and sink fall with them.",
 }
 SAVED_ABOUT = (
-    "The share of the whole cost that an arm saves if it stops at the last metric of the baseline, and the share that the "
-    "baseline saves if it stops at that of the arm. Both are read off the curves (on evaluation.sequences sequences). Their "
-    "earlier points have a learning rate that has not decayed yet, so a run of that length would save more."
+    "The share of the baseline's cost that an arm saves if it stops at the last metric of the baseline, and the share of "
+    "the arm's cost that the baseline saves if it stops at that of the arm. Both are read off the curves (on "
+    "evaluation.sequences sequences). Their earlier points have a learning rate that has not decayed yet, so a run of that "
+    "length would save more."
 )
 DETAILS_ABOUT = (
     "A mean difference has an error by the seeds, which its interval shows, and one by the held-out text, which all runs "
