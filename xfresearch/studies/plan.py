@@ -65,7 +65,7 @@ def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Co
     runs = Counter(trial.cell for trial in planned(study))
     runs.subtract(trial.cell for trial in set(ended).difference(extensions(study, ended)))
     hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, each) for cell, each in runs.items()) / 3600
-    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     return f"time       some {time} of training for what is left, where the updates were timed"
 
 
