@@ -259,3 +259,13 @@ def test_a_change_of_kind_that_keeps_a_value_which_the_new_kind_lacks_is_refused
 def test_the_error_for_an_unknown_variant_suggests_the_nearest_name():
     with pytest.raises(UserError, match="variants.py:alibbi: there is no variant 'alibbi'; did you mean 'alibi'"):
         parse(["--config", "configs/variants.py:alibbi"])
+
+
+def test_the_last_override_counts_and_none_unsets():
+    gain = "--config.model.blocks.main.norms.attention_in.gain"
+    values = [parse([GPT2, *more]).model.blocks["main"].norms.attention_in.gain for more in ([], [f"{gain}=False"])]
+    assert values == [None, False]
+    assert parse([GPT2, "--config.data.corpus=('a',)", "--config.data.corpus=('b',)"]).data.corpus == ("b",)
+    assert parse([GPT2, f"{gain}=False", f"{gain}=None"]).model.blocks["main"].norms.attention_in.gain is None
+    with pytest.raises(UserError, match="config.steps=None has the wrong type NoneType: it must be an integer"):
+        parse([GPT2, "--config.steps=None"])

@@ -8,6 +8,10 @@ from configs.studies import common
 from configs.studies.common import block
 
 
+# Their factor starts at 1. Zhu et al. have that for language models of width 1024, the smallest that they have.
+BOUNDED = ("dyt", "derf")
+
+
 def get_config(size: str = "full"):
     study = common.base(size, sizes=(*common.SIZES, "majority"))
     study.question = "What do LayerNorm's projection and scaling each do?"
@@ -21,17 +25,22 @@ def get_config(size: str = "full"):
     study.options = (*study.options, "model.embedding_scale=learned")
     kinds = ("layer", "rms", "project", "none", "dyt", "derf")
     study.arms = {kind: (f"model.final_norm={kind}", *block(f"norm={kind}")) for kind in kinds}
-    for kind in ("dyt", "derf"):  # Zhu et al. have 1 for language models of width 1024, the smallest that they have
+    for kind in BOUNDED:
         study.arms[kind] += block("norm_alpha=1.0")
     return study
 
 
 def _majority(study):
-    """One layer of width 8 (docs/majority.md). Only the norm before attention differs, as in the paper."""
+    """One layer of width 8 (docs/majority.md). Only the norm before attention differs, as in the paper. Norms that leave out
+    both halves were added when the other arms had ended."""
     study.question = "What do LayerNorm's projection and scaling each do in the Majority task?"
     study.base, study.options = "configs/brody_majority.py", ("steps=500", "checkpoint.every=500", "evaluation.every=25")
     study.sizes, study.tune_at, study.match, study.solve = {"published": ()}, "", "tokens", ""
-    study.arms = {kind: block(f"norms.attention_in.kind={kind}") for kind in ("layer", "scale", "project")}
+    kinds = ("layer", "scale", "project", "none", *BOUNDED)
+    study.arms = {kind: block(f"norms.attention_in.kind={kind}") for kind in kinds}
+    study.arms.none += block("norms.attention_in.gain=None", "norms.attention_in.bias=None")  # it has neither to leave out
+    for kind in BOUNDED:
+        study.arms[kind] += block("norms.attention_in.alpha=1.0")
     study.rates, study.metric, study.margin = (1e-3, 3e-3, 1e-2), "accuracy", 0.02
     study.probes = ("norms.angle of queries", "norms.share along the ones vector", "norms.hidden keys")
     return study

@@ -69,7 +69,8 @@ def _read(file: str):
 
 def _overridden(config, overrides: list[tuple[str, str]], file: str):
     """The ConfigDict of a config file with its overrides."""
-    overrides = [override for override in overrides if not _choose(config, *override)]
+    last = dict(overrides).items()  # of two overrides of one key, the second one counts
+    overrides = [override for override in last if not _choose(config, *override)]
     for override in overrides:
         _check_override(config, *override)
     remaining = [f"--config.{name}={value}" for name, value in overrides]
@@ -133,15 +134,18 @@ def split(arguments: list[str]) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _choose(config, name: str, value: str) -> bool:
-    """Applies an override if it chooses a kind or a layout. Returns whether it does."""
+    """Applies an override if it chooses a kind or a layout, or unsets an option. Returns whether it does."""
     *parts, last = name.split(".")
     group = config
     for part in parts:
         group = group.get(part) if hasattr(group, "keys") else None
-    if not isinstance(group, Group) or last != group.by:
-        return False
-    group[last] = value
-    return True
+    if isinstance(group, Group) and last == group.by:
+        group[last] = value
+        return True
+    if value == "None" and hasattr(group, "keys") and last in group and not isinstance(group[last], str):
+        group[last] = None  # whether it may be unset shows when the config is read
+        return True
+    return False
 
 
 def _check_override(config, name: str, value: str) -> None:
