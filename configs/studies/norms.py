@@ -7,7 +7,6 @@ arms. Without it, inputs that no norm scales are a tenth as large."""
 from configs.studies import common
 from configs.studies.common import block
 
-
 # Their factor starts at 1. Zhu et al. have that for language models of width 1024, the smallest that they have.
 BOUNDED = ("dyt", "derf")
 
