@@ -49,9 +49,12 @@ def test_decoding_of_models_is_compared(tmp_path, capsys):
 def test_updates_of_configs_are_compared(tmp_path, capsys):
     configs = ["configs/gpt2.py:tiny", "configs/moe.py:tiny"]
     small = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_size=2")
-    bench.main(["update", *configs, *small, "--rounds", "2", "--together", "3", "--json", str(tmp_path / "figures.json")])
-    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    more = ("--rounds", "2", "--together", "3", "--by-operation", "--json", str(tmp_path / "figures.json"))
+    bench.main(["update", *configs, *small, *more])
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    rows, operations = figures["rows"], figures["operations"]
+    assert operations["matrix products"] > 0 and min(operations.values()) >= 0
     assert [row["config"] for row in rows] == [*configs, f"{configs[0]}, 3 runs in one program"]
     assert rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
     assert all(row["ms"] > 0 and row["GFLOP/s"] > 0 and row["page faults"] >= 0 for row in rows)
-    assert capsys.readouterr().out.count("\n") == 4
+    assert capsys.readouterr().out.count("\n") == 4 + 2 + bench.SHOWN + 1

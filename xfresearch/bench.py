@@ -22,6 +22,7 @@ from xfresearch.files import write_json
 
 FLOOR = "floor"
 FLOOR_SIZE = 1536  # rows and columns of both matrices of the large product
+SHOWN = 9  # operations of an update
 
 
 def count(word: str) -> int:
@@ -76,6 +77,7 @@ def parse(arguments):
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     together = "also update N runs of the first config in one program (jax.vmap); its figures are for one of them"
     command.add_argument("--together", type=size, default=1, metavar="N", help=together)
+    command.add_argument("--by-operation", action="store_true", help="also the time of each operation of the first config")
     options, options.overrides = parser.parse_known_args(arguments)
     if options.overrides and options.operation != "update":
         parser.error(f"unrecognized arguments: {' '.join(options.overrides)}")
@@ -100,7 +102,8 @@ def bench_update(a) -> None:
         timed.append((f"{name}, {a.together} runs in one program", config, a.together))
     runs_N1 = np.array([[runs] for _, _, runs in timed])
     tokens_N1 = np.array([[config.batch_size * config.sequence_length] for _, config, _ in timed])
-    seconds_NR, faults_NR = timed_rounds([Timer(config, runs) for _, config, runs in timed], a.rounds) / runs_N1
+    timers = [Timer(config, runs) for _, config, runs in timed]
+    seconds_NR, faults_NR = timed_rounds(timers, a.rounds) / runs_N1
     rates_NR = tokens_N1 / seconds_NR
     rows = []
     for i, (name, config, _) in enumerate(timed):
@@ -111,8 +114,22 @@ def bench_update(a) -> None:
     print(f"{'ms':>10}{'GFLOP/s':>10}{'page faults':>13}{'tokens/s':>12}{'ratio':>8}  config")
     for row in rows:
         print("{ms:10.1f}{GFLOP/s:10.1f}{page faults:13,.0f}{tokens/s:12,.0f}{ratio:8.2f}  {config}".format(**row))
+    operations = _print_operations(timers[0]) if a.by_operation else {}
     if a.json:
-        write_json(a.json, {"arguments": vars(a), "rows": rows})
+        write_json(a.json, {"arguments": vars(a), "rows": rows, "operations": operations})
+
+
+def _print_operations(timer) -> dict[str, float]:
+    """Prints and returns the seconds of each operation of an update, summed over threads."""
+    from xfresearch.training.operations import by_operation
+
+    found = by_operation(timer)
+    total, most = sum(found.values()), list(found.items())[:SHOWN]
+    rest = total - sum(seconds for _, seconds in most)
+    print(f"\n{'ms':>10}{'share':>8}  operation, over all threads")
+    for name, seconds in [*most, (f"{len(found) - len(most)} others", rest)]:
+        print(f"{1e3 * seconds:10.1f}{seconds / total:8.1%}  {name}")
+    return found
 
 
 def bench_decode(a) -> None:

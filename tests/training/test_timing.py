@@ -1,8 +1,9 @@
-"""Updates of two configs that are timed in turns."""
+"""How long updates take: two configs in turns, and the operations of one."""
 
 import pytest
 
 from xfresearch.training import timing
+from xfresearch.training.operations import own_times
 
 
 @pytest.mark.parametrize(
@@ -19,3 +20,10 @@ def test_there_are_turns_until_two_of_each_are_fast(monkeypatch, seconds, turns,
     monkeypatch.setattr(timing, "seconds_per_update", lambda name: called.append(name) or next(left[name]))
     assert timing.relative_seconds("arm", "base") == ratio
     assert called == ["base", "arm"] * turns
+
+
+def test_an_operation_has_the_time_that_it_does_not_spend_in_others():
+    events = [("while.2", 0, 100), ("ThunkExecutor::Execute", 5, 90), ("dot.1", 10, 30), ("add_fusion.7", 40, 20)]
+    events += [("ynn_fusion", 70, 20), ("Await", 110, 40), ("add_fusion", 160, 5)]
+    expected = {"while": 10, "starting operations": 90 - 70, "matrix products": 50, "add_fusion": 25}
+    assert own_times(reversed(events)) == expected
