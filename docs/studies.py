@@ -8,7 +8,7 @@ import json
 import math
 from itertools import combinations
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, quantiles
 
 from xfresearch import study
 from xfresearch.command import Parser, run
@@ -116,6 +116,18 @@ def machines() -> str:
         figures = (f"{mean(differences):+.4f}", f"{median(sizes):.4f}", f"{max(sizes):.4f}")
         rows.append([first, second, len(differences), *figures])
     return in_markdown(["trained on", "and on", "runs", "mean difference", "median, without sign", "largest"], rows) + "\n"
+
+
+def pairs() -> str:
+    """How much paired differences vary, and what pairing is worth, over the studies of text that have ended."""
+    sizes = [size for name in pictures() if (found := _results(name))["study"]["metric"] == "bits_per_byte"
+             for size in found["sizes"].values()]  # fmt: skip
+    found = [arm["difference"] for size in sizes for arm in size["arms"].values() if "difference" in arm]
+    rows = []
+    for name, title in (("deviation", "deviation of differences, bits per byte"), ("correlation", "correlation of pairs")):
+        tenths = quantiles([each[name] for each in found], n=10)
+        rows.append([title, len(found), *(f"{tenths[at]:.3f}" for at in (0, 4, 8))])
+    return in_markdown(["of arms at a size", "number", "10 % are below", "median", "10 % are above"], rows) + "\n"
 
 
 def _processor(machine: dict) -> str:

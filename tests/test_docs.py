@@ -11,7 +11,9 @@ import pytest
 from docs import write
 from tests.launch import stand_ins
 from xfresearch.__main__ import COMMANDS
+from xfresearch.files import read_object
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.studies import report
 
 ROOT = Path(__file__).parent.parent
 # docs/data has reports of studies, which are made of their results.
@@ -109,6 +111,14 @@ def test_links_between_pages_lead_to_files():
 @pytest.mark.parametrize("page", write.PAGES)
 def test_generated_parts_are_up_to_date(page):
     assert (ROOT / "docs" / page).read_text() == write.PAGES[page](), "run `make docs`"
+
+
+STUDIES = sorted((ROOT / "docs" / "data" / "studies").glob("*/results.json"))
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.parent.name)
+def test_reports_of_studies_are_those_of_their_results(file):
+    assert (file.parent / "report.md").read_text() == report.markdown(read_object(file)), "run `make studies`"
 
 
 def test_no_page_has_a_section_twice():

@@ -18,7 +18,7 @@ EVALUATION = ("evaluation.every=100", "evaluation.sequences=64", "evaluation.fin
 # through them, a rate half a step beside the best one loses 0.008, less than the margin.
 RATES = (4e-3, 8e-3, 1.6e-2)
 MARGIN = 0.02  # bits per byte, some 1 %: what papers report as gains
-DEVIATION = 0.012  # of paired differences at one size: the median of 88 in docs/data/studies; 80 % are 0.006 to 0.021
+DEVIATION = 0.012  # of paired differences at one size: the median in these studies (docs/studies.md)
 SMALL = ("model.width=96", "model.depth=4", "model.blocks.main.attention.heads=3")
 LARGE = ("model.width=128", "model.depth=4", "model.blocks.main.attention.heads=4")
 TINY = ("steps=30", "batch_size=8", "sequence_length=64", "optimizer.warmup=3", "evaluation.final_sequences=16")

@@ -13,6 +13,7 @@ import yaml
 
 from tests.launch.stand_ins import ROOT
 from xfresearch.config.files import parse
+from xfresearch.studies import design
 
 SCRIPTS = sorted(path.name for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
 LAUNCHERS = ["gke.sh", "local.sh", "multi_gpu.sh", "slurm.sbatch", "tpu_vm.sh"]
@@ -40,7 +41,7 @@ def our_commands(line: str) -> list[list[str]]:
 
 def pages() -> dict[str, list[list[str]]]:
     """The xfresearch commands in examples, by file name."""
-    files = [ROOT / "docs" / "launch.md", *(ROOT / "launch" / name for name in SCRIPTS)]
+    files = [*(ROOT / "docs" / name for name in ("launch.md", "studies.md")), *(ROOT / "launch" / name for name in SCRIPTS)]
     found = {}
     for path in files:
         text = re.sub(r"\\\n", " ", path.read_text())
@@ -49,6 +50,8 @@ def pages() -> dict[str, list[list[str]]]:
     (group,) = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())["spec"]["replicatedJobs"]
     (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
     found["gke.yaml"] = our_commands(shlex.join(container["args"]))
+    (container,) = yaml.safe_load((ROOT / "launch" / "gke_study.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    found["gke_study.yaml"] = our_commands(shlex.join(container["args"]))
     return found
 
 
@@ -61,7 +64,8 @@ def check(words: list[str]) -> None:
     assert not missing, f"{module} has no {sorted(missing)}"
     if "--config" in arguments:
         file = arguments[arguments.index("--config") + 1]
-        parse(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
+        read = design.read if module == "xfresearch.study" else parse
+        read(["--config", str(ROOT / file), *(word for word in arguments if word.startswith("--config."))])
 
 
 EXAMPLES = [(name, words) for name, found in pages().items() for words in found]
@@ -73,7 +77,8 @@ def test_every_flag_and_key_of_an_example_exists(words):
 
 
 def test_examples_were_found():
-    assert {"launch.md", "local.sh", "multi_gpu.sh", "gke.yaml"} <= {name for name, _ in EXAMPLES}
+    expected = {"launch.md", "studies.md", "local.sh", "multi_gpu.sh", "gke.yaml", "gke_study.yaml"}
+    assert expected <= {name for name, _ in EXAMPLES}
     assert sum(name == "launch.md" for name, _ in EXAMPLES) >= 5
 
 

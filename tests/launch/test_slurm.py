@@ -7,22 +7,23 @@ import pytest
 from tests.launch.stand_ins import ROOT
 
 TRAIN = shlex.split("python -m xfresearch.train --config configs/llama.py --workdir /shared/run")
+STUDY = shlex.split("python -m xfresearch.study --config configs/studies/w_o.py --workdir /shared/w_o --cell auto")
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
 
 
 @pytest.mark.parametrize(
-    "options",
+    "options, job",
     [
-        "",
-        "--array 0-9 --gpus-per-node 1",
-        "--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c",
+        ("", TRAIN),
+        ("--array 0-9 --gpus-per-node 1", STUDY),
+        ("--nodes 4 --gpus-per-node 4 --cpus-per-task 12 --time 24:00:00 --partition a --account b --name c", TRAIN),
     ],
 )
-def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, options):
-    dry = launcher.run("slurm.sbatch", *options.split(), "--dry-run", "--", *TRAIN)
+def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, options, job):
+    dry = launcher.run("slurm.sbatch", *options.split(), "--dry-run", "--", *job)
     assert dry.returncode == 0 and launcher.calls == []
     submission, steps = (shlex.split(line) for line in dry.stdout.splitlines())
-    assert launcher.run("slurm.sbatch", *options.split(), "--", *TRAIN).returncode == 0
+    assert launcher.run("slurm.sbatch", *options.split(), "--", *job).returncode == 0
     assert launcher.calls == [submission]
     words = submission[submission.index("launch/slurm.sbatch") + 1 :]  # the arguments of the script inside the job
     assert launcher.run("slurm.sbatch", *words, SLURM_JOB_ID="7").returncode == 0
@@ -30,11 +31,10 @@ def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, op
 
 
 def test_a_command_of_one_process_is_not_started_several_times(launcher):
-    study = shlex.split("python -m xfresearch.study --config configs/studies/w_o.py --workdir /shared/w_o --cell auto")
-    refused = launcher.run("slurm.sbatch", "--array", "0-2", "--", *study)
+    refused = launcher.run("slurm.sbatch", "--array", "0-2", "--", *STUDY)
     assert refused.returncode == 2 and launcher.calls == []
     assert "xfresearch.study is not allowed here: it runs as one process (--gpus-per-node 1 on Slurm)" in refused.stderr
-    assert launcher.run("slurm.sbatch", "--array", "0-2", "--gpus-per-node", "1", "--", *study).returncode == 0
+    assert launcher.run("slurm.sbatch", "--array", "0-2", "--gpus-per-node", "1", "--", *STUDY).returncode == 0
 
 
 @pytest.mark.parametrize("gpus, tasks, platforms", [("8", "16", "cuda,cpu"), ("4", "8", "cuda,cpu"), ("0", "2", "cpu")])

@@ -6,12 +6,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from configs.studies.common import SIZES
 from tests.daily import daily
 from xfresearch.config.comparing import fingerprint
+from xfresearch.data.pipeline import Batches
 from xfresearch.errors import UserError
+from xfresearch.models import transformer
 from xfresearch.studies import cells, design, matching, plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
 from xfresearch.studies.design import Study
@@ -46,6 +50,28 @@ def test_a_study_is_read_with_its_overrides():
     study = design.read(["--config", FILE, "--config.seeds=4", "--config.rates=(1e-3,2e-3)"])
     assert (study.seeds, study.rates, study.baseline) == (4, (1e-3, 2e-3), "no_residual_between")
     assert study.arms["fused_output"] == ("model.blocks.main.layout=fused_output",)
+
+
+def test_the_studies_of_the_page_can_be_planned(tmp_path):
+    snippets = re.findall(r"^```python\n(.*?)^```$", Path("docs/studies.md").read_text(), re.M | re.S)
+    assert len(snippets) == 2
+    for text in snippets:
+        (tmp_path / "study.py").write_text(text)
+        assert plan.make(design.read(["--config", str(tmp_path / "study.py")])).runs > 10
+
+
+def test_two_arms_of_a_seed_read_the_same_batches_and_begin_with_the_same_values():
+    """Arms with the same parameters. With other ones, the parameters that are drawn before the first other one are equal."""
+    study = design.read(["--config", "configs/studies/activations.py:tiny"])
+    configs = [replace(design.config_of(study, "tiny", arm), seed=3) for arm in ("relu", "swish", "swiglu")]
+    first, *others = [[Batches(config).batch(step)["tokens"] for step in (0, 7)] for config in configs]
+    assert all(np.array_equal(first, other) for other in others)
+    relu, swish, swiglu = (transformer.init(config.model, jax.random.key(3)) for config in configs)
+    assert jax.tree.all(jax.tree.map(np.array_equal, relu, swish))
+    for name in ("embed", "head"):
+        assert jax.tree.all(jax.tree.map(np.array_equal, relu.get(name, {}), swiglu.get(name, {})))
+    attention = [params["blocks"]["main"]["attention"] for params in (relu, swiglu)]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *attention))
 
 
 def test_the_page_has_every_key_with_its_default():

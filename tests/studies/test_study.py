@@ -18,6 +18,7 @@ from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import TUNING_SEED, Cell, planned
 from xfresearch.studies.running import open_store
+from xfresearch.training import workdir
 from xfresearch.training.metrics import read_metrics
 
 
@@ -251,6 +252,7 @@ def test_a_cell_runs_alone_and_the_last_one_reports(config, finished, tmp_path, 
     for cell, name in enumerate(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")):
         with monkeypatch.context() as patch:
             patch.setenv(name, str(cell))
+            patch.setattr(workdir, "in_bucket", lambda path: True)  # runs are claimed, and not locked
             run(config, tmp_path, "--cell=auto")
         assert (tmp_path / "results.json").exists() == (cell == 1)
         assert ("no report yet" in capsys.readouterr().out) == (cell < 1)
@@ -332,7 +334,7 @@ def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path
     assert "by seconds of training" not in (tmp_path / "report.html").read_text()
     assert "updates were not timed" in capsys.readouterr().out
     run(config, tmp_path, "--plan")
-    assert "hours of training for what is left, where the updates were timed" in capsys.readouterr().out
+    assert "minutes of training for what is left, where the updates were timed" in capsys.readouterr().out
 
 
 def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ PLACEHOLDERS = {
     name: f"#{3 * f'{number:02x}'}"
     for number, name in enumerate(("ink", "muted", "rule", "model", "training", *RUN_COLOURS), 1)
 }
+BAND = 0.15  # opacity
 POINTS = 300  # the most points of a curve: longer ones are averaged
 
 
@@ -27,6 +28,7 @@ class Curve(NamedTuple):
     width: float = 1.0
     marked: bool = False  # a mark at each point, unless there are many
     dashes: str = "-"  # Matplotlib's name of the line's style
+    half: np.ndarray | None = None  # [points]: half of the width of a band around a single line
 
 
 def styles(count: int) -> list[dict[str, str]]:
@@ -72,6 +74,9 @@ def line_chart(
             x, y = np.split(curve.points, [1], axis=1)
             style = {"color": PLACEHOLDERS[curve.colour], "linewidth": curve.width, "linestyle": curve.dashes}
             axes.plot(x[:, 0], y, marker=marker, markersize=3.2, **style)
+            if curve.half is not None:
+                ends = y[:, 0] - curve.half, y[:, 0] + curve.half
+                axes.fill_between(x[:, 0], *ends, color=PLACEHOLDERS[curve.colour], alpha=BAND, linewidth=0)
         for name, level in levels.items():
             axes.axhline(level, color=PLACEHOLDERS["muted"], linewidth=0.8, dashes=(3, 3))
             place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}  # x: fraction of the width

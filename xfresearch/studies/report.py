@@ -155,6 +155,10 @@ def notes(outcome: Mapping) -> list[str]:
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
+    known = {size: here["unigram"] for size, here in outcome["sizes"].items() if here["unigram"] is not None}
+    if known:
+        values = ", ".join(f"{value:.3f} at {size}" for size, value in known.items())
+        lines.append(f"Frequencies alone give {values}; an arm that is not below has learnt nothing, and gets no verdict.")
     lines += _gained_nothing(outcome)
     if not outcome["trends"]:
         lines.append(f"There is no trend: it takes sizes that differ by a factor of {LEAST_SPREAD}, and no failed arms.")
@@ -185,6 +189,8 @@ def _of_runs(outcome: Mapping) -> list[str]:
         lines.append(f"Seconds are those of an update, timed in turns with the baseline's, times their number ({machine}).")
     else:
         lines.append("There are no seconds, because updates were not timed: --plan times them.")
+    if len({line.split(", ", 2)[2] for line in outcome["made"]["runs"]}) > 1:
+        lines.append("Runs are of several machines (below), so the two runs of a pair may be of different ones.")
     if len(versions := outcome["made"]["versions"]) > 1:
         lines.append(f"Runs had {len(versions)} sets of versions of libraries (below).")
     return lines
@@ -270,7 +276,7 @@ def page(outcome: Mapping) -> dict:
 
 
 def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
-    """(caption, SVG) of the metric by FLOPs and by seconds, with the ends of the intervals."""
+    """(caption, SVG) of the metric by FLOPs and by seconds, with bands of the intervals."""
     unit, here, found = UNITS[outcome["study"]["metric"]], outcome["sizes"][size]["arms"], []
     arms = outcome["study"]["arms"]
     for axis, label in AXES.items():
@@ -278,16 +284,13 @@ def _charts(outcome: Mapping, size: str) -> list[tuple[str, str]]:
         for arm, style in zip(arms, styles(len(arms)), strict=True):
             known = here[arm]["curve"] and here[arm][axis] is not None
             curve_P3 = points(here[arm], axis) if known else np.empty((0, 3))
-            curves += _with_ends(curve_P3[len(curve_P3) // 10 :], style)
+            curves += _with_band(curve_P3[len(curve_P3) // 10 :], style)
         if curves:
             found.append((f"{unit} by {label}", line_chart(f"{size}: {unit} by {label}", curves, {})))
     return found
 
 
-def _with_ends(curve_P3: np.ndarray, style: Mapping[str, str]) -> list[Curve]:
-    """A curve, and thin ones at the ends of its intervals."""
-    if not len(curve_P3):
-        return []
+def _with_band(curve_P3: np.ndarray, style: Mapping[str, str]) -> list[Curve]:
+    """A curve with the band of its intervals."""
     x_P, y_P, half_P = curve_P3.T
-    ends = [Curve(np.stack([x_P, y_P + sign * half_P], 1), width=0.6, **style) for sign in (-1, 1)]
-    return [Curve(curve_P3[:, :2], width=1.4, marked=True, **style), *ends]
+    return [Curve(np.stack([x_P, y_P], 1), width=1.4, marked=True, half=half_P, **style)] if len(x_P) else []
