@@ -11,7 +11,7 @@ from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.errors import UserError
 from xfresearch.files import read_object
 from xfresearch.studies import conducting, design, outcome, plan, report, running
-from xfresearch.studies.cells import Cell, Trial, cells, extensions
+from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, cells, extensions
 from xfresearch.studies.running import open_store
 
 
@@ -45,21 +45,25 @@ def test_the_progress_counts_rates_beyond_the_grid(config, tmp_path, monkeypatch
 
 
 def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch):
-    """Another process runs its whole cell between this one's reading and writing of runs.json."""
+    """Between this process's last reading and writing of runs.json, another one ends a run, and then all that are left."""
     monkeypatch.setattr(conducting, "run_trial", pretend)
     chosen = replace(design.read(config), probes=())
     solved, read = plan.make(chosen).matched, conducting.read_runs
+    base, other = Cell("tiny", "base"), Cell("tiny", "parallel")
 
     def interrupted(folder):
         before = read(folder)
-        monkeypatch.setattr(conducting, "read_runs", read)
-        conducting.conduct(chosen, open_store(tmp_path), solved, [Cell("tiny", "parallel")])
+        if len(before) == 3 and len(list(tmp_path.glob("tiny/base/*/result.json"))) == 4:  # it writes its last run now
+            pretend(chosen, open_store(tmp_path), Trial(other, chosen.rates[0], TUNING_SEED), solved[other], None)
+        if len(before) == 4:
+            monkeypatch.setattr(conducting, "read_runs", read)
+            conducting.conduct(chosen, open_store(tmp_path), solved, [other])
         return before
 
     monkeypatch.setattr(conducting, "read_runs", interrupted)
-    found = conducting.conduct(chosen, open_store(tmp_path), solved, [Cell("tiny", "base")])
+    found = conducting.conduct(chosen, open_store(tmp_path), solved, [base])
     kept = running.read_runs(tmp_path)
-    assert len(found) == len(kept) and {result["fingerprint"] for result in found.values()} == kept.keys()
+    assert len(found) == len(kept) == 8 and {result["fingerprint"] for result in found.values()} == kept.keys()
 
 
 def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch):
