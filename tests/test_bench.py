@@ -7,6 +7,7 @@ import pytest
 from tests.tiny_runs import make_run
 from xfresearch import bench
 from xfresearch.errors import UserError
+from xfresearch.training import operations as operations_module
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,8 @@ def test_decoding_of_models_is_compared(tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 3
 
 
-def test_updates_of_configs_are_compared(tmp_path, capsys):
+def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(operations_module, "UPDATES", 2)
     configs = ["configs/gpt2.py:tiny", "configs/moe.py:tiny"]
     small = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_size=2")
     more = ("--rounds", "2", "--together", "3", "--by-operation", "--json", str(tmp_path / "figures.json"))
