@@ -10,8 +10,8 @@ import numpy as np
 from xfresearch.config.run import Config
 
 UPDATES = 10  # of a turn
-TURNS, MOST_TURNS = 3, 9  # of each of two configs: at least, and while their fastest updates do not agree
-AGREE = 1.03  # the second fastest turn beside the fastest one
+TURNS, MOST_TURNS = 3, 9  # the fewest and the most turns of each of two configs
+AGREE = 1.03  # the most that the second fastest turn may take, relative to the fastest one
 
 
 class Timer:
@@ -47,6 +47,10 @@ class Timer:
         self._state, _ = jax.block_until_ready(self._update(self._state, self._batch))
         return time.perf_counter() - began
 
+    def compiled_text(self) -> str:
+        """The compiled program, in the language of XLA."""
+        return self._update.lower(self._state, self._batch).compile().as_text()
+
 
 def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarray:
     """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once."""
@@ -67,8 +71,8 @@ def seconds_per_update(config: Config) -> float:
 
 def relative_seconds(config: Config, baseline: Config) -> float:
     """The time of an update as a multiple of the baseline's: the fastest one of each. They run in turns, because a busy
-    machine slows both, and the device has the state of one at a time, as in training. There are more turns if only one of
-    them was fast."""
+    machine slows both, and the device has the state of one at a time, as in training. More turns follow
+    until the two fastest ones of each config agree."""
     turns_T2: list[tuple[float, float]] = []
     while len(turns_T2) < TURNS or (len(turns_T2) < MOST_TURNS and not _agree(turns_T2)):
         turns_T2.append((seconds_per_update(baseline), seconds_per_update(config)))
