@@ -7,7 +7,7 @@ arms. Without it, inputs that no norm scales are a tenth as large."""
 from configs.studies import common
 from configs.studies.common import block
 
-# Their factor starts at 1. Zhu et al. have that for language models of width 1024, the smallest that they have.
+# Their alpha starts at 1, as Zhu et al. have it for width 1024, their smallest language model.
 BOUNDED = ("dyt", "derf")
 
 
@@ -37,7 +37,8 @@ def _majority(study):
     study.sizes, study.tune_at, study.match, study.solve = {"published": ()}, "", "tokens", ""
     kinds = ("layer", "scale", "project", "none", *BOUNDED)
     study.arms = {kind: block(f"norms.attention_in.kind={kind}") for kind in kinds}
-    study.arms.none += block("norms.attention_in.gain=None", "norms.attention_in.bias=None")  # it has neither to leave out
+    # A norm of kind 'none' has no gain and no bias that the base could leave out.
+    study.arms.none += block("norms.attention_in.gain=None", "norms.attention_in.bias=None")
     for kind in BOUNDED:
         study.arms[kind] += block("norms.attention_in.alpha=1.0")
     study.rates, study.metric, study.margin = (1e-3, 3e-3, 1e-2), "accuracy", 0.02

@@ -84,7 +84,7 @@ def test_a_claim_that_is_removed_after_it_was_listed_is_no_error(tmp_path, monke
 
 
 @pytest.mark.parametrize("what", ["fails", "hangs"])
-def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, exits, what):
+def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, capsys, exits, what):
     began, reached = time.monotonic(), threading.Event()
     with claimed(epath.Path(tmp_path), renew=0.1, stale=1.0):
         monkeypatch.setattr(claims_module._Claim, "write", lambda _: 1 / 0 if what == "fails" else reached.wait(60))
@@ -93,6 +93,7 @@ def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, exit
         assert time.monotonic() - began > 0.8
         reached.set()
     assert set(exits) == {75} and not claims(tmp_path)
+    assert ("could not be renewed: division by zero" in capsys.readouterr().err) == (what == "fails")
 
 
 def test_a_run_in_a_bucket_claims_its_directory(tmp_path, monkeypatch):

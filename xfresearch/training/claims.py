@@ -5,8 +5,8 @@ one ends with a UserError, or it died: an object that is not renewed any more is
 those at which the bucket stored the objects, so clocks of machines do not matter. Two processes that begin at the same time
 see each other's objects, because listings of a bucket have all objects that were written before: both may end, but never
 do both train. A process that could not renew its object, such as one that was cut off or suspended, exits with the code of
-a fault that may pass before others may ignore the object. A write that does not return does not delay this: it is watched
-by another thread.
+a fault that may pass, before others may ignore the object. Another thread watches the age of the object, so a write that
+hangs does not delay this.
 """
 
 import os
