@@ -101,10 +101,10 @@ def _without_orbax_noise(hook):
 
 
 def _not_of_abandoned_array(record: logging.LogRecord) -> bool:
-    """Whether asyncio's log keeps a record: it drops the failure of a task of Orbax that nothing has awaited. This is an
-    abandoned array whose read failed too, before it was garbage-collected."""
+    """Whether asyncio's log keeps a record: it drops the failure of a task of Orbax, or of several that it gathers, that
+    nothing has awaited. This is an abandoned array whose read failed too, before it was garbage-collected."""
     _, _, traceback = record.exc_info or (None, None, None)
-    unawaited = record.getMessage().startswith("Task exception was never retrieved")
+    unawaited = "exception was never retrieved" in record.getMessage()
     return not (unawaited and traceback is not None and _of_orbax(traceback.tb_frame.f_code))
 
 
