@@ -22,14 +22,13 @@ if version("jaxlib").startswith("0.10."):  # later versions lack the first flag;
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
     os.environ["XFRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="xfresearch-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # tests compile the same small programs again and again
+    # Tests compile the same small programs again and again. All workers and all commands that they start share them.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.environ["XFRESEARCH_CACHE"] + "/compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["XFRESEARCH_CACHE"], ignore_errors=True)
-PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", os.environ["XFRESEARCH_CACHE"] + "/compiled")
 import jax  # noqa: E402 - it reads the variables above
 from jax._src.interpreters import mlir  # noqa: E402
 
-# All workers share the programs that they compile. JAX decides at the first compilation whether it has a cache.
-jax.config.update("jax_compilation_cache_dir", PROGRAMS)
 # For every program that it lowers, JAX makes an MLIR context. That takes half of the time of a small program, and more than
 # half of its memory. One context can serve all.
 mlir.make_ir_context = cache(mlir.make_ir_context)
@@ -79,7 +78,7 @@ def settings_of_jax():
     initial values."""
     yield
     jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_compilation_cache_dir", PROGRAMS)
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ def test_decoding_of_models_is_compared(tmp_path, capsys):
 
 def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(operations_module, "UPDATES", 2)
-    configs = ["configs/gpt2.py:tiny", "configs/moe.py:tiny"]
+    configs = ["configs/gpt2.py:tiny", "configs/llama.py:tiny"]
     small = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_size=2")
     more = ("--rounds", "2", "--together", "3", "--by-operation", "--json", str(tmp_path / "figures.json"))
     bench.main(["update", *configs, *small, *more])

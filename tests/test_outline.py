@@ -1,8 +1,6 @@
 """The five lines that a run prints first: their words, and where they appear."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import jax
@@ -92,19 +90,18 @@ def test_print_config_prints_every_key_and_trains_nothing(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_prints_its_stages_and_five_lines_first(tmp_path):
-    """Standard error is a file: one line for each stage, then the outline, then the compilation, then the steps."""
+def test_a_run_prints_its_stages_and_five_lines_first(tmp_path, capsys):
+    """Standard error is no terminal: one line for each stage, then the outline, then the compilation, then the steps."""
     (tmp_path / "notes.txt").write_text("".join(f"line {number} of the notes\n" for number in range(4000)))
     options = ["--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300", "--config.steps=2"]
     options += ["--config.evaluation.every=0", "--config.optimizer.warmup=0"]
     corpus = [f"--config.data.corpus=('text_files:{tmp_path}/notes.txt',)", f"--config.data.cache_dir={tmp_path}/cache"]
-    command = [sys.executable, "-m", "xfresearch.train", "--config", GPT2, "--workdir", str(tmp_path / "run")]
-    done = subprocess.run([*command, *options, *corpus], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    train.main(["--config", GPT2, "--workdir", str(tmp_path / "run"), *options, *corpus])
+    out, err = capsys.readouterr()
     starts = ["training a BPE tokenizer of 300 ids: ", "tokenising ", "packing ", "model  ", "data  ", "optimizer  "]
     starts += ["devices  ", "output  ", "making the state", "compiling the update: ", "step 1/2"]
-    lines = done.stderr.splitlines()
+    lines = err.splitlines()
     found = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in starts]
-    assert found == sorted(found) and len(lines) < 25, done.stderr
-    account = next(line for line in done.stdout.splitlines() if line.startswith("time "))
+    assert found == sorted(found) and len(lines) < 25, err
+    account = next(line for line in out.splitlines() if line.startswith("time "))
     assert all(f" {kind} " in account for kind in ("data", "compile", "start", "results"))

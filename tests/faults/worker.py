@@ -194,7 +194,6 @@ def once(function: Callable) -> Callable:
 
 if __name__ == "__main__":
     save_time()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{sys.argv[1]}/compiled"  # not below a case's directory
     store.restore = recorded(store.restore)
     main(Path(sys.argv[1]).resolve())
     os._exit(0)  # a thread of a save that failed may wait forever; main has flushed

@@ -31,6 +31,7 @@ CONFIGS = {
     "moe, capacity": {**SPARSE, MAIN + "feed_forward.moe.capacity": 0.125, MAIN + "feed_forward.moe.shared": 1},
 }
 SCANNED = ("all_attention, learned", "moe, none")
+COVERED = ("gpt2, none, MQA", "gpt2, sinusoidal, MHA", "moe, rope, GQA")  # by the contract of cached decoding, too
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1]]
 GREEDY = Sampling(temperature=0)
 
@@ -59,7 +60,7 @@ def uncached_logits(config, params, texts, length=48) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     "name, layers",
     [
-        *(pytest.param(name, "unroll", marks=pytest.mark.long if name in SCANNED else ()) for name in CONFIGS),
+        *(pytest.param(name, "unroll", marks=pytest.mark.long if name in SCANNED + COVERED else ()) for name in CONFIGS),
         *((name, "scan") for name in SCANNED),
     ],
 )

@@ -33,7 +33,9 @@ def without_times(results: dict) -> dict:
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
-    run(config, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        fake_times(patch, {"base": 1.0, "parallel": 0.75})
+        run(config, folder)
     return folder
 
 
@@ -334,7 +336,7 @@ def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path
     assert "There are no seconds" in (tmp_path / "report.md").read_text()
     assert "by seconds of training" not in (tmp_path / "report.html").read_text()
     assert "updates were not timed" in capsys.readouterr().out
-    run(config, tmp_path, "--plan")
+    run(config, tmp_path, "--plan")  # which times them
     assert "minutes of training for what is left, where the updates were timed" in capsys.readouterr().out
 
 
@@ -377,10 +379,9 @@ def fake_times(monkeypatch, speeds: dict[str, float]) -> None:
 def test_two_processes_do_not_train_one_run(config, finished, tmp_path):
     from xfresearch.training.workdir import locked
 
-    with locked(tmp_path / "tiny/base/rate-0.01-seed-1000"):
-        command = [sys.executable, "-m", "xfresearch.study", *config, "--workdir", str(tmp_path), "--cell=0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "another process is training in it" in done.stderr
+    run_of_another = tmp_path / "tiny/base/rate-0.01-seed-1000"  # the lock is the file's, not the process's
+    with locked(run_of_another), pytest.raises(UserError, match="another process is training in it"):
+        run(config, tmp_path, "--cell=0")
 
 
 def test_existing_runs_have_a_report_too(finished, tmp_path):

@@ -17,7 +17,7 @@ HEARTBEAT = 6  # seconds of silence after which a process counts as lost
 
 
 def flags(cache, *overrides: str, steps: int) -> list[str]:
-    """The config of a small run of `steps` updates as flags, with text and compiled programs in `cache`."""
+    """The config of a small run of `steps` updates as flags, with its text in `cache`."""
     keys = {
         "steps": steps,
         "batch_size": 8,

@@ -64,7 +64,9 @@ def single(tmp_path_factory, cache):
 def four(tmp_path_factory):
     """A run of four processes that shard parameters and heads and start with an empty cache; and their outputs."""
     workdir, cold = tmp_path_factory.mktemp("four"), tmp_path_factory.mktemp("cold")
-    ended = train(4, workdir, cold, "--config.mesh.fsdp=2", "--config.mesh.tensor=2").succeed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAX_COMPILATION_CACHE_DIR")  # else they share the programs of other tests
+        ended = train(4, workdir, cold, "--config.mesh.fsdp=2", "--config.mesh.tensor=2").succeed()
     assert list((cold / "compiled").glob("jit_update*")), "compiled programs are cached"
     return workdir, ended
 
