@@ -122,7 +122,8 @@ def pairs() -> str:
     """How much paired differences vary, and what pairing is worth, over the studies of text that have ended."""
     sizes = [size for name in pictures() if (found := _results(name))["study"]["metric"] == "bits_per_byte"
              for size in found["sizes"].values()]  # fmt: skip
-    found = [arm["difference"] for size in sizes for arm in size["arms"].values() if "difference" in arm]
+    arms = [arm["difference"] for size in sizes for arm in size["arms"].values() if "difference" in arm]
+    found = {json.dumps(each): each for each in arms}.values()  # studies may share runs
     rows = []
     for name, title in (("deviation", "deviation of differences, bits per byte"), ("correlation", "correlation of pairs")):
         tenths = quantiles([each[name] for each in found], n=10)
