@@ -347,14 +347,16 @@ def test_equal_seconds_are_those_of_the_first_start(config, tmp_path, monkeypatc
     flags = "--config.match=seconds", "--config.solve=steps", f"--config.sizes.tiny={size}"
     with pytest.raises(UserError, match="--cell=0 is not allowed with config.match='seconds' before updates were timed"):
         run(config, tmp_path, *flags, "--cell=0")
+    planned = []
+    monkeypatch.setattr(conducting, "conduct", lambda study, store, solved, chosen: planned.append(solved) or {})
     run(config, tmp_path, *flags, "--plan")  # measures and keeps them
     run(config, tmp_path, *flags, "--cell=0")
-    run(config, tmp_path, *flags)
-    arm = read_object(tmp_path / "results.json")["sizes"]["tiny"]["arms"]["parallel"]
-    assert arm["steps"] == 4 and arm["mismatch"] == 0
     speeds["parallel"] = 3.0
-    monkeypatch.setattr(conducting, "run_trial", None)
-    run(config, tmp_path, *flags)
+    run(config, tmp_path, *flags, "--cell=1")
+    for solved in planned:
+        arm = solved[Cell("tiny", "parallel")]
+        assert arm.config.steps == 4 and arm.mismatch == 0
+    assert len(planned) == 2
     # An arm that is added is timed beside the baseline, on a machine that may be twice as fast now.
     speeds |= {"base": 0.5, "other": 0.75}
     cells = {Cell("tiny", name): name for name in speeds}
