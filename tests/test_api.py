@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
+from tests.daily import daily
 from tests.tiny_runs import CONFIGS, make_run, rough_params, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.data.tokenizers import ByteTokenizer, Tokenizer
@@ -24,7 +25,7 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "a")
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=daily(["gpt2", "moe"], CONFIGS))
 def lm(request):
     return tiny_model(request.param)
 

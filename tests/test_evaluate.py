@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.daily import daily
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import command, evaluate, evaluation, loading
@@ -112,8 +113,10 @@ def test_a_window_batch_contains_the_tokens_of_its_windows():
     assert not any(values[1].any() for values in batch.values())
 
 
-@pytest.mark.parametrize("stride", [1, 5])
-@pytest.mark.parametrize("kind", ["run", "document_run"])
+STRIDES = [("run", 1), ("run", 5), ("document_run", 1), ("document_run", 5)]
+
+
+@pytest.mark.parametrize("kind, stride", daily([("run", 5), ("document_run", 1)], STRIDES))
 def test_a_stride_equals_brute_force(kind, stride, request, tmp_path):
     run = request.getfixturevalue(kind)
     lm = loading.load(run)

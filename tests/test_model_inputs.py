@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
+from tests.daily import daily
 from tests.tiny_runs import CONFIGS, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import language_model
@@ -20,7 +21,7 @@ TEXT = "def main():\n"
 IDS = [list(TEXT.encode())]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=daily(["gpt2", "moe"], CONFIGS))
 def lm(request):
     return tiny_model(request.param)
 

@@ -101,7 +101,7 @@ def test_a_planted_induction_head_makes_the_prediction():
     assert np.nanmax(np.delete(found["by_head"].ravel(), 2)) < 0.1 * found["by_head"][1, 0]
 
 
-KEYED = ["base", "layout=peri_norm", "feed_forward[moe].moe.shared=2", "attention.memory_activation=gelu"]
+KEYED = ["layout=peri_norm", "feed_forward[moe].moe.shared=2", "attention.memory_activation=gelu"]
 
 
 @pytest.mark.parametrize("name", marked(KEYED))

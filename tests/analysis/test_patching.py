@@ -25,7 +25,7 @@ def metric(lm, replace=None):
 @pytest.mark.parametrize(
     "name, site",
     [
-        ("gpt2", "attention.heads"),
+        pytest.param("gpt2", "attention.heads", marks=pytest.mark.long),
         ("moe", "feed_forward.out"),
         pytest.param("all_attention", "attention.residual", marks=pytest.mark.long),
     ],

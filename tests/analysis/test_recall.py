@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import xfresearch as xf
+from tests.daily import daily
 from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import LanguageModel, analysis, analyze, train
 from xfresearch.analysis.recall import score
@@ -48,7 +49,7 @@ def slow(lm, prompt: str, object_: str) -> tuple[bool, float]:
     return bool(right), total
 
 
-@pytest.mark.parametrize("name", ["gpt2", "moe", pytest.param("all_attention", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", daily(["moe"], ["gpt2", "moe", "all_attention"]))
 def test_it_is_that_of_a_loop_over_prompts(name):
     lm = tiny_model(name)
     prompts = ["Aa is", "in the city of Bbb they say that it is", "x", "Cc Dd has a very long first name and is"]

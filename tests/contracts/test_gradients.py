@@ -105,7 +105,7 @@ ALIKE = (
     *("configs/", "pattern", "segments", "norm_bias", "attention.bias", "feed_forward.bias", "attention[slots]"),
     *("layout=", "attention.query=identity", "attention.key=identity", "attention.value=identity", "feed_forward[moe]"),
     *("attention.qk_norm_over", "attention.output_gate=head", "attention.shaping=shaped", "feed_forward.kind=glu"),
-    "norm=derf",
+    *("norm=derf", "attention.qk_norm=", "attention.position=rope", "attention.position=alibi", "attention.kv_heads"),
 )
 DEFAULT_RUN = ["layout=skipless", "layout=all_attention", "feed_forward[moe].moe.balance=bias"]
 DEFAULT_RUN += [name for name in DISTINCT if not name.startswith(ALIKE)]

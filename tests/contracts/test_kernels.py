@@ -105,6 +105,7 @@ def check(config, attention_kernel, expert_kernel):
 
 # Sizes of heads and numbers of key-value heads of the mixers besides softmax, and other experts, are the same code.
 ALIKE = ("configs/", "attention[", "feed_forward[", "attention.query=", "attention.qk_norm_over")
+ALIKE += ("attention.head_size", "attention.position=")
 DEFAULT_RUN = [name for name in USERS if not name.startswith(ALIKE)]
 
 

@@ -87,7 +87,7 @@ def test_several_edits_at_once_and_one_after_another(lm):
     assert report.before.values["efficacy, score"].max() == 0.0 and answers(lm)[1] == " blue"
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_the_trace_chooses_the_layer_that_has_the_memory(lm, layer):
     both = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), lm.params["blocks"])
     down = both["main"]["feed_forward"]["down"]

@@ -105,7 +105,7 @@ def test_greedy_text_equals_that_of_the_uncached_model(name):
     "name, sampling",
     [
         ("gpt2, learned, GQA", Sampling(1.5, 6, 0.9)),
-        ("all_attention, rope, MQA", Sampling(1.5)),
+        pytest.param("all_attention, rope, MQA", Sampling(1.5), marks=pytest.mark.long),
         pytest.param("moe, rope, GQA", GREEDY, marks=pytest.mark.long),
         ("moe, capacity", GREEDY),
     ],
