@@ -85,6 +85,11 @@ def test_an_interrupted_covariance_goes_on(keeps, monkeypatch):
     assert relative_error(found, whole) < 0.01
 
 
+def test_the_ridge_is_a_share_of_the_mean_of_the_diagonal():
+    C_GMM = np.array([[[2.0, 1.0], [1.0, 4.0]], [[6.0, 0.0], [0.0, 0.0]]])
+    np.testing.assert_allclose(keys.ridged(C_GMM, 0.5), [[[3.5, 1.0], [1.0, 5.5]], [[7.5, 0.0], [0.0, 1.5]]])
+
+
 def test_delta_follows_the_gradient_of_the_published_loss(keeps):
     """The first step of Adam is the rate times the sign of the gradient of the loss, written from its definition."""
     lm = tiny_model("gpt2", **keeps)
