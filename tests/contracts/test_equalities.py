@@ -29,8 +29,8 @@ from xfresearch.models.context import Context
 CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
 PADDING = 2
 
-# Prefixes of variants that have the same cache as others: layouts, norms, biases, activations and identities in place of
-# projections do not change it.
+# Prefixes of variants that have the same cache as others: layouts, norms, biases, sinks, activations and identities in place
+# of projections do not change it.
 SAME_CACHE = (
     "layout=",
     "norm",

@@ -100,7 +100,8 @@ def only(direction, name: str):
 
 
 # Named configs have different sizes, so JAX would compile all of their operations again. Patterns consist of blocks that
-# other variants have. Layouts call the same sublayers, and identities stand in for projections: some are enough.
+# other variants have. Layouts call the same sublayers, and identities stand in for projections: some are enough. Rotations,
+# ALiBi and the norm of queries and keys have no rule for derivatives of their own.
 ALIKE = (
     *("configs/", "pattern", "segments", "norm_bias", "attention.bias", "feed_forward.bias", "attention[slots]"),
     *("layout=", "attention.query=identity", "attention.key=identity", "attention.value=identity", "feed_forward[moe]"),

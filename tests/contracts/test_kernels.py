@@ -103,7 +103,7 @@ def check(config, attention_kernel, expert_kernel):
     assert tree_error(fast_gradients, gradients) < TOLERANCE["float64"]
 
 
-# Sizes of heads and numbers of key-value heads of the mixers besides softmax, and other experts, are the same code.
+# Sizes of heads, positions, numbers of key-value heads of the mixers besides softmax, and other experts are the same code.
 ALIKE = ("configs/", "attention[", "feed_forward[", "attention.query=", "attention.qk_norm_over")
 ALIKE += ("attention.head_size", "attention.position=")
 DEFAULT_RUN = [name for name in USERS if not name.startswith(ALIKE)]

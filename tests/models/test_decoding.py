@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params
+from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
@@ -60,7 +61,7 @@ def uncached_logits(config, params, texts, length=48) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     "name, layers",
     [
-        *(pytest.param(name, "unroll", marks=pytest.mark.long if name in SCANNED + COVERED else ()) for name in CONFIGS),
+        *daily([(name, "unroll") for name in CONFIGS.keys() - {*SCANNED, *COVERED}], [(name, "unroll") for name in CONFIGS]),
         *((name, "scan") for name in SCANNED),
     ],
 )
