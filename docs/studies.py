@@ -84,14 +84,16 @@ def _results(name: str) -> dict:
 
 def _measured(name: str) -> str:
     outcome = _results(name)
+    study_of = outcome["study"]
     about = f"`python -m docs.studies --only {name}` ([design](../../configs/studies/{STUDIES[name].partition(':')[0]}), "
-    about += f"[all figures](../data/studies/{name}/report.md)). "
+    about += f"[all figures](../data/studies/{name}/report.md), [terms](../studies.md#what-is-computed)). "
     about += f"Runs by commit, date and machine: {'; '.join(outcome['made']['runs'])}."
-    parts = [f"**{outcome['study']['question']}** {about}", f"![differences]({name}.svg)"]
+    parts = [f"### {name}", f"**{study_of['question']}** {about}", f"![differences]({name}.svg)"]
+    parts.append(f"Rule: {study_of['rule']}")
     parts.append("\n".join(f"- {line}" for line in report.verdicts(outcome)))
     if name.startswith("activations"):
         parts.append(_shazeer(outcome))
-    parts.append(report.training(outcome))
+    parts.append(f"{report.training(outcome)} All arms are `{study_of['base']}` with `{' '.join(study_of['options'])}`.")
     for each in main_tables(outcome):
         parts += [f"**{each.title}.** {each.about}".rstrip(), in_markdown(each.columns, each.rows)]
     parts.append("\n".join(f"- {line}" for line in report.notes(outcome)))

@@ -26,7 +26,9 @@ The same command again goes on where it stopped; when all runs have ended, it wr
 
 def main(arguments: list[str]) -> None:
     options, overrides = _parser().parse_known_args(arguments)
-    options.workdir = os.path.expanduser(options.workdir)
+    if not options.workdir:
+        raise UserError("--workdir='' is not allowed: it must be the directory of the study")
+    options.workdir, *options.reuse = map(os.path.expanduser, (options.workdir, *options.reuse))
     if options.runs:
         return _compare(options, overrides)
     if options.report:
@@ -62,13 +64,16 @@ def _plan(study, store, options) -> dict:
     planned = plan.make(study, _seconds_to_match(study, options) if study.match == "seconds" else {})
     configs = {cell: each.config for cell, each in planned.matched.items()}
     ended = conducting.results(study, store, planned.matched)
+    left = conducting.left(study, ended)
     print("\n".join(plan.lines(study, planned, ended)), flush=True)
-    if options.plan or (options.cell is None and conducting.starts(study, store, ended)):
+    if options.plan or left:
         running.check_figures(study, configs)
+    if options.plan or (options.cell is None and conducting.starts(study, store, ended)):
         seconds = _timed(study, options.workdir, configs)
-        print(plan.time_line(study, planned, seconds, ended), flush=True)
-    elif not conducting.read_seconds(options.workdir, configs):
-        print("note       updates were not timed, so the report will have no seconds: --plan times them", flush=True)
+        print(plan.time_line(study, planned, seconds, ended, left), flush=True)
+    elif untimed := configs.keys() - conducting.read_seconds(study, options.workdir, configs).keys():
+        arms = ", ".join(arm for arm in study.arms if any(cell.arm == arm for cell in untimed))
+        print(f"note       the report will have no seconds of {arms}: updates were not timed; --plan times them", flush=True)
     return planned.matched
 
 
@@ -76,8 +81,8 @@ def _timed(study, workdir: str, configs: dict) -> dict:
     """The seconds of an update of each cell, which are timed if the directory has none, and kept there."""
     from xfresearch.studies import conducting, plan
 
-    seconds = plan.timings(study, configs, conducting.read_seconds(workdir, configs))
-    conducting.keep_seconds(seconds, configs, workdir)
+    seconds = plan.timings(study, configs, conducting.read_seconds(study, workdir, configs))
+    conducting.keep_seconds(study, seconds, configs, workdir)
     return seconds
 
 
@@ -88,7 +93,7 @@ def _seconds_to_match(study, options) -> dict:
     from xfresearch.studies.design import config_of
 
     configs = {cell: config_of(study, *cell) for cell in cells(study)}
-    if options.cell is not None and conducting.read_seconds(options.workdir, configs).keys() < configs.keys():
+    if options.cell is not None and conducting.read_seconds(study, options.workdir, configs).keys() < configs.keys():
         raise UserError(
             f"--cell={options.cell} is not allowed with config.match='seconds' before updates were timed: run the command "
             f"once with --plan, which keeps the times in {options.workdir}"
@@ -110,7 +115,7 @@ def _report_again(options, flags: list[str]) -> None:
     results = read_object(epath.Path(workdir) / conducting.RESULTS)
     try:
         report.write(epath.Path(workdir), results)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
         raise UserError(
             f"{workdir}/{conducting.RESULTS} is damaged or of another version ({type(error).__name__}: {error}): run the "
             "study again; it trains nothing that has ended"
@@ -120,10 +125,16 @@ def _report_again(options, flags: list[str]) -> None:
 
 def _compare(options, flags: list[str]) -> None:
     """The report on existing runs."""
+    from etils import epath
+
     from xfresearch import compare
-    from xfresearch.files import check_output
+    from xfresearch.files import check_output, exists
+    from xfresearch.studies.conducting import DESIGN
 
     _refuse(options, ("config", "plan", "report", "cell", "reuse"), "--runs, which trains nothing")
+    for file, owner in ((DESIGN, "a study"), ("config.json", "a run")):
+        if exists(epath.Path(options.workdir) / file):
+            raise UserError(f"--workdir={options.workdir} is not allowed with --runs: {owner} has its report there")
     check_output("--workdir", f"{options.workdir}/report.html")
     files = {"--html": "report.html", "--json": "results.json"}
     outputs = [word for flag, name in files.items() for word in (flag, f"{options.workdir}/{name}")]

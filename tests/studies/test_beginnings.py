@@ -7,8 +7,9 @@ import pytest
 from tests.studies.tiny import run, time_nothing
 from xfresearch import hardware
 from xfresearch.errors import UserError
-from xfresearch.files import read_object
+from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, plan
+from xfresearch.training.loop import Run
 
 
 def stop_after_training(monkeypatch):
@@ -55,9 +56,14 @@ def test_an_arm_that_has_changed_is_timed_again(config, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: next(times))
     run(config, tmp_path, "--plan")
     run(config, tmp_path, "--plan", "--config.rates=(1e-3,1e-2)")  # takes no more time: nothing is timed
-    run(config, tmp_path, "--plan", "--config.arms.parallel=('model.blocks.main.layout=no_norm_between',)")
+    other = "--config.arms.parallel=('model.blocks.main.layout=no_norm_between',)"
+    run(config, tmp_path, "--plan", other)
     updates = read_object(tmp_path / "seconds.json")["updates"]
     assert {cell: each["seconds"] for cell, each in updates.items()} == {"tiny/base": 1.0, "tiny/parallel": 2.0}
+    times = iter([4.0, 0.75])  # the baseline changes, and the machine is another one: an old time of the arm is of no use
+    run(config, tmp_path, "--plan", other, "--config.arms.base=('model.blocks.main.layout=no_residual_between',)")
+    updates = read_object(tmp_path / "seconds.json")["updates"]
+    assert {cell: each["seconds"] for cell, each in updates.items()} == {"tiny/base": 4.0, "tiny/parallel": 3.0}
 
 
 def test_a_signal_that_comes_with_the_last_update_ends_the_study_after_its_run(config, tmp_path, monkeypatch, capsys):
@@ -69,6 +75,35 @@ def test_a_signal_that_comes_with_the_last_update_ends_the_study_after_its_run(c
         run(config, tmp_path)
     assert stopped.value.code == 128 + signal.SIGTERM and "SIGTERM: saved" in capsys.readouterr().err
     assert len(list(tmp_path.glob("tiny/*/*/result.json"))) == 1
+
+
+def test_two_processes_do_not_train_one_run(config, tmp_path):
+    from xfresearch.training.workdir import locked
+
+    run_of_another = tmp_path / "tiny/base/rate-0.01-seed-1000"  # the lock is the file's, not the process's
+    with locked(run_of_another), pytest.raises(UserError, match="another process is training in it"):
+        run(config, tmp_path, "--cell=0")
+
+
+def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit(config, tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    kept = [*config, "--config.keep=True", "--config.rates=(1e-3,1e-2)", "--config.extensions=0"]
+    run([*kept, "--config.probes=()"], tmp_path)
+    trained = read_object(tmp_path / "runs.json")["runs"]
+    monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
+    monkeypatch.setattr(Run, "compile", None)  # no update is computed
+    run([*kept, "--config.probes=('copying',)"], tmp_path)
+    measured = read_object(tmp_path / "runs.json")["runs"]
+    assert measured.keys() == trained.keys()
+    assert {(*each["probes"],) for each in measured.values()} == {(), ("copying",)}
+    assert "c0ffee" not in {each["made"]["commit"] for each in measured.values()}  # which has trained nothing
+    assert all(each["evaluation"] == trained[name]["evaluation"] for name, each in measured.items())
+    for file in tmp_path.glob("tiny/*/*/result.json"):
+        result = read_object(file)
+        write_json(file, result | {"data": result["data"] | {"tokenizer": "c0ffee"}})
+    (tmp_path / "runs.json").unlink()
+    with pytest.raises(UserError, match=r"has a run with other data \(tokenizer: 'c0ffee' -> .*: restore them, or remove"):
+        run([*kept, "--config.probes=('copying','recall')"], tmp_path)
 
 
 @pytest.mark.parametrize("workdir", ["file", "file/below"])

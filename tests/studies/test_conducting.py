@@ -9,8 +9,8 @@ import pytest
 from tests.studies.test_merging import pretend
 from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.errors import UserError
-from xfresearch.files import read_object
-from xfresearch.studies import conducting, design, outcome, plan, report, running
+from xfresearch.files import read_object, write_json
+from xfresearch.studies import conducting, design, outcome, plan, report, running, tables
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, cells, extensions
 from xfresearch.studies.running import open_store
 
@@ -66,7 +66,7 @@ def test_processes_that_write_at_once_lose_no_run(config, tmp_path, monkeypatch)
     assert len(found) == len(kept) == 8 and {result["fingerprint"] for result in found.values()} == kept.keys()
 
 
-def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch):
+def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, capsys):
     time_nothing(monkeypatch)
     monkeypatch.setattr(conducting, "run_trial", pretend)
     file, end = tmp_path / "study.py", "    return study"
@@ -76,6 +76,8 @@ def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch):
     third = '    study.arms.third = ("model.blocks.main.layout=no_norm_between",)\n    study.solve_in.third = ""\n'
     file.write_text(FILE.replace(end, third + end))
     run(config, tmp_path / "study")
+    assert "note       the report will have no seconds of third: updates were not timed;" in capsys.readouterr().out
+    assert "There are no seconds of third, because updates" in (tmp_path / "study" / "report.md").read_text()
     changes = {"cells": '{"tiny/parallel": ("model.depth=3",)}', "solve_in": '{"parallel": "steps"}'}
     for kind, change in changes.items():
         file.write_text(FILE.replace(end, f"    study.{kind} = {change}\n{third}{end}"))
@@ -89,6 +91,40 @@ def test_times_that_cannot_be_read_are_one_line(config, tmp_path, monkeypatch):
         (tmp_path / "seconds.json").write_text(wrong)
         with pytest.raises(UserError, match="seconds.json: it must have 'updates', each with 'seconds': remove it"):
             run(config, tmp_path, "--plan")
+
+
+def test_a_probe_that_is_added_is_checked_before_anything_runs(config, tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    run([*config, "--config.probes=()"], tmp_path)
+    monkeypatch.setattr(conducting, "run_trial", None)
+    for more in ([], ["--cell=0"]):
+        with pytest.raises(UserError, match="probes='attention.entropi' is not allowed"):
+            run([*config, "--config.probes=('attention.entropi',)"], tmp_path, *more)
+
+
+def test_a_design_that_is_damaged_is_one_line(config, tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    run([*config, "--config.probes=()"], tmp_path)
+    kept = read_object(tmp_path / "study.json")
+    for wrong, words in (({}, "question, rule, .*solve_in"), (kept | {"arms": 3}, "arms")):
+        write_json(tmp_path / "study.json", wrong)
+        with pytest.raises(UserError, match=rf"study.json is damaged or .* \(it has no {words}\): restore it"):
+            run(config, tmp_path)
+
+
+def test_a_mismatch_that_only_a_tiny_study_may_have_is_not_called_equal(config, tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
+    monkeypatch.setattr(conducting, "run_trial", pretend)
+    run([*config, "--config.probes=()"], tmp_path)
+    results = read_object(tmp_path / "results.json")
+    results["sizes"]["tiny"]["arms"]["parallel"]["mismatch"] = 0.5
+    assert "The FLOPs of arms differ by up to 50%." in report.training(results)
+
+
+def test_a_probe_that_one_seed_has_shows_no_interval():
+    assert tables._with_half([0.5, None, None]) == "0.500 (1 of 3 seeds)"
 
 
 def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path):

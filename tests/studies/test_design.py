@@ -12,6 +12,7 @@ import pytest
 
 from configs.studies.common import SIZES
 from tests.daily import daily
+from tests.studies import tiny
 from xfresearch.config.comparing import fingerprint
 from xfresearch.data.pipeline import Batches
 from xfresearch.errors import UserError
@@ -120,6 +121,12 @@ def test_a_mistake_is_one_line(override, message):
         design.read(["--config", FILE, f"--config.{override}"])
 
 
+def test_the_baseline_is_not_solved_for(tmp_path):
+    (tmp_path / "study.py").write_text(tiny.FILE.replace("    return", "    study.solve_in.base = 'steps'\n    return"))
+    with pytest.raises(UserError, match="solve_in='base' is not allowed: it must be an arm beside the baseline"):
+        design.read(["--config", str(tmp_path / "study.py")])
+
+
 def test_a_cell_may_have_its_own_overrides():
     study = replace(STUDY, cells={"b/wide": ("model.depth=1",)})
     depths = {(size, arm): design.config_of(study, size, arm).model.depth for size in "ab" for arm in study.arms}
@@ -163,6 +170,14 @@ def test_arms_have_the_flops_of_the_baseline(match, solve):
     assert matched(replace(study, solve=""), "wide").mismatch > 0.1
 
 
+def test_an_arm_that_costs_as_much_keeps_its_size():
+    study = replace(STUDY, options=(f"{HIDDEN}=100",), solve=HIDDEN)
+    same, half = ("model.blocks.main.feed_forward.kind=relu",), ("model.depth=1",)
+    arm, other = (matched(replace(study, arms={"base": (), "other": each}), "other") for each in (same, half))
+    assert arm.solved == f"{HIDDEN}=100" and arm.mismatch == 0
+    assert int(other.solved.partition("=")[2]) > 200 and int(other.solved.partition("=")[2]) % 8 == 0
+
+
 def test_parameters_are_matched_by_a_hidden_size():
     study = replace(STUDY, match="parameters", solve="model.blocks.main.feed_forward.hidden", multiple=1)
     arm = matched(study, "wide")
@@ -179,7 +194,19 @@ def test_parameters_are_matched_by_a_hidden_size():
         ({"options": ("evaluation.every=0",)}, "options='evaluation.every=0' is not allowed"),
         ({"options": ("evaluation.split=train",)}, "options='evaluation.split=train' is not allowed"),
         ({"solve": HIDDEN, "multiple": 7000, "solve_in": {}}, "set config.multiple below 7000, because .*=7000 is"),
-        ({"solve": "model.width", "multiple": 7, "solve_in": {}}, r"\(config.solve tries model.width in steps of .*=7\)"),
+        ({"solve": "model.width", "multiple": 7, "solve_in": {}}, r"\(config.solve tries multiples of config.multiple=7\)"),
+        (
+            {"arms": {"base": (), "wide": ("steps=24",)}, "match": "tokens", "solve_in": {}},
+            "its tokens are .*: give all arms as many updates, and batches of one size, or set config.solve_in.wide=''",
+        ),
+        (
+            {"options": ("steps=5", "optimizer.warmup=0"), "solve": "steps", "solve_in": {}},
+            "its flops are .*: give the baseline more updates, because steps=4 is the nearest number, or set",
+        ),
+        (
+            {"arms": DEEP | {"base": ("model.depth=6",), "deep": (f"{HIDDEN}=1",)}, "solve": HIDDEN, "solve_in": {}},
+            f"{HIDDEN}=16 is not enough for the baseline's flops: config.solve tries no more than 16 times the arm's own",
+        ),
         ({"solve": "seed", "solve_in": {}}, "arm wide at size a: seed cannot be solved for: it does not change the flops"),
         ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% relative to the .*: set config.solve to an option"),
         ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% relative"),
@@ -254,8 +281,9 @@ def test_rates_beyond_the_grid_leave_as_many_planned_runs():
     made = plan.make(study)
     ended = [Trial(CELL, rate, TUNING_SEED) for rate in (1e-3, 1e-2, 1e-1, 1.0)]
     hours = 18 * made.matched[CELL].config.steps / 3600  # 20 runs are planned, and two of the four are not
-    line = plan.time_line(study, made, dict.fromkeys(made.matched, 360.0), ended)
-    assert f"some {360 * hours:.1f} hours" in line
+    seconds = dict.fromkeys(made.matched, 360.0)
+    assert f"some {360 * hours:.1f} hours" in plan.time_line(study, made, seconds, ended, made.matched)
+    assert "some 0.0 minutes" in plan.time_line(study, made, seconds, [], ())  # all arms diverged at every rate
     assert not any("trend" in line for line in plan.lines(study, made, ended))
     near = {cell: each._replace(parameters=100 + (cell.size == "b")) for cell, each in made.matched.items()}
     line = "trend      none: the sizes differ by less than 1.3 times in parameters"

@@ -29,6 +29,22 @@ def test_the_paired_difference_is_that_of_scipy():
     assert found.low < found.bootstrap_low < found.mean < found.bootstrap_high < found.high  # few pairs: too narrow
 
 
+def test_differences_that_are_equal_up_to_rounding_do_not_vary():
+    baseline = 1 - np.array([1204, 1377, 1530, 1719]) / 3000
+    found = paired(baseline + 7 / 3000, baseline)
+    assert found.deviation == 0 and (found.low, found.bootstrap_low) == (found.mean, found.mean)
+
+
+def test_the_mean_of_independent_sizes_is_that_of_welch():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(0.3, 1.0, 5), rng.normal(0.5, 3.0, 5)
+    each = [paired(values, np.zeros(5)) for values in (first, second)]
+    deviation, *ends = statistics.mean_if_independent(*zip(*((d.mean, d.deviation) for d in each), strict=True), 5)
+    expected = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(0.95)  # of the sum
+    assert ends == pytest.approx([expected.low / 2, expected.high / 2])
+    assert deviation == pytest.approx(np.hypot(first.std(ddof=1), second.std(ddof=1)) / 2)
+
+
 def test_the_interval_contains_the_truth_at_the_stated_rate():
     rng = np.random.default_rng(1)
     differences = [paired(*runs(rng, 5, effect=0.3)) for _ in range(1000)]

@@ -129,6 +129,10 @@ def test_all_sizes_together_show_what_no_size_does(config, finished):
     tuned = results | {"study": results["study"] | {"tune_at": "small"}}
     lines = [line for line in report.notes(tuned) if "gains nothing" in line]
     assert [line.split()[0] for line in lines] == ["base", "parallel"] and "at small and 1.9999 at large" in lines[0]
+    tuned["study"]["tune_at"] = "large"
+    assert not any("gains nothing" in line for line in report.notes(tuned))
+    line = next(line for line in report.notes(results) if "taken away at another" in line)
+    assert line.startswith("parallel over both sizes:") and "and the interval -0.0224 to +0.0854." in line
     failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and trial.seed == 2)
     found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
     results = outcome.found(chosen, plan.make(chosen).matched, found)
@@ -170,9 +174,10 @@ def test_the_report_is_written_again_without_data(finished, tmp_path, capsys):
     (tmp_path / "results.json").write_bytes((finished / "results.json").read_bytes())
     study.main(["--report", "--workdir", str(tmp_path)])
     assert (tmp_path / "report.md").read_text() == (finished / "report.md").read_text()
-    for wrong in ({"study": {}}, {"study": []}):
+    sizes = read_object(finished / "results.json") | {"sizes": {}}
+    for wrong in ({"study": {}}, {"study": []}, sizes):
         write_json(tmp_path / "results.json", wrong)
-        with pytest.raises(UserError, match=r"results.json is damaged or of another version \(\w+Error: .*: run the study"):
+        with pytest.raises(UserError, match=r"results.json is damaged or of another version \(\w+: .*: run the study"):
             study.main(["--report", "--workdir", str(tmp_path)])
     for more in (["--plan"], ["--config.margin=0.5"]):
         with pytest.raises(UserError, match=f"{more[0]} is not allowed with --report"):
@@ -289,7 +294,9 @@ def test_an_arm_that_diverges_at_every_rate_leaves_the_others_their_verdict(conf
     assert outcome_found["sizes"]["tiny"]["failures"] == {"parallel": "a run diverged (every learning rate)"}
     write_json(tmp_path / "results.json", outcome_found)
     report.write(tmp_path, read_object(tmp_path / "results.json"))
-    assert "parallel: no verdict: a run diverged (every learning rate)." in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "parallel: no verdict: a run diverged (every learning rate)." in text
+    assert "paired differences" not in text  # there are none
 
 
 def test_an_arm_that_has_not_learnt_is_no_evidence(config, finished):
@@ -335,7 +342,7 @@ def test_seconds_are_those_of_updates_that_were_timed(config, finished, tmp_path
     assert {arm["seconds"] for arm in results["sizes"]["tiny"]["arms"].values()} == {None}
     assert "There are no seconds" in (tmp_path / "report.md").read_text()
     assert "by seconds of training" not in (tmp_path / "report.html").read_text()
-    assert "updates were not timed" in capsys.readouterr().out
+    assert "updates were not timed;" in capsys.readouterr().out
     run(config, tmp_path, "--plan")  # which times them
     assert "minutes of training for what is left, where the updates were timed" in capsys.readouterr().out
 
@@ -378,19 +385,14 @@ def fake_times(monkeypatch, speeds: dict[str, float]) -> None:
     monkeypatch.setattr(plan, "relative_seconds", lambda config, baseline: seconds(config) / seconds(baseline))
 
 
-def test_two_processes_do_not_train_one_run(config, finished, tmp_path):
-    from xfresearch.training.workdir import locked
-
-    run_of_another = tmp_path / "tiny/base/rate-0.01-seed-1000"  # the lock is the file's, not the process's
-    with locked(run_of_another), pytest.raises(UserError, match="another process is training in it"):
-        run(config, tmp_path, "--cell=0")
-
-
 def test_existing_runs_have_a_report_too(finished, tmp_path):
     runs = [str(finished / "tiny" / "base" / f"rate-{rate}-seed-1000") for rate in (0.01, 0.03)]
     run([], tmp_path / "both", "--runs", *runs)
     page = (tmp_path / "both" / "report.html").read_text()
     assert "optimizer.learning_rate" in page and "FLOPs of training" in page and "seconds of training" in page
+    for folder, owner in ((finished, "a study"), (runs[0], "a run")):
+        with pytest.raises(UserError, match=f"--workdir={folder} is not allowed with --runs: {owner} has its report there"):
+            run([], folder, "--runs", *runs)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--workdir=.*/file/report.html cannot be written"):
         run([], tmp_path / "file", "--runs", *runs)
@@ -398,3 +400,5 @@ def test_existing_runs_have_a_report_too(finished, tmp_path):
         run([], tmp_path / "both", "--runs", *runs, "--plan")
     with pytest.raises(UserError, match="--config FILE or --runs RUN RUN ... is required"):
         run([], tmp_path / "both")
+    with pytest.raises(UserError, match="--workdir='' is not allowed: it must be the directory of the study"):
+        run([], "")

@@ -1,6 +1,7 @@
 """Claims on a directory of a bucket, here on a disk: its times are those of files."""
 
 import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,16 @@ def test_a_process_that_cannot_renew_its_claim_exits(tmp_path, monkeypatch, caps
         reached.set()
     assert set(exits) == {75} and not claims(tmp_path)
     assert ("could not be renewed: division by zero" in capsys.readouterr().err) == (what == "fails")
+
+
+def test_a_process_that_was_suspended_does_not_take_its_claim_back(tmp_path, monkeypatch):
+    claim, now = claims_module._Claim(epath.Path(tmp_path) / f"{PREFIX}mine", renew=0.01, stale=6.0), claims_module._now
+    claim.file.unlink()  # by the process that trains there now
+    monkeypatch.setattr(claims_module, "_now", lambda: now() + 500)
+    monkeypatch.setattr(claims_module.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="75"):
+        claim.keep_renewing()
+    assert not claims(tmp_path)
 
 
 def test_a_run_in_a_bucket_claims_its_directory(tmp_path, monkeypatch):

@@ -9,10 +9,9 @@ from xfresearch.data.labels import trains_on_labels
 from xfresearch.errors import UserError, require
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
-from xfresearch.studies.matching import Matched, trend_of
+from xfresearch.studies.matching import LARGEST_MISMATCH, Matched, trend_of
 from xfresearch.studies.running import config_of_trial
 
-LARGEST_MISMATCH = 0.05  # of what is matched
 # What the runs of a pair share: the same batches in the same order, and the same held-out text.
 SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.evaluation.")
 
@@ -42,12 +41,21 @@ def _require_machine(study: Study, config: Config) -> None:
 def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
     for cell, each in solved.items():
         if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
-            change = "config.solve='steps'" if study.match == "seconds" else "config.solve to an option that changes them"
-            coarse = f"config.multiple below {study.multiple}, because {each.solved} is the nearest that it allows"
             raise UserError(
                 f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} relative to the "
-                f"baseline's: set {coarse if each.solved else change}, or config.solve_in.{cell.arm}='' (not matched)"
+                f"baseline's: {_remedy(study, each)}, or set config.solve_in.{cell.arm}='' (not matched)"
             )
+
+
+def _remedy(study: Study, arm: Matched) -> str:
+    """What makes the cost of an arm equal to the baseline's."""
+    if study.match == "tokens":
+        return "give all arms as many updates, and batches of one size"
+    if not arm.solved:
+        return f"set config.solve to {'steps' if study.match == 'seconds' else 'an option that changes them'}"
+    if arm.solved.startswith("steps="):
+        return f"give the baseline more updates, because {arm.solved} is the nearest number"
+    return f"set config.multiple below {study.multiple}, because {arm.solved} is the nearest that it allows"
 
 
 def _require_pairs(study: Study, size: str, configs: Mapping[str, Config]) -> None:

@@ -43,7 +43,7 @@ def require_same_design(study: Study, workdir) -> None:
     folder = epath.Path(workdir)
     if not (exists(folder / DESIGN) and exists(folder / RUNS_FILE)):
         return
-    before, now = read_object(folder / DESIGN), json.loads(json.dumps(described(study)))
+    before, now = _kept_design(folder), json.loads(json.dumps(described(study)))
     pairs = [(name, before.get(name), now[name]) for name in FIXED]
     pairs += [(f"{kind}.{name}", value, now[kind].get(name)) for kind in GROWING for name, value in before[kind].items()]
     pairs += [(name, None, other) for name, other in _changes_of_known(before, now)]
@@ -55,6 +55,19 @@ def require_same_design(study: Study, workdir) -> None:
             )
 
 
+def _kept_design(folder) -> dict:
+    """The design that a directory began with."""
+    found = read_object(folder / DESIGN)
+    missing = [name for name in FIXED if name not in found]
+    missing += [name for name in GROWING if not isinstance(found.get(name), dict)]
+    if missing:
+        raise UserError(
+            f"{folder / DESIGN} is damaged or of another version (it has no {', '.join(missing)}): restore it, or use a new "
+            "directory, with --reuse of this one for runs that are the same"
+        )
+    return found
+
+
 def _changes_of_known(before: Mapping, now: Mapping) -> Iterator[tuple[str, object]]:
     """(key, value) of options that were added to arms and sizes that the design had before."""
     known = {f"{size}/{arm}" for size in before["sizes"] for arm in before["arms"]}
@@ -62,18 +75,20 @@ def _changes_of_known(before: Mapping, now: Mapping) -> Iterator[tuple[str, obje
         yield from ((f"{kind}.{name}", now[kind][name]) for name in sorted(now[kind].keys() & names - before[kind].keys()))
 
 
-def read_seconds(workdir, configs: Mapping[Cell, Config]) -> dict[Cell, float]:
-    """The seconds of an update of each cell that was timed with the config that it has now."""
+def read_seconds(study: Study, workdir, configs: Mapping[Cell, Config]) -> dict[Cell, float]:
+    """The seconds of an update of each cell that was timed with the config that it has now. An arm was timed in turns with
+    the baseline, so its time counts only beside the baseline's of that moment."""
     updates = _times(workdir)["updates"]
     known = {cell: updates.get("/".join(cell), {}) for cell in configs}
-    return {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
+    found = {cell: each["seconds"] for cell, each in known.items() if each.get("config") == _timed(configs[cell])}
+    return {cell: value for cell, value in found.items() if Cell(cell.size, study.baseline) in found}
 
 
-def keep_seconds(found: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
+def keep_seconds(study: Study, found: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
     """Writes the seconds of an update of each cell, and the machine on which the first ones were timed."""
     from xfresearch.hardware import describe_machine
 
-    known = read_seconds(workdir, configs)
+    known = read_seconds(study, workdir, configs)
     machine = (known and _times(workdir).get("machine")) or outcome.machine(describe_machine())
     updates = {"/".join(cell): {"seconds": value, "config": _timed(configs[cell])} for cell, value in found.items()}
     write_json(epath.Path(workdir) / SECONDS, {"machine": machine, "updates": updates})
@@ -162,7 +177,7 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}
     folder = store.folder
-    seconds_of_updates = read_seconds(folder, {cell: each.config for cell, each in solved.items()})
+    seconds_of_updates = read_seconds(study, folder, {cell: each.config for cell, each in solved.items()})
     outcome_found = outcome.found(study, solved, found, unigram, seconds_of_updates)
     outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
     outcome_found["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""

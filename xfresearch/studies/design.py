@@ -76,6 +76,7 @@ def read(arguments: list[str]) -> Study:
     _require_arm(study, "baseline", study.baseline)
     for arm in study.solve_in:
         _require_arm(study, "solve_in", arm)
+        require(arm != study.baseline, "solve_in", arm, "an arm beside the baseline, whose cost the others are solved for")
     every = [f"{size}/{arm}" for size in study.sizes for arm in study.arms]
     for cell in study.cells:
         require(cell in every, "cells", cell, f"one of {', '.join(every)}{nearest(cell, every)}")

@@ -15,9 +15,14 @@ ROWS = 256  # sequences that are counted at a time
 COUNTED = 16384  # sequences of each training corpus
 
 
+def tokenizer_of(config: Config):
+    """The tokenizer of a run; None for a data set with labels."""
+    return None if trains_on_labels(config.data) else tokenizer_for(config.data)
+
+
 def of_frequencies(config: Config) -> dict[str, float]:
     """The metrics of evaluation.summary on the held-out data that decide a study, for frequencies with add-one smoothing."""
-    tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)
+    tokenizer = tokenizer_of(config)
     counts_V = np.ones(config.model.vocab_size)
     for corpus in config.data.corpus:
         for targets_T in _targets(config, "train", COUNTED, corpus):

@@ -14,6 +14,8 @@ from xfresearch.studies.cells import Cell
 from xfresearch.studies.design import Study, config_of
 
 LARGEST = 16  # times the size that the arm has before
+EQUAL = 0.001  # mismatch with which an arm keeps the size that it has
+LARGEST_MISMATCH = 0.05  # of what is matched, in a study that is not tiny
 LEAST_SPREAD = 1.3  # of what the largest and the smallest size differ in, for a trend
 
 
@@ -29,8 +31,7 @@ class Matched(NamedTuple):
 
 def training_flops(config: Config) -> float:
     """FLOPs of all updates of a run."""
-    tokens = config.steps * config.batch_size * config.sequence_length
-    return float(costs(config.model, config.sequence_length).training_flops_per_token) * tokens
+    return float(costs(config.model, config.sequence_length).training_flops_per_token) * tokens(config)
 
 
 def tokens(config: Config) -> float:
@@ -67,27 +68,34 @@ def _cost(study: Study, seconds: float | None) -> Callable[[Config], float]:
 
 
 def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], target: float) -> int:
-    """The value of an integer option with which the cost is closest to the target. The cost rises with the option,
-    in most cases linearly. So a linear guess and its two neighbours are tried before the range is halved."""
+    """The value of an integer option, a multiple of config.multiple, with which the cost is closest to the target. An arm
+    that costs as much with its own value keeps it. The cost rises with the option, in most cases linearly. So a linear guess
+    and its two neighbours are tried before the range is halved."""
     size, arm = cell
     unit = 1 if key == "steps" else study.multiple
     try:
         first = value_at(config_of(study, size, arm), key, f"solve_in.{arm}" if arm in study.solve_in else "solve")
     except UserError as error:
         raise UserError(f"arm {arm} at size {size}: {error}; config.solve_in.{arm} may be another one, or ''") from error
+    if abs(cost(config_of(study, size, arm)) / target - 1) < EQUAL:
+        return first
     low, high = 1, max(2, LARGEST * first // unit)
+    tries = "whole numbers" if key == "steps" else f"multiples of config.multiple={unit}"
 
     @cache
     def at(number: int) -> float:
         try:
             return cost(config_of(study, size, arm, f"{key}={number * unit}"))
         except UserError as error:
-            raise UserError(f"{error} (config.solve tries {key} in steps of config.multiple={unit})") from error
+            raise UserError(f"{error} (config.solve tries {tries})") from error
 
     if not at(high // 2) < at(high):
         raise UserError(f"arm {arm} at size {size}: {key} cannot be solved for: it does not change the {study.match}")
     if at(high) < target:
-        raise UserError(f"arm {arm} at size {size}: {key}={high * unit} is not enough for the baseline's {study.match}")
+        raise UserError(
+            f"arm {arm} at size {size}: {key}={high * unit} is not enough for the baseline's {study.match}: config.solve "
+            f"tries no more than {LARGEST} times the arm's own {key}={first}. Give the arm a larger one"
+        )
     guess = int(high - (at(high) - target) * (high - high // 2) / (at(high) - at(high // 2)))
     guesses = [guess, guess + 1, guess - 1]
     while high - low > 1:

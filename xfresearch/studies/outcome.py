@@ -75,7 +75,8 @@ def machine(described: Mapping) -> str:
     """'processor, cores, devices' of hardware.describe_machine, and the precision of products if it was set."""
     precision = described.get("matmul_precision", "default")
     precise = "" if precision == "default" else f", matmul precision {precision}"
-    return f"{described['cpu']}, {described['cores']} cores, {described['devices']}{precise}"
+    cores = f"{described['cores']} core{'s' if described['cores'] > 1 else ''}"
+    return f"{described['cpu']}, {cores}, {described['devices']}{precise}"
 
 
 def short_commit(commit: str) -> str:
@@ -107,6 +108,13 @@ def _arm(study: Study, cell: Cell, matched: Matched, values: Mapping[Trial, floa
         "sampling_error": float(np.mean([_sampling_error(results[trial]) for trial in trials])),
         "probes": {name: [each.get(name, math.nan) for each in probes] for name in study.probes},
         "curve": _curve([results[trial].get("curve", []) for trial in trials], study.metric),
+        **_cost(matched),
+    }
+
+
+def _cost(matched: Matched) -> dict:
+    """What an arm has, and what was solved for."""
+    return {
         "parameters": matched.parameters,
         "training_flops": matched.training_flops,
         "steps": matched.config.steps,
@@ -139,10 +147,8 @@ def _difference_sampling_error(study: Study, cell: Cell, arms: Mapping[Cell, dic
 def _diverged(losses: Mapping[float, float], matched: Matched) -> dict:
     """An arm that diverged at every learning rate."""
     unknown = dict.fromkeys(("rate", "mean", "deviation", "sampling_error"), math.nan)
-    unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "steps": matched.config.steps}
-    unknown |= {"tokens": int(tokens(matched.config))}
-    unknown |= {"diverged": ["every learning rate"], "parameters": matched.parameters, "solved": matched.solved}
-    return unknown | {"training_flops": matched.training_flops, "mismatch": matched.mismatch}
+    unknown |= {"edge": "", "values": [], "probes": {}, "curve": [], "tried": losses, "diverged": ["every learning rate"]}
+    return unknown | _cost(matched)
 
 
 def _curve(curves: list, metric: str) -> list[tuple[float, float, float]]:
@@ -201,13 +207,15 @@ def _decided(study: Study, differences: Mapping[str, Difference]) -> dict[str, d
 
 
 def _power(study: Study, differences: Iterable[Difference]) -> dict[str, float]:
-    """What pairs with the deviation of these differences can find: that of the arm which varies most."""
+    """What pairs with the deviation of these differences can find: that of the arm which varies most. {} without any."""
     widest = max(differences, key=lambda each: each.deviation, default=None)
-    deviation = widest.deviation if widest else study.deviation
+    if widest is None:
+        return {}
+    deviation = widest.deviation
     alpha = statistics.ALPHA / max(1, len(study.arms) - 1)  # the first step of Holm's method
     return {
         "deviation": deviation,
-        "unpaired_deviation": widest.unpaired_deviation if widest else math.nan,
+        "unpaired_deviation": widest.unpaired_deviation,
         "detectable": statistics.detectable(deviation, study.seeds, alpha),
         "chance_of_equivalent": statistics.equivalence_power(study.margin, deviation, study.seeds, alpha),
         "seeds_for_margin": _seeds_for(study.margin, deviation, alpha),

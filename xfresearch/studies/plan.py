@@ -25,7 +25,7 @@ class Plan(NamedTuple):
 
 def timings(study: Study, configs: Mapping[Cell, Config], known: Mapping[Cell, float]) -> dict[Cell, float]:
     """The seconds of an update of each cell on this machine: those that are known, and for the others, such as an arm that
-    was added, as many times the baseline's as is measured now."""
+    was added, as many times the baseline's as is measured now. known: no arm without the baseline at its size."""
     found = dict(known)
     missing = [cell for cell in configs if cell not in known]
     if not missing:
@@ -60,11 +60,14 @@ def make(study: Study, seconds: Mapping[Cell, float] | None = None) -> Plan:
     )
 
 
-def time_line(study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Collection[Trial]) -> str:
-    """How long the planned runs that have not ended train, on the machine that timed an update of each cell."""
+def time_line(
+    study: Study, plan: Plan, seconds: Mapping[Cell, float], ended: Collection[Trial], left: Collection[Cell]
+) -> str:
+    """How long the planned runs that have not ended train, on the machine that timed an update of each cell. left: the cells
+    that need runs; one that diverged at every rate has ended with fewer than were planned."""
     runs = Counter(trial.cell for trial in planned(study))
     runs.subtract(trial.cell for trial in set(ended).difference(extensions(study, ended)))
-    hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, each) for cell, each in runs.items()) / 3600
+    hours = sum(plan.matched[cell].config.steps * seconds[cell] * max(0, runs[cell]) for cell in left) / 3600
     time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     return f"time       some {time} of training for what is left, where the updates were timed"
 

@@ -14,12 +14,13 @@ from xfresearch.pages.charts import Curve, line_chart, styles
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.studies import tables
-from xfresearch.studies.matching import LEAST_SPREAD
+from xfresearch.studies.matching import LARGEST_MISMATCH, LEAST_SPREAD
 from xfresearch.studies.outcome import points
-from xfresearch.studies.statistics import ALPHA, SMALL
+from xfresearch.studies.statistics import ALPHA, SMALL, mean_if_independent
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
+CANCEL = 0.5  # a mean over sizes that varies less than this share of what independent sizes give has a note
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 WORDS = {
     "better": "better than {baseline}",
@@ -130,6 +131,8 @@ def _matched(outcome: Mapping) -> str:
     free = [arm for arm in found if study["solve_in"].get(arm) == ""]
     largest = max(abs(value) for arm, each in found.items() if arm not in free for value in each)
     line = f"The {MATCHED[study['match']]} of all arms are equal, to {largest:.2%}"
+    if largest > LARGEST_MISMATCH:  # which only a tiny study may have
+        line = f"The {MATCHED[study['match']]} of arms differ by up to {largest:.0%}"
     if free:
         words = [f"{arm} ({', '.join(f'{value:+.1%}' for value in found[arm])})" for arm in free]
         line += f", except for arms that are not matched: {'; '.join(words)}"
@@ -148,13 +151,14 @@ def notes(outcome: Mapping) -> list[str]:
         lines.append(f"{study['baseline']}: {edge}; all differences are from this arm.")
     for name, size in outcome["sizes"].items():
         if noise := size["noise"]:
-            lines.append(
-                f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
-                f"({noise[1]:.4f} to {noise[2]:.4f}); {_power(size, study)} {_sampling(size)}".rstrip()
-            )
+            line = f"{name}: runs of {study['baseline']} that differ in the seed have a deviation of {noise[0]:.4f} {unit} "
+            line += f"({noise[1]:.4f} to {noise[2]:.4f})"
+            compared = "deviation" in size  # else every other arm has failed
+            lines.append(f"{line}; {_power(size, study)} {_sampling(size)}".rstrip() if compared else f"{line}.")
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
+        lines += _cancelling(outcome)
     known = {size: here["unigram"] for size, here in outcome["sizes"].items() if here["unigram"] is not None}
     if known:
         values = ", ".join(f"{value:.3f} at {size}" for size, value in known.items())
@@ -165,6 +169,24 @@ def notes(outcome: Mapping) -> list[str]:
     return lines + _of_runs(outcome)
 
 
+def _cancelling(outcome: Mapping) -> list[str]:
+    """A warning for each arm whose interval over all sizes is narrow because a seed's differences cancel between them."""
+    lines = []
+    for arm, found in outcome["together"]["arms"].items():
+        each = [here["arms"][arm]["difference"] for here in outcome["sizes"].values()]
+        means, deviations = ([one[name] for one in each] for name in ("mean", "deviation"))
+        deviation, own = 0.0, found["difference"]["deviation"]
+        if any(deviations):
+            deviation, low, high = mean_if_independent(means, deviations, each[0]["n"])
+        if own < CANCEL * deviation:
+            lines.append(
+                f"{arm} over {all_sizes(outcome)}: what a seed adds at one size is taken away at another, so the mean has a "
+                f"deviation of {own:.4f}; if the sizes were independent it would be {deviation:.4f}, and the interval "
+                f"{low:+.4f} to {high:+.4f}. With few seeds this may be chance."
+            )
+    return lines
+
+
 def _gained_nothing(outcome: Mapping) -> list[str]:
     """A warning for each arm that is no better at a size with more parameters, where its learning rate was not tried."""
     study, lines = outcome["study"], []
@@ -173,7 +195,7 @@ def _gained_nothing(outcome: Mapping) -> list[str]:
     for (small, before), (large, after) in pairwise(outcome["sizes"].items()):
         for arm, each in after["arms"].items():
             first, second = before["arms"][arm]["mean"], each["mean"]
-            if first is not None and second is not None and second >= first:
+            if large != study["tune_at"] and None not in (first, second) and second >= first:
                 lines.append(
                     f"{arm} has {first:.4f} at {small} and {second:.4f} at {large}: it gains nothing by its size. The rate "
                     f"of size {study['tune_at']} may be a bad one there; config.tune_at='' tries rates at each size."
@@ -183,16 +205,18 @@ def _gained_nothing(outcome: Mapping) -> list[str]:
 
 def _of_runs(outcome: Mapping) -> list[str]:
     """How long the runs took, what the seconds of arms are, and whether all runs had the same versions."""
+    sizes = outcome["sizes"].values()
     shares = ", ".join(f"{share:.1%} {name}" for name, share in outcome["shares"].items())
     lines = [f"{outcome['runs']} runs took {outcome['seconds'] / 3600:.1f} hours: {shares}."]
+    untimed = [arm for arm in outcome["study"]["arms"] if any(here["arms"][arm]["seconds"] is None for here in sizes)]
     if machine := outcome["made"].get("timed_on"):
         lines.append(f"Seconds are those of an update, timed in turns with the baseline's, times their number ({machine}).")
-    else:
-        lines.append("There are no seconds, because updates were not timed: --plan times them.")
+    if untimed:
+        lines.append(f"There are no seconds of {', '.join(untimed)}, because updates were not timed: --plan times them.")
     if len({line.split(", ", 2)[2] for line in outcome["made"]["runs"]}) > 1:
-        lines.append("Runs are of several machines (below), so the two runs of a pair may be of different ones.")
+        lines.append("Runs are of several machines, so the two runs of a pair may be of different ones.")
     if len(versions := outcome["made"]["versions"]) > 1:
-        lines.append(f"Runs had {len(versions)} sets of versions of libraries (below).")
+        lines.append(f"Runs had {len(versions)} sets of versions of libraries, which the report lists at its end.")
     return lines
 
 
@@ -248,10 +272,12 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     """The design as lines of a name and a value."""
     study = outcome["study"]
     solved = f", by {study['solve']}" if study["solve"] else ""
+    solved += f" in multiples of {study['multiple']}" if study["solve"] not in ("", "steps") else ""
     tuned = f" at size {study['tune_at']}" if study["tune_at"] else " at each size"
     lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{study['match']}{solved}")]
     lines += [("learning rates", f"{', '.join(f'{rate:g}' for rate in study['rates'])}, tried{tuned}")]
     lines += [("seeds", str(study["seeds"])), ("margin", f"{study['margin']:g} {UNITS[study['metric']]}")]
+    lines += [(f"matched {arm}", f"by {key}" if key else "not") for arm, key in study["solve_in"].items()]
     for kind in ("sizes", "arms", "cells"):
         lines += [(f"{kind[:-1]} {name}", " ".join(each) or "the base") for name, each in study[kind].items()]
     return lines

@@ -1,8 +1,9 @@
 """One run of a study: trains with the loop of every run, measures, and writes result.json into the run's directory.
 
 A run that was interrupted goes on at its checkpoint. A finished one has a result, and is not trained again unless the study
-measures more. Its checkpoints are removed, unless the study keeps them. Runs of other studies count if their configs are the
-same. A directory with the beginning of a run of another config is left alone: the design has changed since.
+measures more. Its checkpoints are removed, unless the study keeps them: then more is measured without training. Runs of
+other studies count if their configs are the same. A directory with the beginning of a run of another config is left alone:
+the design has changed since.
 
 The metric is measured after training, on evaluation.final_sequences sequences. The evaluations in training, and so all
 points of the curve, are of evaluation.sequences.
@@ -21,6 +22,7 @@ import numpy as np
 from etils import epath
 
 from xfresearch.checkpoints import manifest
+from xfresearch.checkpoints.store import steps as saved_steps
 from xfresearch.config.comparing import RESULT, differences, fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged, UserError
@@ -30,6 +32,7 @@ from xfresearch.language_model import LanguageModel
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
+from xfresearch.studies.frequencies import tokenizer_of
 from xfresearch.studies.matching import Matched
 from xfresearch.training.metrics import read_metrics
 
@@ -181,14 +184,6 @@ def _made() -> dict:
     return made | {"versions": versions()}
 
 
-def _tokenizer(config: Config):
-    """The tokenizer of a run; None for a data set with labels."""
-    from xfresearch.data.labels import trains_on_labels
-    from xfresearch.data.tokenizers import tokenizer_for
-
-    return None if trains_on_labels(config.data) else tokenizer_for(config.data)
-
-
 def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
     """Raises UserError if a probe names a figure of an analysis that no arm has, before anything is trained."""
     import jax
@@ -199,7 +194,7 @@ def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
         first = next(iter(study.sizes))
         for config in (each for cell, each in configs.items() if cell.size == first):
             params = transformer.init(config.model, jax.random.key(0))
-            yield LanguageModel(config.model, params, _tokenizer(config), config, 0)
+            yield LanguageModel(config.model, params, tokenizer_of(config), config, 0)
 
     probes.check_figures(study.probes, models())
 
@@ -208,7 +203,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
     ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
     one with other data or versions."""
-    from xfresearch.training import loop
+    from xfresearch.training.loop import setup_jax
     from xfresearch.training.metrics import Clock
     from xfresearch.training.workdir import locked
 
@@ -219,18 +214,14 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
             _tidy(study, folder)
             return found
         _require_same_config(folder, config)
-        clock = Clock()
-        tokenizer = _tokenizer(config)
-        loop.setup_jax(config)
+        before = _result_of_kept(folder, config.steps)
+        clock, tokenizer = Clock(), tokenizer_of(config)
+        setup_jax(config)
+        count(config.steps if before else 0)
         found = {"fingerprint": fingerprint(config), "metric": study.metric, "evaluation": {}, "step": 0}
         spent, stopped_by = {"metric": 0.0, "probes": 0.0}, ""
         try:
-            result = loop.train(config, folder, tokenizer, clock, progress=Counted(count))
-        except manifest.OtherManifest as error:
-            raise UserError(
-                f"{folder} has the beginning of a run with other data or versions ({error.differences}): restore them, or "
-                "remove this directory, and the run begins again"
-            ) from error
+            result = _trained(config, folder, tokenizer, clock, Counted(count), before)
         except Diverged as error:
             found["diverged"] = str(error)
         else:
@@ -245,12 +236,40 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
             lm = LanguageModel(config.model, result.params, tokenizer, config, result.step)
             with _timed(spent, "probes"):
                 found["probes"] = probes.measure(lm, _probes(study, trial), folder, study.task_data)
-        found |= {"seconds": {**clock.state(), **spent}, "made": _made()}
+        found |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
         write_json(folder / RESULT_FILE, found)
         _tidy(study, folder)
         if stopped_by:
             _stop(stopped_by, folder)
     return found
+
+
+def _result_of_kept(folder, steps: int) -> dict:
+    """The result of a run whose last checkpoint was kept, so that it is only measured again; {} for any other run."""
+    kept = exists(folder / RESULT_FILE) and steps in saved_steps(folder)
+    return read_object(folder / RESULT_FILE) if kept else {}
+
+
+def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before: Mapping):
+    """The training.loop.Result of a run. One that has a result, `before`, is only measured again: by any commit, because
+    no update depends on it, but on the same data."""
+    from xfresearch.training import loop
+
+    try:
+        result = loop.train(config, folder, tokenizer, clock, fork=bool(before), progress=progress)
+    except manifest.OtherManifest as error:
+        raise UserError(
+            f"{folder} has the beginning of a run with other data or versions ({error.differences}): restore them, or "
+            "remove this directory, and the run begins again"
+        ) from error
+    data = manifest.of_data(result.manifest)
+    changed = manifest.differences(before.get("data", data), data)
+    if changed:
+        raise UserError(
+            f"{folder} has a run with other data ({'; '.join(changed)}): restore them, or remove this directory, and the "
+            "run begins again"
+        )
+    return result
 
 
 def _tidy(study: Study, folder) -> None:

@@ -19,6 +19,7 @@ from xfresearch.errors import UserError
 CONFIDENCE = 0.95
 ALPHA, POWER = 0.05, 0.8
 RESAMPLES = 2000
+ROUNDING = 1e-12  # relative to the values of runs: differences that vary less are equal
 SMALL = 5  # pairs; with so many or fewer, a report says that they are few
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
@@ -50,7 +51,7 @@ def paired(arm: Sequence[float], baseline: Sequence[float]) -> Difference:
     d_N = a_N - b_N
     mean, deviation = float(d_N.mean()), float(d_N.std(ddof=1))
     unpaired = math.hypot(a_N.std(ddof=1), b_N.std(ddof=1))
-    if not deviation:  # the same runs, or a metric that does not vary
+    if deviation <= ROUNDING * np.abs([a_N, b_N]).max():  # the same runs, or a metric that does not vary
         p, correlation = (1.0 if not mean else 0.0), 1.0
         return Difference(len(d_N), mean, mean, mean, mean, mean, p, 0.0, correlation, unpaired)
     test = stats.ttest_rel(a_N, b_N)
@@ -65,6 +66,18 @@ def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     found = stats.bootstrap((d_N,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="BCa", rng=rng)
     return tuple(map(float, found.confidence_interval))
+
+
+def mean_if_independent(means: Sequence[float], deviations: Sequence[float], n: int) -> tuple[float, float, float]:
+    """Of the mean over sizes of a seed's differences, if those of different sizes are independent: its deviation over n
+    seeds, and the ends of its interval, with the degrees of freedom of Welch (1947) and Satterthwaite (1946). means,
+    deviations: of the differences at each size. If the deviation of the seeds' own means is far below this one, the
+    differences of the sizes cancel, which may be chance."""
+    variances_S = np.square(deviations)
+    deviation = math.sqrt(variances_S.sum()) / len(means)
+    freedom = (n - 1) * variances_S.sum() ** 2 / np.square(variances_S).sum()
+    half = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * deviation / math.sqrt(n)
+    return deviation, float(np.mean(means) - half), float(np.mean(means) + half)
 
 
 def corrected(p_values: Mapping[str, float], arms: int) -> dict[str, float]:

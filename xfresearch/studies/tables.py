@@ -9,8 +9,8 @@ from xfresearch.statistics import mean_interval
 UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "accuracy": "share of errors"}
 DIFFERENCE = ("difference", "95 % interval", "p of no difference", "p of equivalence", "verdict")
 TOGETHER_ABOUT = (
-    "Here the metric of a seed is its mean over the sizes, which varies less. It answers the question if the differences at "
-    "the sizes are similar."
+    "Here the metric of a seed is its mean over the sizes, which varies less. It answers the question only if the "
+    "differences at the sizes are similar."
 )
 METRIC_ABOUT = (
     "The metric is {unit}, where less is better, +- the standard deviation of runs. Intervals are not corrected for the "
@@ -95,8 +95,9 @@ def _with_half(values: list) -> str:
     that does not apply."""
     known = [value for value in values if value is not None]
     mean, half = mean_interval(known)
+    width = f" +- {half:.3f}" if len(known) > 1 else ""
     left_out = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
-    return f"{mean:.3f} +- {half:.3f}{left_out}" if known else ""
+    return f"{mean:.3f}{width}{left_out}" if known else ""
 
 
 def saved(outcome: Mapping) -> Table:

@@ -4,9 +4,9 @@ A process writes a small object, then lists those of others. If there is another
 one ends with a UserError, or it died: an object that is not renewed any more is ignored after STALE seconds. Times are
 those at which the bucket stored the objects, so clocks of machines do not matter. Two processes that begin at the same time
 see each other's objects, because listings of a bucket have all objects that were written before: both may end, but never
-do both train. A process that could not renew its object, such as one that was cut off or suspended, exits with the code of
-a fault that may pass, before others may ignore the object. Another thread watches the age of the object, so a write that
-hangs does not delay this.
+do both train. A process that was cut off and could not renew its object exits with the code of a fault that may pass,
+before others may ignore the object; one that was suspended does so when it wakes. Another thread watches the age of the
+object, so a write that hangs does not delay this.
 """
 
 import os
@@ -57,18 +57,22 @@ class _Claim:
 
     def keep_renewing(self) -> None:
         while not self.ended.wait(self.renew):
+            self.end_if_old()  # the machine may have been suspended: then another process may have taken the directory
             try:
                 self.write()
             except Exception as error:  # whatever the bucket's library raises; the next time may succeed
                 print(f"warning: {self.file} could not be renewed: {error}", file=sys.stderr, flush=True)
 
     def watch(self) -> None:
-        """Ends the process if the claim was not renewed for so long that others may soon ignore it."""
         while not self.released.wait(self.renew / 4):
-            age = _now() - self.renewed
-            if age > self.stale - self.renew:
-                print(f"error: {self.file} is {age:.0f} s old: another process may train here", file=sys.stderr, flush=True)
-                os._exit(TRANSIENT)
+            self.end_if_old()
+
+    def end_if_old(self) -> None:
+        """Ends the process if the claim was not renewed for so long that others may soon ignore it."""
+        age = _now() - self.renewed
+        if age > self.stale - self.renew:
+            print(f"error: {self.file} is {age:.0f} s old: another process may train here", file=sys.stderr, flush=True)
+            os._exit(TRANSIENT)
 
 
 def _now() -> float:
