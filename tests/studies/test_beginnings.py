@@ -86,13 +86,12 @@ def test_two_processes_do_not_train_one_run(config, tmp_path):
 
 
 def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit(config, tmp_path, monkeypatch):
-    time_nothing(monkeypatch)
-    kept = [*config, "--config.keep=True", "--config.rates=(1e-3,1e-2)", "--config.extensions=0"]
-    run([*kept, "--config.probes=()"], tmp_path)
+    kept = [*config, "--config.keep=True", "--config.extensions=0"]
+    run([*kept, "--config.probes=()"], tmp_path, "--cell=0")
     trained = read_object(tmp_path / "runs.json")["runs"]
     monkeypatch.setattr(hardware, "git_commit", lambda: "c0ffee")
     monkeypatch.setattr(Run, "compile", None)  # no update is computed
-    run([*kept, "--config.probes=('copying',)"], tmp_path)
+    run([*kept, "--config.probes=('copying',)"], tmp_path, "--cell=0")
     measured = read_object(tmp_path / "runs.json")["runs"]
     assert measured.keys() == trained.keys()
     assert {(*each["probes"],) for each in measured.values()} == {(), ("copying",)}
@@ -103,7 +102,7 @@ def test_a_probe_that_is_added_is_measured_on_kept_checkpoints_by_another_commit
         write_json(file, result | {"data": result["data"] | {"tokenizer": "c0ffee"}})
     (tmp_path / "runs.json").unlink()
     with pytest.raises(UserError, match=r"has a run with other data \(tokenizer: 'c0ffee' -> .*: restore them, or remove"):
-        run([*kept, "--config.probes=('copying','recall')"], tmp_path)
+        run([*kept, "--config.probes=('copying','recall')"], tmp_path, "--cell=0")
 
 
 @pytest.mark.parametrize("workdir", ["file", "file/below"])
