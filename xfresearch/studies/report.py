@@ -175,10 +175,10 @@ def _cancelling(outcome: Mapping) -> list[str]:
     for arm, found in outcome["together"]["arms"].items():
         each = [here["arms"][arm]["difference"] for here in outcome["sizes"].values()]
         means, deviations = ([one[name] for one in each] for name in ("mean", "deviation"))
-        deviation, own = 0.0, found["difference"]["deviation"]
-        if any(deviations):
-            deviation, low, high = mean_if_independent(means, deviations, each[0]["n"])
-        if own < CANCEL * deviation:
+        if not any(deviations):  # the metric does not vary
+            continue
+        deviation, low, high = mean_if_independent(means, deviations, each[0]["n"])
+        if (own := found["difference"]["deviation"]) < CANCEL * deviation:
             lines.append(
                 f"{arm} over {all_sizes(outcome)}: what a seed adds at one size is taken away at another, so the mean has a "
                 f"deviation of {own:.4f}; if the sizes were independent it would be {deviation:.4f}, and the interval "
