@@ -50,9 +50,15 @@ def pytest_unconfigure():
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items):
-    """Starts the files that take longest first, so that the workers end together."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Starts the files that take longest first, so that the workers end together. Raises UsageError if this version of
+    pytest drops the groups that pytest-xdist adds to the names of tests: each worker would compute what a group shares."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+                raise pytest.UsageError("this version of pytest drops the groups of pytest-xdist (requirements-test.txt)")
 
 
 def pytest_make_parametrize_id(val):

@@ -3,11 +3,13 @@ directory of a small run."""
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from xfresearch.checkpoints import store
@@ -57,9 +59,13 @@ def copied_back_to(step: int, source, target):
 
 
 def free_port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind(("localhost", 0))
-        return chosen.getsockname()[1]
+    """A port below those that the kernel gives to connections (from 32768 on): so no connection takes it before a process
+    listens there."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as chosen, suppress(OSError):
+            chosen.bind(("localhost", port))
+            return port
 
 
 def slurm(count: int, index: int) -> dict[str, str]:
