@@ -398,7 +398,3 @@ def test_existing_runs_have_a_report_too(finished, tmp_path):
         run([], tmp_path / "file", "--runs", *runs)
     with pytest.raises(UserError, match="--plan is not allowed with --runs"):
         run([], tmp_path / "both", "--runs", *runs, "--plan")
-    with pytest.raises(UserError, match="--config FILE or --runs RUN RUN ... is required"):
-        run([], tmp_path / "both")
-    with pytest.raises(UserError, match="--workdir='' is not allowed: it must be the directory of the study"):
-        run([], "")
