@@ -79,6 +79,8 @@ def test_the_lines_have_the_figures_of_the_run(tmp_path):
     devices = outline.devices_line(config, mesh, kernel_choices(config, mesh))
     assert devices.startswith(f"{jax.device_count()} x {jax.devices()[0].device_kind}") and "; attention: " in devices
     assert "runs/a: config.json" in outline.output_line(config, "runs/a")
+    apart = outline.output_line(tiny_config(checkpoint__every=15, checkpoint__seconds=60.0), "runs/a")
+    assert "checkpoints/ every 15 updates and at least 60 s apart" in apart
     updates = f"{config.steps:,} updates of {config.batch_size} x {config.sequence_length} tokens"
     assert outline.optimizer_line(config).endswith(updates)
 

@@ -86,6 +86,7 @@ def output_line(config: Config, workdir) -> str:
     """The files of the run, and how often it saves."""
     events = ", tensorboard/" if config.log.tensorboard else ""
     saves = f"checkpoints/ every {config.checkpoint.every} updates"
+    saves += f" and at least {config.checkpoint.seconds:g} s apart" if config.checkpoint.seconds else ""
     return f"{workdir}: config.json, metrics.jsonl{events}, {saves}, report.html at the end"
 
 

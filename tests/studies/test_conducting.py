@@ -137,10 +137,19 @@ def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path):
     assert not (tmp_path / trial.folder / "checkpoints").exists()
 
 
+def trained_with(config, *options: str):
+    """The config of a run of the study with these options."""
+    matched = next(iter(plan.make(replace(design.read(config), options=options)).matched.values()))
+    return running.config_of_trial(Trial(Cell("tiny", "base"), 1e-2, 0), matched.config)
+
+
 def test_a_run_has_no_panel_of_its_layers(config):
-    matched = next(iter(plan.make(replace(design.read(config), options=("log.panel=4",))).matched.values()))
-    trained = running.config_of_trial(Trial(Cell("tiny", "base"), 1e-2, 0), matched.config)
-    assert matched.config.log.panel == 4 and trained.log.panel == 0
+    assert trained_with(config, "log.panel=4").log.panel == 0
+
+
+@pytest.mark.parametrize("options, seconds", [((), 60.0), (("checkpoint.seconds=600",), 600.0)])
+def test_a_run_saves_once_a_minute_or_less_often(config, options, seconds):
+    assert trained_with(config, *options).checkpoint.seconds == seconds
 
 
 def test_a_rate_at_the_edge_is_told_for_each_size_that_tunes(config, tmp_path, monkeypatch):

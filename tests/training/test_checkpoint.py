@@ -43,6 +43,28 @@ def test_keeps_the_newest_every_nth_and_the_best(saved):
     assert store.steps(saved[0]) == [2, 4, 6, 7]
 
 
+def test_checkpoints_are_some_seconds_apart(tmp_path, monkeypatch):
+    """Updates take 3 s. 20 s are counted from the start, then from a checkpoint. keep_every and the last one do not wait."""
+    now, asked = [100.0], []
+    monkeypatch.setattr(store.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(store.distributed, "shared", lambda value: asked.append(value) or value)
+    checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(every=2, seconds=20, keep=99, keep_every=12))
+    for step in range(1, 32):
+        now[0] += 3
+        if checkpoints.due(step, last=31):
+            checkpoints.save(step, make_state(), {})
+    checkpoints.close()
+    assert store.steps(tmp_path) == [8, 12, 20, 24, 31]
+    assert len(asked) == 13, "the clock of process 0 decides, at even steps but 12 and 24"
+
+
+def test_without_seconds_each_checkpoint_is_due_and_no_process_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.distributed, "shared", None)
+    checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(every=2))
+    assert [step for step in range(1, 8) if checkpoints.due(step, last=7)] == [2, 4, 6, 7]
+    checkpoints.close()
+
+
 def test_restores_every_bit_and_the_types(saved):
     workdir, state = saved
     restored, meta = store.restore(workdir, 7, abstract(state))

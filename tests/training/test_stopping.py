@@ -54,13 +54,14 @@ POINTS = [
     at("stopping = PreemptionNotice()"),
     at("if multihost_utils.reached_preemption_sync_point("),
     at("metrics = run.update(", 2),
-    at("saving = _due(", 2),
+    at("saving = run.checkpoints.due(", 2),
     at("values = summary("),
     at('with self.clock.measure("checkpoint")', 2),  # at the end of the block: after Orbax has begun to save
 ]
 # In a run with LEFT updates left: in the last update before and after the run asks for a signal, and after the loop.
-ENDS = [at("metrics = run.update(", 2), at("saving = _due(", 2), at("run.save(done, loss)"), at("for index, batch in", 3)]
-ENDS += [at("run.checkpoints.wait()"), at("run.clock.end()"), at("stopping.restore()"), (RESTORED, 1)]
+ENDS = [at("metrics = run.update(", 2), at("saving = run.checkpoints.due(", 2), at("run.save(done, loss)")]
+ENDS += [at("for index, batch in", 3), at("run.checkpoints.wait()"), at("run.clock.end()"), at("stopping.restore()")]
+ENDS += [(RESTORED, 1)]
 # Before one process handles signals, and after that. The signal ends the process.
 OUTSIDE = [at("step_function = run.compile()"), (HANDLED, 1), at("run.checkpoints.close()"), at("return Result(done")]
 NO_SIGNAL, NEVER = [], [0, 0]  # with NEVER, the lines of the run are recorded

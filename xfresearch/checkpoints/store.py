@@ -81,12 +81,26 @@ class Checkpoints:
                 get_metric_fn=lambda m: m["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
             )
             policies.append(best)
+        self.config = config
         self.directory = directory(workdir)
         self.ocp = ocp
+        self.begun = time.monotonic()  # when the newest checkpoint was begun, or this object was made
         self.writing = None  # the step of the newest checkpoint that was begun
         policy = keep.AnyPreservationPolicy(policies)
         options = {"preservation_policy": policy, "cleanup_tmp_directories": True}
         self.manager = _retried(lambda: writing.manager(self.directory, **options))  # it lists the directory
+
+    def due(self, step: int, last: int) -> bool:
+        """Whether to save after update `step`. Every process must call this after every update: the clock of process 0
+        decides for all."""
+        if step == last:
+            return True
+        if step % self.config.every:
+            return False
+        kept = bool(self.config.keep_every) and step % self.config.keep_every == 0
+        if kept or not self.config.seconds:
+            return True
+        return distributed.shared(time.monotonic() - self.begun >= self.config.seconds)
 
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
         """Starts writing `state`, ranked by its validation `loss`, when the checkpoint before is written. Raises Stopped
@@ -97,7 +111,7 @@ class Checkpoints:
         meta = _with_digest(meta | {"step": step, "fingerprints": checksums(items)})
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
         metrics = None if loss is None else {"loss": loss}
-        self.writing = step
+        self.writing, self.begun = step, time.monotonic()
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments), metrics=metrics))
 
     def wait(self) -> None:

@@ -97,8 +97,9 @@ class MeshConfig:
 @dataclass(frozen=True)
 class CheckpointConfig:
     every: int = option(500, "updates between checkpoints; the last update is always saved", low=1)
+    seconds: float = option(0.0, "least seconds between checkpoints of `every`; one that is due sooner is left out", low=0.0)
     keep: int = option(2, "number of newest checkpoints to keep", low=1)
-    keep_every: int = option(0, "also keep checkpoints whose step is a multiple of this; 0 for none", low=0)
+    keep_every: int = option(0, "also save and keep those of `every` whose step is a multiple of this; 0 for none", low=0)
     keep_best: bool = option(True, "also keep the checkpoint with the best validation loss")
 
 

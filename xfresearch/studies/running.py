@@ -37,6 +37,7 @@ from xfresearch.studies.matching import Matched
 from xfresearch.training.metrics import read_metrics
 
 BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error of the metric is taken
+SAVED_EVERY = 60.0  # seconds: a run of less than a minute saves only at its end
 RATIOS = {"bits_per_byte": ("nll", "bytes"), "loss": ("nll", "tokens"), "accuracy": ("correct", "tokens")}
 RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs
@@ -56,12 +57,13 @@ class Counted:
 
 
 def config_of_trial(trial: Trial, config: Config) -> Config:
-    """The config of a cell with the rate and the seed of a run. It keeps no best checkpoint, writes no TensorBoard files
-    and no figures of layers, and its evaluations all have the same text."""
+    """The config of a cell with the rate and the seed of a run. It saves once a minute at most, keeps no best checkpoint,
+    writes no TensorBoard files and no figures of layers, and its evaluations all have the same text."""
+    apart = max(config.checkpoint.seconds, SAVED_EVERY)
     changed = {
         "optimizer": replace(config.optimizer, learning_rate=trial.rate),
         "log": replace(config.log, tensorboard=False, panel=0),
-        "checkpoint": replace(config.checkpoint, keep_best=False),
+        "checkpoint": replace(config.checkpoint, seconds=apart, keep_best=False),
         "evaluation": replace(config.evaluation, final_sequences=config.evaluation.sequences),
     }
     return replace(config, seed=trial.seed, **changed)

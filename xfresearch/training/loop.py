@@ -303,7 +303,7 @@ def train(
             pending = (done, *metrics)
             evaluating = _due(done, config.evaluation.every, config.steps)
             stopping_now = stopping.reached(done)
-            saving = _due(done, config.checkpoint.every, config.steps) or stopping_now
+            saving = run.checkpoints.due(done, config.steps) or stopping_now
             run.clock.set("input", batches.wait_seconds)
             if evaluating or saving:
                 run.report(*pending)  # raises before a state that is not finite is saved
