@@ -10,10 +10,12 @@ from itertools import combinations
 from pathlib import Path
 from statistics import mean, median, quantiles
 
+from configs.studies import common
 from xfresearch import study
 from xfresearch.command import Parser, run
 from xfresearch.errors import UserError, nearest
 from xfresearch.pages.drawing import COLOURS
+from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.studies import report
 from xfresearch.studies.running import RUNS_FILE
 from xfresearch.studies.tables import in_markdown, main_tables
@@ -61,6 +63,23 @@ ANSWERS = {  # page of docs/questions: its studies
     "recent": ("recent", "recent_differential"),
 }
 
+HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
+    "W_O W_1 as one matrix, no norm or skip between": ("w_o", "fused_output_smaller", ""),
+    "identity in place of W_Q, with RoPE": ("w_q", "identity_smaller", ""),
+    "16 layers of one head, not 4 layers of four": ("single_heads", "thin", ""),
+    "RMSNorm in place of LayerNorm": ("norms", "rms", ""),
+    "DyT in place of LayerNorm": ("norms", "dyt", ""),
+    "memory slots in place of feed-forward layers": ("memory", "all_attention", ""),
+    "SwiGLU in place of ReLU": ("activations_tuned", "swiglu", ""),
+    "GELU in place of ReLU": ("activations_tuned", "gelu", ""),
+    "top-2 of 8 experts, at equal FLOPs": ("experts", "experts", ""),
+    "top-2 of 8 experts, at equal parameters": ("experts_parameters", "experts", ""),
+    "lambda layers for attention, 512 tokens": ("lambda_layers", "lambda_global", "length_512"),
+    "output gate": ("recent", "output_gate", ""),
+    "learned sink": ("recent", "learned_sink", ""),
+    "differential attention, two heads": ("recent_differential", "two_heads", ""),
+}
+
 
 def measured(page: str) -> str:
     """The results of the studies of a page that have ended."""
@@ -70,7 +89,24 @@ def measured(page: str) -> str:
 
 def picture(name: str) -> str:
     """The differences that a study found, as an SVG file."""
-    return report.picture(_results(name)).replace(">", f"><style>{COLOURS}</style>", 1)
+    return _coloured(report.picture(_results(name)))
+
+
+def _coloured(svg: str) -> str:
+    """An SVG file of an SVG element."""
+    return svg.replace(">", f"><style>{COLOURS}</style>", 1)
+
+
+def answers() -> str:
+    """One or two differences of each page, as an SVG file: all sizes together, or the one that is named."""
+    groups = {}
+    for words, (name, arm, size) in HEADLINES.items():
+        outcome = _results(name)
+        found = (outcome["sizes"][size] if size else outcome["together"])["arms"][arm]
+        difference = found["difference"]
+        groups[words] = [Interval("", difference["mean"], difference["low"], difference["high"], found["verdict"])]
+    title = "Bits per byte beside the model without the change: less is better. Lines are 95 % intervals"
+    return _coloured(intervals(title, groups, common.MARGIN, title, left=300))
 
 
 def pictures() -> list[str]:
@@ -163,8 +199,15 @@ def main(arguments: list[str]) -> None:
         reuse = ["--reuse", *others] if others else []
         print(f"\n{name}", flush=True)
         config = f"configs/studies/{STUDIES[name]}"
-        given = [each for each in overrides if name not in GENERATED or not each.startswith("--config.machine")]
-        study.main(["--config", config, "--workdir", str(DATA / name), *reuse, *given])
+        given = _without_paths(overrides) if name in GENERATED else overrides
+        study.main(["--config", config, "--workdir", str(DATA / name), *given, *reuse])
+
+
+def _without_paths(overrides: list[str]) -> list[str]:
+    """The overrides without --config.machine=VALUE or --config.machine VALUE."""
+    bare = [at for at, each in enumerate(overrides) if each == "--config.machine"]
+    left = set(bare) | {at + 1 for at in bare}
+    return [each for at, each in enumerate(overrides) if at not in left and not each.startswith("--config.machine=")]
 
 
 if __name__ == "__main__":

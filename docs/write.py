@@ -180,8 +180,12 @@ def _where(found: dict) -> str:
 
 
 def _conversion(conversion) -> str:
-    options = ", ".join(f"`{name}`: {option.doc}" for name, option in conversion.options.items())
+    options = ", ".join(f"`{name}`: {option.doc}{_listed(option.allowed)}" for name, option in conversion.options.items())
     return f"| `{conversion.name}` | {conversion.about} | {conversion.conditions} | {options or '-'} |\n"
+
+
+def _listed(allowed: tuple) -> str:
+    return f" ({', '.join(f'`{value}`' for value in allowed)})" if allowed else ""
 
 
 def anatomy() -> str:
@@ -205,8 +209,8 @@ def _memories_and_lens() -> str:
     text = ""
     for name, row in found.items():
         seconds = " and ".join(f"{row[kind]['seconds']:.0f} s" for kind in ("memories", "lens"))
-        about = f"{name}: {row['memories']['about']}. Memories and lens took {seconds}, {_where(row)}"
-        about += " (`python -m docs.anatomy`)."
+        about = f"{name}: {row['memories']['about']}. Lens and loss are of {row['lens']['about'].rpartition('; ')[2]}."
+        about += f" Memories and lens took {seconds}, {_where(row)} (`python -m docs.anatomy`)."
         text += textwrap.fill(about, 125) + f"\n\n![Memories of {name}](anatomy/{name}_memories.png)\n\n"
         text += f"![Most likely next token after each layer of {name}](anatomy/{name}_lens.svg)\n\n"
     columns = {name: row["memories"]["summary"] | row["lens"]["summary"] for name, row in found.items()}
@@ -261,6 +265,7 @@ PAGES = {
     "questions/where_is_a_fact.md": where_is_a_fact,
 }
 PAGES |= {f"questions/{page}.md": partial(question, page) for page in studies.ANSWERS}
+PAGES |= {"questions/answers.svg": studies.answers}
 PAGES |= {f"questions/{name}.svg": partial(studies.picture, name) for name in studies.pictures()}
 PAGES |= {f"layouts/{name}.svg": partial(layout_drawing, name) for name in LAYOUTS}
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.variants import VARIANTS
 from xfresearch import __main__, command
-from xfresearch.config.comparing import differences
+from xfresearch.config.comparing import differences, fingerprint, flat
+from xfresearch.config.describing import describe
 from xfresearch.config.fields import change
 from xfresearch.config.files import parse
 from xfresearch.config.reading import from_dict, to_json
@@ -269,3 +271,23 @@ def test_the_last_override_counts_and_none_unsets():
     assert parse([GPT2, f"{gain}=False", f"{gain}=None"]).model.blocks["main"].norms.attention_in.gain is None
     with pytest.raises(UserError, match="config.steps=None has the wrong type NoneType: it must be an integer"):
         parse([GPT2, "--config.steps=None"])
+
+
+def test_the_table_has_every_key_of_every_variant():
+    rows = re.findall(r"^\| `([\w.]+)`(?: \((?:kind|layout)=(.*?)\))? \|", describe(), re.MULTILINE)
+    known = {path for path, _ in rows}
+    for name in VARIANTS:
+        keys = flat(parse([f"--config=configs/variants.py:{name}"]))
+        assert {re.sub(r"\.blocks\.\w+", ".blocks.main", key) for key in keys} <= known, name
+    kinds = dict(rows)
+    assert {"glu", "swiglu"} <= set(kinds["model.blocks.main.feed_forward.gated_hidden"].split(", "))
+    assert "post_norm" in kinds["model.blocks.main.norms.attention_post.kind"].split(", ")
+
+
+def test_options_of_precision_make_another_run_and_defaults_keep_the_fingerprints_that_are_stored():
+    tiny = "--config=configs/variants.py:tiny"
+    config, remat = parse([tiny]), parse([tiny, "--config.training.remat=full"])
+    keys = ("model.dtype=bfloat16", "model.param_dtype=float64", "model.blocks.main.norm_cast=before_gain")
+    assert len({fingerprint(config), *(fingerprint(parse([tiny, f"--config.{key}"])) for key in keys)}) == 4
+    assert fingerprint(config) == fingerprint(remat) != fingerprint(remat, also=("training.",))
+    assert fingerprint(config) == fingerprint(config, also=("training.", "model.", "mesh."))

@@ -137,6 +137,9 @@ def _compare(options, flags: list[str]) -> None:
             raise UserError(f"--workdir={options.workdir} is not allowed with --runs: {owner} has its report there")
     check_output("--workdir", f"{options.workdir}/report.html")
     files = {"--html": "report.html", "--json": "results.json"}
+    for flag in flags:
+        if flag.partition("=")[0] in files:
+            raise UserError(f"{flag} is not allowed with --runs, which writes {' and '.join(files.values())} into --workdir")
     outputs = [word for flag, name in files.items() for word in (flag, f"{options.workdir}/{name}")]
     compare.main([*options.runs, *outputs, *flags])
     print(f"\nreport     {options.workdir}/report.html")

@@ -31,7 +31,7 @@ def get_config(size: str = "full"):
 
 
 def _recall(study, lambdas: tuple[str, ...]):
-    """Two layers of width 64. With 8 pairs, attention has 25 % of the values right for some 600 updates, and then all."""
+    """Two layers of width 64. With 8 pairs, attention has 25 % of the values right for 100 to 200 updates, and then all."""
     study.question = "Do lambda layers recall as many pairs as attention?"
     study.rule = (
         "They do where the verdict is 'equivalent' or 'better'. The size of their state is what limits them if lambda_wide, "

@@ -93,6 +93,7 @@ def test_sizes_are_in_the_order_of_their_parameters():
         ("rates=(1e-2,1e-3)", r"rates=\(0.01, 0.001\) is not allowed: it must be two rates or more, each at least 5% above"),
         ("rates=(1e-3,1.001e-3)", r"rates=\(0.001, 0.001001\) is not allowed"),
         ("rates=(1e-3,1e999)", r"rates=\(0.001, inf\) is not allowed"),
+        ("rates=(1e-3,1e-2,2e-2)", "rates=.* is not allowed: it must be rates with nearly equal ratios"),
         ("options=('data.cache_dir','steps=9')", "options='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
         ("options=('config.steps=9',)", "options='config.steps=9' is not allowed: .* without 'config.'"),
         ("machine=('data.cache_dir',)", "machine='data.cache_dir' is not allowed: it must be KEY=VALUE, such as"),
@@ -221,8 +222,15 @@ def test_the_plan_refuses_designs_that_compare_nothing(change, message):
 
 
 def test_labels_have_no_bits_per_byte():
+    majority = ["--config", "configs/studies/norms.py:majority"]
     with pytest.raises(UserError, match="metric='bits_per_byte' is not allowed: it must be 'loss' or 'accuracy'"):
-        plan.make(design.read(["--config", "configs/studies/norms.py:majority", "--config.metric=bits_per_byte"]))
+        plan.make(design.read([*majority, "--config.metric=bits_per_byte"]))
+    with pytest.raises(UserError, match="probes='copying, recall' is not allowed: it must be probes that need no"):
+        plan.make(design.read([*majority, "--config.probes=('copying','recall','sink')"]))
+
+
+def test_sizes_have_a_trend_from_a_factor_of_1_3_on():
+    assert matching.has_trend([100, 130]) and not matching.has_trend([100, 129])
 
 
 def test_names_are_those_of_directories():

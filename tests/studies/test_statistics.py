@@ -222,3 +222,10 @@ def test_the_compute_saved_at_equal_loss_is_that_of_a_power_law():
     assert statistics.saved_at_equal_loss(baseline, baseline) == pytest.approx((0.0, 0.0))
     at_once = np.array([[1.0, -99.0]])
     assert statistics.saved_at_equal_loss(at_once, baseline)[0] == pytest.approx(0.99)
+
+
+def test_compute_after_the_last_loss_is_reached_is_not_saved():
+    """The baseline has its last loss at a cost of 10, and the arm at 20: the arm saves nothing, and the baseline a half."""
+    baseline = np.array([[5.0, 1.0], [10.0, 0.0], [40.0, 0.0]])
+    arm = np.array([[5.0, 1.0], [20.0, 0.0], [40.0, 0.0]])
+    assert statistics.saved_at_equal_loss(arm, baseline) == pytest.approx((-1.0, 0.5))

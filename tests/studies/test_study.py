@@ -393,8 +393,8 @@ def test_existing_runs_have_a_report_too(finished, tmp_path):
     for folder, owner in ((finished, "a study"), (runs[0], "a run")):
         with pytest.raises(UserError, match=f"--workdir={folder} is not allowed with --runs: {owner} has its report there"):
             run([], folder, "--runs", *runs)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--workdir=.*/file/report.html cannot be written"):
-        run([], tmp_path / "file", "--runs", *runs)
-    with pytest.raises(UserError, match="--plan is not allowed with --runs"):
-        run([], tmp_path / "both", "--runs", *runs, "--plan")
+    with pytest.raises(UserError, match="--workdir=.*/results.json/report.html cannot be written"):
+        run([], tmp_path / "both" / "results.json", "--runs", *runs)
+    for flags, named in ((["--plan"], "--plan"), (["--html", "other.html"], "--html"), (["--json=x"], "--json=x")):
+        with pytest.raises(UserError, match=f"{named} is not allowed with --runs"):
+            run([], tmp_path / "both", "--runs", *runs, *flags)

@@ -185,6 +185,9 @@ def test_the_chart_of_the_busiest_expert(tmp_path):
         (("a", 1), "a, 1"),
         ((), "none"),
         (-20_000, "-20k"),
+        (999_700, "1M"),
+        (999_950_000.0, "1B"),
+        (float("inf"), "inf"),
     ],
 )
 def test_short(value, text):

@@ -55,6 +55,7 @@ def test_execution_keys_may_differ_on_resume(workdir, overrides):
     [
         ({"optimizer__learning_rate": 0.5}, "config.optimizer.learning_rate: 0.01 -> 0.5"),
         ({"model__blocks__main__attention__window": 9}, "config.model.blocks.main.attention.window: 0 -> 9"),
+        ({"model__dtype": "bfloat16"}, "config.model.dtype: 'float32' -> 'bfloat16'"),
     ],
 )
 def test_keys_that_change_the_result_need_a_fork(workdir, overrides, words, capsys):

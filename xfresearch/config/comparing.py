@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from xfresearch.config.fields import leaves
 
-RESULT = ("function", "initialisation", "training")  # what the options that determine the result of a run decide
+RESULT = ("function", "initialisation", "training", "precision")  # what options decide on which the result depends
 
 
 def differences(old, new, key: str = "config", deciding: Iterable[str] = ()) -> list[str]:
@@ -33,7 +33,13 @@ def flat(config) -> dict:
     return {leaf.path: leaf.value for leaf in leaves(config)}
 
 
-def fingerprint(config, without: tuple[str, ...] = ()) -> str:
-    """A digest of the options that determine a run's result, without those at the paths `without`."""
-    described = {leaf.path: leaf.value for leaf in leaves(config) if leaf.decides in RESULT and leaf.path not in without}
+def fingerprint(config, without: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> str:
+    """A digest of the options that determine a run's result, without those at the paths `without`, and of those whose paths
+    begin with one of `also`. Options of precision and those of `also` count only if they are not at their defaults."""
+    described = {
+        leaf.path: leaf.value
+        for leaf in leaves(config)
+        if (leaf.decides in RESULT and leaf.path not in without or leaf.path.startswith(also))
+        and not (leaf.decides in ("precision", "execution") and leaf.value == leaf.default)
+    }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

@@ -2,19 +2,36 @@
 
 import dataclasses
 import typing
+from typing import NamedTuple
 
 from xfresearch.config.fields import Choice
 from xfresearch.config.run import Config
 
 
+class Row(NamedTuple):
+    """An option, and the kinds or layouts that have it: [''] if the default one has it."""
+
+    path: str
+    default: str
+    meaning: str
+    kinds: list[str]
+
+    def text(self) -> str:
+        by = self.kinds[0].partition("=")[0]
+        where = "" if "" in self.kinds else f" ({by}={', '.join(each.partition('=')[2] for each in self.kinds)})"
+        return f"| `{self.path}`{where} | `{self.default}` | {self.meaning} |"
+
+
 def describe() -> str:
-    """The table. The key of an option that only a non-default kind has is followed by that kind."""
-    return "| key | default | meaning |\n|---|---|---|\n" + "\n".join(_rows(Config(), "", "", set())) + "\n"
+    """The table. The key of an option that the default kind does not have is followed by the kinds that have it."""
+    rows: dict[tuple, Row] = {}
+    _add(rows, Config(), "")
+    return "| key | default | meaning |\n|---|---|---|\n" + "\n".join(row.text() for row in rows.values()) + "\n"
 
 
-def _rows(config, prefix: str, kind: str, seen: set, chosen: Choice | None = None, condition: str = ""):
-    """A row for each option of a group. Kinds share some fields: `seen` are those that already have a row.
-    `condition` is the one under which the whole group is used."""
+def _add(rows: dict, config, prefix: str, kind: str = "", chosen: Choice | None = None, condition: str = "") -> None:
+    """Adds a row for each option of a group. `kind`: 'kind=NAME' of the group, or '' for its default. `chosen`: the choice
+    of this kind. `condition`: the one under which the whole group is used."""
     hints = typing.get_type_hints(type(config))
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)
@@ -22,24 +39,26 @@ def _rows(config, prefix: str, kind: str, seen: set, chosen: Choice | None = Non
         inner = spec.metadata.get("choice")
         needs = spec.metadata.get("needs")
         used_with = needs.words if needs else condition
+        chooses = chosen and spec.name == chosen.by
         if isinstance(value, dict):
             for name, item in value.items():
-                yield from _groups(item, f"{path}.{name}.", inner, seen)
+                _add_kinds(rows, item, f"{path}.{name}.", inner)
         elif inner:
-            yield from _groups(value, f"{path}.", inner, seen)
+            _add_kinds(rows, value, f"{path}.", inner)
         elif dataclasses.is_dataclass(value):
-            yield from _rows(value, f"{path}.", kind, seen, condition=used_with)
-        elif (prefix, id(spec)) not in seen and not (kind and spec.name in ("kind", "layout")):
-            seen.add((prefix, id(spec)))
-            choices = tuple(chosen.classes) if chosen and spec.name == chosen.by else _literals(hints[spec.name])
-            yield _row(path, kind, value, spec.metadata["doc"], choices, used_with)
+            _add(rows, value, f"{path}.", kind, condition=used_with)
+        elif not (kind and chooses):
+            choices = tuple(chosen.classes) if chooses else _literals(hints[spec.name])
+            row = _row(path, value, spec.metadata["doc"], choices, used_with)
+            kinds = rows.setdefault(row, Row(*row, [])).kinds
+            kinds += [] if kind in kinds else [kind]  # each layout has the same attention
 
 
-def _groups(value, prefix: str, chosen: Choice, seen: set):
-    """The options of the group's default kind, then the additional options of its other kinds."""
-    yield from _rows(value, prefix, "", seen, chosen)
+def _add_kinds(rows: dict, value, prefix: str, chosen: Choice) -> None:
+    """Adds the options of a group's default kind, then the additional ones of its other kinds."""
+    _add(rows, value, prefix, "", chosen)
     for name in chosen.classes:
-        yield from _rows(chosen.make(name), prefix, f"{chosen.by}={name}", seen)
+        _add(rows, chosen.make(name), prefix, f"{chosen.by}={name}", chosen)
 
 
 def _literals(hint) -> tuple:
@@ -47,8 +66,8 @@ def _literals(hint) -> tuple:
     return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
 
 
-def _row(path: str, kind: str, value, doc: str, choices: tuple, used_with: str) -> str:
+def _row(path: str, value, doc: str, choices: tuple, used_with: str) -> tuple[str, str, str]:
+    """The path, the default and the meaning of an option."""
     allowed = f" ({', '.join(f'`{choice!r}`' for choice in choices)})" if choices else ""
     condition = f"; used only with `{used_with}`" if used_with else ""
-    meaning = doc.replace("|", "or") + allowed + condition
-    return f"| `{path}`{f' ({kind})' if kind else ''} | `{value!r}` | {meaning} |"
+    return path, repr(value), doc.replace("|", "or") + allowed + condition

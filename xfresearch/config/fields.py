@@ -5,7 +5,8 @@ A config is a frozen dataclass whose fields are made by `option`, `group` and `c
     function         the function that a model computes from its parameters
     initialisation   the initial values of the parameters
     training         how the parameters change
-    execution        how a run is computed: speed, memory, output files; never the result
+    precision        how numbers are rounded, and so the last digits of all that is computed
+    execution        how a run is computed: speed, memory, output files; the result by the order of sums at most
     machine          paths and thread counts of a machine: each process may have a different value
 
 Resume, fingerprints and the comparison of two models use this (comparing.py).
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from xfresearch.errors import UserError, nearest, require
 
-Decides = Literal["function", "initialisation", "training", "execution", "machine"]
+Decides = Literal["function", "initialisation", "training", "precision", "execution", "machine"]
 
 
 class Needs(NamedTuple):

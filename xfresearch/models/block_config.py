@@ -45,7 +45,7 @@ class BlockConfig:
     norm_cast: Literal["after_gain", "before_gain"] = option(
         "after_gain",
         "where norms convert from float32 back to the dtype of the computation (before_gain: Llama)",
-        decides="execution",
+        decides="precision",
     )
     norm_alpha: float = option(0.5, "initial alpha of dyt and derf norms", above=0.0, decides="initialisation")
     dropout: float = option(0.0, "dropout rate of each sublayer's output", low=0.0, high=0.99, decides="training")

@@ -56,9 +56,9 @@ class StackConfig:
         0.02, "standard deviation with init = 'normal'", above=0.0, decides="initialisation", needs=where(init="normal")
     )
     dtype: Literal["float32", "bfloat16", "float64"] = option(
-        "float32", "dtype of the computation", decides="execution"
+        "float32", "dtype of the computation", decides="precision"
     )
-    param_dtype: Literal["float32", "float64"] = option("float32", "dtype of the parameters", decides="execution")
+    param_dtype: Literal["float32", "float64"] = option("float32", "dtype of the parameters", decides="precision")
 
     def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))

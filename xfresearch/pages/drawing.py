@@ -18,9 +18,11 @@ FILLS = {"mixer": "training", "feed_forward": "wash", "memory": "model"}
 NAMES = {"mixer": "attention", "feed_forward": "feed-forward"}
 # Of a drawing that is a file: a page that includes one defines these colours itself.
 COLOURS = """\
-svg { --ink: #1d1c1a; --muted: #6b675f; --wash: #f2efe6; --model: #b23d1c; --training: #86a3ab; --paper: #fbfaf6; }
+svg { --ink: #1d1c1a; --muted: #6b675f; --wash: #f2efe6; --model: #b23d1c; --training: #86a3ab; --paper: #fbfaf6;
+      --run1: #2b6f96; --run2: #4d7f32; }
 @media (prefers-color-scheme: dark) {
-  svg { --ink: #ebe7de; --muted: #a09a8e; --wash: #2a2724; --model: #f0875a; --training: #6d8e98; --paper: #171614; } }"""
+  svg { --ink: #ebe7de; --muted: #a09a8e; --wash: #2a2724; --model: #f0875a; --training: #6d8e98; --paper: #171614;
+        --run1: #6fb1d6; --run2: #93c572; } }"""
 
 
 @dataclass

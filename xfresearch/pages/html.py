@@ -1,9 +1,12 @@
 """Static HTML pages: one file each, which loads nothing from the network."""
 
+import math
 import re
 from pathlib import Path
 
 from xfresearch.files import write_bytes
+
+LETTERS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def write_page(path, template: Path, **values) -> None:
@@ -32,9 +35,10 @@ def short(value) -> str:
         return ", ".join(map(short, value)) or "none"
     if isinstance(value, bool | str | None) or not isinstance(value, int | float):
         return str(value)
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g}{letter}"
+    if math.isfinite(value) and abs(value) >= 1e4:
+        rounded = float(f"{value:.3g}")  # before the letter is chosen: 999,700 is 1M
+        size, letter = next(each for each in LETTERS if abs(rounded) >= each[0])
+        return f"{rounded / size:.3g}{letter}"
     if isinstance(value, int):
         return f"{value:,}"
     if 0 < abs(value) < 1e-3:

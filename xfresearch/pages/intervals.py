@@ -21,14 +21,14 @@ class Interval(NamedTuple):
     words: str = ""  # to the right of it
 
 
-def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit: str) -> str:
-    """The picture of {name: its rows}. Values within +-margin are in the band."""
+def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit: str, left: int = LEFT) -> str:
+    """The picture of {name: its rows}. Values within +-margin are in the band. `left` is the width of the names."""
     ends = [end for rows in groups.values() for row in rows for end in (row.low, row.high)]
     low, high = min([*ends, -1.5 * margin]), max([*ends, 1.5 * margin])
     room = 0.05 * (high - low)
 
     def x(value: float) -> float:
-        return LEFT + MIDDLE * (value - low + room) / (high - low + 2 * room)
+        return left + MIDDLE * (value - low + room) / (high - low + 2 * room)
 
     height = sum(len(rows) * ROW + GROUP for rows in groups.values())
     parts = [
@@ -41,11 +41,12 @@ def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit
         parts.append(_text(8, middle + 4, name, "start", "ink", 12))
         for number, row in enumerate(rows):
             parts.append(_row(row, y + ROW / 2, x, f"var(--{COLOURS[number % len(COLOURS)]})"))
+            parts.append(_text(left + MIDDLE + 8, y + ROW / 2 + 4, _words(row), "start", size=10.5))
             y += ROW
         y += GROUP
     parts += [_text(x(tick), height + 16, f"{tick:+.3g}", "middle") for tick in _ticks(low, high)]
-    parts.append(_text(LEFT + MIDDLE / 2, height + 34, unit, "middle"))
-    width, height = LEFT + MIDDLE + RIGHT, height + AXIS
+    parts.append(_text(left + MIDDLE / 2, height + 34, unit, "middle"))
+    width, height = left + MIDDLE + RIGHT, height + AXIS
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" width="{width}" '
         f'height="{height:g}" viewBox="0 0 {width} {height:g}" font-family="system-ui, sans-serif">{"".join(parts)}</svg>\n'
@@ -55,8 +56,11 @@ def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit
 def _row(row: Interval, y: float, x, colour: str) -> str:
     line = f'<path d="M{x(row.low):.1f} {y:g}H{x(row.high):.1f}" stroke="{colour}" stroke-width="2"/>'
     dot = f'<circle cx="{x(row.value):.1f}" cy="{y:g}" r="4" fill="{colour}"/>'
-    words = f"{row.name}: {row.words}" if row.words else row.name
-    return line + dot + _text(LEFT + MIDDLE + 8, y + 4, words, "start", size=10.5)
+    return line + dot
+
+
+def _words(row: Interval) -> str:
+    return ": ".join(filter(None, (row.name, row.words)))
 
 
 def _ticks(low: float, high: float) -> list[float]:

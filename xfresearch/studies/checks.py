@@ -15,6 +15,8 @@ from xfresearch.studies.running import config_of_trial
 # What the runs of a pair share: the same batches in the same order, and the same held-out text.
 SHARED = ("config.data.", "config.batch_size:", "config.sequence_length:", "config.evaluation.")
 
+OF_NEXT_TOKENS = ("copying", "recall")  # probes of the loss of the next token
+
 
 def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
     """Raises UserError if two arms are the same, if an arm does not cost what the baseline does, if arms of a size read
@@ -77,6 +79,8 @@ def _require_metric(study: Study, config: Config) -> None:
     labels = trains_on_labels(config.data)
     allowed = "'loss' or 'accuracy' with labels, which have no bytes"
     require(not labels or study.metric != "bits_per_byte", "metric", study.metric, allowed)
+    of_tokens = ", ".join(each for each in study.probes if each in OF_NEXT_TOKENS)
+    require(not labels or not of_tokens, "probes", of_tokens, "probes that need no prediction of the next token, or ()")
     require(config.evaluation.split != "train", "options", "evaluation.split=train", "a split that no arm trains on")
     require(config.evaluation.every > 0, "options", "evaluation.every=0", "an interval: a study compares held-out metrics")
 

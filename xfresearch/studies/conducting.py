@@ -95,8 +95,9 @@ def keep_seconds(study: Study, found: Mapping[Cell, float], configs: Mapping[Cel
 
 
 def _timed(config: Config) -> str:
-    """A digest of the options that decide a result, without those that do not change how long an update takes."""
-    return fingerprint(config, without=("seed", "steps", "optimizer.learning_rate"))
+    """A digest of the options that decide how long an update takes."""
+    without, also = ("seed", "steps", "optimizer.learning_rate"), ("model.", "training.", "mesh.")
+    return fingerprint(config, without=without, also=also)
 
 
 def _times(workdir) -> dict:

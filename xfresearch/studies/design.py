@@ -23,6 +23,7 @@ from xfresearch.studies import probes
 
 OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets
 LEAST_RATIO = 1.05  # of a rate to the one before: rates beyond the grid are rounded to three digits
+LARGEST_UNEVENNESS = 1.25  # of the ratios of the grid: 0.001, 0.003, 0.01 has 3 and 3.33
 TUNING_SEED = 1000  # of the runs that choose a learning rate
 Overrides = tuple[str, ...]
 
@@ -51,7 +52,7 @@ class Study:
     metric: Literal["bits_per_byte", "loss", "accuracy"] = option("bits_per_byte", "held-out measure that decides")
     margin: float = option(0.01, "largest difference of the metric that counts as none", above=0.0)
     deviation: float = option(
-        0.01, "expected standard deviation of paired differences, for the plan; measured as soon as there are two", above=0.0
+        0.01, "expected standard deviation of paired differences, for the plan", above=0.0
     )
     probes: tuple[str, ...] = option((), "what else is measured on every run (studies/probes.py)")
     task_data: str = option("", "directory of the data of probes 'tasks.NAME' (--task-data of evaluate)", decides="machine")
@@ -84,6 +85,9 @@ def read(arguments: list[str]) -> Study:
     valid = len(study.rates) > 1 and apart and study.rates[0] > 0 and math.isfinite(study.rates[-1])
     allowed = f"two rates or more, each at least {LEAST_RATIO - 1:.0%} above the one before"
     require(valid, "rates", study.rates, allowed)
+    ratios = [high / low for low, high in pairwise(study.rates)]
+    allowed = "rates with nearly equal ratios, such as 0.001, 0.003, 0.01: rates beyond the grid go on with the first one"
+    require(max(ratios) <= LARGEST_UNEVENNESS * min(ratios), "rates", study.rates, allowed)
     require(study.tune_at in ("", *study.sizes), "tune_at", study.tune_at, f"'' or one of {', '.join(study.sizes)}")
     require_names(study)
     _require_overrides(study)

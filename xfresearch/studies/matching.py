@@ -113,7 +113,7 @@ def trend_of(study: Study, baseline: Matched) -> int:
 def has_trend(sizes: Iterable[float]) -> bool:
     """Whether the sizes of the baseline are far enough from each other for a trend."""
     sizes = list(sizes)
-    return max(sizes) / min(sizes) > LEAST_SPREAD
+    return max(sizes) / min(sizes) >= LEAST_SPREAD
 
 
 def value_at(config: Config, key: str, field: str = "solve") -> int:

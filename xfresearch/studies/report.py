@@ -195,7 +195,7 @@ def _gained_nothing(outcome: Mapping) -> list[str]:
     for (small, before), (large, after) in pairwise(outcome["sizes"].items()):
         for arm, each in after["arms"].items():
             first, second = before["arms"][arm]["mean"], each["mean"]
-            if large != study["tune_at"] and None not in (first, second) and second >= first:
+            if large != study["tune_at"] and None not in (first, second) and second >= first > 0:
                 lines.append(
                     f"{arm} has {first:.4f} at {small} and {second:.4f} at {large}: it gains nothing by its size. The rate "
                     f"of size {study['tune_at']} may be a bad one there; config.tune_at='' tries rates at each size."

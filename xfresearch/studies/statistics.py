@@ -250,21 +250,25 @@ def sensitivity(losses: Mapping[float, float], highest: float) -> float:
 
 
 def saved_at_equal_loss(arm: np.ndarray, baseline: np.ndarray) -> tuple[float, float]:
-    """Two curves [points, 2] of (cost, loss): the share of the baseline's cost that the arm saves to reach the baseline's
-    last loss, and the share of the arm's that the baseline saves. Between points, the loss is linear in the logarithm of
-    the cost. NaN where a curve never reaches the other's last loss."""
+    """Two curves [points, 2] of (cost, loss): the share of the cost that the arm saves to reach the baseline's last loss,
+    relative to what the baseline needs for it, and the share that the baseline saves to reach the arm's. Between points,
+    the loss is linear in the logarithm of the cost. NaN where a curve never reaches the other's last loss."""
     return _saved(arm, baseline), _saved(baseline, arm)
 
 
 def _saved(curve: np.ndarray, other: np.ndarray) -> float:
+    target = float(np.asarray(other, np.float64)[-1, 1])
+    return float(1 - _cost_of(target, curve) / _cost_of(target, other))
+
+
+def _cost_of(target: float, curve: np.ndarray) -> float:
+    """The cost at which a curve first has the loss `target` or less; NaN if it never has."""
     cost_P, loss_P = np.asarray(curve, np.float64).T
-    last_cost, last_loss = np.asarray(other, np.float64)[-1]
-    below = np.flatnonzero(loss_P <= last_loss)
+    below = np.flatnonzero(loss_P <= target)
     if not len(below):
         return math.nan
     first = int(below[0])
     if not first:
-        return float(1 - cost_P[0] / last_cost)
-    share = (loss_P[first - 1] - last_loss) / (loss_P[first - 1] - loss_P[first])
-    reached = math.exp((1 - share) * math.log(cost_P[first - 1]) + share * math.log(cost_P[first]))
-    return float(1 - reached / last_cost)
+        return float(cost_P[0])
+    share = (loss_P[first - 1] - target) / (loss_P[first - 1] - loss_P[first])
+    return math.exp((1 - share) * math.log(cost_P[first - 1]) + share * math.log(cost_P[first]))

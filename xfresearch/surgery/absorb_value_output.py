@@ -152,5 +152,5 @@ ABSORB_VALUE_OUTPUT = Conversion(
     "weights that sum to 1",
     broken="with W_V W_O transposed, or R^T for the inverse of R",
     convert=convert,
-    options={"gauge": Option("merged", "merged, or the size of the heads is kept", GAUGES)},
+    options={"gauge": Option("merged", "merged: one matrix; the others keep the size of the heads", GAUGES)},
 )
