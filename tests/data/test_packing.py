@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from xfresearch.data.packing import document_rows, stream_rows, unpack
 
 PAD = 65535
+DTYPES = st.sampled_from([np.uint16, np.uint32])  # of the stored rows: a vocabulary of 2^16 or more has uint32
 lengths_and_row = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(2, 24))
 
 
@@ -17,20 +18,23 @@ def numbered(lengths):
     return np.arange(offsets[-1], dtype=np.uint16), offsets
 
 
-def batch_of(rows):
-    return unpack(np.stack([np.atleast_2d(row) for row in rows]).astype(np.uint16), PAD)
+def batch_of(rows, dtype=np.uint16):
+    """The batch of rows that were packed with PAD, as rows of `dtype` with the largest value as padding."""
+    rows_N2L = np.stack([np.atleast_2d(row) for row in rows]).astype(np.int64)
+    rows_N2L[:, 0][rows_N2L[:, 0] == PAD] = np.iinfo(dtype).max
+    return unpack(rows_N2L.astype(dtype), np.iinfo(dtype).max)
 
 
 @hypothesis_settings(deadline=None, max_examples=150)
-@given(lengths_and_row)
-def test_document_rows_predict_every_token_once_within_its_document(case):
+@given(lengths_and_row, DTYPES)
+def test_document_rows_predict_every_token_once_within_its_document(case, dtype):
     lengths, length = case
     tokens, offsets = numbered(lengths)
     rows = list(document_rows(tokens, offsets, length, PAD))
     firsts = set(offsets[:-1].tolist())
     predicted = Counter()
     if rows:
-        batch = batch_of(rows)
+        batch = batch_of(rows, dtype)
         assert batch["tokens"].shape == (len(rows), length)
         weighted = batch["weights"] == 1
         predicted.update(batch["targets"][weighted].tolist())
@@ -52,13 +56,13 @@ def check_segments(batch, offsets):
 
 
 @hypothesis_settings(deadline=None, max_examples=100)
-@given(st.integers(2, 300), st.integers(2, 24), st.booleans())
-def test_stream_rows_predict_every_token_once(n, length, keep_last):
+@given(st.integers(2, 300), st.integers(2, 24), st.booleans(), DTYPES)
+def test_stream_rows_predict_every_token_once(n, length, keep_last, dtype):
     rows = list(stream_rows(np.arange(n, dtype=np.uint16), length, PAD, keep_last))
     assert len(rows) == ((n - 1 + length - 1) // length if keep_last else (n - 1) // length)
     if not rows:
         return
-    batch = batch_of(rows)
+    batch = batch_of(rows, dtype)
     weighted = batch["weights"] == 1
     expected = n if keep_last else len(rows) * length + 1
     assert batch["targets"][weighted].tolist() == list(range(1, expected))

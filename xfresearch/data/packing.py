@@ -78,10 +78,9 @@ def unpack(rows: np.ndarray, pad: int) -> dict[str, np.ndarray]:
 
     tokens, targets, segments, positions int32; weights float32, 0 where the target is padding or in another segment.
     """
-    tokens = rows[:, 0].astype(np.int32)
-    filled = tokens != pad
+    filled = rows[:, 0] != pad  # before the conversion: 2^32 - 1 is no int32
     segments = rows[:, 1].astype(np.int32) if rows.shape[1] == 2 else filled.astype(np.int32)
-    tokens = np.where(filled, tokens, 0)
+    tokens = np.where(filled, rows[:, 0], 0).astype(np.int32)
     same = (segments[:, 1:] == segments[:, :-1]) & filled[:, 1:]
     return {
         "tokens": tokens[:, :-1],
