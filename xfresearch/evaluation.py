@@ -217,10 +217,10 @@ class Text(NamedTuple):
 
 
 def check_length(model: ModelConfig, length: int) -> None:
-    """Raises UserError if `length` exceeds the model's position table."""
+    """Raises UserError if the model does not support sequences of `length`."""
     rows = longest_sequence(model)
     if rows and length > rows:
-        allowed = f"at most {rows}, the rows of the model's position table"
+        allowed = f"at most {rows}, by the model's position table or the capacity of its experts"
         raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
 
 

@@ -263,13 +263,13 @@ class LanguageModel:
         available = rows - length if rows else sys.maxsize
         if available < 1:
             raise UserError(
-                f"a prompt of {length} tokens is not allowed: it must be shorter than the model's position table, "
-                f"which has {rows} rows"
+                f"a prompt of {length} tokens is not allowed: it must be shorter than {rows} tokens, by the model's "
+                "position table or the capacity of its experts"
             )
         count = min(256, available) if max_new_tokens is None else max_new_tokens
         if not 1 <= count <= available:
-            table = f"the model's position table has {rows} rows"
-            most = f" and at most {available} after a prompt of {length} tokens ({table})" if rows else ""
+            limit = f"{rows} by the model's position table or the capacity of its experts"
+            most = f" and at most {available} after a prompt of {length} tokens ({limit})" if rows else ""
             raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
         return count
 

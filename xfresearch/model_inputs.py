@@ -52,7 +52,7 @@ def _check_shape(model: ModelConfig, shape: tuple[int, ...], dtype) -> None:
         )
     rows = longest_sequence(model)
     if rows and shape[1] > rows:
-        allowed = f"at most {rows}, the rows of the model's position table"
+        allowed = f"at most {rows}, by the model's position table or the capacity of its experts"
         raise UserError(f"tokens of length {shape[1]} are not allowed: the length must be {allowed}")
 
 

@@ -14,8 +14,11 @@ from tests.contracts.passes import forward
 from tests.contracts.variants import VARIANTS, in_float64, model, random_params, tokens_for
 from tests.models import reference
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch import model_inputs
+from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
+from xfresearch.models.model_config import longest_sequence
 from xfresearch.models.taps import Patch, Taps
 
 OPTIONS = [
@@ -128,6 +131,14 @@ def test_a_later_token_never_takes_the_slot_of_an_earlier_one(x64):
     for t in range(1, 8):
         changed = run(np.concatenate([tokens_BL[:, :t], other_BL[:, t:]], 1))
         np.testing.assert_array_equal(changed[:, :t], logits[:, :t])
+
+
+def test_sequences_are_not_longer_than_those_whose_capacity_the_experts_have():
+    limited = sparse(capacity=0.125)
+    assert longest_sequence(limited) == limited.max_length > 0 and longest_sequence(sparse()) == 0
+    tokens_BL = np.zeros((1, limited.max_length + 1), np.int32)
+    with pytest.raises(UserError, match="the length must be at most .*, by the .* capacity of its experts"):
+        model_inputs.as_tokens(limited, None, tokens_BL)
 
 
 def test_padding_takes_no_slot(x64):

@@ -43,12 +43,24 @@ def test_keeps_the_newest_every_nth_and_the_best(saved):
     assert store.steps(saved[0]) == [2, 4, 6, 7]
 
 
+def test_the_best_is_kept_after_a_restart(tmp_path):
+    """The losses of 1 to 4 are those of an earlier process. The meta of 3 is damaged, so it cannot be the best one."""
+    for part in ([(1, 3.0), (2, 1.0), (3, 0.5), (4, 2.5)], [(5, 2.4), (6, 2.3)]):
+        checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(keep=4 if part[0][0] == 1 else 2))
+        for step, loss in part:
+            checkpoints.save(step, make_state(), {}, loss)
+        checkpoints.close()
+        if part[0][0] == 1:
+            damage(store.directory(tmp_path) / "3" / "meta" / "metadata", "truncated")
+    assert store.steps(tmp_path) == [2, 5, 6]
+
+
 def test_checkpoints_are_some_seconds_apart(tmp_path, monkeypatch):
     """Updates take 3 s. 20 s are counted from the start, then from a checkpoint. keep_every and the last one do not wait."""
     now, asked = [100.0], []
     monkeypatch.setattr(store.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(store.distributed, "shared", lambda value: asked.append(value) or value)
     checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(every=2, seconds=20, keep=99, keep_every=12))
+    monkeypatch.setattr(store.distributed, "shared", lambda value: asked.append(value) or value)
     for step in range(1, 32):
         now[0] += 3
         if checkpoints.due(step, last=31):
@@ -59,8 +71,8 @@ def test_checkpoints_are_some_seconds_apart(tmp_path, monkeypatch):
 
 
 def test_without_seconds_each_checkpoint_is_due_and_no_process_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(store.distributed, "shared", None)
     checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(every=2))
+    monkeypatch.setattr(store.distributed, "shared", None)
     assert [step for step in range(1, 8) if checkpoints.due(step, last=7)] == [2, 4, 6, 7]
     checkpoints.close()
 

@@ -50,6 +50,37 @@ def test_rows_of_a_resumed_run_equal_those_of_an_uninterrupted_one(tmp_path, che
     assert log_steps(tmp_path / "broken", checkpoint, checkpoint + 1, 12) == whole
 
 
+def test_a_run_that_begins_again_has_no_row_twice(tmp_path):
+    """A panel's first row is of step 0, before any checkpoint."""
+    for _ in range(2):
+        log = MetricsLog(tmp_path, -1, tensorboard=False)
+        log.write(0, "panel", {"entropy": 1.0})
+        log.close()
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_an_error_of_a_bucket_is_a_warning(tmp_path, monkeypatch, capsys):
+    """gcsfs raises errors of its own, such as HttpError, which are not OSErrors."""
+    monkeypatch.setattr(metrics, "in_bucket", lambda path: True)
+    log = MetricsLog(tmp_path, -1, tensorboard=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(log._path), "write_bytes", raises(Exception("503: try later")))
+        log.write(1, "train", {"loss": 2.0})
+        log.sync()
+    assert "metrics.jsonl cannot be written: 503: try later" in capsys.readouterr().err
+    log.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1]
+
+
+def raises(error: Exception):
+    """A function that raises `error`."""
+
+    def call(*arguments):
+        raise error
+
+    return call
+
+
 def test_rows_in_a_bucket_equal_those_on_a_disk(tmp_path, monkeypatch):
     whole = log_steps(tmp_path, 0, 1, 12)
     (tmp_path / "metrics.jsonl").unlink()

@@ -104,6 +104,9 @@ def test_the_panel_changes_no_update_and_a_resumed_run_has_the_same_rows(tmp_pat
     shutil.rmtree(tmp_path / "with" / "checkpoints" / "6")
     train(tmp_path / "with", corpus)
     assert rows(tmp_path / "with") == whole and [row["step"] for row in whole] == [0, 2, 4, 6]
+    shutil.rmtree(tmp_path / "with" / "checkpoints")  # as if it had been killed before the first one
+    train(tmp_path / "with", corpus)
+    assert rows(tmp_path / "with") == whole
 
 
 def test_it_needs_held_out_rows(tmp_path, corpus):

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,29 @@ def has_only_params(workdir) -> bool:
     return bool(saved) and not any(exists(path / "rest") for path in saved)
 
 
+class Best:
+    """Keeps the checkpoint with the lowest loss, the newest of equal ones. Orbax's own policy forgets the losses of
+    checkpoints that an earlier process has saved."""
+
+    def __init__(self, losses: dict[int, float]):
+        self.losses = losses
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        known = [(self.losses[each.step], -each.step) for each in checkpoints if each.step in self.losses]
+        best = -min(known)[1] if known else None
+        return [each.step == best for each in checkpoints]
+
+
+def _losses(workdir) -> dict[int, float]:
+    """{step: validation loss} of the checkpoints that were saved with one."""
+    found = {}
+    for step in steps(workdir):
+        with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
+            loss = json.loads((directory(workdir) / str(step) / "meta" / "metadata").read_text()).get("loss")
+            found |= {} if loss is None else {step: loss}
+    return found
+
+
 class Checkpoints:
     """Writes the checkpoints of a run in the background. Keeps the newest, every n-th and the best."""
 
@@ -73,14 +97,12 @@ class Checkpoints:
         ocp = orbax()
         from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
+        self.losses = {int(step): loss for step, loss in distributed.shared(_losses(workdir)).items()}
         policies = [keep.LatestN(config.keep)]
         if config.keep_every:
             policies.append(keep.EveryNSteps(config.keep_every))
         if config.keep_best:
-            best = keep.BestN(
-                get_metric_fn=lambda m: m["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
-            )
-            policies.append(best)
+            policies.append(Best(self.losses))
         self.config = config
         self.directory = directory(workdir)
         self.ocp = ocp
@@ -108,11 +130,11 @@ class Checkpoints:
         self.wait()
         save = self.ocp.args
         items = _items(state)
-        meta = _with_digest(meta | {"step": step, "fingerprints": checksums(items)})
+        meta = _with_digest(meta | {"step": step, "loss": loss, "fingerprints": checksums(items)})
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
-        metrics = None if loss is None else {"loss": loss}
+        self.losses |= {} if loss is None else {step: loss}
         self.writing, self.begun = step, time.monotonic()
-        self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments), metrics=metrics))
+        self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments)))
 
     def wait(self) -> None:
         """Returns when everything is written. Raises Stopped if a write failed."""

@@ -49,8 +49,8 @@ def measure(path: str, lm: LanguageModel, mesh, options) -> dict:
 
 
 def max_length(lm: LanguageModel, requested: int) -> int:
-    """The longest input in tokens: `requested` if it is not 0, otherwise the length of the position table or, without
-    such a table, of the training sequences."""
+    """The longest input in tokens: `requested` if it is not 0, otherwise the longest that the model supports or, if it
+    supports any, the length of the training sequences."""
     check_length(lm.config, requested)
     return requested or longest_sequence(lm.config) or lm.run.sequence_length
 

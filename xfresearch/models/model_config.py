@@ -74,7 +74,7 @@ def position_rows(model: ModelConfig) -> int:
 
 
 def longest_sequence(model: ModelConfig) -> int:
-    """The longest sequence that the model's tables of positions support; 0 without a table."""
+    """The longest sequence that the model supports: its tables of positions, and the capacity of its experts; 0 for any."""
     return max(model.max_length if model.position == "learned" else 0, stack.longest_input(model))
 
 

@@ -158,7 +158,7 @@ def shared_tables(stack: StackConfig) -> dict[str, SharedTable]:
 
 
 def longest_input(stack: StackConfig) -> int:
-    """The longest sequence that the tables of positions inside the blocks support; 0 without tables."""
+    """The longest sequence that all sublayers support; 0 for any."""
     return max((kind_of(place.options).module.longest_input(place) for _, _, place in stack.places()), default=0)
 
 

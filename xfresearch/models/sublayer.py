@@ -140,7 +140,7 @@ class SublayerModule(nnx.Module):
 
     @staticmethod
     def longest_input(place: Place) -> int:
-        """The longest sequence that its tables of positions support; 0 without a table."""
+        """The longest sequence that its tables of positions, or the capacity of its experts, support; 0 without."""
         return 0
 
     @staticmethod

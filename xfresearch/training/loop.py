@@ -99,7 +99,7 @@ class Run:
         self.log = Silent()
         self.progress = Silent()
         if distributed.first():
-            self.log = MetricsLog(workdir, resume_step=self.start, tensorboard=config.log.tensorboard)
+            self.log = MetricsLog(workdir, self.start if meta else -1, tensorboard=config.log.tensorboard)
             self.progress = progress or Progress(config.steps, self.start, self.bytes_per_token)
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None

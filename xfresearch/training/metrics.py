@@ -25,16 +25,18 @@ class MetricsLog:
     """Appends rows to `directory`/metrics.jsonl, and to TensorBoard event files in `directory`/tensorboard.
 
     A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
-    by `sync`. Rows after `resume_step` belong to work that an earlier process lost. They are dropped, so that the
-    curve of a resumed run equals that of an uninterrupted one. A file with other damage than an incomplete last line is
+    by `sync`. Rows after `resume_step` (-1 without a checkpoint) belong to work that an earlier process lost. They are
+    dropped, so that the curve of a resumed run equals that of an uninterrupted one. A file with other damage than an incomplete last line is
     moved to damaged/ and written again from its intact rows.
 
-    An error of the disk does not stop the run: it prints a warning, and the rows are written again with the next ones.
+    An error of the disk, or any error of a bucket, does not stop the run: it prints a warning, and the rows are written
+    again with the next ones.
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool):
         path = epath.Path(directory) / "metrics.jsonl"
         self._path = path
+        self._errors = Exception if in_bucket(path) else OSError  # gcsfs has errors of its own
         kept = self._kept(resume_step) if exists(path) else b""
         self._pending = bytearray(kept if in_bucket(path) else b"")  # in a bucket: the whole file
         self._written = time.monotonic()
@@ -44,7 +46,7 @@ class MetricsLog:
         self._events = None
         if tensorboard:
             with self._events_or_warning():
-                self._events = Events(str(path.parent / "tensorboard"), resume_step)
+                self._events = Events(str(path.parent / "tensorboard"), max(resume_step, 0))
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """Writes one row, with the time. `values` are numbers, or dicts and lists of them; one that is not finite becomes
@@ -71,9 +73,9 @@ class MetricsLog:
                 self._written = time.monotonic()
             while self._file is not None and self._pending:
                 del self._pending[: os.write(self._file, self._pending)]
-        except OSError as error:
+        except self._errors as error:
             if not self._warned:
-                print(f"warning: {self._path} cannot be written: {error.strerror or error}", file=sys.stderr)
+                print(f"warning: {self._path} cannot be written: {_reason(error)}", file=sys.stderr)
             self._warned = True
 
     def close(self) -> None:
@@ -87,11 +89,11 @@ class MetricsLog:
 
     @contextmanager
     def _events_or_warning(self):
-        """An error of the disk ends the events, with a warning."""
+        """An error of the disk or the bucket ends the events, with a warning."""
         try:
             yield
-        except OSError as error:
-            print(f"warning: events for TensorBoard cannot be written: {error.strerror or error}", file=sys.stderr)
+        except self._errors as error:
+            print(f"warning: events for TensorBoard cannot be written: {_reason(error)}", file=sys.stderr)
             self._events = None
 
     def _kept(self, resume_step: int) -> bytes:
@@ -105,6 +107,10 @@ class MetricsLog:
         elif not in_bucket(self._path):
             os.truncate(self._path, len(kept))  # steps never decrease; this needs no space on a full disk
         return kept
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def read_metrics(path) -> list[dict]:

@@ -142,6 +142,12 @@ def _check(moe: MoeConfig, place: Place, key: str) -> None:
 
 
 class MixtureOfExperts(SublayerModule):
+    @staticmethod
+    def longest_input(place: Place) -> int:
+        """With a capacity, experts that have taken their tokens would do nothing for the rest of a longer sequence."""
+        limited = place.options.moe.routing == "token_choice" and place.options.moe.capacity
+        return place.max_length if limited else 0
+
     def __init__(self, place: Place, rngs):
         moe = self.config = place.options.moe
         self.slots = slots(moe, place.max_length)  # capacity with token choice; 0 for no limit
