@@ -16,6 +16,14 @@ help() {
   exit 0
 }
 
+# The commit of this checkout, with -dirty if tracked files have changed; nothing in a checkout without a commit.
+commit() {
+  local name
+  name=$(git rev-parse --verify --quiet HEAD) || return 0
+  [[ -z $(git status --porcelain --untracked-files=no) ]] || name+=-dirty
+  printf '%s\n' "$name"
+}
+
 # parse ARGUMENTS...: fills `option`, `arguments` (the positional arguments) and `job` (the words after --).
 parse() {
   arguments=() job=()

@@ -47,7 +47,8 @@ slices=(--tpu-type "${option[tpu-type]}" --num-slices "${option[slices]}")
 
 [[ -z ${option[create]} ]] || run xpk cluster create "${location[@]}" "${slices[@]}" "--${option[create]}"
 if [[ ${option[build]} == yes ]]; then
-  run docker build --platform linux/amd64 --build-arg JAX=tpu --tag "${option[image]}" --file launch/Dockerfile .
+  run docker build --platform linux/amd64 --build-arg JAX=tpu --build-arg COMMIT="$(commit)" --tag "${option[image]}" \
+    --file launch/Dockerfile .
   run docker push "${option[image]}"
 fi
 # exec: XPK signals the process that it started, so that process must not be a shell. JAX_PLATFORMS: on a host without

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import subprocess
 
 import pytest
 import yaml
@@ -80,6 +81,15 @@ def test_the_manifest_of_a_study_runs_one_cell_in_each_pod():
     study = design.read(["--config", arguments[arguments.index("--config") + 1]])
     assert manifest["completionMode"] == "Indexed" and manifest["completions"] == len(jobs(study))
     assert arguments[:3] == ["python", "-m", "xfresearch.study"] and arguments[-2:] == ["--cell", "auto"]
+
+
+def test_the_image_has_the_name_of_its_commit(launcher):
+    launcher.run("gke.sh", *JOB, "--build", *TRAIN)
+    (build,) = (call for call in launcher.calls if call[:2] == ["docker", "build"])
+    (given,) = (word for word in build if word.startswith("COMMIT="))
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert given.removeprefix("COMMIT=").removesuffix("-dirty") == head
+    assert 'RUN echo "$COMMIT" > COMMIT' in (ROOT / "launch" / "Dockerfile").read_text().splitlines()
 
 
 def test_the_image_contains_the_files_of_the_manifest_and_the_scripts():

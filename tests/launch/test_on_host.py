@@ -87,7 +87,8 @@ def test_a_checkout_is_packed_without_private_files(tmp_path):
     checkout = tmp_path / "checkout"
     subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(checkout)], check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
-    shutil.copy(ROOT / "launch" / "pack.sh", checkout / "launch" / "pack.sh")  # with changes that are not committed
+    for name in ("pack.sh", "common.sh"):
+        shutil.copy(ROOT / "launch" / name, checkout / "launch" / name)  # with changes that are not committed
     (checkout / "README.md").write_text("changed")
     (checkout / "LICENSE").unlink()
     (checkout / "secret.txt").write_text("a key")

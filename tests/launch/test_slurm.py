@@ -48,9 +48,10 @@ def test_one_process_per_gpu_or_per_node(launcher, gpus, tasks, platforms):
 
 @pytest.mark.parametrize(
     "code, restarts, requeued",
-    [(143, "0", True), (75, "0", True), (143, "10", False), (0, "0", False), (1, "0", False), (3, "0", False)],
+    [(143, "0", True), (75, "0", True), (134, "0", True), (137, "0", True), (143, "10", False), (0, "0", False)]
+    + [(code, "0", False) for code in (1, 2, 3)],
 )
-def test_a_stopped_job_is_requeued(launcher, code, restarts, requeued):
+def test_a_job_that_was_stopped_or_lost_a_process_is_requeued(launcher, code, restarts, requeued):
     launcher.answers("srun", ("", code))
     done = launcher.run("slurm.sbatch", "--", *TRAIN, **INSIDE, SLURM_RESTART_COUNT=restarts)
     assert done.returncode == code

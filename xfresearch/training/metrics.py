@@ -26,8 +26,8 @@ class MetricsLog:
 
     A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
     by `sync`. Rows after `resume_step` (-1 without a checkpoint) belong to work that an earlier process lost. They are
-    dropped, so that the curve of a resumed run equals that of an uninterrupted one. A file with other damage than an incomplete last line is
-    moved to damaged/ and written again from its intact rows.
+    dropped, so that the curve of a resumed run equals that of an uninterrupted one. A file with other damage than an
+    incomplete last line is moved to damaged/ and written again from its intact rows.
 
     An error of the disk, or any error of a bucket, does not stop the run: it prints a warning, and the rows are written
     again with the next ones.
