@@ -86,6 +86,7 @@ def has_checkpoint(workdir, step: int) -> None:
         ({"optimizer__kind": "lion"}, r"another optimizer \(opt/.*/nu/.* -> \(absent\)\): use .* --start="),
         ({"training__ema": 0.9}, r"another parameter average \(ema/.*: \(absent\) -> .*\): use a new directory"),
         ({"start__path": "runs/b"}, r"config.start.path='runs/b' is not allowed with --fork, .* it must be ''"),
+        ({"model__param_dtype": "float64"}, "config.model.param_dtype='float64' is not allowed: it must be 'float32' with"),
     ],
 )
 def test_a_fork_needs_a_state_that_fits(workdir, overrides, words):

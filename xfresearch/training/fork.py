@@ -5,7 +5,7 @@ from pathlib import Path
 
 from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
+from xfresearch.errors import UserError, require
 from xfresearch.training.hyper import hyper_of, learning_rate
 from xfresearch.training.program import Program
 from xfresearch.trees import by_path
@@ -28,11 +28,13 @@ def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[
             f"config.start.path={config.start.path!r} is not allowed with --fork, which resumes from the checkpoints in "
             f"{workdir}: it must be {saved.start.path!r}, or use --start with a new directory"
         )
+    before, now = (each.model.param_dtype for each in (saved, config))
+    require(before == now, "model.param_dtype", now, f"{before!r} with --fork, the dtype of the checkpoints in {workdir}")
     _require_same_state(workdir, saved, config)
     changed = differences(saved, config, deciding=RESULT)
     if changed:
-        before, now = (_rate(each, steps[-1]) for each in (saved, config))
-        rate = "" if before == now else f"; the learning rate of the next update is {now:.3g} instead of {before:.3g}"
+        old, new = (_rate(each, steps[-1]) for each in (saved, config))
+        rate = "" if old == new else f"; the learning rate of the next update is {new:.3g} instead of {old:.3g}"
         print(f"--fork: resumes from step {steps[-1]} with {'; '.join(changed)}{rate}", file=sys.stderr)
 
 
