@@ -64,8 +64,8 @@ ANSWERS = {  # page of docs/questions: its studies
 }
 
 HEADLINES = {  # of the README: what was changed: study, arm, and the size if it is not all of them
-    "W_O W_1 as one matrix, no norm or skip between": ("w_o", "fused_output_smaller", ""),
-    "identity in place of W_Q, with RoPE": ("w_q", "identity_smaller", ""),
+    "W_O W_1 as one matrix, no norm or skip between": ("w_o", "fused_output", ""),
+    "identity in place of W_Q, with RoPE": ("w_q", "identity", ""),
     "16 layers of one head, not 4 layers of four": ("single_heads", "thin", ""),
     "RMSNorm in place of LayerNorm": ("norms", "rms", ""),
     "DyT in place of LayerNorm": ("norms", "dyt", ""),
@@ -106,7 +106,7 @@ def answers() -> str:
         difference = found["difference"]
         groups[words] = [Interval("", difference["mean"], difference["low"], difference["high"], found["verdict"])]
     title = "Bits per byte beside the model without the change: less is better. Lines are 95 % intervals"
-    return _coloured(intervals(title, groups, common.MARGIN, title, left=300))
+    return _coloured(intervals(title, groups, common.MARGIN, title, left=315))
 
 
 def pictures() -> list[str]:

@@ -44,7 +44,7 @@ def intervals(title: str, groups: dict[str, list[Interval]], margin: float, unit
             parts.append(_text(left + MIDDLE + 8, y + ROW / 2 + 4, _words(row), "start", size=10.5))
             y += ROW
         y += GROUP
-    parts += [_text(x(tick), height + 16, f"{tick:+.3g}", "middle") for tick in _ticks(low, high)]
+    parts += [_text(x(tick), height + 16, f"{tick:+.3g}" if tick else "0", "middle") for tick in _ticks(low, high)]
     parts.append(_text(left + MIDDLE / 2, height + 34, unit, "middle"))
     width, height = left + MIDDLE + RIGHT, height + AXIS
     return (
