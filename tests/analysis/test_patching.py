@@ -105,6 +105,21 @@ def test_a_path_through_the_last_block_is_the_effect_of_its_input():
         paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.9.attention", ANSWERS)
 
 
+@pytest.mark.parametrize("layout", ["parallel", "skipless_parallel"])
+def test_a_path_to_attention_does_not_change_what_the_feed_forward_beside_it_reads(layout):
+    """In a parallel block the feed-forward reads attention's input. What it writes stays that of the corrupted pass."""
+    lm = tiny_model("gptj", model__blocks__main__layout=layout)
+    found = paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.0.attention", ANSWERS)
+    assert np.isnan(found).all()  # no sublayer is before it
+    found = paths(lm, CLEAN_BL, CORRUPTED_BL, "blocks.1.attention", ANSWERS)
+    outs = [f"blocks.0.{name}.out" for name in ("attention", "feed_forward")]
+    clean, corrupted = (lm.capture(each, outs) for each in (CLEAN_BL, CORRUPTED_BL))
+    written = lm.capture(CORRUPTED_BL, "blocks.1.feed_forward.out")
+    for column, name in enumerate(outs):
+        read = lm.capture(CORRUPTED_BL, "blocks.1.attention.in", replace=corrupted | {name: clean[name]})
+        assert relative_error(found[0, column], metric(lm, read | written)) < 100 * TOLERANCE["float32"]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "vanilla_2017"])
 def test_a_direct_path_to_the_head_changes_one_term_of_the_last_sum(name):
     """In a layout with pre-norms the last stream is the sum of all writes; a post norm reads them again."""

@@ -129,7 +129,7 @@ def attribution(lm, clean_BL, corrupted_BL, site: str, answers) -> np.ndarray:
 def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
     """[N, sublayers]: the metric if what each earlier sublayer writes reaches `receiver`, a sublayer such as
     'blocks.3.attention' or 'final', directly as in the clean pass; NaN for later ones. The order of sublayers is that of the
-    block."""
+    block. A later sublayer that reads the receiver's input, as in a parallel block, reads that of the corrupted pass."""
     taps = list(tap_shapes(lm.config))
     senders = [name.removesuffix(".out") for name in taps if name.endswith(".out")]
     if receiver not in (*senders, "final"):
@@ -137,17 +137,33 @@ def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
     senders = senders[: senders.index(receiver)] if receiver != "final" else senders
     names = [f"{name}.out" for name in senders]
     clean, corrupted = ({}, {}) if not names else (lm.capture(each, names) for each in (clean_BL, corrupted_BL))
+    beside = readers_beside(lm.config, receiver)
+    kept = lm.capture(corrupted_BL, beside) if names and beside else {}
     found = np.full((lm.config.depth, max(len(LAYOUTS[b.layout].sublayers) for b in lm.config.blocks.values())), np.nan)
     with stage(f"paths to {receiver}", len(names), "sublayers") as progress:
         for name in names:
             fixed = corrupted | {name: clean[name]}
             read = lm.capture(corrupted_BL, "final" if receiver == "final" else f"{receiver}.in", replace=fixed)
-            logits_BLV = np.asarray(lm(corrupted_BL, replace=read), np.float64)
+            logits_BLV = np.asarray(lm(corrupted_BL, replace=read | kept), np.float64)
             _, number, sublayer, _ = name.split(".")
             block = lm.config.blocks[layers.layer(lm.config, int(number)).block]
             column = [each.name for each in LAYOUTS[block.layout].sublayers].index(sublayer)
             found[int(number), column] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
             progress.update(1)
+    return found
+
+
+def readers_beside(model: ModelConfig, receiver: str) -> list[str]:
+    """The taps of the inputs of other sublayers that the block makes of the receiver's input."""
+    if receiver == "final":
+        return []
+    _, number, name = receiver.split(".")
+    sublayers = LAYOUTS[model.blocks[layers.layer(model, int(number)).block].layout].sublayers
+    found = []
+    for sublayer in sublayers[[each.name for each in sublayers].index(name) + 1 :]:
+        if sublayer.reads != "before":
+            break
+        found.append(f"blocks.{number}.{sublayer.name}.in")
     return found
 
 
