@@ -95,6 +95,18 @@ def test_sigma_is_that_of_the_subjects_embeddings():
     assert noise_of(lm, prompts) == pytest.approx(rows.std())
 
 
+@pytest.mark.parametrize("norm", ["layer", "none"])
+@pytest.mark.parametrize("scale", ["none", "sqrt_width", "learned"])
+def test_sigma_is_that_of_the_values_that_get_the_noise(scale, norm):
+    """The noise comes after the embedding's norm, and after its scale."""
+    lm = tiny_model("gpt2", model__position="none", model__embedding_norm=norm, model__embedding_scale=scale)
+    lm.params["embed"]["table"] = 0.02 * lm.params["embed"]["table"]
+    prompt = prompt_of(lm, RECORDS[1])
+    value_BLD = lm.capture(np.array([prompt.tokens]), "embed")["embed"]
+    expected = np.asarray(value_BLD, np.float64)[0, prompt.first : prompt.last + 1].std()
+    assert noise_of(lm, [prompt]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_only_known_facts_are_traced_and_the_result_has_pictures():
     lm = tiny_model("gpt2")
     likeliest = int(np.asarray(lm(RECORDS[0].text))[0, -1].argmax())

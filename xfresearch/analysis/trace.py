@@ -7,8 +7,8 @@ pass. P is the probability of the object's first token.
     total effect     P(clean) - P(corrupted), the corruption baseline
     indirect effect  P(restored) - P(corrupted), averaged over draws of the noise
 
-c is 3. sigma is the standard deviation of the subjects' token embeddings, as they enter the residual stream, before
-positions. The values that are restored:
+c is 3. sigma is the standard deviation of the subjects' token embeddings, as they enter the residual stream: scaled, after
+the embedding's norm where there is one, and without positions. The values that are restored:
 
     stream        the residual stream after the block: its output, after a post norm where there is one. In a parallel block
                   it is the stream after both sublayers; in ResiDual the first of the two streams.
@@ -39,6 +39,7 @@ from xfresearch.data.records import Record
 from xfresearch.data.records import records as read
 from xfresearch.errors import NothingMeasured
 from xfresearch.model_inputs import forward
+from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval, mean_of_known
@@ -121,11 +122,13 @@ def _likeliest(model: ModelConfig, params: dict, tokens_BL, last_B):
 
 
 def noise_of(lm, prompts: list[Prompt]) -> float:
-    """sigma: the standard deviation of the subjects' token embeddings."""
+    """sigma: the standard deviation of the subjects' token embeddings, as they get the noise: after the embedding's norm."""
     tokens = np.concatenate([prompt.tokens[prompt.first : prompt.last + 1] for prompt in prompts])
     scales = {"none": 1.0, "sqrt_width": lm.config.width**0.5}
     scale = scales.get(lm.config.embedding_scale) or float(lm.params["embedding_scale"])
-    return float(np.asarray(lm.params["embed"]["table"], np.float64)[tokens].std() * scale)
+    rows_ND = np.asarray(lm.params["embed"]["table"])[tokens] * scale
+    normed_ND = transformer.bind(lm.config, lm.params).embedding_norm(jnp.asarray(rows_ND))
+    return float(np.asarray(normed_ND, np.float64).std())
 
 
 def token_class(prompt: Prompt) -> np.ndarray:
