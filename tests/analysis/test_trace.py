@@ -118,6 +118,22 @@ def test_only_known_facts_are_traced_and_the_result_has_pictures():
     assert len(found.figures()) == 6 and "total effect" in found.summary
 
 
+def test_prompts_that_are_longer_than_the_table_of_positions_are_refused():
+    lm = tiny_model("gpt2")  # 64 rows; padding to a multiple of 8 may go beyond them, which nothing reads
+    short, long = (Record("Ada", "x" * letters + " {} plays", "a") for letters in (54, 55))
+    for call in (lambda: trace(lm, [short, long]), lambda: effects(lm, [prompt_of(lm, long)], 1, normal(0, 1.0, 1))):
+        with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64, the rows of the"):
+            call()
+    assert len(prompt_of(lm, short).tokens) == 64
+    assert np.isfinite(effects(lm, [prompt_of(lm, short)], 1, normal(0, 1.0, 1))[0].clean)
+
+
+def test_no_records_are_not_those_of_the_corpus():
+    lm = tiny_model("gpt2", data__corpus="('facts',)")
+    with pytest.raises(UserError, match="the model predicts the object of none of the 0 facts"):
+        trace(lm, [])
+
+
 def test_the_last_token_of_the_subject_stands_out_only_where_it_does():
     rng = np.random.default_rng(0)
 

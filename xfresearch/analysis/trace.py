@@ -38,6 +38,7 @@ from xfresearch.analysis.tracing import Effects, effects, normal
 from xfresearch.data.records import Record
 from xfresearch.data.records import records as read
 from xfresearch.errors import NothingMeasured
+from xfresearch.evaluation import check_length
 from xfresearch.model_inputs import forward
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
@@ -64,8 +65,9 @@ def trace(
     window, by default the paper's share of the depth. samples: draws of the noise for each fact. noise: c.
     .data: {value: [N, C]} of the classes of tokens, value_facts [facts, N, C], where the layer is the centre of the window;
     clean, corrupted [facts]; sigma; window; value_p, see above. The intervals of .summary are over facts.
-    Raises UserError for records that cannot be read, or if the model knows none of them."""
-    data = data or lm.run.data.corpus[0]
+    Raises UserError for records that cannot be read, for prompts that are longer than the table of positions, or if the
+    model knows none of them."""
+    data = lm.run.data.corpus[0] if data is None else data
     records, prompts = known(lm, read(data) if isinstance(data, str) else list(data), count)
     window = window or max(1, round(SHARE * lm.config.depth))
     sigma = noise_of(lm, prompts)
@@ -91,12 +93,13 @@ def trace(
 
 def known(lm, records: list[Record], count: int) -> tuple[list[Record], list[Prompt]]:
     """The first `count` records whose object's first token is the model's most likely one, and their tokens. Raises
-    UserError if there are none."""
+    UserError if there are none, or for a prompt that is longer than the table of positions."""
     found: list[tuple[Record, Prompt]] = []
     with stage("facts that the model knows", count, "facts") as progress:
         for first in range(0, len(records), READ):
             some = records[first : first + READ]
             prompts = [prompt_of(lm, record) for record in some]
+            check_length(lm.config, max(len(prompt.tokens) for prompt in prompts))
             token_B = np.asarray(_likeliest(lm.config, lm.params, *_rows(prompts)))[: len(prompts)]
             new = [(r, p) for r, p, token in zip(some, prompts, token_B, strict=True) if token == p.target[0]]
             progress.update(len(new[: count - len(found)]))

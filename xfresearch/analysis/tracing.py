@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.prompts import ROUND, Prompt, padded
+from xfresearch.evaluation import check_length
 from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
 from xfresearch.models.layouts import LAYOUTS
@@ -64,7 +65,9 @@ def normal(seed: int, deviation: float, samples: int) -> Callable:
 
 
 def effects(lm, prompts: list[Prompt], window: int, draw: Callable) -> list[Effects]:
-    """The probabilities of each fact, with noise from `draw` (see `normal`) and windows of that many layers."""
+    """The probabilities of each fact, with noise from `draw` (see `normal`) and windows of that many layers. Raises
+    UserError for a prompt that is longer than the table of positions."""
+    check_length(lm.config, max(len(prompt.tokens) for prompt in prompts))
     found: dict[int, Effects] = {}
     by_length: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
