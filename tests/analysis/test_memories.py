@@ -76,8 +76,10 @@ def test_figures_are_those_of_the_definition(name, sublayer, changes):
     flat = m.reshape(N * L, -1)
     best = np.sort(flat, 0)[::-1][:4].T
     np.testing.assert_allclose(found[f"{place}/coefficients"], best, rtol=1e-4, atol=1e-6)
-    picked = np.take_along_axis(flat.T, found[f"{place}/triggers"], 1)
-    np.testing.assert_allclose(picked, best, rtol=1e-4, atol=1e-6)
+    at_KT = found[f"{place}/triggers"]
+    picked = np.where(at_KT >= 0, np.take_along_axis(flat.T, at_KT, 1), 0)
+    np.testing.assert_allclose(picked, np.maximum(best, 0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(at_KT >= 0, found[f"{place}/coefficients"] > 0)
 
 
 def planted(seed: int | None = None) -> LanguageModel:
@@ -112,6 +114,24 @@ def test_a_planted_memory_is_found_and_a_random_one_is_not():
     assert found["active"][0] == pytest.approx(1 / 24) and found["composed"][0] == 0.0 and found["written"][0] == 1.0
     without = analysis.memories(planted(seed=3), np.random.default_rng(4).integers(24, size=(20, 18)), top=10).data
     assert without["agreement"][0] < 0.3
+
+
+@pytest.mark.parametrize("dead", [12, 24])
+def test_keys_that_no_token_activates_have_no_triggers(dead):
+    """The first keys of the planted memory are never active: the other ones have the figures of the whole memory."""
+    start_N = np.random.default_rng(2).integers(24, size=(20, 1))
+    counting_NL = (start_N + np.arange(18)) % 24
+    lm = planted()
+    up = lm.params["blocks"]["main"]["feed_forward"]["up"]
+    up["kernel"] = up["kernel"].at[:, :, :dead].set(0)
+    result = analysis.memories(lm, counting_NL, top=10)
+    at_KT, place = result.data["blocks.0.feed_forward/triggers"], "blocks.0.feed_forward"
+    assert (at_KT[:dead] == -1).all() and (at_KT[dead:, 0] >= 0).all()
+    expected = 1.0 if dead < 24 else np.nan
+    np.testing.assert_array_equal([result.data[name][0] for name in ("shared", "agreement")], expected)
+    named = [row[0] for table in result.tables if table.title == f"Keys of {place}" for row in table.rows]
+    assert sorted(map(int, named)) == list(range(dead, 24))
+    assert result.files[f"{place}.html"].count(b"<section") == 24 - dead
 
 
 def test_patterns_count_shared_ends():
@@ -164,7 +184,7 @@ def test_every_memory_has_a_page_of_its_keys(tmp_path):
     found.save(tmp_path)
     for number, place in enumerate(found.data["places"]):
         page = (tmp_path / f"{place}.html").read_text()
-        assert page.count("<section") == len(found.data[f"{place}/triggers"])
+        assert page.count("<section") == (found.data[f"{place}/triggers"][:, 0] >= 0).sum() > 0
         assert "<b>" not in page and "<mark>" in page
         assert f'href="{place}.html"' in (tmp_path / "report.html").read_text(), number
 

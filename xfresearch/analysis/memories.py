@@ -2,7 +2,8 @@
 
 A memory is y = sum_i m_i v_i with coefficients m_i of keys k_i (coefficients.py). Over a corpus:
 
-    triggers     of each key, the tokens (ends of prefixes) with the t largest coefficients
+    triggers     of each key, the tokens (ends of prefixes) with the t largest coefficients, as far as these are above 0: a
+                 key that no token activates has none
     shared, shared_2, shared_word, agreement: patterns of the triggers, each beside its rate by chance (patterns.py)
     active       mean share of the keys whose coefficient is above 0
     composed     share of tokens at which the most likely token of y is that of no active value (the paper: at least 68 %)
@@ -64,8 +65,9 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
     resume: a file that keeps the state once a minute, so that the same call after an interruption goes on from it. .data:
     places [P], the names of the memories, as in 'blocks.0.feed_forward'; [P] of each figure; name_rows [rows, P] of those
     with intervals; tokens [rows, L]; and of each memory with K keys (F units, E experts of F, or M slots of each of H heads)
-    place/triggers [K, t], as row * length + position, place/coefficients [K, t], and place/value_tokens [K, 5], the most
-    likely tokens of each value. Raises UserError for data that cannot be read."""
+    place/triggers [K, t], as row * length + position, -1 for none; place/coefficients [K, t], the largest ones, above 0 or
+    not; and place/value_tokens [K, 5], the most likely tokens of each value. Raises UserError for data that cannot be
+    read."""
     tokens_NL = rows(lm, data, count, length)
     names = places(lm.config)
     values = {place: value_tokens(lm, place) for place in names}
@@ -155,6 +157,7 @@ def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result
     found |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}
     for number, place in enumerate(names):
         at_KT, m_KT = (np.asarray(state[f"{place}/{name}"]) for name in ("at", "values"))
+        at_KT = np.where(m_KT > 0, at_KT, -1)  # of equal coefficients the earliest stay: at 0 the first tokens
         found |= {f"{place}/triggers": at_KT, f"{place}/coefficients": m_KT, f"{place}/value_tokens": values[place]}
         for name, value in patterns(lm, tokens_NL, at_KT, values[place][:, 0], seed).items():
             found[name][number] = value
@@ -184,7 +187,8 @@ def _figures_tables(found: dict, known: list[str]) -> Iterator[Table]:
 
 def _keys_table(lm, found: dict, place: str, keys: int = 12) -> Table:
     """The keys with the largest coefficients: their first triggers, and the value's most likely tokens."""
-    order = np.argsort(-found[f"{place}/coefficients"][:, 0], kind="stable")[:keys]
+    order = np.argsort(-found[f"{place}/coefficients"][:, 0], kind="stable")
+    order = order[found[f"{place}/triggers"][order, 0] >= 0][:keys]
     lines = []
     for key in order:
         chosen = found[f"{place}/triggers"][key][:SHOWN]

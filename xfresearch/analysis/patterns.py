@@ -22,11 +22,12 @@ ORDERS = 20
 
 
 def patterns(lm, tokens_NL, at_KT, value_token_K, seed: int = 0) -> dict[str, float]:
-    """The shares above, and {name_random: by chance}. at_KT: numbers of tokens, row * L + position; -1 for none."""
+    """The shares above, and {name_random: by chance}; NaN if there are no triggers. at_KT: numbers of tokens, row * L +
+    position; -1 for none."""
     rng = np.random.default_rng(seed)
     real_KT = at_KT >= 0
     random_KT = np.where(real_KT, rng.integers(tokens_NL.size, size=at_KT.shape), -1)
-    some_K = np.sort(rng.permutation(len(at_KT))[:WORDS])
+    some_K = np.sort(rng.permutation(np.flatnonzero(real_KT.any(1)))[:WORDS])
     found = {}
     for name, chosen_KT in (("", at_KT), ("_random", random_KT)):
         last_KT, two_KT = ends(tokens_NL, chosen_KT)
@@ -58,7 +59,9 @@ def words(lm, tokens_NL, at_KT) -> np.ndarray:
 
 
 def _shared(x_KT, real_KT) -> float:
-    """The share of real triggers whose number at least REPEATED real triggers of their key have."""
+    """The share of real triggers whose number at least REPEATED real triggers of their key have; NaN if there are none."""
+    if not real_KT.any():
+        return np.nan
     x_KT = np.where(real_KT, x_KT, np.iinfo(np.int64).min)
     return float((occurrences(x_KT) >= REPEATED)[real_KT].mean())
 
