@@ -1,5 +1,7 @@
 """The tuned lens: it starts as the logit lens, learns, and undoes a planted change of basis."""
 
+from importlib import import_module
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -35,3 +37,15 @@ def test_translators_are_trained_and_the_model_is_not():
     found = train(lm, TOKENS_NL, 3)
     assert all(bool(jnp.abs(value[0]).max() > 0) for value in found.values())
     np.testing.assert_array_equal(lm.params["embed"]["table"], before)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_by_default_it_is_trained_on_the_train_split_and_never_on_given_rows(given, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("".join(f"line {number} of the text\n" for number in range(500)))
+    corpus = f"text_files:{tmp_path}/notes.txt"
+    lm = tiny_model("gpt2", data__corpus=f"('{corpus}',)", data__cache_dir=tmp_path / "cache")
+    seen = []
+    module = import_module("xfresearch.analysis.tuned_lens")
+    monkeypatch.setattr(module, "train", lambda lm, rows_NL, steps: seen.append(rows_NL) or train(lm, rows_NL, steps))
+    analysis.tuned_lens(lm, TOKENS_NL if given else corpus, count=2, length=16, steps=2)
+    np.testing.assert_array_equal(seen[0], next(lm.batches(corpus, "train", batch_size=16, length=16)))

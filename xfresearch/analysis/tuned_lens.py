@@ -36,16 +36,18 @@ def applies(model: ModelConfig) -> str:
 
 
 def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None) -> Result:
-    """Trains the translators for `steps` batches of `training` (token ids [N, L]; None for the train split of `data`), and
-    measures on `count` rows of `length` tokens of `data` (running.rows).
+    """Trains the translators for `steps` batches of `training`, and measures on `count` rows of `length` tokens of `data`
+    (running.rows).
 
+    training: token ids [N, L]; None for the train split of `data`, or of the model's run if `data` are token ids.
     .data: loss, agreement, divergence, tuned_loss, tuned_agreement, tuned_divergence [N], the same for each row (name_rows),
     and the translators: matrix [N, D, D], bias [N, D]. The intervals of .summary are over rows. Raises UserError for data
     that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
     if training is None:
-        training = rows(lm, data, steps * BATCH, length, split="train")
-    found = train(lm, np.asarray(training), steps)
+        training = data if isinstance(data, str) else None
+    training = rows(lm, training, steps * BATCH, tokens_NL.shape[1], split="train")
+    found = train(lm, training, steps)
     per_row: dict[str, list] = {}
     for tokens_BL in batches(tokens_NL, BATCH):
         for name, translators in (("", None), ("tuned_", found)):
