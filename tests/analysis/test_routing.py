@@ -6,7 +6,9 @@ import pytest
 
 from tests.tiny_runs import rough_params, tiny_model
 from xfresearch import LanguageModel, analysis
+from xfresearch.analysis.panel import Panel
 from xfresearch.analysis.routing import information, kept
+from xfresearch.model_inputs import forward
 
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(4, 32))
 
@@ -35,6 +37,25 @@ def test_equals_the_reference():
     assert found["busiest"][1] == pytest.approx(load.max() / load.sum() * E)
     assert found["entropy"][1] == pytest.approx(np.mean(entropy), rel=1e-5)
     assert found["margin"][1] == pytest.approx(np.mean(margin), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+@pytest.mark.parametrize("top_k", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_figures_are_the_statistics_of_training(scores, balance, top_k):
+    options = {"scores": scores, "balance": balance, "top_k": top_k}
+    lm = tiny_model("moe", **{f"model__blocks__main__feed_forward__moe__{name}": value for name, value in options.items()})
+    if balance == "bias":  # it decides most choices
+        layer = lm.params["blocks"]["main"]["feed_forward"]
+        layer["router_bias"] = 0.5 * jnp.arange(16.0).reshape(2, 8)[:, ::-1] * jnp.array([[1.0], [-1.0]])
+    sums = forward(lm.config, lm.params, jnp.asarray(TOKENS_NL))[1].statistics["main"]
+    expected = {name: np.asarray(value).sum(1) / TOKENS_NL.size for name, value in sums.items()}
+    found = analysis.routing(lm, TOKENS_NL).data
+    for name in ("mass", "entropy", "margin"):
+        np.testing.assert_allclose(found[name], expected[f"router_{name}"], rtol=1e-4, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(found["load"], expected["router_load"] / top_k, atol=1e-6)
+    panel = Panel(lm.config, TOKENS_NL)(lm.params)
+    np.testing.assert_allclose(panel["router_entropy"], expected["router_entropy"], rtol=1e-4)
 
 
 def test_a_planted_router_of_token_ids_is_found_and_a_random_one_is_not():

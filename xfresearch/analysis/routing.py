@@ -2,13 +2,16 @@
 
     load          share of all choices that go to each expert              mass     mean router probability of each expert
     busiest       largest load times the number of experts (1: even)       entropy  of a token's router distribution, in nats
-    margin        router probability of the last choice minus that of the next expert
+    margin        score of the last choice minus that of the next expert; with balance='bias' the bias is part of the score
     dropped       share of the choices that are above the capacity
     together      of the tokens that choose an expert (row), the share that also choose another one (column)
     by token      mutual information of a token's first choice and its id, in bits, minus that of shuffled ids
     by position   the same for the position, in eight parts of the row
     by corpus     the same for the corpus, of rows of several corpora
     kept          share of the choices that another checkpoint makes too (saturation, Muennighoff et al. 2024, OLMoE)
+
+The router's distribution is s / sum(s), with its scores s: those of a softmax have the sum 1, those of a sigmoid do not.
+Mass, entropy and margin are those of the statistics of training (models/feed_forwards/moe.py).
 """
 
 import jax
@@ -17,10 +20,11 @@ import numpy as np
 
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows
+from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig, mixtures
 from xfresearch.statistics import mean_interval, mean_of_known
 
-SITES = ("router_logits", "router_probabilities", "chosen", "dropped")
+SITES = ("router_probabilities", "chosen", "dropped")
 PARTS = 8  # of a row
 SHUFFLES = 10
 OF_ROWS = ("entropy", "margin", "dropped", "kept")  # figures that each row has
@@ -48,11 +52,11 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     sites = [f"blocks.*.feed_forward.{site}" for site in SITES]
     values = measure(lm, tokens_NL, sites, choices, title="routing")
     depth = lm.config.depth
-    numbers = values["chosen"]
+    numbers, bias = values["chosen"], biases(lm)
     found: dict[str, dict[int, np.ndarray]] = {}
     for number in numbers:
         of_layer = {name: value[number] for name, value in values.items() if number in value}
-        for name, value in of_rows(of_layer, tokens_NL, seed, corpus_N).items():
+        for name, value in of_rows(of_layer, bias[number], tokens_NL, seed, corpus_N).items():
             found.setdefault(name, {})[number] = value
     if against is not None:
         other = measure(against, tokens_NL, sites, choices, title=f"routing of step {against.step}")["chosen"]
@@ -73,43 +77,46 @@ def choices(values: dict) -> dict:
     """The choices of a layer with experts that tokens choose, and what their figures need."""
     if "feed_forward.chosen" not in values:
         return {}
-    log_p_BLE = jax.nn.log_softmax(values["feed_forward.router_logits"].astype(jnp.float32))
-    scores_BLE = values["feed_forward.router_probabilities"]
-    k = values["feed_forward.chosen"].shape[-1]
-    top_BLk = jax.lax.top_k(scores_BLE, min(k + 1, scores_BLE.shape[-1]))[0]
-    found = {
-        "chosen": values["feed_forward.chosen"],
-        "mass": jnp.exp(log_p_BLE),
-        "entropy": -(jnp.exp(log_p_BLE) * log_p_BLE).sum(-1),
-        "margin": top_BLk[..., k - 1] - top_BLk[..., -1],
-    }
+    scores_BLE = values["feed_forward.router_probabilities"].astype(jnp.float32)
+    p_BLE = scores_BLE / scores_BLE.sum(-1, keepdims=True)
+    entropy_BL = -jax.scipy.special.xlogy(p_BLE, p_BLE).sum(-1)
+    found = {"chosen": values["feed_forward.chosen"], "scores": scores_BLE, "entropy": entropy_BL}
     return found | ({"dropped": values["feed_forward.dropped"]} if "feed_forward.dropped" in values else {})
 
 
-def of_rows(values: dict, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:
+def biases(lm) -> dict[int, np.ndarray]:
+    """{layer: [E]}: what the choice of each layer with experts adds to the scores; 0 without balance='bias'."""
+    of_stack = {name: block.get("feed_forward", {}).get("router_bias") for name, block in lm.params["blocks"].items()}
+    found = {layer.number: (of_stack[layer.stack], layer.index) for layer in layers.layers(lm.config)}
+    return {number: np.float32(0) if b is None else np.asarray(b[at], np.float32) for number, (b, at) in found.items()}
+
+
+def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:
     """The figures of one layer from its values of every token: those of OF_ROWS for each row, the others of all tokens.
-    corpus_B: the number of each row's corpus."""
+    bias_E: see `biases`. corpus_B: the number of each row's corpus."""
     chosen_BLk = values["chosen"]
-    E = values["mass"].shape[-1]
-    chosen_TE = (chosen_BLk.reshape(-1, chosen_BLk.shape[-1])[..., None] == np.arange(E)).any(1)
+    scores_BLE = values["scores"]
+    E, k = scores_BLE.shape[-1], chosen_BLk.shape[-1]
+    chosen_TE = (chosen_BLk.reshape(-1, k)[..., None] == np.arange(E)).any(1)
     load_E = chosen_TE.sum(0) / chosen_BLk.size
     both_EE = chosen_TE.T.astype(np.float64) @ chosen_TE
     first_BL = chosen_BLk[..., 0]
+    ranked_BLE = np.sort(scores_BLE + bias_E, -1)
     length = first_BL.shape[1]
     parts_BL = np.broadcast_to(np.arange(length) * PARTS // length, first_BL.shape)
     found = {
         "load": load_E,
-        "mass": values["mass"].mean((0, 1)),
+        "mass": (scores_BLE / scores_BLE.sum(-1, keepdims=True)).mean((0, 1)),
         "busiest": load_E.max() * E,
         "together": both_EE / np.maximum(np.diag(both_EE)[:, None], 1),
         "by_token": information(first_BL, tokens_BL, seed),
         "by_position": information(first_BL, parts_BL, seed),
         "entropy": values["entropy"].mean(1),
-        "margin": values["margin"].mean(1),
+        "margin": (ranked_BLE[..., -k] - ranked_BLE[..., -min(k + 1, E)]).mean(1),
     }
     if corpus_B is not None:
         found["by_corpus"] = information(first_BL, np.broadcast_to(corpus_B[:, None], first_BL.shape), seed)
-        of_row_BLE = chosen_TE.reshape(*first_BL.shape, E) / chosen_BLk.shape[-1]
+        of_row_BLE = chosen_TE.reshape(*first_BL.shape, E) / k
         found["corpus_load"] = np.stack([of_row_BLE[corpus_B == corpus].mean((0, 1)) for corpus in np.unique(corpus_B)])
     return found | ({"dropped": values["dropped"].mean((1, 2))} if "dropped" in values else {})
 
@@ -139,10 +146,10 @@ def kept(chosen_BLk, before_BLk) -> np.ndarray:
 def _pictures(data: dict) -> tuple[HeatMap, ...]:
     load = HeatMap("Load", "share of all choices", data["load"], "layer", "expert", 0.0)
     mass = HeatMap("Mass", "mean router probability", data["mass"], "layer", "expert", 0.0)
-    layers = [n for n, matrix in enumerate(data["together"]) if not np.isnan(matrix).all()]
+    numbers = [n for n, matrix in enumerate(data["together"]) if not np.isnan(matrix).all()]
     caption = "share of the row's tokens that the column's expert gets too"
     together = [
-        HeatMap(f"Together, layer {n}", caption, data["together"][n], "expert", "expert too", 0.0, 1.0) for n in layers
+        HeatMap(f"Together, layer {n}", caption, data["together"][n], "expert", "expert too", 0.0, 1.0) for n in numbers
     ]
     by_corpus = [
         HeatMap(f"Load, corpus {n}", "share of the choices of this corpus", loads, "layer", "expert", 0.0)
