@@ -44,3 +44,27 @@ def test_slots_that_heads_share_get_values_of_their_own():
 def test_a_refusal_names_the_term(options, term):
     with pytest.raises(surgery.Refused, match=f"^absorb_value_output: layer 0: .*{term}"):
         surgery.absorb_value_output(changed(**options))
+
+
+@pytest.mark.parametrize(
+    ("gauge", "reason"),
+    [
+        ("balanced", "W_V W_O has a smaller rank than the heads"),
+        ("qr", "layer 1, W_V of group 0 has condition number .* it has no exact inverse"),
+        ("first_rows", "layer 1, first rows of W_V of group 0 has condition number .* it has no exact inverse"),
+    ],
+)
+def test_a_matrix_without_an_inverse_is_refused(gauge, reason):
+    lm = changed()
+    value = lm.params["blocks"]["main"]["attention"]["value"]
+    value["kernel"] = value["kernel"].at[1, :, 0, 1].set(0)
+    with pytest.raises(surgery.Refused, match=f"^absorb_value_output: {reason}"):
+        surgery.absorb_value_output(lm, gauge=gauge)
+    _, certificate = surgery.absorb_value_output(lm)  # one matrix per head needs no inverse
+    assert certificate.exact
+
+
+@pytest.mark.parametrize("gauge", ["balanced", "qr", "first_rows"])
+def test_heads_that_are_wider_than_the_model_are_refused(gauge):
+    with pytest.raises(surgery.Refused, match=r"W_V of group 0 is \(32, 40\): its columns are dependent"):
+        surgery.absorb_value_output(changed(head_size=40, heads=2, bias="()"), gauge=gauge)

@@ -114,7 +114,8 @@ def _regauged(
     for group in range(a.kv_heads):
         heads = np.flatnonzero(group_of_heads(a) == group)
         output_VE = np.concatenate([output_HVD[head] for head in heads], 1)
-        where = f"layer {number}, first rows of W_V of group {group}"
+        part = "first rows of " if gauge == "first_rows" else ""
+        where = f"layer {number}, {part}W_V of group {group}"
         rotation, back = _gauge(value_DGV[:, group], output_VE, gauge, network.figures, where)
         rotations.append(rotation)
         new_value[:, group] = value_DGV[:, group] @ rotation
@@ -130,15 +131,17 @@ def _regauged(
     return new
 
 
-def _gauge(value_DV, output_VE, gauge: str, figures: dict[str, float], first_rows: str) -> tuple[np.ndarray, np.ndarray]:
-    """R and its inverse for one group. `first_rows` names the matrix that the naive gauge inverts."""
+def _gauge(value_DV, output_VE, gauge: str, figures: dict[str, float], where: str) -> tuple[np.ndarray, np.ndarray]:
+    """R and its inverse for one group. `where` names the matrix that is inverted."""
+    D, V = value_DV.shape
+    refuse_unless(D >= V, f"{where} is {(D, V)}: its columns are dependent")
     if gauge == "first_rows":
-        rows_VV = value_DV[: value_DV.shape[1]]
-        return inverse(rows_VV, figures, first_rows), rows_VV
+        rows_VV = value_DV[:V]
+        return inverse(rows_VV, figures, where), rows_VV
     _, upper_VV, order = scipy.linalg.qr(value_DV, mode="economic", pivoting=True)
-    upper_VV = upper_VV[:, np.argsort(order)]  # W_V is an orthonormal matrix times this one
+    upper_VV = upper_VV[:, np.argsort(order)]  # W_V is an orthonormal matrix times this one, of the same condition
     if gauge == "qr":
-        return np.linalg.inv(upper_VV), upper_VV
+        return inverse(upper_VV, figures, where), upper_VV
     left, sizes, _ = np.linalg.svd(upper_VV @ output_VE, full_matrices=False)
     refuse_unless(sizes[-1] > 1e-12 * sizes[0], "W_V W_O has a smaller rank than the heads: it has no balanced gauge")
     rotation = np.linalg.solve(upper_VV, left * np.sqrt(sizes))
