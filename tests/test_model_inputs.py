@@ -107,6 +107,9 @@ def test_batches_are_the_tokens_of_the_corpus_in_order(tmp_path):
     assert sum(len(batch) for batch in lm.batches(length=50, limit=6)) == 6
     assert next(lm.batches(corpus, "train")).shape == (8, lm.run.sequence_length)
     assert lm.loss(next(lm.batches(batch_size=2))).shape == (2, lm.run.sequence_length - 1)
+    for name, value, low in (("batch_size", 0, 1), ("length", -1, 0), ("limit", -1, 0)):
+        with pytest.raises(xf.UserError, match=f"^{name}={value} is not allowed: it must be at least {low}$"):
+            next(lm.batches(**{name: value}))
 
 
 def test_a_replacement_steers_generated_text(gpt2):

@@ -161,7 +161,11 @@ class LanguageModel:
     ) -> Iterator[np.ndarray]:
         """Token ids [B, L] of a corpus in order, in rows of `length` tokens; the last batch may have fewer rows. The
         defaults are the corpus, the held-out split and the length of training. `limit` is a number of rows (0: all).
-        Tokens that do not fill a row are left out. Raises UserError if the data cannot be read."""
+        Tokens that do not fill a row are left out. Raises UserError if the data cannot be read, or for a number that is
+        too small."""
+        for name, value, low in (("batch_size", batch_size, 1), ("length", length, 0), ("limit", limit, 0)):
+            if value < low:
+                raise UserError(f"{name}={value} is not allowed: it must be at least {low}")
         length = length or self.run.sequence_length
         check_length(self.config, length)
         if self.tokenizer is None or has_labels(corpus or self.run.data.corpus[0]):

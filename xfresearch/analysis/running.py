@@ -23,17 +23,25 @@ BATCH = 8
 def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0, split: str = "") -> np.ndarray:
     """Token ids [N, L]: `count` rows of a corpus (its name; None for that of the model's run), or the given token ids
     [N, L] (those of a text are lm.tokens(text)). The default split is that of the held-out text. Raises UserError if there
-    are none."""
-    if data is not None and not isinstance(data, str):
-        return np.asarray(as_tokens(lm.config, lm.tokenizer, data))
-    corpus = data or lm.run.data.corpus[0]
+    are none, and for rows of a single token, which predicts nothing."""
+    if count < 1:
+        raise UserError(f"count={count} is not allowed: it must be at least 1")
+    if data is None or isinstance(data, str):
+        tokens_NL = _of_corpus(lm, data or lm.run.data.corpus[0], count, length or lm.run.sequence_length, split)
+    else:
+        tokens_NL = np.asarray(as_tokens(lm.config, lm.tokenizer, data))
+    if tokens_NL.shape[1] < 2:
+        raise UserError(f"rows of {tokens_NL.shape[1]} token are not allowed: they must have at least 2 tokens")
+    return tokens_NL
+
+
+def _of_corpus(lm: LanguageModel, corpus: str, count: int, length: int, split: str) -> np.ndarray:
     if has_labels(corpus):
-        check_length(lm.config, length or lm.run.sequence_length)
-        data_set = open_data_set(corpus, length or lm.run.sequence_length)
-        return data_set.examples(split or lm.run.evaluation.split, length or lm.run.sequence_length)[0][:count]
+        check_length(lm.config, length)
+        return open_data_set(corpus, length).examples(split or lm.run.evaluation.split, length)[0][:count]
     found = list(lm.batches(corpus, split, batch_size=count, length=length, limit=count))
     if not found or not len(found[0]):
-        raise UserError(f"data={data!r} has no row of {length or lm.run.sequence_length} tokens: give a smaller length")
+        raise UserError(f"data={corpus!r} has no row of {length} tokens: give a smaller length")
     return found[0]
 
 

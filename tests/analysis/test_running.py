@@ -1,0 +1,30 @@
+"""Rows of tokens that analyses measure: those that they cannot measure are refused in one line."""
+
+import numpy as np
+import pytest
+
+from tests.tiny_runs import tiny_model
+from xfresearch import UserError
+from xfresearch.analysis.registry import ANALYSES
+
+OF_ROWS = [name for name in ANALYSES if name not in ("patching", "recall", "trace")]
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_rows_that_cannot_be_measured_are_refused(name, tmp_path):
+    (tmp_path / "notes.txt").write_text("a few lines of text\n" * 50)
+    data = {"data__corpus": f"('text_files:{tmp_path}/notes.txt',)", "data__cache_dir": tmp_path / "cache"}
+    lm = tiny_model("moe" if name == "routing" else "gpt2", **data)
+    run = ANALYSES[name].run
+    for arguments in ({"data": [[5]]}, {"length": 1}):
+        with pytest.raises(UserError, match="^rows of 1 token are not allowed: they must have at least 2 tokens$"):
+            run(lm, **arguments)
+    for count in (0, -1):
+        with pytest.raises(UserError, match=f"^count={count} is not allowed: it must be at least 1$"):
+            run(lm, count=count)
+
+
+@pytest.mark.parametrize("name", ["attention", "lens", "memories", "norms", "routing"])
+def test_two_tokens_are_enough(name):
+    found = ANALYSES[name].run(tiny_model("moe" if name == "routing" else "gpt2"), [[5, 6]])
+    assert np.isfinite([value for value, _ in found.summary.values()]).all()
