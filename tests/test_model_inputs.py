@@ -219,7 +219,6 @@ def test_the_names_of_transformer_lens():
         "blocks.0.hook_resid_pre": "blocks.0.attention.before",
         "blocks.0.hook_resid_mid": "blocks.0.feed_forward.before",
         "blocks.1.hook_resid_post": "blocks.1.feed_forward.residual",
-        "blocks.1.ln1.hook_normalized": "blocks.1.attention.in",
         "blocks.0.attn.hook_q": "blocks.0.attention.unrotated_query",
         "blocks.0.attn.hook_rot_k": "blocks.0.attention.key",
         "blocks.0.attn.hook_pattern": "blocks.0.attention.weights",
@@ -228,7 +227,6 @@ def test_the_names_of_transformer_lens():
         "blocks.0.mlp.hook_pre_linear": "blocks.0.feed_forward.multiplier",
         "blocks.0.mlp.hook_post": "blocks.0.feed_forward.coefficients",
         "blocks.1.hook_mlp_out": "blocks.1.feed_forward.out",
-        "ln_final.hook_normalized": "final",
     }
     theirs, expected = lm.capture(TEXT, ours), lm.capture(TEXT, ours.values())
     assert set(theirs) == set(ours)
@@ -245,3 +243,40 @@ def test_the_names_of_transformer_lens():
     parallel = tiny_model(model__blocks__main__layout="parallel")
     with pytest.raises(xf.UserError, match=r"hook_resid_mid'.*no such value"):
         parallel.capture(TEXT, "blocks.0.hook_resid_mid")
+
+
+NORMALIZED = {"ln1": "blocks.1.attention.", "ln2": "blocks.1.feed_forward.", "ln_final": ""}
+
+
+@pytest.mark.parametrize(
+    "name, changes, exist",
+    [
+        ("gpt2", {}, {"ln1", "ln2", "ln_final"}),
+        ("llama", {}, set()),
+        ("llama", {"norm_gain": "False"}, {"ln1", "ln2", "ln_final"}),
+        ("llama", {"norms__feed_forward_in__gain": "False"}, {"ln2"}),
+        ("gptj", {}, {"ln1", "ln2", "ln_final"}),  # one norm, whose output both sublayers read
+        ("gpt2", {"layout": "no_norm_between"}, {"ln1", "ln_final"}),
+        ("vanilla_2017", {}, set()),
+        ("gpt2", {"norm": "dyt"}, {"ln_final"}),
+        ("gpt2", {"layout": "resi_dual"}, set()),
+    ],
+    ids=str,
+)
+def test_hook_normalized_is_the_value_of_transformer_lens_or_does_not_exist(name, changes, exist):
+    """LayerNorm has this hook after gain and bias, RMSNorm before the gain (transformer_lens/components)."""
+    lm = tiny_model(name, **{f"model__blocks__main__{key}": value for key, value in changes.items()})
+    for norm, at in NORMALIZED.items():
+        theirs = f"{'blocks.1.' if at else ''}{norm}.hook_normalized"
+        if norm not in exist:
+            with pytest.raises(xf.UserError, match=f"{norm}.hook_normalized'.*no such value"):
+                lm.capture(TEXT, theirs)
+            continue
+        ours = f"{at}in" if at else "final"
+        values = lm.capture(TEXT, [theirs, ours])
+        np.testing.assert_array_equal(values[theirs], values[ours])
+        if name == "llama":
+            stream = f"{at}before" if at else "blocks.1.feed_forward.residual"
+            x_BLD = np.asarray(lm.capture(TEXT, stream)[stream], np.float64)
+            expected = x_BLD / np.sqrt((x_BLD**2).mean(-1, keepdims=True) + lm.config.blocks["main"].norm_epsilon)
+            assert relative_error(values[theirs], expected) < 10 * TOLERANCE["float32"]

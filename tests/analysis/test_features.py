@@ -156,3 +156,11 @@ def test_files_and_pages(transcoder, tmp_path):
     assert page.count("<section") == used and page.count("writes</small>") == used
     report = (tmp_path / "report.html").read_text()
     assert 'href="features_32.html"' in report and report.count("<svg") == 4
+
+
+def test_the_output_of_an_rms_norm_has_our_name_in_the_files():
+    """TransformerLens' hook_normalized of an RMSNorm is another value: that before the gain."""
+    taps = {"tap": "blocks.1.feed_forward.in", "target": "blocks.1.feed_forward.out"}
+    result = analysis.features(tiny_model("llama"), TOKENS_NL, **SHORT | taps | {"steps": 1})
+    metadata = json.loads(result.files["dictionary_32/cfg.json"])["metadata"]
+    assert metadata["hook_name"] == "blocks.1.feed_forward.in" and metadata["hook_name_out"] == "blocks.1.hook_mlp_out"

@@ -222,7 +222,8 @@ def _result(lm, line: str, tokens_NL, taps, dictionaries: dict, measured: dict) 
 
 
 def _folder(lm, taps, size: int, dictionary: sparse.Dictionary, length: int) -> dict[str, bytes]:
-    """{name: content} of the dictionary's files, under TransformerLens' names of the taps if they have any."""
+    """{name: content} of the dictionary's files, under TransformerLens' names of the taps for values that it has too, and
+    ours otherwise."""
     theirs = {ours: name for name, ours in lens_names(lm.config).items()}
     names = [theirs.get(tap, tap) for tap in taps]
     content = sparse.files(dictionary, *names, {"context_size": length, "tap": taps[0], "target": taps[1]})

@@ -5,6 +5,7 @@ from functools import cache
 from xfresearch.models import layers
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.norms import NormSpec
 
 # site: name in a block of TransformerLens
 SITES = {
@@ -34,7 +35,9 @@ OUTSIDE = {"final": "ln_final.hook_normalized"}
 @cache
 def lens_names(model: ModelConfig) -> dict[str, str]:
     """{TransformerLens' name: our name}. Some of the values may not exist in this model."""
-    found = {theirs: ours for ours, theirs in OUTSIDE.items()}
+    dual = any(LAYOUTS[block.layout].dual for block in model.blocks.values())
+    final = _is_normalized(model.norm_spec(model.final_norm)) and not dual
+    found = {theirs: ours for ours, theirs in OUTSIDE.items()} if final else {}
     for layer in layers.layers(model):
         for site, name in _block(model, layer.block).items():
             found[f"blocks.{layer.number}.{name}"] = f"blocks.{layer.number}.{site}"
@@ -50,4 +53,16 @@ def _block(model: ModelConfig, block: str) -> dict[str, str]:
     found = SITES | (ROTATED if rope else {}) | ends
     if not all(s.reads == "stream" and s.skip == "stream" for s in sublayers):
         del found["feed_forward.before"]  # there is no stream between the sublayers
+    norm = None  # that whose output the sublayer reads
+    for s in sublayers:
+        if s.reads != "before":
+            norm = options.norm_at(f"{s.name}_in") if "in" in s.norms else None
+        if norm is None or not _is_normalized(norm):
+            del found[f"{s.name}.in"]
     return found if rope else {ours: theirs for ours, theirs in found.items() if ".unrotated_" not in ours}
+
+
+def _is_normalized(norm: NormSpec) -> bool:
+    """Whether TransformerLens' hook_normalized is the norm's output: that of LayerNorm is after gain and bias, but that of
+    RMSNorm before the gain."""
+    return norm.kind == "layer" or norm.kind in ("rms", "scale") and not norm.affine
