@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.editing.words import OBJECT_OF, OBJECTS, SUBJECTS, WORDS, knowing
-from xfresearch import editing
+from xfresearch import UserError, editing
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing.optimise import Settings
@@ -61,6 +61,21 @@ def test_the_edit_changes_exactly_one_answer(name, lm):
     assert metrics["neighbourhood, teacher forced"] == 1.0 and not report.failures
     assert report.before.values["efficacy, score"][0] == 0.0
     assert report.drift_after.bits_per_byte > report.drift_before.bits_per_byte - 1  # a number
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_object_before_may_be_missing(name, lm, monkeypatch):
+    monkeypatch.setattr("tests.editing.test_planted.REQUEST", REQUEST._replace(target=""))
+    edited, report = METHODS[name](lm)
+    assert answers(edited) == [" red", " green", " blue", " red"] and not report.failures
+    assert np.isnan(report.after.old[0]) and report.after.values["efficacy, generated"][0] == 1.0
+
+
+def test_without_objects_before_there_is_nothing_to_trace(lm):
+    """It is an error: the facts of the model's own corpus are others."""
+    request = REQUEST._replace(target="")
+    with pytest.raises(UserError, match="no request has a target, the object before.*: give --place"):
+        editing.rome(lm, [request], tokens=400)
 
 
 def test_a_bound_that_is_too_small_is_a_failure(lm):
@@ -197,7 +212,7 @@ def test_memit_writes_for_the_key_after_each_prefix_or_for_their_mean(key):
 def test_what_memit_cannot_edit(lm):
     from tests.contracts.variants import model
     from tests.tiny_runs import tiny_config
-    from xfresearch import LanguageModel, UserError
+    from xfresearch import LanguageModel
     from xfresearch.editing.memit import stream_site
     from xfresearch.models import transformer
 

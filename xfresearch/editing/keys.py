@@ -48,7 +48,8 @@ def with_prefix(record: Record, prefix: str) -> Record:
 
 def keys_of(lm, place: str, record: Record, prefixes: list[str]) -> np.ndarray:
     """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix."""
-    prompts = [prompt_of(lm, with_prefix(record, prefix)) for prefix in prefixes]
+    # A key does not depend on the object. The new one is always there, the one before may be missing.
+    prompts = [prompt_of(lm, with_prefix(record, prefix), record.target_new) for prefix in prefixes]
     tokens_JL = padded([prompt.tokens for prompt in prompts])
     m_JLK = coefficients(lm.config, place, lm.params, tokens_JL)
     last_J = np.array([prompt.last for prompt in prompts])

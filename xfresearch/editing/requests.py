@@ -87,8 +87,12 @@ def _completed(number: int, record: Record, known: Sequence[Fact] | None) -> Rec
 
 def traced(lm, requests: Sequence[Record]) -> str:
     """The memory that the model's own trace of the first requests finds: where restoring its sublayer, in one layer, at the
-    last token of the subject helps most (analysis/trace.py). Raises UserError if the model knows none of the objects."""
-    found = trace(lm, [record for record in requests if record.target], count=TRACED, window=1).data
+    last token of the subject helps most (analysis/trace.py). Raises UserError if no request has an object before, or if the
+    model knows none of them."""
+    records = [record for record in requests if record.target]
+    if not records:  # of an empty list, trace would take the model's own corpus
+        raise UserError("no request has a target, the object before, which the trace of the requests needs: give --place")
+    found = trace(lm, records, count=TRACED, window=1).data
     best = {}
     for place in places(lm.config):
         number, sublayer = where(place)
