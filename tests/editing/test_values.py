@@ -8,7 +8,7 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import UserError
 from xfresearch.analysis.coefficients import of_keys, sites
-from xfresearch.editing.values import Values, factored, rome_change, values_of, with_change, written
+from xfresearch.editing.values import Values, factored, path_of, rome_change, values_of, with_change, written
 
 TOKENS_BL = np.random.default_rng(0).integers(257, size=(2, 12))
 CASES = [
@@ -18,6 +18,7 @@ CASES = [
     ("all_attention", {}, "blocks.1.attention"),
     pytest.param("all_attention", {"kv_heads": 2}, "blocks.0.attention", marks=pytest.mark.long),
     ("all_attention", {"memory_heads": "shared"}, "blocks.0.attention"),
+    ("all_attention", {"memory_activation": "relu", "output_gate": "head"}, "blocks.0.attention"),
 ]
 
 
@@ -79,6 +80,17 @@ def test_no_other_change_that_writes_it_disturbs_less():
     other = optimize.minimize(disturbance, np.zeros(2 * M * V), constraints=asked, options={"maxiter": 500}, tol=1e-14)
     assert other.success and disturbance(found.ravel()) == pytest.approx(other.fun, rel=1e-6)
     np.testing.assert_allclose(found.ravel(), other.x, atol=1e-4)
+
+
+@pytest.mark.parametrize("gate", ["head", "elementwise"])
+def test_slots_behind_a_gate_are_refused(gate):
+    """The gate multiplies the heads before W_O: what was asked would not be written."""
+    lm, place = made("all_attention", {"output_gate": gate}), "blocks.1.attention"
+    with pytest.raises(UserError, match=f"^place='{place}' is not allowed with rome and memit: output_gate='{gate}' multi"):
+        values_of(lm, place)
+    assert path_of(lm, place) == ("attention", "memory", "value")
+    wide = made("all_attention", {"output_gate": gate, "memory_activation": "relu"})
+    assert values_of(wide, place).output_HVD is None
 
 
 def test_mistakes_are_one_line():

@@ -56,33 +56,41 @@ class Values(NamedTuple):
 def values_of(lm: LanguageModel, place: str) -> Values:
     """The values of the memory `place`, such as 'blocks.3.feed_forward' (analysis/coefficients.py). Raises UserError if an
     edit cannot change them."""
+    path = path_of(lm, place)
+    value = np.asarray(leaf_of(lm, place, path), np.float64)
+    if "memory" in path:
+        return _of_slots(lm, place, path, value)
+    return Values(path, 1.0, value.reshape(1, -1, value.shape[-1]), None)  # of experts E F rows
+
+
+def path_of(lm: LanguageModel, place: str) -> tuple[str, ...]:
+    """The parameter of the layer that has the values of a memory. Raises UserError for shared experts."""
     number, sublayer = where(place)
-    params = layers.get(lm.config, lm.params, number)
     name, _, part = sublayer.partition(".")
-    of_sublayer = params[name]
-    options = lm.config.blocks[layers.layer(lm.config, number).block].sublayers[name]
-    if "memory" in of_sublayer:
-        return _of_slots(of_sublayer, options, slots(lm.config, place), name)
+    params = layers.get(lm.config, lm.params, number)[name]
     if part:
         raise UserError(f"place={place!r} is not allowed: shared experts see all tokens; edit those that tokens choose")
-    if "experts" in of_sublayer:
-        down_EFD = np.asarray(of_sublayer["experts"]["down"], np.float64)
-        return Values((name, "experts", "down"), 1.0, down_EFD.reshape(1, -1, down_EFD.shape[-1]), None)
-    down_FD = np.asarray(of_sublayer["down"]["kernel"], np.float64)
-    return Values((name, "down", "kernel"), 1.0, down_FD[None], None)
+    if "memory" in params:
+        return name, "memory", "value"
+    return (name, "experts", "down") if "experts" in params else (name, "down", "kernel")
 
 
-def _of_slots(params: dict, options, count: int, name: str) -> Values:
-    value = np.asarray(params["memory"]["value"], np.float64)
+def _of_slots(lm: LanguageModel, place: str, path: tuple[str, ...], value: np.ndarray) -> Values:
+    number, name = where(place)
+    options = lm.config.blocks[layers.layer(lm.config, number).block].sublayers[name]
     if wide_slots(options):
-        return Values((name, "memory", "value"), 1.0, value[None], None)
-    gain = float(np.sqrt(count))
+        return Values(path, 1.0, value[None], None)
+    if options.output_gate != "none":  # W_h would be another one for each token
+        what = f"output_gate={options.output_gate!r} multiplies what the slots write before W_O"
+        raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
+    params = layers.get(lm.config, lm.params, number)[name]
+    gain = float(np.sqrt(slots(lm.config, place)))
     values_GMV = gain * value.swapaxes(0, 1)
     V = values_GMV.shape[-1]
     output_HVD = np.eye(options.heads * V).reshape(options.heads, V, -1)
     if "output" in params:
         output_HVD = np.asarray(params["output"]["kernel"], np.float64)
-    return Values((name, "memory", "value"), gain, values_GMV, output_HVD)
+    return Values(path, gain, values_GMV, output_HVD)
 
 
 def with_change(lm: LanguageModel, place: str, change_GMV: np.ndarray) -> LanguageModel:
