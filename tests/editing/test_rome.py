@@ -9,6 +9,7 @@ from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import LanguageModel, Patch, UserError
 from xfresearch.analysis import unfinished
+from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing import keys
 from xfresearch.editing.keys import covariance, keys_of, prefixes_of
@@ -61,6 +62,20 @@ def test_the_covariance_is_the_mean_product_of_coefficients_and_is_kept(name, pl
     assert relative_error(found, expected / tokens_NL.size) < 30 * TOLERANCE["float32"]
     monkeypatch.setattr(keys, "_moments", None)  # not called again
     assert (covariance(lm, place, tokens=10 * length) == found).all()
+
+
+def test_the_covariance_of_a_bfloat16_model_is_not_summed_in_bfloat16(keeps):
+    """The coefficients are in bfloat16, their products and sums are not. A file from when they were is not read."""
+    lm = tiny_model("gpt2", **keeps, model__dtype="bfloat16")
+    place, tokens = "blocks.1.feed_forward", 24 * lm.run.sequence_length
+    batches = list(lm.batches(split="train", batch_size=keys.BATCH, limit=24))
+    m_BLM = [np.asarray(keys.coefficients(lm.config, place, lm.params, tokens_BL)) for tokens_BL in batches]
+    assert m_BLM[0].dtype == jnp.bfloat16
+    of = ("covariance", place, lm.config, lm.params, np.concatenate(batches))
+    old = unfinished.Unfinished(cache_root(lm.run.data) / "covariance" / f"{unfinished.digest_of(*of)}.npz", *of)
+    old.save({"sum": np.zeros((1, 128, 128)), "next": 24}, ended=True)
+    m_TM = np.concatenate(m_BLM).reshape(tokens, 128).astype(np.float64)
+    assert relative_error(covariance(lm, place, tokens=tokens)[0], m_TM.T @ m_TM / tokens) < 30 * TOLERANCE["float32"]
 
 
 def test_an_interrupted_covariance_goes_on(keeps, monkeypatch):

@@ -67,10 +67,11 @@ def coefficients(model: ModelConfig, place: str, params: dict, tokens_BL):
 
 def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarray:
     """C [G, M, M] of a memory, in float64, over the first `tokens` tokens of the train split of `data` (by default the first
-    corpus of the model's run). Raises UserError if the text cannot be read."""
+    corpus of the model's run). Products, and their sums over BATCH rows, are in float32 at least. Raises UserError if the
+    text cannot be read."""
     length = lm.run.sequence_length
     tokens_NL = np.concatenate(list(lm.batches(data, "train", limit=max(1, tokens // length))))
-    of = ("covariance", place, lm.config, lm.params, tokens_NL)
+    of = ("covariance", _summed(lm.config).name, place, lm.config, lm.params, tokens_NL)
     kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
     values = values_of(lm, place)
     heads, M = sum(map(len, values.groups())), values.values_GMV.shape[1]
@@ -88,6 +89,11 @@ def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarr
     return np.stack([sum_HMM[group].sum(0) for group in values.groups()]) / tokens_NL.size
 
 
+def _summed(model: ModelConfig) -> np.dtype:
+    """The dtype in which coefficients are multiplied and added up: in bfloat16 three digits would be left of a sum."""
+    return jnp.promote_types(model.dtype, jnp.float32)
+
+
 def ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
     """C with `ridge` times the mean of its diagonal added to the diagonal."""
     M = C_GMM.shape[-1]
@@ -98,5 +104,5 @@ def ridged(C_GMM: np.ndarray, ridge: float) -> np.ndarray:
 def _moments(model: ModelConfig, place: str, M: int, params: dict, tokens_BL):
     """[H, M, M]: the sum of m m^T over the tokens."""
     m_BLK = coefficients(model, place, params, tokens_BL)
-    m_BLHM = m_BLK.reshape(*m_BLK.shape[:2], -1, M)
+    m_BLHM = m_BLK.reshape(*m_BLK.shape[:2], -1, M).astype(_summed(model))
     return jnp.einsum("blhm,blhn->hmn", m_BLHM, m_BLHM, precision="highest")
