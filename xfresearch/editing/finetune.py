@@ -14,12 +14,13 @@ import numpy as np
 import optax
 
 from xfresearch.analysis.coefficients import where
-from xfresearch.analysis.prompts import completed, prompt_of
+from xfresearch.analysis.prompts import prompt_of
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
 from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import prepared, traced
+from xfresearch.editing.texts import fitting
 from xfresearch.editing.values import leaf_of, path_of, with_leaf
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
@@ -73,7 +74,7 @@ def _report(lm, requests, place: str, method: str, settings: dict, largest: floa
 
 def _tuned(lm, requests, place: str, method: str, settings: dict, largest: float):
     """The edited model, and the edits."""
-    tokens_NL, is_new_NL = completed([prompt_of(lm, record, record.target_new) for record in requests])
+    tokens_NL, is_new_NL = fitting(lm, [prompt_of(lm, record, record.target_new) for record in requests])
     path = path_of(lm, place)
     start = leaf_of(lm, place, path)
     optimizer = optax.adam(settings["rate"])

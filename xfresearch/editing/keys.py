@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.coefficients import of_keys, sites
-from xfresearch.analysis.prompts import padded, prompt_of
 from xfresearch.analysis.unfinished import Unfinished, digest_of
 from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
+from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
@@ -41,16 +41,11 @@ def prefixes_of(lm, seed: int = 0) -> list[str]:
     return found
 
 
-def with_prefix(record: Record, prefix: str) -> Record:
-    """The record with a text before its prompt."""
-    return record._replace(prompt=prefix.replace("{}", "") + record.prompt)
-
-
 def keys_of(lm, place: str, record: Record, prefixes: list[str]) -> np.ndarray:
-    """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix."""
-    # A key does not depend on the object. The new one is always there, the one before may be missing.
-    prompts = [prompt_of(lm, with_prefix(record, prefix), record.target_new) for prefix in prefixes]
-    tokens_JL = padded([prompt.tokens for prompt in prompts])
+    """[J, H, M] in float64: the coefficients at the last token of the subject after each prefix. Raises UserError for a text
+    beyond the model's table of positions."""
+    prompts = [prompt._replace(target=()) for prompt in prompts_after(lm, record, prefixes)]
+    tokens_JL = fitting(lm, prompts)[0]
     m_JLK = coefficients(lm.config, place, lm.params, tokens_JL)
     last_J = np.array([prompt.last for prompt in prompts])
     m_JK = np.asarray(m_JLK[jnp.arange(len(prompts)), last_J], np.float64)

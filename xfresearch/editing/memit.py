@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from xfresearch.analysis.coefficients import where, written_by
-from xfresearch.analysis.prompts import padded, prompt_of
+from xfresearch.analysis.prompts import prompt_of
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
@@ -27,6 +27,7 @@ from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes
 from xfresearch.editing.optimise import Settings, delta_for
 from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import memories, prepared, traced
+from xfresearch.editing.texts import check_fit, fitting
 from xfresearch.editing.values import Values, memit_change, values_of, with_change
 from xfresearch.errors import UserError
 from xfresearch.models import layers
@@ -66,8 +67,9 @@ def memit(
     requests, known = prepared(lm, requests, known)
     places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
     stream_site(lm, places[-1])  # its error, before the long computations
-    C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
     prefixes = prefixes_of(lm, seed)
+    check_fit(lm, requests, prefixes)
+    C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
     edit = partial(_edited, places=places, C=C, prefixes=prefixes, key=key, weight=weight, settings=settings)
     about = {"key": key, "weight": weight, "ridge": ridge, **settings._asdict()}
     return report.of(lm, requests, edit, "memit", about, known, alone)
@@ -124,6 +126,6 @@ def streams(lm, place: str, site: str, requests: Sequence[Record]) -> np.ndarray
     tap = f"{written_by(place)}.{site}"
     found = []
     for record in requests:
-        prompt = prompt_of(lm, record, record.target_new)
-        found.append(np.asarray(lm.capture(padded([prompt.tokens]), tap)[tap][0, prompt.last], np.float64))
+        prompt = prompt_of(lm, record, record.target_new)._replace(target=())
+        found.append(np.asarray(lm.capture(fitting(lm, [prompt])[0], tap)[tap][0, prompt.last], np.float64))
     return np.stack(found)

@@ -22,14 +22,11 @@ import numpy as np
 import optax
 
 from xfresearch.analysis.coefficients import written_by
-from xfresearch.analysis.prompts import completed, prompt_of
 from xfresearch.data.records import Record
-from xfresearch.editing.keys import with_prefix
+from xfresearch.editing.texts import essence_of, fitting, prompts_after
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, captured, request
-
-ESSENCE = "{} is a"  # the prompt of the second term: what the subject is should not change
 
 
 class Settings(NamedTuple):
@@ -67,7 +64,7 @@ def delta_for(
     lm, place: str, records: Sequence[Record], prefixes: list[str], settings: Settings = DEFAULT, site: str = "raw"
 ) -> Found:
     """delta for the new objects of records about one subject, at a site of the sublayer that has the memory. Raises
-    UserError for an object that the tokenizer cannot make."""
+    UserError for an object that the tokenizer cannot make, or a text beyond the model's table of positions."""
     texts = _texts(lm, records, prefixes)
     tap = f"{written_by(place)}.{site}"
     value_D, before_V = _before(lm.config, tap, lm.params, texts)
@@ -88,10 +85,10 @@ def delta_for(
 
 
 def _texts(lm, records: Sequence[Record], prefixes: list[str]) -> _Texts:
-    prompts = [prompt_of(lm, with_prefix(each, prefix), each.target_new) for each in records for prefix in prefixes]
-    essence = prompt_of(lm, records[0]._replace(prompt=ESSENCE), records[0].target_new)
-    tokens_BL, target_BL = completed([*prompts, essence._replace(target=())])
-    subject_B = np.array([prompt.last for prompt in (*prompts, essence)])
+    essence = essence_of(lm, records[0])
+    prompts = [*(prompt for record in records for prompt in prompts_after(lm, record, prefixes)), essence]
+    tokens_BL, target_BL = fitting(lm, prompts)
+    subject_B = np.array([prompt.last for prompt in prompts])
     return _Texts(tokens_BL, subject_B, target_BL, len(essence.tokens) - 1)
 
 

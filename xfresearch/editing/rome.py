@@ -19,6 +19,7 @@ from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes
 from xfresearch.editing.optimise import DEFAULT, Settings, delta_for
 from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import prepared, traced
+from xfresearch.editing.texts import check_fit
 from xfresearch.editing.values import factored, rome_change, values_of, with_change
 from xfresearch.errors import UserError
 from xfresearch.progress import stage
@@ -49,8 +50,10 @@ def rome(
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
     requests, known = prepared(lm, requests, known)
     place = place or traced(lm, requests)
+    prefixes = prefixes_of(lm, seed)
+    check_fit(lm, requests, prefixes)
     factors = factored(ridged(covariance(lm, place, data, tokens), ridge))
-    edit = partial(_edited, place=place, factors=factors, prefixes=prefixes_of(lm, seed), key=key, settings=settings)
+    edit = partial(_edited, place=place, factors=factors, prefixes=prefixes, key=key, settings=settings)
     return report.of(lm, requests, edit, "rome", {"key": key, "ridge": ridge, **settings._asdict()}, known, alone)
 
 
