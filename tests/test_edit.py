@@ -8,7 +8,7 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import make_run, tiny_model
-from xfresearch import UserError, edit, edits
+from xfresearch import UserError, edit, editing, edits
 from xfresearch.data.facts import facts
 from xfresearch.data.records import Record
 from xfresearch.editing import requests as editing_requests
@@ -105,6 +105,15 @@ def test_a_failed_edit_says_so(here, capsys):
     assert "failed: request 0, 'plays Ada'" in out and "0 of 2 requests made" in out
 
 
+def test_a_setting_of_0_is_given_and_not_the_default(here, tmp_path):
+    arguments = ["--request", str(here / "requests.json"), *PLACE, *QUICK, "--ridge", "0", "--seed", "0", "--weight", "2"]
+    options = edit.parse(["memit", "--workdir", "W", "--to", "T", *arguments])
+    assert edit.settings(options, editing.memit) == {"tokens": 500, "ridge": 0.0, "seed": 0, "weight": 2.0}
+    assert edit.places(options) == {"places": (PLACE[1],)}
+    none = edit.parse(["rome", "--workdir", "W", "--to", "T", "--draw", "2"])
+    assert edit.settings(none, editing.rome) == {} and edit.places(none) == {"place": ""}
+
+
 GOOD = REQUESTS[0]
 
 
@@ -142,6 +151,10 @@ def test_unknown_relations_and_subjects_of_a_corpus_of_facts():
         editing_requests._completed(0, Record("Nobody", "", "", "Quenby", fact.relation), known)
 
 
+ASKED = ("--workdir", "RUN", "--request", "R", "--to", "TO")
+BOTH = ("blocks.0.feed_forward", "blocks.1.feed_forward")
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -154,6 +167,14 @@ def test_unknown_relations_and_subjects_of_a_corpus_of_facts():
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "RUN"], "RUN already exists"),
         (["rome", "--workdir", "RUN", "--request", "R", "--to", "TO", "--place", "blocks.9.heads"], "there is no memory"),
         (["finetune", "--workdir", "RUN", "--request", "no.json", "--to", "TO"], "no.json does not exist"),
+        (["rome", *ASKED, "--ridge", "-5"], "ridge=-5.0 is not allowed: it must be a number at least 0"),
+        (["memit", *ASKED, "--weight", "0"], "weight=0.0 is not allowed: it must be a number above 0"),
+        (["memit", *ASKED, "--ridge", "nan"], "ridge=nan is not allowed: it must be a number at least 0"),
+        (["finetune", *ASKED, "--rate", "0"], "rate=0.0 is not allowed: it must be a number above 0"),
+        (["constrained_finetune", *ASKED, "--largest", "0"], "largest=0.0 is not allowed: it must be a number above 0"),
+        (["rome", *ASKED, "--place", f"{BOTH[1]},{BOTH[0]}"], "is not allowed with rome: it must be one memory"),
+        (["memit", *ASKED, "--place", f"{BOTH[1]},{BOTH[0]}"], f"places={BOTH[1]},{BOTH[0]} is not allowed: they must be"),
+        (["memit", *ASKED, "--place", f"{BOTH[0]},{BOTH[0]}"], f"places={BOTH[0]},{BOTH[0]} is not allowed: they must be"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):

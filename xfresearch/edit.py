@@ -51,16 +51,16 @@ def parse(arguments: list[str]):
     help_place = "memories to edit, such as blocks.3.feed_forward (default: by the model's own trace of the requests)"
     add("--place", default="", metavar="NAME[,NAME]", help=help_place)
     add("--alone", action="store_true", help="edit the model with each request alone, and write the report only, no model")
-    add("--data", default="", metavar="CORPUS", help="rome, memit: corpus of the covariance (default: the run's first)")
-    add("--tokens", type=held_out.at_least(1), default=0, metavar="N", help="rome, memit: tokens of the covariance")
+    add("--data", metavar="CORPUS", help="rome, memit: corpus of the covariance (default: the run's first)")
+    add("--tokens", type=held_out.at_least(1), metavar="N", help="rome, memit: tokens of the covariance")
     help_key = "rome: mean, or published: the two keys of its code; memit: the key after each prefix, or their mean"
-    add("--key", default="", choices=("mean", "published", "each"), help=help_key)
-    add("--ridge", type=float, default=0.0, metavar="R", help="rome, memit: added to the covariance's diagonal, relative")
-    add("--weight", type=float, default=0.0, metavar="A", help="memit: weight of other keys, for each coefficient")
-    add("--rate", type=float, default=0.0, metavar="R", help="fine-tuning: learning rate")
-    add("--steps", type=held_out.at_least(1), default=0, metavar="N", help="fine-tuning: steps, at most")
-    add("--largest", type=float, default=0.0, metavar="X", help="constrained_finetune: largest change of a parameter")
-    add("--seed", type=int, default=0, metavar="N", help="rome, memit: of the prefixes; with --draw of the requests")
+    add("--key", choices=("mean", "published", "each"), help=help_key)
+    add("--ridge", type=float, metavar="R", help="rome, memit: added to the covariance's diagonal, relative")
+    add("--weight", type=float, metavar="A", help="memit: weight of other keys, for each coefficient")
+    add("--rate", type=float, metavar="R", help="fine-tuning: learning rate")
+    add("--steps", type=held_out.at_least(1), metavar="N", help="fine-tuning: steps, at most")
+    add("--largest", type=float, metavar="X", help="constrained_finetune: largest change of a parameter")
+    add("--seed", type=int, metavar="N", help="rome, memit: of the prefixes; with --draw of the requests")
     add("--diff", nargs=2, metavar="DIR", help="show which arrays of two models differ, and by how much")
     add("--json", metavar="FILE", help="also write the report, or the differences, as JSON")
     options = parser.parse_args(arguments)
@@ -83,12 +83,11 @@ def edit(options) -> None:
     from xfresearch.editing.requests import known_facts
 
     method = editing.METHODS[options.method]
-    given = settings(options, method)
+    given = settings(options, method) | places(options)
     requests = read_records(options.request) if options.request else None
     lm = loading.load(options.workdir, options.step)
     if requests is None:
-        requests = editing.drawn(_facts(options, known_facts(lm)), options.draw, options.seed)
-    given |= places(options, method, lm)
+        requests = editing.drawn(_facts(options, known_facts(lm)), options.draw, options.seed or 0)
     edited, report = method(lm, requests, **given, alone=options.alone)
     write(options, edited, report)
     print(shown(report))
@@ -100,7 +99,7 @@ def settings(options, method) -> dict:
 
     from xfresearch.editing import METHODS as found
 
-    given = {name: getattr(options, name) for name in FLAGS if getattr(options, name)}
+    given = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}  # 0 is given, too
     if options.draw:
         given.pop("seed", None)
     for name in given:
@@ -110,14 +109,14 @@ def settings(options, method) -> dict:
     return given
 
 
-def places(options, method, lm) -> dict:
-    """The memories to edit, as an argument of the method."""
-    from xfresearch.editing.requests import check_places
-
-    given = options.place.split(",") if options.place else ()
+def places(options) -> dict:
+    """The memories to edit, as an argument of the method, which checks them. Raises UserError for too many."""
+    given = tuple(options.place.split(",")) if options.place else ()
     if options.method == "memit":
-        return {"places": check_places(lm, given)}
-    return {"place": (*check_places(lm, given, 1), "")[0]}
+        return {"places": given}
+    if len(given) > 1:
+        raise UserError(f"--place={options.place} is not allowed with {options.method}: it must be one memory")
+    return {"place": options.place}
 
 
 def _facts(options, known):

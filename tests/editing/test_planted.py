@@ -71,6 +71,14 @@ def test_the_object_before_may_be_missing(name, lm, monkeypatch):
     assert np.isnan(report.after.old[0]) and report.after.values["efficacy, generated"][0] == 1.0
 
 
+@pytest.mark.parametrize("place", ["blocks.0.attention", "feed_forward", "blocks.9.feed_forward", "blocks.0.feedforward"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_memory_that_is_not_there_is_one_line(name, place, lm, monkeypatch):
+    monkeypatch.setattr("tests.editing.test_planted.PLACE", place)
+    with pytest.raises(UserError, match=f"^there is no memory '{place}'.*\\(allowed: blocks.0.feed_forward\\)$"):
+        METHODS[name](lm)
+
+
 def test_without_objects_before_there_is_nothing_to_trace(lm):
     """It is an error: the facts of the model's own corpus are others."""
     request = REQUEST._replace(target="")

@@ -19,10 +19,9 @@ from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.editing import report
 from xfresearch.editing.report import Edit
-from xfresearch.editing.requests import prepared, traced
+from xfresearch.editing.requests import check_numbers, place_of, prepared
 from xfresearch.editing.texts import fitting
 from xfresearch.editing.values import leaf_of, path_of, with_leaf
-from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.model_inputs import forward
 from xfresearch.models import layers
@@ -60,15 +59,15 @@ def constrained_finetune(
     alone: bool = False,
 ):
     """The same, with a bound. largest: the largest change of a parameter."""
-    if largest <= 0:
-        raise UserError(f"largest={largest} is not allowed: it must be above 0")
+    check_numbers(largest=largest)
     settings = {"largest": largest, "rate": rate, "steps": steps}
     return _report(lm, requests, place, "constrained_finetune", settings, largest, known, alone)
 
 
 def _report(lm, requests, place: str, method: str, settings: dict, largest: float, known, alone: bool):
+    check_numbers(rate=settings["rate"], steps=settings["steps"])
     requests, known = prepared(lm, requests, known)
-    edit = partial(_tuned, place=place or traced(lm, requests), method=method, settings=settings, largest=largest)
+    edit = partial(_tuned, place=place_of(lm, requests, place), method=method, settings=settings, largest=largest)
     return report.of(lm, requests, edit, method, settings, known, alone)
 
 

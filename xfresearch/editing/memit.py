@@ -26,7 +26,7 @@ from xfresearch.editing import report
 from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes_of, ridged
 from xfresearch.editing.optimise import Settings, delta_for
 from xfresearch.editing.report import Edit
-from xfresearch.editing.requests import memories, prepared, traced
+from xfresearch.editing.requests import check_numbers, check_places, memories, prepared, traced
 from xfresearch.editing.texts import check_fit, fitting
 from xfresearch.editing.values import Values, memit_change, values_of, with_change
 from xfresearch.errors import UserError
@@ -64,8 +64,9 @@ def memit(
     the memory writes before it is added to the stream."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
+    check_numbers(tokens=tokens, weight=weight, ridge=ridge)
     requests, known = prepared(lm, requests, known)
-    places = tuple(places) or memories(lm, traced(lm, requests), LAYERS)
+    places = check_places(lm, places) or memories(lm, traced(lm, requests), LAYERS)
     stream_site(lm, places[-1])  # its error, before the long computations
     prefixes = prefixes_of(lm, seed)
     check_fit(lm, requests, prefixes)

@@ -1,5 +1,6 @@
 """Requests of an edit: completed and checked before anything is computed, and the memory that they edit."""
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -111,12 +112,28 @@ def memories(lm, last: str, count: int) -> tuple[str, ...]:
     return tuple(same[start : start + count])
 
 
-def check_places(lm, given: Sequence[str], most: int = 0) -> tuple[str, ...]:
-    """The names of memories. Raises UserError for an unknown one, or for more than `most`."""
+def place_of(lm, requests: Sequence[Record], place: str) -> str:
+    """The memory `place`; if it is '', the one that the model's own trace finds. Raises UserError for an unknown one."""
+    return check_places(lm, [place])[0] if place else traced(lm, requests)
+
+
+def check_places(lm, given: Sequence[str]) -> tuple[str, ...]:
+    """The names of memories. Raises UserError for an unknown one, or if they are not in the order of computation: each would
+    write a share of what is missing at a layer that comes before it."""
     allowed = places(lm.config)
     for place in given:
         if place not in allowed:
             raise UserError(f"there is no memory {place!r}{nearest(place, allowed)} (allowed: {', '.join(allowed)})")
-    if most and len(given) > most:
-        raise UserError(f"{len(given)} memories are not allowed: this method edits {most}")
+    order = [allowed.index(place) for place in given]
+    if order != sorted(set(order)):
+        raise UserError(f"places={','.join(given)} is not allowed: they must be in ascending order, each of them once")
     return tuple(given)
+
+
+def check_numbers(**given: float) -> None:
+    """Raises UserError for a setting of a method that is out of its range."""
+    for name, value in given.items():
+        least = {"ridge": 0, "tokens": 1, "steps": 1}.get(name)
+        if not (math.isfinite(value) and (value > 0 if least is None else value >= least)):
+            allowed = "above 0" if least is None else f"at least {least}"
+            raise UserError(f"{name}={value} is not allowed: it must be a number {allowed}")

@@ -18,7 +18,7 @@ from xfresearch.editing import report
 from xfresearch.editing.keys import RIDGE, TOKENS, covariance, keys_of, prefixes_of, ridged
 from xfresearch.editing.optimise import DEFAULT, Settings, delta_for
 from xfresearch.editing.report import Edit
-from xfresearch.editing.requests import prepared, traced
+from xfresearch.editing.requests import check_numbers, place_of, prepared
 from xfresearch.editing.texts import check_fit
 from xfresearch.editing.values import factored, rome_change, values_of, with_change
 from xfresearch.errors import UserError
@@ -48,8 +48,9 @@ def rome(
     made."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
+    check_numbers(tokens=tokens, ridge=ridge)
     requests, known = prepared(lm, requests, known)
-    place = place or traced(lm, requests)
+    place = place_of(lm, requests, place)
     prefixes = prefixes_of(lm, seed)
     check_fit(lm, requests, prefixes)
     factors = factored(ridged(covariance(lm, place, data, tokens), ridge))
