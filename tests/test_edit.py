@@ -9,7 +9,7 @@ import pytest
 import xfresearch as xf
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import UserError, edit, editing, edits
-from xfresearch.data.facts import facts
+from xfresearch.data.facts import Fact, facts
 from xfresearch.data.records import Record
 from xfresearch.editing import requests as editing_requests
 
@@ -183,6 +183,16 @@ def test_wrong_arguments_are_one_line(arguments, words, here, tmp_path):
         edit.main([names.get(each, each) for each in arguments])
     assert words.replace("RUN", str(here / "run")) in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "to").exists()
+
+
+def test_requests_are_drawn_from_the_facts_that_have_another_object():
+    known = [Fact(name, "colour", object_, (f"{name} is",), ()) for name, object_ in (("Ada", "red"), ("Bea", "blue"))]
+    known.append(Fact("Cid", "home", "Oslo", ("Cid lives in",), ()))
+    found = editing.drawn(known, 2)
+    assert sorted(each[:1] + each[2:4] for each in found) == [("Ada", "red", "blue"), ("Bea", "blue", "red")]
+    for count in (3, 4, 0, -1):
+        with pytest.raises(UserError, match=f"^count={count} is not allowed: it must be from 1 to 2, the facts whose rel"):
+            editing.drawn(known, count)
 
 
 @pytest.mark.long

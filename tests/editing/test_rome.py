@@ -78,6 +78,14 @@ def test_the_covariance_of_a_bfloat16_model_is_not_summed_in_bfloat16(keeps):
     assert relative_error(covariance(lm, place, tokens=tokens)[0], m_TM.T @ m_TM / tokens) < 30 * TOLERANCE["float32"]
 
 
+def test_a_corpus_that_is_shorter_than_a_row_is_one_line(keeps, tmp_path):
+    (tmp_path / "short.txt").write_text("a short text\n\nand another one\n\n" * 2)
+    corpus = f"text_files:{tmp_path}/short.txt"
+    for data, run in ((corpus, keeps), ("", keeps | {"data__corpus": f"('{corpus}',)"})):
+        with pytest.raises(UserError, match="^data='text_files:.*/short.txt' is not allowed: its train split is"):
+            covariance(tiny_model("gpt2", **run, sequence_length=512), "blocks.0.feed_forward", data)
+
+
 def test_an_interrupted_covariance_goes_on(keeps, monkeypatch):
     lm = tiny_model("gpt2", **keeps)
     tokens = 20 * lm.run.sequence_length

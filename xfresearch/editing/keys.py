@@ -20,6 +20,7 @@ from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
+from xfresearch.errors import UserError
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import captured, request
@@ -63,9 +64,13 @@ def coefficients(model: ModelConfig, place: str, params: dict, tokens_BL):
 def covariance(lm, place: str, data: str = "", tokens: int = TOKENS) -> np.ndarray:
     """C [G, M, M] of a memory, in float64, over the first `tokens` tokens of the train split of `data` (by default the first
     corpus of the model's run). Products, and their sums over BATCH rows, are in float32 at least. Raises UserError if the
-    text cannot be read."""
+    text cannot be read, or has less than a row."""
     length = lm.run.sequence_length
-    tokens_NL = np.concatenate(list(lm.batches(data, "train", limit=max(1, tokens // length))))
+    batches = list(lm.batches(data, "train", limit=max(1, tokens // length)))
+    if not batches:
+        what = f"its train split is shorter than one row of {length} tokens, the model's sequence_length"
+        raise UserError(f"data={data or lm.run.data.corpus[0]!r} is not allowed: {what}")
+    tokens_NL = np.concatenate(batches)
     of = ("covariance", _summed(lm.config).name, place, lm.config, lm.params, tokens_NL)
     kept = Unfinished(cache_root(lm.run.data) / "covariance" / f"{digest_of(*of)}.npz", *of)
     values = values_of(lm, place)

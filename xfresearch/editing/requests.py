@@ -28,12 +28,14 @@ def known_facts(lm) -> list[Fact] | None:
 def drawn(known: Sequence[Fact], count: int, seed: int = 0) -> list[Record]:
     """Requests for `count` facts, drawn without replacement. The new object is that of another fact of the relation."""
     rng = random.Random(seed)
-    if count > len(known):
-        raise UserError(f"count={count} is not allowed: there are {len(known)} facts")
     objects: dict[str, list[str]] = {}
     for fact in known:
         objects.setdefault(fact.relation, []).append(fact.object)
-    chosen = rng.sample([fact for fact in known if len(set(objects[fact.relation])) > 1], count)
+    possible = [fact for fact in known if len(set(objects[fact.relation])) > 1]
+    if not 1 <= count <= len(possible):
+        allowed = f"from 1 to {len(possible)}, the facts whose relation has another object"
+        raise UserError(f"count={count} is not allowed: it must be {allowed}")
+    chosen = rng.sample(possible, count)
     requests = []
     for fact in chosen:
         others = sorted(set(objects[fact.relation]) - {fact.object})
