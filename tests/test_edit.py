@@ -8,7 +8,7 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import make_run, tiny_model
-from xfresearch import UserError, edit, editing, edits
+from xfresearch import UserError, convert, edit, editing, edits
 from xfresearch.data.facts import Fact, facts
 from xfresearch.data.records import Record
 from xfresearch.editing import requests as editing_requests
@@ -39,6 +39,10 @@ def leaves(path) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(xf.load(path).params)]
 
 
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.fixture(scope="module")
 def edited(here):
     run(here, "rome", here / "edited", "--request", str(here / "requests.json"), *PLACE, *QUICK)
@@ -64,8 +68,12 @@ def test_undo_restores_every_bit(here, edited, capsys):
     second = here / "second"
     edit.main(["finetune", "--workdir", str(edited), "--request", str(here / "requests.json"), "--to", str(second), *PLACE])
     assert [each.record["method"] for each in xf.load(second).edits] == ["rome", "finetune"]
+    assert (second / "edits/1/report.html").exists()
     capsys.readouterr()
     edit.main(["undo", "--workdir", str(second), "--to", str(here / "once")])
+    for folder in (second, here / "once"):  # the report of the first edit goes with the model
+        assert contents(folder / "edits/0") == contents(edited / "edits/0")
+    assert {"report.html", "data.json", "arrays.npz"} < set(contents(edited / "edits/0"))
     assert "without finetune of 2 requests; edits left: 1" in capsys.readouterr().out
     for a, b in zip(leaves(here / "once"), leaves(edited), strict=True):
         assert a.tobytes() == b.tobytes()
@@ -76,6 +84,16 @@ def test_undo_restores_every_bit(here, edited, capsys):
     with pytest.raises(UserError, match="has no edit to undo"):
         edit.main(["undo", "--workdir", str(here / "twice"), "--to", str(here / "thrice")])
     assert not (here / "thrice").exists()
+
+
+def test_a_conversion_says_that_it_does_not_carry_edits(here, edited, capsys):
+    convert.main(["widen", str(edited), str(here / "converted"), "--hidden", "160"])
+    error = capsys.readouterr().err
+    line = "warning: the converted model does not carry the records of its edits (1), which cannot be undone after the conv"
+    assert error.count("warning") == 1 and line in error
+    assert not xf.load(here / "converted").edits and not (here / "converted/edits").exists()
+    convert.main(["widen", str(here / "run"), str(here / "converted_run"), "--hidden", "160"])
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_diff_names_the_arrays_that_differ(here, edited, capsys, tmp_path):

@@ -1,7 +1,8 @@
 """What a model carries of the edits made to it: a record of each, and the arrays as they were before it.
 
 A run's directory has them in edits/<number>/: record.json (request, method, layers, norm of the change, metrics before and
-after) and before.npz. So the last edit can be undone, and the arrays are then equal bit for bit.
+after) and before.npz. So the last edit can be undone, and the arrays are then equal bit for bit. The command adds its
+report. All files of an edit go with the model when it is saved again.
 """
 
 import io
@@ -25,6 +26,7 @@ class Applied(NamedTuple):
 
     record: dict
     before: Mapping[str, np.ndarray]  # by the names of `pairs`: the bytes of those that the edit changed
+    folder: epath.Path | None = None  # that it was read from
 
 
 def pairs(model: ModelConfig, a: dict, b: dict) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -82,10 +84,12 @@ def undone(model: ModelConfig, params: dict, edit: Applied) -> dict:
 
 
 def save(directory, edits: tuple[Applied, ...]) -> None:
-    """Writes the edits of a model beside it."""
+    """Writes the edits of a model beside it, and copies the other files of those that were read: reports."""
     for number, edit in enumerate(edits):
         folder = epath.Path(directory) / FOLDER / str(number)
         folder.mkdir(parents=True, exist_ok=True)
+        for path in edit.folder.iterdir() if edit.folder else ():
+            write_bytes(folder / path.name, path.read_bytes())
         write_json(folder / "record.json", edit.record)
         buffer = io.BytesIO()
         np.savez(buffer, **edit.before)
@@ -97,7 +101,7 @@ def load(directory) -> tuple[Applied, ...]:
     record cannot be read."""
     found: list[Applied] = []
     while exists(folder := epath.Path(directory) / FOLDER / str(len(found))):
-        found.append(Applied(read_object(folder / "record.json"), _Stored(folder / "before.npz")))
+        found.append(Applied(read_object(folder / "record.json"), _Stored(folder / "before.npz"), folder))
     return tuple(found)
 
 

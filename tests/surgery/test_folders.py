@@ -7,7 +7,7 @@ import xfresearch as xf
 from tests.data.conftest import shared
 from tests.surgery.comparing import apart, assert_exact, logits
 from tests.tiny_runs import tiny_model
-from xfresearch.surgery import CONVERSIONS, Refused
+from xfresearch.surgery import CONVERSIONS, Refused, untie
 from xfresearch.surgery.certificate import BOUND, CONTROL
 from xfresearch.surgery.network import assemble, take_apart
 
@@ -50,6 +50,16 @@ def test_what_a_trained_llama_refuses(stories):
         "feed_forward_to_memory": "two keys per value",
     }
     assert {name: term for name, term in terms.items() if term not in refused[name]} == {}
+
+
+def test_a_conversion_says_that_it_does_not_carry_the_record_of_the_folder(tmp_path, capsys):
+    lm = tiny_model("gpt2")
+    lm.export_hf(tmp_path / "first", dtype="float32")
+    converted, _ = untie(xf.load(tmp_path / "first"))
+    assert "warning: the converted model does not carry the record of its Hugging Face folder" in capsys.readouterr().err
+    assert converted.source is None
+    untie(lm)
+    assert "warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "overrides", "conversion", "options", "family"), ROUND_TRIPS)

@@ -1,5 +1,6 @@
 """Applies conversions to a language model, and certifies the result."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class Step(NamedTuple):
 def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Certificate]:
     """The model after all steps, and the certificate of the chain.
 
+    The records of edits, and of a Hugging Face folder, are those of the model before: they are left out, with a warning.
     Raises Refused if a step does not apply, or if the certificate shows that the result computes another function.
     """
     before = take_apart(lm.config, lm.params)
@@ -45,8 +47,18 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
         found.figures = after.figures
     if not found.approximate and not found.exact:
         raise Refused(_why(found))
+    if left := left_out(lm):
+        print(f"warning: {left}", file=sys.stderr)
     model, params = assemble(after, lm.config.param_dtype)
     return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), found
+
+
+def left_out(lm: LanguageModel) -> str:
+    """What the converted model does not carry, in words: it describes arrays and tensors of other names and shapes."""
+    edits = lm.edits and f"the records of its edits ({len(lm.edits)}), which cannot be undone after the conversion"
+    source = lm.source and "the record of its Hugging Face folder, whose other keys and files an export will lack"
+    found = ", and ".join(filter(None, (edits, source)))
+    return f"the converted model does not carry {found}" if found else ""
 
 
 def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
