@@ -21,6 +21,7 @@ from xfresearch.studies.running import RUNS_FILE
 from xfresearch.studies.tables import in_markdown, main_tables
 
 DATA = Path("docs/data/studies")
+BEFORE = Path("docs/data/machines.json")  # bits per byte of runs that another machine has trained again, by processor
 MEASURED = "## What was measured\n\n"
 # In this order. The first ones have the arms that others share.
 STUDIES = {
@@ -139,6 +140,9 @@ def _measured(name: str) -> str:
 def machines() -> str:
     """A table of how much runs of one config differ in bits per byte between the processors that trained them."""
     trained = {}  # fingerprint: processor: bits per byte
+    for processor, values in json.loads(BEFORE.read_text()).items():
+        for fingerprint, value in values.items():
+            trained.setdefault(fingerprint, {})[processor] = value
     for file in sorted(DATA.glob(f"*/{RUNS_FILE}")):
         for fingerprint, result in json.loads(file.read_text())["runs"].items():
             value = result["evaluation"].get("bits_per_byte")
