@@ -251,15 +251,15 @@ NORMALIZED = {"ln1": "blocks.1.attention.", "ln2": "blocks.1.feed_forward.", "ln
 @pytest.mark.parametrize(
     "name, changes, exist",
     [
-        ("gpt2", {}, {"ln1", "ln2", "ln_final"}),
-        ("llama", {}, set()),
-        ("llama", {"norm_gain": "False"}, {"ln1", "ln2", "ln_final"}),
-        ("llama", {"norms__feed_forward_in__gain": "False"}, {"ln2"}),
-        ("gptj", {}, {"ln1", "ln2", "ln_final"}),  # one norm, whose output both sublayers read
-        ("gpt2", {"layout": "no_norm_between"}, {"ln1", "ln_final"}),
-        ("vanilla_2017", {}, set()),
-        ("gpt2", {"norm": "dyt"}, {"ln_final"}),
-        ("gpt2", {"layout": "resi_dual"}, set()),
+        ("gpt2", {}, ("ln1", "ln2", "ln_final")),
+        ("llama", {}, ()),
+        ("llama", {"norm_gain": "False"}, ("ln1", "ln2", "ln_final")),
+        ("llama", {"norms__feed_forward_in__gain": "False"}, ("ln2",)),
+        ("gptj", {}, ("ln1", "ln2", "ln_final")),  # one norm, whose output both sublayers read
+        ("gpt2", {"layout": "no_norm_between"}, ("ln1", "ln_final")),
+        ("vanilla_2017", {}, ()),
+        ("gpt2", {"norm": "dyt"}, ("ln_final",)),
+        ("gpt2", {"layout": "resi_dual"}, ()),
     ],
     ids=str,
 )
