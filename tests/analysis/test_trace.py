@@ -122,7 +122,7 @@ def test_prompts_that_are_longer_than_the_table_of_positions_are_refused():
     lm = tiny_model("gpt2")  # 64 rows; padding to a multiple of 8 may go beyond them, which nothing reads
     short, long = (Record("Ada", "x" * letters + " {} plays", "a") for letters in (54, 55))
     for call in (lambda: trace(lm, [short, long]), lambda: effects(lm, [prompt_of(lm, long)], 1, normal(0, 1.0, 1))):
-        with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64, the rows of the"):
+        with pytest.raises(UserError, match="sequence length 65 is not allowed: it must be at most 64, by the model"):
             call()
     assert len(prompt_of(lm, short).tokens) == 64
     assert np.isfinite(effects(lm, [prompt_of(lm, short)], 1, normal(0, 1.0, 1))[0].clean)

@@ -43,7 +43,7 @@ def test_padding_ends_with_the_table(lm):
 
 def test_a_text_beyond_the_table_is_one_line(lm):
     for read in (lambda *of: keys_of(*of), lambda lm, place, record, prefixes: delta_for(lm, place, [record], prefixes)):
-        with pytest.raises(UserError, match=f"^sequence length .* is not allowed: it must be at most {ROWS}, the rows"):
+        with pytest.raises(UserError, match=f"^sequence length .* is not allowed: it must be at most {ROWS}, by the model"):
             read(lm, PLACE, FITS, ["", PREFIX])
     with pytest.raises(UserError) as caught:
         check_fit(lm, [FITS._replace(prompt="{} is"), FITS], ["", PREFIX])
