@@ -129,13 +129,13 @@ def write(options, edited, report) -> None:
     """Writes the edited model and its report, or the report alone; whole or not at all."""
     from etils import epath
 
-    from xfresearch.edits import FOLDER
+    from xfresearch.edits import FOLDER, RECORD
     from xfresearch.files import new_directory, write_json
 
     with new_directory(epath.Path(options.to).expanduser(), "edit") as directory:
         at = directory
         if options.alone:
-            write_json(directory / "record.json", report.as_dict())
+            write_json(directory / RECORD, report.as_dict())
         else:
             edited.save(directory)
             at = directory / FOLDER / str(len(edited.edits) - 1)

@@ -19,6 +19,8 @@ from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 
 FOLDER = "edits"
+RECORD = "record.json"
+BEFORE = "before.npz"
 
 
 class Applied(NamedTuple):
@@ -89,11 +91,12 @@ def save(directory, edits: tuple[Applied, ...]) -> None:
         folder = epath.Path(directory) / FOLDER / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         for path in edit.folder.iterdir() if edit.folder else ():
-            write_bytes(folder / path.name, path.read_bytes())
-        write_json(folder / "record.json", edit.record)
+            if path.name not in (RECORD, BEFORE):
+                write_bytes(folder / path.name, path.read_bytes())
+        write_json(folder / RECORD, edit.record)
         buffer = io.BytesIO()
         np.savez(buffer, **edit.before)
-        write_bytes(folder / "before.npz", buffer.getvalue())
+        write_bytes(folder / BEFORE, buffer.getvalue())
 
 
 def load(directory) -> tuple[Applied, ...]:
@@ -101,7 +104,7 @@ def load(directory) -> tuple[Applied, ...]:
     record cannot be read."""
     found: list[Applied] = []
     while exists(folder := epath.Path(directory) / FOLDER / str(len(found))):
-        found.append(Applied(read_object(folder / "record.json"), _Stored(folder / "before.npz"), folder))
+        found.append(Applied(read_object(folder / RECORD), _Stored(folder / BEFORE), folder))
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution
 from xfresearch.models.decoding import fast_layers
-from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes" for text
 
@@ -220,7 +220,7 @@ def check_length(model: ModelConfig, length: int) -> None:
     """Raises UserError if the model does not support sequences of `length`."""
     rows = longest_sequence(model)
     if rows and length > rows:
-        allowed = f"at most {rows}, by the model's position table or the capacity of its experts"
+        allowed = f"at most {rows}, by {LIMITS}"
         raise UserError(f"sequence length {length} is not allowed: it must be {allowed}")
 
 

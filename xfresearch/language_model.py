@@ -30,7 +30,7 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.model_inputs import as_tokens, each_token, encode, forward, matching, patches, shared, tap_shapes
 from xfresearch.models import decoding, transformer
 from xfresearch.models.memory import memory
-from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.stack import has_dual
 from xfresearch.models.sublayer import Memory
@@ -266,14 +266,11 @@ class LanguageModel:
         rows = longest_sequence(self.config)
         available = rows - length if rows else sys.maxsize
         if available < 1:
-            raise UserError(
-                f"a prompt of {length} tokens is not allowed: it must be shorter than {rows} tokens, by the model's "
-                "position table or the capacity of its experts"
-            )
+            allowed = f"shorter than {rows} tokens, by {LIMITS}"
+            raise UserError(f"a prompt of {length} tokens is not allowed: it must be {allowed}")
         count = min(256, available) if max_new_tokens is None else max_new_tokens
         if not 1 <= count <= available:
-            limit = f"{rows} by the model's position table or the capacity of its experts"
-            most = f" and at most {available} after a prompt of {length} tokens ({limit})" if rows else ""
+            most = f" and at most {available} after a prompt of {length} tokens ({rows} by {LIMITS})" if rows else ""
             raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
         return count
 

@@ -11,7 +11,7 @@ import numpy as np
 from xfresearch.errors import UserError, nearest
 from xfresearch.models import decoding, layers, transformer
 from xfresearch.models.context import Context
-from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
 from xfresearch.models.traced import traced
@@ -52,7 +52,7 @@ def _check_shape(model: ModelConfig, shape: tuple[int, ...], dtype) -> None:
         )
     rows = longest_sequence(model)
     if rows and shape[1] > rows:
-        allowed = f"at most {rows}, by the model's position table or the capacity of its experts"
+        allowed = f"at most {rows}, by {LIMITS}"
         raise UserError(f"tokens of length {shape[1]} are not allowed: the length must be {allowed}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from xfresearch.config.fields import leaves
 
-RESULT = ("function", "initialisation", "training", "precision")  # what options decide on which the result depends
+RESULT = ("function", "initialisation", "training", "precision")  # options that decide one of these change the result
 
 
 def differences(old, new, key: str = "config", deciding: Iterable[str] = ()) -> list[str]:

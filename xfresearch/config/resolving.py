@@ -7,7 +7,7 @@ from xfresearch.config.reading import from_dict
 from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
 from xfresearch.errors import require
-from xfresearch.models.model_config import ModelConfig, longest_sequence, resolve_model
+from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
 
 
 def resolve(config: Config) -> Config:
@@ -18,7 +18,7 @@ def resolve(config: Config) -> Config:
     config = replace(config, model=resolve_model(model))
     check_read(config, "")
     limit = longest_sequence(config.model)
-    allowed = f"at most model.max_length={limit}, the size of the model's table of positions"
+    allowed = f"at most model.max_length={limit}, by {LIMITS}"
     require(not limit or config.sequence_length <= limit, "sequence_length", config.sequence_length, allowed)
     _check_data(config.data)
     _check_training(config)

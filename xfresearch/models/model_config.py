@@ -73,6 +73,9 @@ def position_rows(model: ModelConfig) -> int:
     return model.max_length + model.position_offset if model.position == "learned" else 0
 
 
+LIMITS = "the model's position table or the capacity of its experts"  # what sets the longest sequence, for errors
+
+
 def longest_sequence(model: ModelConfig) -> int:
     """The longest sequence that the model supports: its tables of positions, and the capacity of its experts; 0 for any."""
     return max(model.max_length if model.position == "learned" else 0, stack.longest_input(model))
