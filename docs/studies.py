@@ -21,7 +21,7 @@ from xfresearch.studies.running import RUNS_FILE
 from xfresearch.studies.tables import in_markdown, main_tables
 
 DATA = Path("docs/data/studies")
-BEFORE = Path("docs/data/machines.json")  # bits per byte of runs that another machine has trained again, by processor
+BEFORE = Path("docs/data/machines.json")  # runs trained again elsewhere: {processor: {study: {fingerprint: bits per byte}}}
 MEASURED = "## What was measured\n\n"
 # In this order. The first ones have the arms that others share.
 STUDIES = {
@@ -73,12 +73,12 @@ HEADLINES = {  # of the README: what was changed: study, arm, and the size if it
     "memory slots in place of feed-forward layers": ("memory", "all_attention", ""),
     "SwiGLU in place of ReLU": ("activations_tuned", "swiglu", ""),
     "GELU in place of ReLU": ("activations_tuned", "gelu", ""),
-    "top-2 of 8 experts, at equal FLOPs": ("experts", "experts", ""),
-    "top-2 of 8 experts, at equal parameters": ("experts_parameters", "experts", ""),
-    "lambda layers for attention, 512 tokens": ("lambda_layers", "lambda_global", "length_512"),
+    "top-2 of 8 experts, equal FLOPs": ("experts", "experts", ""),
+    "top-2 of 8 experts, equal parameters": ("experts_parameters", "experts", ""),
+    "lambda layers without a window, 512 tokens": ("lambda_layers", "lambda_global", "length_512"),
     "output gate": ("recent", "output_gate", ""),
     "learned sink": ("recent", "learned_sink", ""),
-    "differential attention, two heads": ("recent_differential", "two_heads", ""),
+    "differential attention, two heads, +7 % FLOPs": ("recent_differential", "two_heads", ""),
 }
 
 
@@ -137,27 +137,46 @@ def _measured(name: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def shared() -> str:
+    """A table of the arms that have the same runs in several studies."""
+    found = {}  # (values, parameters, size): names of arms
+    for name in STUDIES:
+        for size, here in _results(name)["sizes"].items():
+            for arm, each in here["arms"].items():
+                key = (tuple(each["values"]), each["parameters"])
+                found.setdefault(key, {}).setdefault(f"{name}: {arm}", size)
+    sizes = {}  # names of arms: sizes at which they have the same runs
+    for arms in found.values():
+        if len(arms) > 1:
+            sizes.setdefault(tuple(arms), []).append(", ".join(dict.fromkeys(arms.values())))
+    rows = [[" and ".join(of), "; ".join(arms)] for arms, of in sorted(sizes.items(), key=lambda each: -len(each[0]))]
+    return in_markdown(["at size", "the same five runs"], rows) + "\n"
+
+
 def machines() -> str:
     """A table of how much runs of one config differ in bits per byte between the processors that trained them."""
-    trained = {}  # fingerprint: processor: bits per byte
-    for processor, values in json.loads(BEFORE.read_text()).items():
-        for fingerprint, value in values.items():
-            trained.setdefault(fingerprint, {})[processor] = value
-    for file in sorted(DATA.glob(f"*/{RUNS_FILE}")):
-        for fingerprint, result in json.loads(file.read_text())["runs"].items():
+    trained = {}  # fingerprint: processor: (study, bits per byte)
+    for processor, of_studies in json.loads(BEFORE.read_text()).items():
+        for name, values in of_studies.items():
+            for fingerprint, value in values.items():
+                trained.setdefault(fingerprint, {})[processor] = (name, value)
+    for name in pictures():
+        for fingerprint, result in json.loads((DATA / name / RUNS_FILE).read_text())["runs"].items():
             value = result["evaluation"].get("bits_per_byte")
             if value is not None:
-                trained.setdefault(fingerprint, {})[_processor(result["made"]["machine"])] = value
+                trained.setdefault(fingerprint, {}).setdefault(_processor(result["made"]["machine"]), (name, value))
     found = {}
     for each in trained.values():
         for first, second in combinations(sorted(each), 2):
-            found.setdefault((first, second), []).append(each[second] - each[first])
+            (name, before), (_, after) = each[first], each[second]
+            found.setdefault((name, first, second), []).append(after - before)
     rows = []
-    for (first, second), differences in sorted(found.items()):
+    for key, differences in sorted(found.items()):
         sizes = [abs(each) for each in differences]
         figures = (f"{mean(differences):+.4f}", f"{median(sizes):.4f}", f"{max(sizes):.4f}")
-        rows.append([first, second, len(differences), *figures])
-    return in_markdown(["trained on", "and on", "runs", "mean difference", "median, without sign", "largest"], rows) + "\n"
+        rows.append([*key, len(differences), *figures])
+    columns = ["study", "trained on", "and on", "runs", "mean difference", "median, without sign", "largest"]
+    return in_markdown(columns, rows) + "\n"
 
 
 def pairs() -> str:

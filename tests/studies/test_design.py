@@ -212,6 +212,7 @@ def test_parameters_are_matched_by_a_hidden_size():
         ({"solve_in": {}}, r"arm wide at size a: its flops are \+.*% relative to the .*: set config.solve to an option"),
         ({"arms": DEEP, "solve": HIDDEN, "solve_in": {}}, r"arm deep at size a: its flops are \+.*% relative"),
         ({"sizes": {"a": (), "b": ("steps=7",)}}, "trend='parameters' is not allowed: it must be 'parameters' or an option"),
+        ({"options": ("start.path=runs/a",)}, "arm base at size a: config.start.path='runs/a' is not allowed: it must"),
         ({"machine": ("steps=7",)}, "machine='steps=7' is not allowed: it must be a path of this machine"),
     ],
 )

@@ -131,8 +131,8 @@ def test_all_sizes_together_show_what_no_size_does(config, finished):
     assert [line.split()[0] for line in lines] == ["base", "parallel"] and "at small and 1.9999 at large" in lines[0]
     tuned["study"]["tune_at"] = "large"
     assert not any("gains nothing" in line for line in report.notes(tuned))
-    line = next(line for line in report.notes(results) if "taken away at another" in line)
-    assert line.startswith("parallel over both sizes:") and "and the interval -0.0224 to +0.0854." in line
+    line = next(line for line in report.notes(results) if "depend on each other" in line)
+    assert line.startswith("parallel: ") and "the mean over both sizes" in line and "interval of -0.0224 to +0.0854" in line
     failed = next(trial for trial in found if trial.cell == Cell("large", "parallel") and trial.seed == 2)
     found[failed] = {**template, "evaluation": {}, "diverged": "the loss is not finite"}
     results = outcome.found(chosen, plan.make(chosen).matched, found)

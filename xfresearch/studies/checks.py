@@ -22,6 +22,12 @@ def check(study: Study, solved: Mapping[Cell, Matched]) -> None:
     """Raises UserError if two arms are the same, if an arm does not cost what the baseline does, if arms of a size read
     other data, or if the metric or the trend is not defined."""
     _require_machine(study, next(iter(solved.values())).config)
+    for cell, each in solved.items():
+        if path := each.config.start.path:
+            raise UserError(
+                f"arm {cell.arm} at size {cell.size}: config.start.path={path!r} is not allowed: it must be '', because "
+                "every run of a study begins with new parameters"
+            )
     for size in study.sizes:
         configs = {arm: solved[Cell(size, arm)].config for arm in study.arms}
         _require_pairs(study, size, configs)

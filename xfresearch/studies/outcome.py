@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from xfresearch.comparing.pairing import pair_ratios, ratio
+from xfresearch.config.fields import leaves
+from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried
-from xfresearch.studies.design import Study, described
+from xfresearch.studies.design import OF_A_RUN, Study, described
 from xfresearch.studies.matching import Matched, has_trend, tokens, trend_of
 from xfresearch.studies.running import deciding, less_is_better, seconds
 from xfresearch.studies.statistics import Difference
@@ -40,6 +42,7 @@ def found(
     trends = {arm: _trend(study, arm, arms, matched) for arm in study.arms if arm != study.baseline}
     return {
         "study": described(study),
+        "optimizer": _optimizer(matched[Cell(next(iter(sizes)), study.baseline)].config),
         "sizes": sizes,
         "together": _together(study, sizes),
         "trends": {arm: trend for arm, trend in trends.items() if trend},
@@ -48,6 +51,11 @@ def found(
         "runs": len(results),
         "made": _made([result["made"] for result in results.values()]),
     }
+
+
+def _optimizer(config: Config) -> dict:
+    """The options of a run's optimizer, without those of the study itself."""
+    return {leaf.path: leaf.value for leaf in leaves(config.optimizer) if f"optimizer.{leaf.path}" not in OF_A_RUN}
 
 
 def require_same_data(results: Mapping[Trial, dict]) -> None:
@@ -191,11 +199,18 @@ def _together(study: Study, sizes: Mapping[str, dict]) -> dict:
     every = [here["arms"] for here in sizes.values()]
     compared = [arm for arm in study.arms if len(every) > 1 and all("difference" in arms[arm] for arms in every)]
 
+    def values_SN(arm: str) -> np.ndarray:
+        return np.array([arms[arm]["values"] for arms in every])
+
     def mean_N(arm: str) -> np.ndarray:
-        return np.mean([arms[arm]["values"] for arms in every], 0)
+        return values_SN(arm).mean(0)
 
     differences = {arm: statistics.paired(mean_N(arm), mean_N(study.baseline)) for arm in compared}
-    return {"arms": _decided(study, differences), **_power(study, differences.values())}
+    decided, weights_S = _decided(study, differences), np.full(len(every), 1 / len(every))
+    for arm, found in decided.items():
+        differences_SN = values_SN(arm) - values_SN(study.baseline)
+        found["independent"] = statistics.if_independent(weights_S, differences_SN)._asdict()
+    return {"arms": decided, **_power(study, differences.values())}
 
 
 def _decided(study: Study, differences: Mapping[str, Difference]) -> dict[str, dict]:
@@ -262,8 +277,10 @@ def _trend(study: Study, arm: str, arms: Mapping[Cell, dict], matched: Mapping[C
             return None
         value = trend_of(study, matched[Cell(size, study.baseline)])
         by_size[float(value)] = np.subtract(found["values"], baseline["values"])
-    ends = {"first": min(by_size), "last": max(by_size)}
-    return statistics.trend(by_size)._asdict() | ends if has_trend(by_size) else None
+    if not has_trend(by_size):
+        return None
+    trend, ends = statistics.trend(by_size), {"first": min(by_size), "last": max(by_size)}
+    return trend._asdict() | {"independent": trend.independent._asdict()} | ends
 
 
 def shares(results: Iterable[Mapping]) -> dict[str, float]:

@@ -16,11 +16,11 @@ from xfresearch.pages.intervals import Interval, intervals
 from xfresearch.studies import tables
 from xfresearch.studies.matching import LARGEST_MISMATCH, LEAST_SPREAD
 from xfresearch.studies.outcome import points
-from xfresearch.studies.statistics import ALPHA, SMALL, mean_if_independent
+from xfresearch.studies.statistics import ALPHA, SMALL
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
-CANCEL = 0.5  # a mean over sizes that varies less than this share of what independent sizes give has a note
+CANCEL = 0.5  # a mean or change over sizes that varies less than this share of what independent sizes give has a note
 AXES = {"training_flops": "FLOPs of training", "seconds": "seconds of training"}
 WORDS = {
     "better": "better than {baseline}",
@@ -116,9 +116,12 @@ def training(outcome: Mapping) -> str:
     more = " (more, where the best one was at the edge)" if study["extensions"] else ""
     rates = f"the best of {len(study['rates'])} learning rates{more}"
     where = f"at size {study['tune_at']}, and keeps it at the others" if study["tune_at"] else "at each size"
+    optimizer = outcome["optimizer"]
+    trained = f"{sizes}, by {optimizer['kind']} with a weight decay of {optimizer['weight_decay']:g}"
+    chosen = f"Each arm has {rates}, with one run for each rate {where}"
     return (
-        f"{study['baseline']} trains {sizes}. {_matched(outcome)} Each arm has {rates}, with one run for each rate {where}; "
-        f"then {study['seeds']} runs decide, in pairs that share a seed."
+        f"{study['baseline']} trains {trained}. {_matched(outcome)} {chosen}; then {study['seeds']} runs decide, in pairs "
+        "that share a seed."
     )
 
 
@@ -158,32 +161,39 @@ def notes(outcome: Mapping) -> list[str]:
     if outcome["together"]["arms"]:
         power = _power(outcome["together"], study)
         lines.append(f"{all_sizes(outcome).capitalize()}, where a seed counts with its mean: {power}")
-        lines += _cancelling(outcome)
+        lines += cancelling(outcome)
     known = {size: here["unigram"] for size, here in outcome["sizes"].items() if here["unigram"] is not None}
     if known:
         values = ", ".join(f"{value:.3f} at {size}" for size, value in known.items())
         lines.append(f"Frequencies alone give {values}; an arm that is not below has learnt nothing, and gets no verdict.")
+    if study["tune_at"] and study["trend"] == "parameters" and outcome["trends"]:
+        cause = "so a change with the size may be due to the rate; config.tune_at='' tries rates at each size"
+        lines.append(f"Learning rates were tried at size {study['tune_at']} alone, {cause}.")
     lines += _gained_nothing(outcome)
     if not outcome["trends"]:
         lines.append(f"There is no trend: it takes sizes that differ by a factor of {LEAST_SPREAD}, and no failed arms.")
     return lines + _of_runs(outcome)
 
 
-def _cancelling(outcome: Mapping) -> list[str]:
-    """A warning for each arm whose interval over all sizes is narrow because a seed's differences cancel between them."""
+def cancelling(outcome: Mapping) -> list[str]:
+    """A warning for each arm of which an interval is narrow because a seed's differences cancel between the sizes: in their
+    mean, or in the change from size to size. Where they cancel in one, they add up in the other, so it has both."""
     lines = []
     for arm, found in outcome["together"]["arms"].items():
-        each = [here["arms"][arm]["difference"] for here in outcome["sizes"].values()]
-        means, deviations = ([one[name] for one in each] for name in ("mean", "deviation"))
-        if not any(deviations):  # the metric does not vary
+        sums = {f"mean over {all_sizes(outcome)}": (found["difference"]["deviation"], found["independent"])}
+        if trend := outcome["trends"].get(arm):
+            sums["change from size to size"] = (trend["deviation"], trend["independent"])
+        if not any(deviation < CANCEL * independent["deviation"] for deviation, independent in sums.values()):
             continue
-        deviation, low, high = mean_if_independent(means, deviations, each[0]["n"])
-        if (own := found["difference"]["deviation"]) < CANCEL * deviation:
-            lines.append(
-                f"{arm} over {all_sizes(outcome)}: what a seed adds at one size is taken away at another, so the mean has a "
-                f"deviation of {own:.4f}; if the sizes were independent it would be {deviation:.4f}, and the interval "
-                f"{low:+.4f} to {high:+.4f}. With few seeds this may be chance."
-            )
+        each = [
+            f"the {name} would have a deviation of {independent['deviation']:.4f} in place of {deviation:.4f}, and an "
+            f"interval of {independent['low']:+.4f} to {independent['high']:+.4f}"
+            for name, (deviation, independent) in sums.items()
+        ]
+        lines.append(
+            f"{arm}: the differences of a seed at the sizes depend on each other, which may be chance with few seeds. If "
+            f"they were independent, {'; '.join(each)}."
+        )
     return lines
 
 
@@ -198,7 +208,7 @@ def _gained_nothing(outcome: Mapping) -> list[str]:
             if large != study["tune_at"] and None not in (first, second) and second >= first > 0:
                 lines.append(
                     f"{arm} has {first:.4f} at {small} and {second:.4f} at {large}: it gains nothing by its size. The rate "
-                    f"of size {study['tune_at']} may be a bad one there; config.tune_at='' tries rates at each size."
+                    f"of size {study['tune_at']} may be a bad one there."
                 )
     return lines
 
@@ -276,6 +286,7 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     tuned = f" at size {study['tune_at']}" if study["tune_at"] else " at each size"
     lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{study['match']}{solved}")]
     lines += [("learning rates", f"{', '.join(f'{rate:g}' for rate in study['rates'])}, tried{tuned}")]
+    lines += [("optimizer", " ".join(f"{name}={value}" for name, value in outcome["optimizer"].items() if value != ()))]
     lines += [("seeds", str(study["seeds"])), ("margin", f"{study['margin']:g} {UNITS[study['metric']]}")]
     lines += [(f"matched {arm}", f"by {key}" if key else "not") for arm, key in study["solve_in"].items()]
     for kind in ("sizes", "arms", "cells"):

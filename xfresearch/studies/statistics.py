@@ -68,16 +68,27 @@ def _bootstrap(d_N: np.ndarray) -> tuple[float, float]:
     return tuple(map(float, found.confidence_interval))
 
 
-def mean_if_independent(means: Sequence[float], deviations: Sequence[float], n: int) -> tuple[float, float, float]:
-    """Of the mean over sizes of a seed's differences, if those of different sizes are independent: its deviation over n
-    seeds, and the ends of its interval, with the degrees of freedom of Welch (1947) and Satterthwaite (1946). means,
-    deviations: of the differences at each size. If the deviation of the seeds' own means is far below this one, the
-    differences of the sizes cancel, which may be chance."""
-    variances_S = np.square(deviations)
-    deviation = math.sqrt(variances_S.sum()) / len(means)
+class Independent(NamedTuple):
+    """A sum over sizes of a seed's differences, if those of different sizes are independent: its deviation over the seeds,
+    and the ends of the interval of its mean."""
+
+    deviation: float
+    low: float
+    high: float
+
+
+def if_independent(weights_S: np.ndarray, differences_SN: np.ndarray) -> Independent:
+    """Of the sum of weights_S * differences_SN over sizes S for each of N seeds, with the degrees of freedom of Welch (1947)
+    and Satterthwaite (1946). If the deviation of the seeds' own sums is far below this one, the differences of the sizes
+    cancel in the sum, which may be chance."""
+    n = differences_SN.shape[1]
+    mean, variances_S = weights_S @ differences_SN.mean(1), np.square(weights_S) * differences_SN.var(1, ddof=1)
+    if not variances_S.any():
+        return Independent(0.0, float(mean), float(mean))
     freedom = (n - 1) * variances_S.sum() ** 2 / np.square(variances_S).sum()
+    deviation = math.sqrt(variances_S.sum())
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * deviation / math.sqrt(n)
-    return deviation, float(np.mean(means) - half), float(np.mean(means) + half)
+    return Independent(deviation, float(mean - half), float(mean + half))
 
 
 def corrected(p_values: Mapping[str, float], arms: int) -> dict[str, float]:
@@ -204,12 +215,14 @@ def noise(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 class Trend(NamedTuple):
-    """The change of a difference from the smallest size to the largest one, its interval and its p."""
+    """The change of a difference from the smallest size to the largest one, its interval, its p and its deviation."""
 
     change: float
     low: float
     high: float
     p: float
+    deviation: float
+    independent: Independent
 
 
 def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
@@ -220,9 +233,10 @@ def trend(differences: Mapping[float, Sequence[float]]) -> Trend:
         raise UserError("a trend is not defined for fewer than two sizes")
     x_S = np.log(list(differences)) / math.log(max(differences) / min(differences))
     slopes_S = (x_S - x_S.mean()) / np.square(x_S - x_S.mean()).sum()
-    change_N = slopes_S @ np.array(list(differences.values()), np.float64)
-    found = paired(change_N, np.zeros_like(change_N))
-    return Trend(found.mean, found.low, found.high, found.p)
+    differences_SN = np.array(list(differences.values()), np.float64)
+    found = paired(slopes_S @ differences_SN, np.zeros(differences_SN.shape[1]))
+    independent = if_independent(slopes_S, differences_SN)
+    return Trend(found.mean, found.low, found.high, found.p, found.deviation, independent)
 
 
 def best_rate(losses: Mapping[float, float]) -> float | None:
