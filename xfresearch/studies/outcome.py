@@ -54,8 +54,9 @@ def found(
 
 
 def _optimizer(config: Config) -> dict:
-    """The options of a run's optimizer, without those of the study itself."""
-    return {leaf.path: leaf.value for leaf in leaves(config.optimizer) if f"optimizer.{leaf.path}" not in OF_A_RUN}
+    """The options of a run's optimizer, without empty ones and those that a study sets for each run."""
+    options = {leaf.path: leaf.value for leaf in leaves(config.optimizer)}
+    return {name: value for name, value in options.items() if value != () and f"optimizer.{name}" not in OF_A_RUN}
 
 
 def require_same_data(results: Mapping[Trial, dict]) -> None:

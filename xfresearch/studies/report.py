@@ -286,7 +286,7 @@ def design(outcome: Mapping) -> list[tuple[str, str]]:
     tuned = f" at size {study['tune_at']}" if study["tune_at"] else " at each size"
     lines = [("base", study["base"]), ("all arms", " ".join(study["options"])), ("matched", f"{study['match']}{solved}")]
     lines += [("learning rates", f"{', '.join(f'{rate:g}' for rate in study['rates'])}, tried{tuned}")]
-    lines += [("optimizer", " ".join(f"{name}={value}" for name, value in outcome["optimizer"].items() if value != ()))]
+    lines += [("optimizer", " ".join(f"{name}={value}" for name, value in outcome["optimizer"].items()))]
     lines += [("seeds", str(study["seeds"])), ("margin", f"{study['margin']:g} {UNITS[study['metric']]}")]
     lines += [(f"matched {arm}", f"by {key}" if key else "not") for arm, key in study["solve_in"].items()]
     for kind in ("sizes", "arms", "cells"):
