@@ -287,6 +287,15 @@ def test_mistakes_in_calls_give_one_line_errors(gpt2):
         (lambda: gpt2.generate("a", top_k=-3), "top_k=-3"),
         (lambda: gpt2.generate("a", seed=-1), "seed=-1"),
         (lambda: gpt2.generate("\udc80"), "it must be text that UTF-8 can encode"),
+        (lambda: gpt2.generate(5), "prompt=5 is not allowed: it must be a string"),
+        (lambda: gpt2.generate(None), "prompt=None is not allowed: it must be a string"),
+        (lambda: gpt2.generate("a", max_new_tokens=2.5), "max_new_tokens=2.5 .* an integer"),
+        (lambda: gpt2.generate("a", seed="x"), "seed='x' .* an integer"),
+        (lambda: gpt2.generate("a", seed=1.5), "seed=1.5 .* an integer"),
+        (lambda: gpt2([[1]], positions_BL=[[64]]), "positions_BL has 64, .* at least 0 and below 64"),
+        (lambda: gpt2([[1]], positions_BL=[[-1]]), "positions_BL has -1, .* at least 0 and below 64"),
+        (lambda: gpt2.memory("x"), "layer x: this model has layers 0 to 1"),
+        (lambda: gpt2.unembed(np.zeros((1, 3))), r"x of shape \(1, 3\) is not allowed: it must be \[..., 32\]"),
     ]
     for call, text in cases:
         with pytest.raises(xf.UserError, match=text) as caught:
@@ -298,6 +307,21 @@ def test_models_without_a_position_table_have_no_longest_text():
     lm = tiny_model("moe")
     assert lm(np.zeros((1, 65), int)).shape == (1, 65, 257)
     assert lm.generate("a" * 64, max_new_tokens=3, temperature=0)
+
+
+def test_a_float32_model_is_loaded_in_float64(tmp_path):
+    """Whatever its format, with the same parameters, also after it was saved."""
+    lm = tiny_model("llama")
+    expected = lm([[1, 2]])
+    lm.export_hf(tmp_path / "hf")
+    lm.save(tmp_path / "run")
+    for name in ("hf", "run"):
+        wide = xf.load(tmp_path / name, dtype="float64")
+        wide.save(tmp_path / f"{name}64")
+        for loaded in (wide, xf.load(tmp_path / f"{name}64")):
+            assert (loaded.config.param_dtype, loaded([[1, 2]]).dtype) == ("float64", np.float64)
+            assert relative_error(loaded([[1, 2]]), expected) < TOLERANCE["float32"]
+        jax.tree.map(np.testing.assert_array_equal, wide.params, lm.params)
 
 
 def test_a_float64_run_is_loaded_in_float64(tmp_path):

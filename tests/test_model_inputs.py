@@ -125,6 +125,16 @@ def test_a_replacement_steers_generated_text(gpt2):
         gpt2.generate("def", replace={"embed": "x"})
 
 
+@pytest.mark.parametrize("tap", ["key", "value"])
+def test_generate_refuses_to_replace_keys_or_values_that_are_one_entry_of_the_cache(tap):
+    lm = tiny_model("gpt2", model__blocks__main__attention__value="key", model__blocks__main__attention__bias="()")
+    name = f"*.attention.{tap}"
+    assert relative_error(lm(TEXT, replace={name: jnp.zeros_like}), lm(TEXT)) > 1e-3
+    with pytest.raises(xf.UserError, match="generate cannot replace the key or the value with attention.value='key'"):
+        lm.generate("a", 2, temperature=0.0, replace={name: jnp.zeros_like})
+    assert lm.generate("a", 2, temperature=0.0, replace={"*.attention.query": jnp.zeros_like}) is not None
+
+
 def test_jit_grad_and_vmap_work_around_a_pass_with_replacements(gpt2):
     name = "blocks.0.feed_forward.out"
 
@@ -172,6 +182,24 @@ def test_replacements_with_the_same_operations_share_a_compiled_program(gpt2, mo
     assert len(traces) == 1
 
 
+def test_replacements_with_jitted_functions_share_a_compiled_program_if_their_arrays_are_equal(gpt2, monkeypatch):
+    """Arrays that a jitted function uses from outside are part of its operations."""
+    forward, traces = language_model.forward, []
+    monkeypatch.setattr(language_model, "forward", lambda *inputs: traces.append(inputs) or forward(*inputs))
+    for number in range(3):
+        by = jnp.full(gpt2.config.width, number, jnp.float32)
+        gpt2(TEXT, replace={"blocks.0.attention.out": lambda x, by=by: jnp.where(x > by, x, jnp.clip(x, -1, 1))})
+    assert len(traces) == 1
+    for make in (np.full, jnp.full):
+        factors = [make((2,), number, np.float32) for number in (1, 2, 1)]
+        one, two, again = (jax.jit(lambda x, by=by: x * by) for by in factors)
+        shape = jax.ShapeDtypeStruct((1, 2), jnp.float32)
+        one, two, again, same = (traced(xf.Patch(each), shape).function for each in (one, two, again, one))
+        assert one == same and hash(one) == hash(same) and one != two
+        assert make is jnp.full or one == again
+        np.testing.assert_array_equal(two(jnp.ones((1, 2))), [[2, 2]])
+
+
 def test_replacements_with_other_operations_or_derivatives_are_not_confused(gpt2):
     def with_gradient(factor):
         @jax.custom_vjp
@@ -179,6 +207,11 @@ def test_replacements_with_other_operations_or_derivatives_are_not_confused(gpt2
             return x
 
         same.defvjp(lambda x: (x, None), lambda _, gradient: (factor * gradient,))
+        return same
+
+    def with_tangent(factor):
+        same = jax.custom_jvp(lambda x: x)
+        same.defjvp(lambda x, tangent: (x[0], factor * tangent[0]))
         return same
 
     def slope(replacement):
@@ -189,10 +222,10 @@ def test_replacements_with_other_operations_or_derivatives_are_not_confused(gpt2
     triple = gpt2(TEXT, replace={"embed": lambda x: 3.0 * x})
     assert relative_error(gpt2(TEXT, replace={"embed": lambda x: 2.0 * x}), triple) > 1e-3
     shape = jax.ShapeDtypeStruct((1, 2), jnp.float32)
-    functions = [lambda x: x + 1, lambda x: x + 1, lambda x: x + 2, lambda x: jax.nn.relu(x), lambda x: jax.nn.relu(x)]
-    first, same, other, opaque, also_opaque = (traced(xf.Patch(function), shape).function for function in functions)
+    functions = [lambda x: x + 1, lambda x: x + 1, lambda x: x + 2, with_tangent(1.0), with_tangent(2.0)]
+    first, same, other, one, two = (traced(xf.Patch(function), shape).function for function in functions)
     assert first == same and hash(first) == hash(same) and first != other
-    assert opaque == opaque and opaque != also_opaque
+    assert one == one and one != two
 
 
 def test_positions_and_segments_of_a_packed_row(lm):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace as with_fields
 from functools import partial
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +42,14 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 
 def with_dtype(model: ModelConfig, dtype: str) -> ModelConfig:
-    """`model` with the compute dtype `dtype`; unchanged if `dtype` is empty."""
+    """`model` with the compute dtype `dtype`; unchanged if `dtype` is empty. float64 is also the dtype of the parameters,
+    and switches JAX to 64 bits."""
     if not dtype:
         return model
     require(dtype in DTYPES, "model.dtype", dtype, f"one of {', '.join(DTYPES)}")
+    if dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+        model = with_fields(model, param_dtype=dtype)
     return resolve_model(with_fields(model, dtype=dtype))
 
 
@@ -111,10 +116,11 @@ class LanguageModel:
 
         `replace` maps names of taps, which may have the wildcard `*`, to a pure function from the tap's value to a new
         value of the same shape, to the new value itself, or to an `xf.Patch`. The pass is compiled once for functions
-        with the same operations: the arrays that they use may change, and so may the layer. jax.jit, jax.grad and
-        jax.vmap work around it.
-        `positions_BL` are the positions of the tokens (0, 1, ... by default), `segments_BL` the numbers of their
-        documents in a packed row, 0 for padding (by default one document without padding).
+        with the same operations: the arrays that they use may change, and so may the layer. Functions with
+        custom derivatives, such as jax.nn.relu, are compiled anew. jax.jit, jax.grad and jax.vmap work around it.
+        `positions_BL` are the positions of the tokens: 0, 1, ... by default, and within the position table, if the model
+        has one. `segments_BL` are the numbers of their documents in a packed row, 0 for padding; by default one document
+        without padding.
         """
         return _logits(self.config, self.params, *self._inputs(tokens_BL, replace, positions_BL, segments_BL))
 
@@ -134,6 +140,8 @@ class LanguageModel:
             raise UserError("unembed: the final norm of layout='resi_dual' reads a second stream; use normed=True")
         lm = transformer.bind(self.config, self.params)
         x = jnp.asarray(x, self.config.dtype)
+        if x.shape[-1:] != (self.config.width,):
+            raise UserError(f"unembed: x of shape {x.shape} is not allowed: it must be [..., {self.config.width}]")
         return lm.logits(x if normed else lm.final_norm(x))
 
     def capture(
@@ -150,7 +158,8 @@ class LanguageModel:
     def _inputs(self, tokens_BL, replace: dict | None, positions_BL, segments_BL) -> tuple:
         """The arguments of the compiled passes after the parameters."""
         tokens_BL = self.tokens(tokens_BL)
-        positions_BL = each_token("positions_BL", positions_BL, tokens_BL)
+        rows = self.config.max_length if self.config.position == "learned" else 2**31
+        positions_BL = each_token("positions_BL", positions_BL, tokens_BL, limit=rows)
         segments_BL = each_token("segments_BL", segments_BL, tokens_BL)
         found = patches(self.config, replace or {}, *tokens_BL.shape)
         taps = request(self.config, (), shared(self.config, found, *tokens_BL.shape))
@@ -208,7 +217,7 @@ class LanguageModel:
         """
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        prompts = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str) else [prompt]
         texts = [""] * len(prompts)
         readers = [self.tokenizer.decode_stream(not p) for p in prompts]
         sampling = Sampling(temperature, top_k, top_p)
@@ -249,8 +258,8 @@ class LanguageModel:
         self, prompts, max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict
     ) -> Iterator[list[list[int]]]:
         seeds = seed if isinstance(seed, list) else [seed] * len(prompts)
-        if not all(0 <= each < 2**32 for each in seeds):
-            raise UserError(f"seed={seed} is not allowed: it must be at least 0 and below 2^32")
+        if not all(isinstance(each, Integral) and 0 <= each < 2**32 for each in seeds):
+            raise UserError(f"seed={seed!r} is not allowed: it must be an integer of at least 0 and below 2^32")
         if len(seeds) != len(prompts):
             raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(prompts)} prompts")
         if not prompts:
@@ -269,9 +278,9 @@ class LanguageModel:
             allowed = f"shorter than {rows} tokens, by {LIMITS}"
             raise UserError(f"a prompt of {length} tokens is not allowed: it must be {allowed}")
         count = min(256, available) if max_new_tokens is None else max_new_tokens
-        if not 1 <= count <= available:
+        if not (isinstance(count, Integral) and 1 <= count <= available):
             most = f" and at most {available} after a prompt of {length} tokens ({rows} by {LIMITS})" if rows else ""
-            raise UserError(f"max_new_tokens={count} is not allowed: it must be at least 1{most}")
+            raise UserError(f"max_new_tokens={count!r} is not allowed: it must be an integer of at least 1{most}")
         return count
 
 

@@ -43,7 +43,9 @@ def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageM
         jax.config.update("jax_enable_x64", True)
     tokenizer = load_tokenizer(str(path / "tokenizer")) if exists(path / "tokenizer") else None
     model = with_dtype(run.model, dtype)
-    step, params = _restore(path, step, abstract_params(model, mesh))
+    step, params = _restore(path, step, abstract_params(run.model, mesh))
+    if model.param_dtype != run.model.param_dtype:
+        params = jax.tree.map(lambda leaf: leaf.astype(model.param_dtype), params)
     return LanguageModel(model, params, tokenizer, run, step, load_source(path), edits.load(path))
 
 

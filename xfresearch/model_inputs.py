@@ -56,8 +56,9 @@ def _check_shape(model: ModelConfig, shape: tuple[int, ...], dtype) -> None:
         raise UserError(f"tokens of length {shape[1]} are not allowed: the length must be {allowed}")
 
 
-def each_token(name: str, numbers, tokens_BL):
-    """int32[B, L]: numbers of tokens, such as their positions; None for None. Raises UserError for another shape."""
+def each_token(name: str, numbers, tokens_BL, limit: int = 0):
+    """int32[B, L]: numbers of tokens, such as their positions; None for None. Raises UserError for another shape and,
+    with a `limit`, for numbers below 0 or from the limit on. Under jit the numbers are not known."""
     if numbers is None or isinstance(numbers, jax.core.Tracer):
         return numbers
     try:
@@ -67,6 +68,10 @@ def each_token(name: str, numbers, tokens_BL):
     if numbers.shape != tokens_BL.shape or not jnp.issubdtype(numbers.dtype, np.integer):
         allowed = f"integers of the shape of the tokens, {tokens_BL.shape}"
         raise UserError(f"{name} of shape {numbers.shape} and type {numbers.dtype} is not allowed: it must be {allowed}")
+    low, high = int(numbers.min()), int(numbers.max())
+    if limit and not 0 <= low <= high < limit:
+        wrong = low if low < 0 else high
+        raise UserError(f"{name} has {wrong}, which is not allowed: it must be at least 0 and below {limit}")
     return jnp.asarray(numbers, jnp.int32)
 
 

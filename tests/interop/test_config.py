@@ -37,6 +37,23 @@ def test_old_and_new_rope_keys_give_the_same_model(name, hub, newer):
     assert found == rope(name, config | {"rope_parameters": newer}) != rope(name, config)
 
 
+@pytest.mark.parametrize(
+    "name, config, field, expected",
+    [
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+         "scaling", "linear"),
+        ("phi", {"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.75}}, "fraction", 0.75),
+    ],
+)  # fmt: skip
+def test_of_two_keys_the_one_that_transformers_reads_wins(name, config, field, expected):
+    assert getattr(rope(name, (LLAMA if name == "llama" else NEOX) | config), field) == expected
+
+
+def test_a_dropout_rate_is_written_as_it_was_read():
+    config = LLAMA | {"attention_dropout": 0.3}
+    assert write_config(get_family("llama"), read("llama", config))["attention_dropout"] == 0.3
+
+
 def test_missing_rope_keys_have_the_defaults_of_transformers():
     assert rope("gpt_neox", NEOX).fraction == 0.25
     assert rope("phi", NEOX).fraction == 0.5

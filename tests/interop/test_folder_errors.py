@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 import xfresearch as xf
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
-from xfresearch.interop.folder import INDEX
+from xfresearch.interop.folder import INDEX, stored_tensors
 
 
 def error_of(folder: Path) -> str:
@@ -146,7 +146,7 @@ def test_a_tensor_in_two_files_is_named(sharded, tmp_path):
 
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname"])
 def test_an_index_cannot_list_files_outside_its_folder(folder, name):
-    shutil.copy(folder / WEIGHTS, folder.parent / "elsewhere.safetensors")
+    (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {UP: name}}))
     assert "which is not in the folder" in error_of(folder)
 
@@ -254,6 +254,13 @@ def test_the_links_of_the_hubs_cache_are_followed_and_only_named_files_are_copie
     xf.load(tmp_path / "run").export_hf(tmp_path / "exported")
     assert not list(tmp_path.glob("run/**/notes.txt")) and not (tmp_path / "exported" / "notes.txt").exists()
     assert {"config.json", WEIGHTS} <= {file.name for file in (tmp_path / "exported").iterdir()}
+
+
+def test_an_index_next_to_a_whole_file_is_ignored(folder):
+    """As in `transformers`."""
+    shutil.copy(folder / WEIGHTS, folder / "other.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {UP: "other.safetensors"}}))
+    assert {tensor.file.name for tensor in stored_tensors(folder).values()} == {WEIGHTS}
 
 
 def test_a_pickle_next_to_safetensors_is_ignored(folder, tmp_path):

@@ -139,8 +139,6 @@ def test_the_dtype_of_computation_can_be_chosen(folder, tmp_path):
         assert not np.array_equal(lm(TOKENS_BL), xf.load(path)(TOKENS_BL))
         with pytest.raises(xf.UserError, match="model.dtype='int8'.* one of float32"):
             xf.load(path, dtype="int8")
-        with pytest.raises(xf.UserError, match="must be float64 if model.dtype is float64"):
-            xf.load(path, dtype="float64")
 
 
 def test_nan_values_are_read_unchanged(folder):

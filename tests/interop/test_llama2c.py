@@ -192,3 +192,9 @@ def test_missing_files_and_steps_are_one_line_errors(written):
     (written.parent / "tok300.bin").unlink()
     with pytest.raises(xf.UserError, match="tokenizer not found: neither tok300.bin nor tokenizer.bin is in its dir"):
         xf.load(written)
+
+
+def test_a_file_is_loaded_in_float64_with_parameters_in_float64(written):
+    lm = xf.load(written, dtype="float64")
+    assert lm.config.param_dtype == "float64" and lm([[1, 2]]).dtype == np.float64
+    jax.tree.map(np.testing.assert_array_equal, lm.params, random_model(tied=True)[1])

@@ -25,6 +25,8 @@ def windows(model) -> list[int]:
     return blocks * (model.depth // len(blocks))
 
 
+LLAMA_LIKE = (hub.LLAMA_2, hub.MISTRAL, hub.MIXTRAL, hub.QWEN2, hub.QWEN3, hub.OLMO, hub.OLMO_2, hub.OLMOE)
+LLAMA_LIKE += (hub.GEMMA, hub.GEMMA_2)
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
@@ -85,6 +87,17 @@ def test_windows(config, changes, expected):
         (hub.MIXTRAL, {}, "*.feed_forward.moe.renormalise", True),
         (hub.OLMO, {"clip_qkv": 8.0}, "*.attention.clip", 8.0),
         (hub.OLMO, {}, "*.norm_epsilon", 1e-5),
+        *((config, {"attention_dropout": 0.25}, "*.attention.dropout", 0.25) for config in LLAMA_LIKE),
+        *((config, {"attention_dropout": ...}, "*.attention.dropout", 0.0) for config in LLAMA_LIKE),
+        (hub.LLAMA_3_1, {"num_key_value_heads": ...}, "*.attention.kv_heads", 32),
+        (hub.MISTRAL, {"num_key_value_heads": ...}, "*.attention.kv_heads", 8),
+        (hub.MISTRAL, {"num_key_value_heads": None}, "*.attention.kv_heads", 32),
+        (hub.MIXTRAL, {"num_key_value_heads": ...}, "*.attention.kv_heads", 8),
+        (hub.QWEN2, {"num_key_value_heads": ..., "num_attention_heads": 64}, "*.attention.kv_heads", 32),
+        (hub.QWEN3, {"num_key_value_heads": ..., "num_attention_heads": 64}, "*.attention.kv_heads", 32),
+        (hub.GEMMA, {"num_key_value_heads": ..., "num_attention_heads": 32}, "*.attention.kv_heads", 16),
+        (hub.GEMMA_2, {"num_key_value_heads": ..., "num_attention_heads": 8}, "*.attention.kv_heads", 4),
+        (hub.OLMO_2, {"num_key_value_heads": ...}, "*.attention.kv_heads", 32),
     ],
 )
 def test_a_key_sets_a_field(config, changes, field, expected):
@@ -121,6 +134,10 @@ def test_a_key_sets_a_field(config, changes, field, expected):
         (hub.GPT_J, {"rotary_dim": "a"}, "rotary_dim='a'.* an integer of at least 0"),
         (hub.GPT_J, {"rotary_dim": 63}, "config.json: rotary_dim over the size of a head=0.246.* an even number"),
         (hub.PHI, {"partial_rotary_factor": 0.01}, "config.json: partial_rotary_factor=0.01"),
+        (hub.MISTRAL, {"head_dim": 7}, "config.json: head_dim=7 is not allowed: it must be even"),
+        (hub.OLMOE, {"num_attention_heads": 2048}, "json: hidden_size / num_attention_heads=1 is not .* even"),
+        (hub.QWEN2, {"is_causal": False}, "is_causal=False is not allowed"),
+        (hub.GPT_2, {"is_causal": None}, "is_causal=None is not allowed"),
     ],
 )
 def test_unsupported_values_are_errors_that_name_the_key(config, changes, reason):

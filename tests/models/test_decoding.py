@@ -219,6 +219,12 @@ def test_top_k_and_top_p_follow_their_definition(ranks, temperature, top_k, top_
     assert relative_error(p_V, expected) < TOLERANCE["float64"]
 
 
+def test_a_top_p_below_the_smallest_float32_keeps_the_likeliest_token():
+    logits_BV = jnp.array([[0.0, 3.0, 1.0]])
+    found_BV = decoding.truncate(logits_BV, Sampling(1.0, top_p=1e-50))
+    np.testing.assert_array_equal(found_BV, [[-np.inf, 0.0, -np.inf]])
+
+
 def test_draws_follow_the_distribution():
     sampling = Sampling(0.7, 5, 0.95)
     n = 20_000
@@ -238,7 +244,12 @@ def test_a_tiny_temperature_equals_greedy_decoding():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}]
+    "arguments",
+    [
+        *({"temperature": value} for value in (-1, float("nan"), None)),
+        *({"top_k": value} for value in (-1, 2.5)),
+        *({"top_p": value} for value in (0, 1.1, "x")),
+    ],
 )
 def test_the_error_for_bad_sampling_names_the_option(arguments):
     (name,) = arguments

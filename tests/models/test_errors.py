@@ -35,6 +35,14 @@ INVALID = [
     ({"pattern": ("mian",)}, ["model.pattern=('mian',)", "main", "did you mean 'main'"]),
     ({"pattern": ("main",) * 3}, ["model.depth=2", "a multiple of the 3"]),
     ({"blocks": {"main": MAIN, "spare": MAIN}}, ["model.blocks='spare'", "a block that model.pattern"]),
+    (
+        {"blocks": {"main": MAIN, "main_1": MAIN}, "pattern": ("main_1", "main", "main"), "depth": 3},
+        ["model.blocks='main_1'", "another name"],
+    ),
+    (
+        {"depth": 4, "segments": ((("main",), -2), (("main",), 6))},
+        ["model.segments=((('main',), -2), (('main',), 6))", "repeats of at least 0"],
+    ),
     ({"dtype": "float64"}, ["model.param_dtype='float32'", "float64"]),
     (
         {B + "layout": "post_norm", B + "norms.feed_forward_in.kind": "rms"},

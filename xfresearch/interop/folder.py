@@ -66,7 +66,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The folder's safetensors files: those that its index lists, or model.safetensors if it has no index."""
+    """The folder's safetensors files: model.safetensors, or those that its index lists. `transformers`, too, reads no
+    index beside model.safetensors."""
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
     index = folder / INDEX
     if index.is_file():
         try:
@@ -78,8 +81,6 @@ def _files(folder: Path) -> list[Path]:
             if not file.is_file() or file.parent != folder:
                 raise UserError(f"{index}: it lists {file.name}, which is not in the folder")
         return files
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise UserError(

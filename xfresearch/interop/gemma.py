@@ -17,6 +17,7 @@ FAMILY = replace(
     fixed=llama.FIXED | {"embedding_scale": "sqrt_width", "*.norm_offset": 1.0, "*.norm_cast": "after_gain"},
     keys=(
         *llama.KEYS,
+        llama.kv_heads(16),
         Key("max_position_embeddings", "max_length", 8192),
         Key("tie_word_embeddings", "tie_embeddings", True),
         Key("head_dim", "*.attention.head_size", 256),

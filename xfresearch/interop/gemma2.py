@@ -14,7 +14,8 @@ def every_other(config: dict) -> list[str]:
 
 
 def scale(scalar) -> float:
-    """The scale of the attention logits: query_pre_attn_scalar^(-1/2)."""
+    """The scale of the attention logits: query_pre_attn_scalar^(-1/2). Export writes integers only, because `transformers`
+    refuses other numbers."""
     if number("query_pre_attn_scalar", scalar) <= 0:
         raise Unsupported(f"config.json: query_pre_attn_scalar={scalar!r} is not allowed: it must be above 0")
     return scalar**-0.5
@@ -32,6 +33,7 @@ FAMILY = replace(
     fixed=gemma.FAMILY.fixed | {"*.layout": "peri_norm"},
     keys=(
         *(key for key in gemma.FAMILY.keys if key.theirs != "hidden_act"),
+        llama.kv_heads(4),
         Key("hidden_activation", "*.feed_forward.kind", "gelu_pytorch_tanh", llama.GATED),
         Key("query_pre_attn_scalar", "*.attention.scale", 256, read=scale, write=lambda x: round(x**-2)),
         softcap("attn_logit_softcapping", "*.attention.softcap", 50.0),

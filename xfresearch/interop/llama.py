@@ -4,6 +4,12 @@ from xfresearch.interop.family import BIASES, Family, Key, Rope, linear, norm, r
 
 GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "relu": "reglu"}
 
+
+def kv_heads(default: int) -> Key:
+    """The key of the number of key-value heads; null means as many as query heads."""
+    return Key("num_key_value_heads", "*.attention.kv_heads", default, null=0)
+
+
 FIXED = {
     "final_norm": "rms",
     "*.norm": "rms",
@@ -18,10 +24,11 @@ KEYS = (
     Key("max_position_embeddings", "max_length", 2048),
     Key("tie_word_embeddings", "tie_embeddings", False),
     Key("num_attention_heads", "*.attention.heads"),
-    Key("num_key_value_heads", "*.attention.kv_heads", 0),
+    kv_heads(0),
     Key("head_dim", "*.attention.head_size", 0),
     Key("intermediate_size", "*.feed_forward.hidden"),
     Key("rms_norm_eps", "*.norm_epsilon", 1e-6),
+    Key("attention_dropout", "*.attention.dropout", 0.0),
 )
 
 EMBEDDING = (

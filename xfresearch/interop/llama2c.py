@@ -77,8 +77,8 @@ def load(path, mesh=None, dtype: str = "") -> LanguageModel:
     if tokenizer.vocab_size != layout.header.vocab_size:
         sizes = f"{tokenizer.vocab_size} tokens; the model {path} has {layout.header.vocab_size}"
         raise UserError(f"{run.data.tokenizer}: has {sizes}")
-    params = read_params(path, layout, abstract_params(run.model, mesh))
-    return LanguageModel(with_dtype(run.model, dtype), params, tokenizer, run)
+    model = with_dtype(run.model, dtype)
+    return LanguageModel(model, read_params(path, layout, abstract_params(model, mesh)), tokenizer, run)
 
 
 def read_header(path: Path) -> tuple[Layout, Config]:
@@ -211,7 +211,7 @@ def read_params(path: Path, layout: Layout, abstract: dict) -> dict:
 
     def read(path, leaf):
         name = path_name(path)
-        return jax.device_put(_parameter(name, tensors[name], leaf.shape), leaf.sharding)
+        return jax.device_put(_parameter(name, tensors[name], leaf.shape).astype(leaf.dtype), leaf.sharding)
 
     return jax.tree_util.tree_map_with_path(read, abstract)
 

@@ -12,6 +12,7 @@ FAMILY = replace(
     architecture="MistralForCausalLM",
     keys=(
         *llama.KEYS,
+        llama.kv_heads(8),
         Key("max_position_embeddings", "max_length", 131072),
         Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
     ),

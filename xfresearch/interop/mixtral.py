@@ -15,6 +15,7 @@ FAMILY = replace(
     fixed=llama.FIXED | {"*.feed_forward.kind": "moe"},
     keys=(
         *llama.KEYS,
+        llama.kv_heads(8),
         Key("max_position_embeddings", "max_length", 131072),
         Key("rms_norm_eps", "*.norm_epsilon", 1e-5),
         Key("hidden_act", "*.feed_forward.moe.expert", "silu", llama.GATED),

@@ -20,6 +20,7 @@ FAMILY = replace(
     fixed=llama.FIXED | {"*.attention.bias": ("query", "key", "value")},
     keys=(
         *llama.KEYS,
+        llama.kv_heads(32),
         Key("max_position_embeddings", "max_length", 32768),
         Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
     ),

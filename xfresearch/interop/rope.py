@@ -20,7 +20,7 @@ DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 0.0}
 
 def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     """Our RoPE fields. `changes` has the head sizes. Raises Unsupported if our models lack the scaling."""
-    given = config.get("rope_parameters") or (config.get("rope_scaling") or {})
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}  # in the order of `transformers`
     if not isinstance(given, dict):
         raise Unsupported(f"config.json: rope_scaling={given!r} has the wrong type: it must be an object")
     kind = given.get("rope_type", given.get("type", "default"))
@@ -31,7 +31,7 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
     found = {
         PATH + "theta": number(rope.theta, theta),
         PATH + "scaling": name,
-        PATH + "fraction": _fraction(rope, given | config, changes),
+        PATH + "fraction": _fraction(rope, config | given, changes),
     }
     original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
     for ours, theirs in keys.items():
@@ -51,21 +51,25 @@ def read_rope(rope: Rope, config: dict, changes: dict) -> dict:
 
 def rope_names(rope: Rope, scaling: str) -> dict[str, str]:
     """{our RoPE field: Hugging Face key} for our rope.scaling=`scaling`."""
-    fraction = rope.fraction or f"{rope.size} over the size of a head"
+    fraction = rope.fraction or rope.size and f"{rope.size} over the size of a head"
     names = {
         PATH + ours: theirs for name, keys in SCALINGS.values() if name == scaling for ours, theirs in keys.items()
     }
-    return names | {PATH + "theta": rope.theta, PATH + "fraction": fraction}
+    return names | {PATH + "theta": rope.theta} | ({PATH + "fraction": fraction} if fraction else {})
 
 
 def _fraction(rope: Rope, config: dict, changes: dict) -> float:
     """The fraction of a head's dimensions that RoPE rotates."""
+    heads = changes["*.attention.heads"]
+    width = changes["width"]
+    given = changes.get("*.attention.head_size")
+    head = given or max(width // heads, 1)
     if rope.size:
-        heads = changes["*.attention.heads"]
-        width = changes["width"]
-        head = changes.get("*.attention.head_size") or max(width // heads, 1)
         return count(rope.size, config.get(rope.size, rope.size_default)) / head
     if not rope.fraction:
+        if head % 2 and (given or width % heads == 0):
+            name = "head_dim" if given else "hidden_size / num_attention_heads"
+            raise Unsupported(f"config.json: {name}={head} is not allowed: it must be even, because RoPE rotates pairs")
         return 1.0
     # In `rope_parameters`, every family uses the same key.
     return number(rope.fraction, config.get("partial_rotary_factor", config.get(rope.fraction, rope.default)))

@@ -194,7 +194,7 @@ def truncate(logits_BV, sampling: Sampling):
     if sampling.top_p < 1:
         sorted_BV = jnp.sort(logits_BV, -1, descending=True)
         p_BV = jax.nn.softmax(sorted_BV, -1)
-        kept_BV = jnp.cumsum(p_BV, -1) - p_BV < sampling.top_p
+        kept_BV = (jnp.cumsum(p_BV, -1) - p_BV < sampling.top_p).at[:, 0].set(True)  # a tiny top_p may round to 0
         last_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
         logits_BV = jnp.where(logits_BV < last_B1, -jnp.inf, logits_BV)
     return logits_BV

@@ -61,7 +61,7 @@ def layers(model) -> list[Layer]:
 
 def layer(model, number: int) -> Layer:
     """Layer `number`. Raises UserError if it does not exist."""
-    if not 0 <= number < model.depth:
+    if number not in range(model.depth):
         raise UserError(f"layer {number}: this model has layers 0 to {model.depth - 1}")
     return layers(model)[number]
 

@@ -1,6 +1,7 @@
 """How a token is sampled. Commands read the defaults here, so this file does not import JAX."""
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from xfresearch.errors import UserError
 
@@ -16,12 +17,15 @@ class Sampling:
     top_p: float = 0.9
 
     def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature={self.temperature} is not allowed: it must be at least 0 (0 is greedy)")
-        if not self.top_k >= 0:
-            raise UserError(f"top_k={self.top_k} is not allowed: it must be at least 0 (0 is all tokens)")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} is not allowed: it must be above 0 and at most 1 (1 is all tokens)")
+        checks = (
+            ("temperature", Real, lambda x: 0 <= x < float("inf"), "a number of at least 0 (0 is greedy)"),
+            ("top_k", Integral, lambda x: x >= 0, "an integer of at least 0 (0 is all tokens)"),
+            ("top_p", Real, lambda x: 0 < x <= 1, "a number above 0 and at most 1 (1 is all tokens)"),
+        )
+        for name, kind, fits, allowed in checks:
+            value = getattr(self, name)
+            if not (isinstance(value, kind) and fits(value)):
+                raise UserError(f"{name}={value!r} is not allowed: it must be {allowed}")
 
 
 DEFAULT = Sampling()

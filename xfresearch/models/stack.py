@@ -3,6 +3,7 @@
 It is separate from the language model (transformer.py), so that a model can have two of them.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -82,6 +83,9 @@ def resolved(stack: StackConfig) -> StackConfig:
     names = [name for pattern, _ in layers.segments(stack) for name in pattern]
     for name in stack.blocks:
         require(name in names, "model.blocks", name, f"a block that model.pattern or model.segments uses: {names}")
+    for name, count in Counter(place.name for place in layers.stacks(stack)).items():
+        allowed = "another name: the pattern repeats a block, and one of its stacks has this name"
+        require(count == 1, "model.blocks", name, allowed)
     blocks = {name: _resolved_block(block, stack, f"model.blocks.{name}") for name, block in stack.blocks.items()}
     stack = replace(stack, blocks=blocks)
     require(
@@ -106,9 +110,10 @@ def _with_repeats(stack: StackConfig) -> StackConfig:
         return stack
     default = StackConfig.__dataclass_fields__["pattern"].default
     require(stack.pattern == default, "model.pattern", stack.pattern, f"{default!r}, its default, with model.segments")
-    for pattern, _ in stack.segments:
+    for pattern, repeats in stack.segments:
         require(len(pattern) > 0, "model.segments", stack.segments, "patterns with at least one block name")
         _check_names(pattern, blocks, "model.segments", stack.segments)
+        require(repeats >= 0, "model.segments", stack.segments, "patterns with repeats of at least 0")
     known = sum(len(pattern) * repeats for pattern, repeats in stack.segments)
     open_lengths = [len(pattern) for pattern, repeats in stack.segments if not repeats]
     allowed = "segments of which at most one has 0 repeats (it fills the depth)"

@@ -1,7 +1,8 @@
 """Functions whose equality is that of their computation, so that equal ones share a compiled program.
 
 Two lambdas are never equal for jax.jit, which would compile a pass for each. A traced function holds its operations, and
-the arrays that it uses from outside (also traced ones, of jax.grad or jax.vmap) become its arguments.
+the arrays that it uses from outside (also traced ones, of jax.grad or jax.vmap) become its arguments. Arrays that a jitted
+function inside it uses from outside cannot become arguments: they are part of the operations.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from xfresearch.models.taps import Patch
 
@@ -19,17 +21,16 @@ class Traced:
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
-        # The text has all operations with their settings, but not the code of custom derivatives and callbacks.
-        self.text = None if any(map(callable, settings(jaxpr))) else str(jaxpr)
+        self.key = key(jaxpr)
 
     def __call__(self, x, *outside):
         return jaxpr_as_fun(ClosedJaxpr(self.jaxpr, outside))(x)[0]
 
     def __eq__(self, other) -> bool:
-        return self is other or isinstance(other, Traced) and self.text is not None and self.text == other.text
+        return self is other or isinstance(other, Traced) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(self.text or id(self))
+        return hash(self.key)
 
 
 def traced(patch: Patch, value: jax.ShapeDtypeStruct) -> Patch:
@@ -38,13 +39,34 @@ def traced(patch: Patch, value: jax.ShapeDtypeStruct) -> Patch:
     return replace(patch, function=Traced(closed.jaxpr), arguments=tuple(map(jnp.asarray, closed.consts)))
 
 
+def key(jaxpr: Jaxpr) -> tuple:
+    """Equal for jaxprs with the same computation, as long as they exist.
+
+    The text has the operations, but not what is in their arrays, their meshes, and their Python functions, such as custom
+    derivatives and callbacks. A Python function is equal to itself only."""
+    return str(jaxpr), *map(_identity, settings(jaxpr))
+
+
+def _identity(setting):
+    """A setting of an operation, or what stands for it if it has no hash."""
+    if hasattr(setting, "__array__") and not isinstance(setting, jax.Array | type):
+        return np.asarray(setting).tobytes()
+    try:
+        hash(setting)
+    except TypeError:
+        return id(setting)  # a jax.Array never changes, and may be on devices of other processes
+    return setting
+
+
 def settings(jaxpr) -> Iterator:
-    """The settings of all operations of a jaxpr, also of those inside them."""
+    """The settings of all operations of a jaxpr, also of those inside them, and the arrays inside them."""
     for operation in jaxpr.eqns:
+        yield from (each.val for each in operation.invars if isinstance(each, Literal) and np.ndim(each.val))
         for value in operation.params.values():
             for each in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(each, "jaxpr", each)  # of a ClosedJaxpr
                 if hasattr(inner, "eqns"):
+                    yield from getattr(each, "consts", ())
                     yield from settings(inner)
                 else:
                     yield each

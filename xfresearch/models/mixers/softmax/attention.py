@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from xfresearch.errors import UserError
 from xfresearch.kernels.attention import alteration, attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask, Shaping
 from xfresearch.models.context import Aux, Context
@@ -128,6 +129,10 @@ class Attention(SublayerModule):
         k_BSGK, v_BSGV = p.k_BLGK, p.v_BLGV
         k_segments_BS = ctx.segments_BL
         if cache is not None:
+            if "value" not in cache and ctx.wants("key", "value"):
+                raise UserError(
+                    "generate cannot replace the key or the value with attention.value='key': the cache has them once"
+                )
             cache = extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
             k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
             k_segments_BS = ctx.cache_segments_BS
