@@ -89,6 +89,22 @@ def test_gpus_of_a_host_share_a_switch():
     assert seconds(one("all-reduce", 4), parse("h100:8x4"), hosts) == (0, pytest.approx(2 * GB * 3 / 4 / 5e10))
 
 
+@pytest.mark.parametrize(
+    ("kind", "inside", "between"),
+    [
+        ("all-gather", 7 / 8, 3 / 4 / 8),
+        ("reduce-scatter", 7 / 8, 3 / 4 / 8),
+        ("all-reduce", 2 * 7 / 8, 2 * 3 / 4 / 8),  # both of them
+        ("all-to-all", 7 / 32, 3 / 4),
+        ("collective-permute", 1, 1),
+    ],
+)
+def test_a_group_over_several_hosts_uses_switches_and_the_network(kind, inside, between):
+    locations = [Location(i // 8, (i,)) for i in range(32)]
+    found = seconds(one(kind, 32), parse("h100:8x4"), locations)
+    assert found == pytest.approx((GB * inside / 4.5e11, GB * between / 5e10), rel=1e-2)
+
+
 def test_the_roofline_is_the_slowest_resource_or_the_sum():
     chip = CHIPS["v5e"]
     works = [

@@ -221,6 +221,40 @@ def test_the_formula_has_the_collectives_of_each_axis():
     assert found.memory["parameters"] + found.memory["optimiser"] == whole
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "remat", "sums"),
+    [
+        ("llama", "pre_norm", "none", 2 + 2),
+        ("llama", "pre_norm", "dots", 2 + 2),
+        ("llama", "pre_norm", "full", 3 + 2),  # the last output of a layer is not recomputed
+        ("gptj", "parallel", "none", 2),
+        ("gptj", "parallel", "full", 2),
+        ("gptj", "parallel_two_norms", "none", 2 + 2),
+    ],
+)
+def test_the_formula_sums_outputs_over_tensor_as_often_as_a_compiled_step(name, layout, remat, sums):
+    """The compiled step has 6 more sums: of the embedding and the loss."""
+    options = [f"--config.training.remat={remat}", f"--config.model.blocks.main.layout={layout}"]
+    config = program.prepare(parse([*TINY[:1], f"{ROOT}/configs/{name}.py:tiny", TINY[2], *options]))
+    found = formula.estimate_step(config, {"data": 1, "fsdp": 1, "expert": 1, "tensor": 2, "context": 1}).collectives
+    assert sum(each.runs for each in found if each.axes == ("tensor",)) == sums * config.model.depth
+
+
+ATTENTION = "--config.model.blocks.main.attention."
+
+
+@pytest.mark.parametrize("options", [["heads=4"], ["kv_heads=2"], ["kv_heads=1", "memory_slots=13"], ["sink=off_by_one"]])
+def test_the_formula_saves_no_weights_of_attention(options):
+    """Whatever the keys of the heads are: an activation with numbers for queries and keys grows with the length squared."""
+    kept = []
+    for length in (96, 192):
+        overrides = [f"--config.sequence_length={length}", *(f"{ATTENTION}{option}" for option in options)]
+        config = program.prepare(parse([*TINY, *overrides]))
+        kept.append(formula.estimate_step(config, dict.fromkeys(("data", "fsdp", "expert", "tensor", "context"), 1)).kept)
+    assert all("13]" not in shape for _, shape, _ in kept[0])
+    assert sum(size for *_, size in kept[1]) < 2 * sum(size for *_, size in kept[0])
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_formula_has_the_flops_of_the_traced_step(optimizer):
     config = program.prepare(parse([*TINY, f"--config.optimizer.kind={optimizer}"]))

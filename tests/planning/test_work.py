@@ -1,6 +1,7 @@
 """FLOPs and bytes of compiled programs, compared with the closed form, the traced program and the compiler's counts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ from jax.sharding import AxisType
 from tests.contracts.variants import ROOT
 from xfresearch.config.files import parse
 from xfresearch.models.counting import count_flops
-from xfresearch.planning import hlo, memory, program
+from xfresearch.planning import custom, hlo, memory, program
 from xfresearch.planning.formula import abstract_mesh
+from xfresearch.planning.hlo import Array
 from xfresearch.planning.work import work
 
 
@@ -181,7 +183,32 @@ ENTRY %main (q: bf16[2,4,1024,128], k: bf16[2,4,1536,128]) -> bf16[2,4,1024,128]
 """  # noqa: E501
     seen = 512 + (1024 + 512) / 2  # all slots, and 3 of the 2 x 2 blocks of tokens
     assert flops(kernel) == 2 * (2 * 2 * 4 * 1024 * 128 * seen)
-    assert flops(kernel.replace("mha_fwd", "mha_dkv")) == 2 * flops(kernel)
+    dkv = kernel.replace("mha_fwd", "mha_dkv")
+    assert flops(dkv) == flops(dkv.replace("block_q", "block_q_dkv")) == 2 * flops(kernel)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grid", "tokens", "keys", "causal", "blocks"),
+    [
+        ("fwd", (8, 8), 4096, 4096, True, 36),  # up to the diagonal
+        ("fwd", (8, 3), 4096, 4096, True, 1 + 2 + 6 * 3),  # a window of 1,024
+        ("dkv", (3, 8), 4096, 4096, True, 1 + 2 + 6 * 3),
+        ("fwd", (8, 1), 4096, 4096, True, 8),  # a window of 1
+        ("fwd", (8, 9), 4096, 4608, True, 36 + 8),  # a block of slots
+        ("fwd", (8, 4), 4096, 4608, True, 1 + 2 + 6 * 3 + 8),  # and a window
+        ("dkv", (8, 9), 4096, 4608, True, 36 + 8),
+        ("fwd", (2, 3), 1024, 4096, True, 2 * 3),  # the last of four devices, and a window
+        ("dq", (8, 1), 4096, 512, True, 8),  # slots alone
+        ("dq", (8, 8), 4096, 4096, False, 64),
+    ],
+)
+def test_splash_attention_counts_the_blocks_of_its_grid(kind, grid, tokens, keys, causal, blocks):
+    """The numbers of blocks are those of the kernel's own mask (block_mask > 0)."""
+    q, k = (Array("bf16", (4, size, 128), False) for size in (tokens, keys))
+    operands = [Array("s8", (1, *grid), False)] * 2 + [q, k, k]
+    text = f'"block_q_{kind}": 512, "block_kv_{kind}": 512'.replace("_fwd", "")
+    found = custom.kernel_flops(SimpleNamespace(name=f"splash_mha_{kind}.1", text=text), operands, 0, causal)
+    assert found == custom.SPLASH[kind] * 2 * 4 * 128 * blocks * 512**2
 
 
 @pytest.mark.parametrize("name", ["ragged-dot-none.1", "jvp_jit_gmm__.2", "transpose_jvp_jit_tgmm___.2"])

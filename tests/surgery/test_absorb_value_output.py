@@ -5,6 +5,7 @@ import pytest
 from tests.surgery.comparing import assert_exact
 from tests.surgery.test_merge_query_key import changed
 from xfresearch import surgery
+from xfresearch.surgery.network import take_apart
 
 CASES = [
     {},
@@ -38,12 +39,19 @@ def test_slots_that_heads_share_get_values_of_their_own():
         ({"bias": "('value',)", "shaping": "skip_init"}, "weights that sum to 1: shaping="),
         ({"bias": "('value',)", "sees_itself": False}, "weights that sum to 1: .*the first token sees none"),
         ({"bias": "('value',)", "output_gate": "head"}, "weights that sum to 1: output_gate="),
+        ({"bias": "('value',)", "dropout": 0.1}, "weights that sum to 1: dropout=0.1 drops some"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_a_refusal_names_the_term(options, term):
     with pytest.raises(surgery.Refused, match=f"^absorb_value_output: layer 0: .*{term}"):
         surgery.absorb_value_output(changed(**options))
+
+
+def test_a_gauge_moves_a_bias_under_any_weights():
+    """b_V R stays where b_V was: only 'merged' takes it out of the sum."""
+    lm = changed(bias="('value',)", sink="off_by_one", output_gate="head", dropout=0.1)
+    assert_exact(lm, "absorb_value_output", gauge="balanced")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +70,17 @@ def test_a_matrix_without_an_inverse_is_refused(gauge, reason):
         surgery.absorb_value_output(lm, gauge=gauge)
     _, certificate = surgery.absorb_value_output(lm)  # one matrix per head needs no inverse
     assert certificate.exact
+
+
+@pytest.mark.parametrize("gauge", ["balanced", "qr"])
+def test_a_badly_conditioned_matrix_is_refused(gauge):
+    lm = changed()
+    kernel = lm.params["blocks"]["main"]["attention"]["value"]["kernel"]
+    nearly = kernel[..., 0] + 1e-5 * kernel[..., 1]
+    lm.params["blocks"]["main"]["attention"]["value"]["kernel"] = kernel.at[..., 1].set(nearly)
+    network = surgery.CONVERSIONS["absorb_value_output"](take_apart(lm.config, lm.params), gauge=gauge)
+    with pytest.raises(surgery.Refused, match="layer 0, W_V of group 0 has condition number .*, above 1e.04"):
+        network.params(0)
 
 
 @pytest.mark.parametrize("gauge", ["balanced", "qr", "first_rows"])

@@ -1,16 +1,20 @@
 """Chains of conversions, the command, and what a certificate refuses."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 import xfresearch as xf
 from tests.surgery.comparing import assert_exact
+from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import command, convert, surgery
 from xfresearch.errors import UserError
+from xfresearch.surgery import certificate as certificate_module
 from xfresearch.surgery import conversion, running
+from xfresearch.surgery.network import take_apart
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +107,89 @@ def test_a_conversion_that_changes_the_function_is_refused(monkeypatch):
 
 
 def test_a_control_that_sees_nothing_is_refused():
-    idle = conversion.Conversion("idle", "nothing", "always", "with nothing", lambda network, layers, broken: network)
     with pytest.raises(surgery.Refused, match="idle: the control .* equal logits prove nothing"):
-        running.convert(tiny_model(), [running.Step(idle)])
+        running.convert(tiny_model(), [idle("idle")])
+
+
+def idle(name: str, approximate: bool = False) -> running.Step:
+    """A step that changes nothing."""
+    parts = (name, "nothing", "always", "with nothing", lambda network, layers, broken: network)
+    return running.Step(conversion.Conversion(*parts, approximate=approximate))
+
+
+def test_exact_steps_beside_an_approximation_are_refused_if_they_differ(monkeypatch):
+    found = []
+
+    def certify(certificate, *others):
+        certificate.differences = {"random tokens": {"absolute": 0.5, "relative": 0.5}}
+        certificate.controls = {"all": 1.0}
+        found.append(certificate.conversions)
+
+    monkeypatch.setattr(running, "certify", certify)
+    a, b, c, rough = idle("a"), idle("b"), idle("c"), idle("rough", approximate=True)
+    _, certificate = running.convert(tiny_model(), [rough])
+    assert certificate.approximate and found == [["rough"]]
+    with pytest.raises(surgery.Refused, match="^a, b: logits differ by 5.0e-01 relative"):
+        running.convert(tiny_model(), [a, b, rough, c])
+    monkeypatch.setattr(certificate_module, "BOUND", 1.0)
+    found.clear()
+    _, certificate = running.convert(tiny_model(), [a, b, rough, c])
+    assert found == [["a", "b", "rough", "c"], ["a", "b"], ["c"]]
+    assert [*certificate.figures] == [f"difference of logits, {name} alone" for name in ("a, b", "c")]
+
+
+def test_an_approximation_that_is_not_finite_is_refused(monkeypatch):
+    def certify(certificate, *others):
+        certificate.differences = {"random tokens": {"absolute": math.nan, "relative": math.nan}}
+
+    monkeypatch.setattr(running, "certify", certify)
+    with pytest.raises(surgery.Refused, match="^rough: the comparison .random tokens. is not finite"):
+        running.convert(tiny_model(), [idle("rough", approximate=True)])
+
+
+@pytest.mark.parametrize("place", ["differences", "controls"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_comparison_that_is_not_finite_is_refused(place, number):
+    """Python's max and min lose a NaN that is not the first one."""
+    found = certificate_module.Certificate(["a"], False)
+    found.differences = {name: {"relative": 1e-16} for name in ("random tokens", "with the cache")}
+    found.controls = {"first": 0.5, "second": 0.5}
+    assert found.exact
+    if place == "differences":
+        found.differences["with the cache"]["relative"] = number
+    else:
+        found.controls["second"] = number
+    assert place == "controls" or not found.relative <= 1
+    name = "with the cache" if place == "differences" else "second"
+    assert not found.exact and running._why(found) == (
+        f"a: the comparison ({name}) is not finite in float64: it proves nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "arguments"),
+    [
+        ({"kv_heads": 2}, "expand_groups,absorb_value_output", {"gauge": "qr"}),
+        ({}, "stack,unstack", {}),
+        ({"sink": "learned"}, "sink_to_slot,slot_to_sink", {}),
+    ],
+)
+def test_a_control_needs_no_later_step(options, names, arguments):
+    """A later step may refuse what a broken step makes: no terms of refusal in the controls."""
+    lm = changed(**{"bias": "()"} | options)
+    for control in running._controls(take_apart(lm.config, lm.params), surgery.chain(names, options=arguments)).values():
+        assert control.params(0)
+
+
+def test_layers_are_converted_once_and_mistakes_are_named():
+    lm = changed(bias="()")
+    network = take_apart(lm.config, lm.params)
+    assert len(surgery.CONVERSIONS["stack"](network, (1, 1)).layers) == 3
+    with pytest.raises(surgery.Refused, match="all layers add to one residual stream"):
+        surgery.CONVERSIONS["centre"](network, (0, 0))
+    for layers, text in (((), r"layers=\(\)"), ((0, -1), "layers=-1")):
+        with pytest.raises(UserError, match=f"^{text} is not allowed: this model has layers 0 to 1"):
+            surgery.CONVERSIONS["stack"](network, layers)
 
 
 def test_untie():

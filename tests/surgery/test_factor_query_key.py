@@ -46,6 +46,15 @@ def test_a_full_rank_needs_its_rank():
         CONVERSIONS["factor_query_key"](network)
 
 
+def test_matrices_of_zeros_have_factors_of_rank_1():
+    lm = changed(query="merged", bias="()")
+    query = lm.params["blocks"]["main"]["attention"]["query"]
+    query["kernel"] = 0 * query["kernel"]
+    factored = CONVERSIONS["factor_query_key"](take_apart(lm.config, lm.params))
+    model, _ = assemble(factored, "float32")
+    assert model.blocks["main"].attention.rank == 1
+
+
 def test_a_smaller_rank_has_a_bound():
     """A merged matrix that was saved in float32 has full rank by rounding, and its old rank is nearly exact."""
     lm = changed(bias="()")

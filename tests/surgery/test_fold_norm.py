@@ -7,6 +7,8 @@ from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.models import transformer
+from xfresearch.surgery import CONVERSIONS
+from xfresearch.surgery.network import take_apart
 from xfresearch.trees import by_path
 
 NO_POSITION = {"model__position": "none"}
@@ -52,6 +54,44 @@ def test_some_layers_only():
 def test_a_refusal_names_the_term(name, overrides, term):
     with pytest.raises(surgery.Refused, match=f"^fold_norm: .*{term}"):
         surgery.fold_norm(tiny_model(name, **overrides))
+
+
+@pytest.mark.parametrize(
+    ("norm", "options", "term"),
+    [
+        ("rms", {"value": "key"}, "value='key' is g h . b itself"),
+        ("rms", {"memory_slots": 3}, "keys that are h, and those of slots are trained"),
+        ("rms", {"position": "relative_key"}, "keys that are h, and relative keys are trained"),
+        ("layer", {"softcap": 2.0}, "terms that the softmax over the context cancels, and softcap=2.0 does not"),
+        ("layer", {"sink": "off_by_one"}, "the softmax over the context cancels, and slots or a sink do not"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_term_that_a_merged_matrix_cannot_take(norm, options, term):
+    """At full rank the key is the normed x. Factors of a rank have a key of their own."""
+    lm = tiny_model("gpt2", **with_norm(norm, query="merged", bias="()", **options))
+    with pytest.raises(surgery.Refused, match=f"^fold_norm: layer 0, attention: .*{term}"):
+        CONVERSIONS["fold_norm"](take_apart(lm.config, lm.params))
+    lm = tiny_model("gpt2", **with_norm(norm, query="merged", rank=4, bias="()", **options))
+    assert CONVERSIONS["fold_norm"](take_apart(lm.config, lm.params)).resolved
+
+
+def with_norm(norm: str, **attention) -> dict:
+    """Overrides for norms of one kind, which have a bias if they are LayerNorms, and for options of attention."""
+    norms = {"model__blocks__main__norm": norm, "model__final_norm": norm}
+    norms |= {"model__blocks__main__norm_bias": norm == "layer"}
+    return norms | {f"model__blocks__main__attention__{key}": value for key, value in attention.items()}
+
+
+@pytest.mark.parametrize("options", [{"sink": "learned"}, {"softcap": 2.0}, {"rank": 4, "memory_slots": 3}])
+def test_a_merged_matrix_takes_the_gain_on_both_sides(options):
+    norm = "layer" if "rank" in options else "rms"
+    assert_exact(tiny_model("gpt2", **with_norm(norm, query="merged", bias="()", **options)), "fold_norm")
+
+
+def test_the_norm_of_the_embedding_alone():
+    overrides = {"model__blocks__main__layout": "post_norm", "model__final_norm": "none", "model__embedding_norm": "layer"}
+    assert assert_exact(tiny_model("gpt2", **NO_POSITION | overrides), "fold_norm").embedding_norm == "none"
 
 
 def test_an_identity_has_no_matrix():

@@ -69,6 +69,7 @@ def test_the_certificate_says_that_it_is_an_approximation():
         (lambda: tiny_model("all_attention"), {}, "layer 0: layout='all_attention' has no feed-forward layer"),
         (upcyclable, {"top_k": 1}, "top_k=1 is not 2 to experts=8"),
         (upcyclable, {"noise": -1.0}, "noise=-1.0 is below 0"),
+        (upcyclable, {"seed": -1}, "seed=-1 is below 0"),
     ],
 )
 def test_a_refusal_names_the_term(lm, options, term):

@@ -77,6 +77,8 @@ def test_layers_that_share_a_table_are_widened_together():
         surgery.widen(changed(position="t5"), layers=(0,), heads=6)
     with pytest.raises(surgery.Refused, match="^widen: heads=0, hidden=0 and slots=0: nothing grows"):
         surgery.widen(changed())
+    with pytest.raises(surgery.Refused, match="^widen: seed=-1 is below 0"):
+        surgery.widen(changed(), heads=6, seed=-1)
 
 
 def test_the_certificate_measures_the_result():

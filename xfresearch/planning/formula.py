@@ -2,7 +2,8 @@
 
     weights      all-gather over fsdp in the forward and the backward pass; reduce-scatter of the gradients over fsdp,
                  all-reduce over the other axes that shard tokens
-    tensor       all-reduce of each sublayer's output in every pass: forward, backward, and recomputation (if any)
+    tensor       all-reduce of each sublayer's output, or of the sum of two that read the same input, in the forward and
+                 the backward pass; if everything is recomputed, once more unless it is the last one of its layer
     expert       all-to-all of every routed token to its expert and back, in every pass
     context      all-gather of keys and values in every pass; reduce-scatter of their gradients
     memory       state, gradients, saved activations (from the traced step), the gathered weights of two layers, and the
@@ -10,8 +11,8 @@
     HBM          each pass reads its weights; activations for the backward pass are written and read once, and once more
                  if they are recomputed; the optimizer reads and writes state and gradients
 
-Assumes that attention saves no matrix of weights. The estimate is rougher than a compiled plan, which includes what the
-compiler adds.
+Assumes that attention saves no matrix of weights. Its FLOPs count in full: a window or causal order skips none. The
+estimate is rougher than a compiled plan, which includes what the compiler adds.
 """
 
 from collections import Counter
@@ -26,6 +27,7 @@ from xfresearch.config.run import Config
 from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.planning import memory, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
@@ -85,7 +87,7 @@ class _Shares:
         return [
             (name, f"{rows} x {shape}", rows * size)
             for name, shape, size in found
-            if not _is_attention_matrix(shape, self.config)
+            if not _is_attention_matrix(name, shape, self.config)
         ]
 
     def flops(self) -> tuple[float, float]:
@@ -95,10 +97,16 @@ class _Shares:
         return (_flops_of_one_sequence(config) - update) * self.config.batch_size, update
 
 
-def _is_attention_matrix(shape: str, config: Config) -> bool:
-    sizes = shape[shape.index("[") + 1 : -1].split(", ")
-    length = str(config.sequence_length)
-    return len(sizes) >= 5 and sizes[-2:] == [length, length]
+def _is_attention_matrix(name: str, shape: str, config: Config) -> bool:
+    """Whether an activation is weights of queries and keys [..., R L, S], where R heads share keys. The S keys are tokens,
+    tokens with slots or a sink, or slots alone, for which the matrix is split."""
+    sizes = [int(size) for size in shape[shape.index("[") + 1 : -1].split(", ")]
+    length = config.sequence_length
+    if len(sizes) < 5 or sizes[-2] % length:
+        return False
+    slots = {getattr(block.attention, "memory_slots", 0) for block in config.model.blocks.values()}
+    whole = {length + count + sink for count in {0, *slots} for sink in (0, 1)}
+    return sizes[-1] in whole or name == "split" and sizes[-1] in slots
 
 
 def _canonical(config: Config, remat: str) -> Config:
@@ -166,7 +174,7 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
 
     def add(kind: str, axes: tuple, runs: float, payload: float, source: str) -> None:
         axes = tuple(axis for axis in axes if sizes[axis] > 1)
-        if axes and payload:
+        if axes and payload and runs:
             found.append(Collective(kind, axes, True, _group(axes, sizes), runs, payload, False, source, source))
 
     trained = [w for w in weights if w.trained]
@@ -187,12 +195,25 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
     for name, sublayer, place in model.places():
         count = repeats[name]
         traffic = kind_of(place.options).module.traffic(place)
-        add("all-reduce", ("tensor",), passes * count, stream, f"{name}: outputs of {sublayer.name}")
+        sums = _sums(model.blocks[name].layout, sublayer.name, config.training.remat)
+        add("all-reduce", ("tensor",), sums * count, stream, f"{name}: outputs of {sublayer.name}")
         add("all-to-all", ("expert",), 2 * passes * count, tokens * traffic.routed * width, f"{name}: tokens")
         keys = rows * config.sequence_length * traffic.context / sizes["tensor"] * width
         add("all-gather", ("context",), passes * count, keys, f"{name}: keys and values")
         add("reduce-scatter", ("context",), count, keys, f"{name}: keys and values")
     return found
+
+
+def _sums(layout: str, name: str, remat: str) -> int:
+    """How often a layer sums a sublayer's output over `tensor`: in the forward pass, and its gradient in the backward pass.
+    With remat='dots' it is saved; a layer that is recomputed in full needs it for the sublayer after it. It is summed with
+    the output of the next sublayer, once, if that one reads the same input."""
+    sublayers = LAYOUTS[layout].sublayers
+    at = [each.name for each in sublayers].index(name)
+    after = sublayers[at + 1 :]
+    if after and after[0].reads == "before":
+        return 0
+    return 2 + (remat == "full" and bool(after))
 
 
 def _group(axes: tuple, sizes: dict) -> tuple[int, ...]:

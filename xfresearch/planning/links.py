@@ -10,7 +10,8 @@ into each:
     permutation                  V * hops / W           W: one link
 
 Each hop takes at least HOP seconds. A group whose members are not neighbours shares its links with the groups in
-between. Between slices (or hosts) each device sends its shard over the network.
+between. GPUs of a host share a switch, so n is the number of members there. Between slices (or hosts) each device sends
+its shard over the network.
 """
 
 from dataclasses import dataclass
@@ -83,8 +84,7 @@ def _inside(collective: Collective, topology: Topology, group: list[Location]) -
     cores = len(group) / n  # devices of this group on each chip, which share its links
     link = topology.chip.link * cores
     if topology.chip.switched:
-        moved = collective.sent if len(collective.group) == len(group) else collective.payload
-        return moved / link + HOP
+        return _through_switch(collective, n) / link + HOP
     extents = _extents(topology, group)
     if collective.kind == "collective-permute":
         return collective.payload * _distance(topology, group) / link + HOP
@@ -94,6 +94,15 @@ def _inside(collective: Collective, topology: Topology, group: list[Location]) -
     phases = 2 if collective.kind == "all-reduce" else 1  # reduce-scatter, then all-gather
     time = collective.payload * (n - 1) / n / (link * sum(e.width for e in extents))
     return phases * max(time, HOP * _hops(extents))
+
+
+def _through_switch(collective: Collective, n: int) -> float:
+    """Bytes that a device sends to the n members on its own host: all but its share of the array, and twice that for an
+    all-reduce. An all-to-all has an equal part for each member, also on other hosts."""
+    if collective.kind in ("collective-permute", "collective-broadcast"):
+        return collective.payload
+    parts = len(collective.group) if "all-to-all" in collective.kind else n
+    return collective.payload * (n - 1) / parts * (2 if collective.kind == "all-reduce" else 1)
 
 
 def _hops(extents: list[Extent]) -> float:

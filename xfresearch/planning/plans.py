@@ -35,7 +35,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     plan = header(config, topology, sizes, "compiled") | {"compile_seconds": compiled.seconds}
     if isinstance(compiled, program.OutOfMemory):
         return plan | {"memory": _memory_of_failed(config, sizes, state, traced, compiled)}
-    works = work(compiled.program, routed_tokens(config, sizes))
+    works = work(compiled.program, routed_tokens(config, sizes), config.model.causal)
     found = collectives(compiled.program, sizes, between, topology.slices)
     timed = time_collectives(found, topology, locations(topology, mesh.devices.flat))
     plan["memory"] = _memory(config, topology, sizes, state, compiled)

@@ -45,10 +45,10 @@ class Work:
     bytes: float  # to and from HBM, per run and device
 
 
-def work(program: Program, routed: float = 0) -> list[Work]:
+def work(program: Program, routed: float = 0, causal: bool = True) -> list[Work]:
     """The work of every instruction of a step that has any, including collectives (for the bytes they move in HBM).
 
-    routed: as in `kernel_flops`.
+    routed, causal: as in `kernel_flops`.
     """
     found = []
     for name, runs in program.runs().items():
@@ -56,17 +56,19 @@ def work(program: Program, routed: float = 0) -> list[Work]:
         for instruction in computation.instructions.values():
             if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
                 continue
-            flops = _flops(program, computation, instruction, routed)
+            flops = _flops(program, computation, instruction, routed, causal)
             moved = _bytes(program, computation, instruction, routed)
             if flops or moved:
                 found.append(Work(instruction.name, instruction.op_name, runs, flops, moved))
     return found
 
 
-def _flops(program: Program, computation: Computation, instruction: Instruction, routed: float) -> float:
+def _flops(
+    program: Program, computation: Computation, instruction: Instruction, routed: float, causal: bool
+) -> float:
     if instruction.opcode == "fusion":
         fused = program.fused(instruction)
-        return sum(_flops(program, fused, inner, routed) for inner in fused.instructions.values())
+        return sum(_flops(program, fused, inner, routed, causal) for inner in fused.instructions.values())
     if instruction.opcode == "dot":
         return _dot(computation, instruction)
     if instruction.opcode == "convolution":
@@ -74,7 +76,7 @@ def _flops(program: Program, computation: Computation, instruction: Instruction,
     if "__cublas$" in instruction.text:
         return _dot(computation, instruction)
     if instruction.opcode == "custom-call" and _KERNEL.search(instruction.text):
-        return kernel_flops(instruction, _operands(computation, instruction), routed) or 0
+        return kernel_flops(instruction, _operands(computation, instruction), routed, causal) or 0
     return 0
 
 

@@ -4,7 +4,7 @@
 
 The weights w do not depend on the values, so W_h = W_V W_O,h of size D x D computes the same (value='identity_whole').
 Heads of a group share W_V, and each gets its own W_h. b_V moves to the output if the weights sum to 1: not under a sink,
-where shaping changes the sum, or where a token sees nothing. A slot's value m has no W_V:
+where shaping or dropout changes the sum, or where a token sees nothing. A slot's value m has no W_V:
 
     (m - b_V) W_O,h = m' W_V W_O,h        m' = (m - b_V) (W_V^T W_V)^-1 W_V^T
 
@@ -36,8 +36,10 @@ GAUGES = ("merged", "balanced", "qr", "first_rows")
 
 def convert(network: Network, layers, broken: bool = False, gauge: str = "merged") -> Network:
     for number in layers:
-        _check(network.layers[number].block, network.params(number), f"layer {number}")
+        _check(network.layers[number].block, f"layer {number}")
     if gauge == "merged":
+        for number in layers:
+            _check_bias(network.layers[number].block.attention, network.params(number), f"layer {number}")
         return network.change(
             layers, _merged, lambda number, block, params: _merge(network, number, block, params, broken)
         )
@@ -48,7 +50,7 @@ def convert(network: Network, layers, broken: bool = False, gauge: str = "merged
     )
 
 
-def _check(block: BlockConfig, params: Params, where: str) -> None:
+def _check(block: BlockConfig, where: str) -> None:
     a = block.attention
     refuse_unless(isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} has no terms w x W_V W_O")
     refuse_unless(a.value == "learned", f"{where}: value={a.value!r} is no matrix of its own")
@@ -56,14 +58,18 @@ def _check(block: BlockConfig, params: Params, where: str) -> None:
     refuse_unless(not a.clip, f"{where}: clip is not linear in x W_V")
     gate = a.output_gate
     refuse_unless(gate != "elementwise", f"{where}: output_gate={gate!r} multiplies each number between W_V and W_O")
-    if params.get("attention/value/bias", np.zeros(1)).any():
-        sums = "b_V W_O needs weights that sum to 1"
-        refuse_unless(a.sink == "none", f"{where}: {sums}: sink={a.sink!r} adds a term to the denominator")
-        refuse_unless(a.shaping == "none", f"{where}: {sums}: shaping={a.shaping!r} mixes them with I and C")
-        refuse_unless(gate == "none", f"{where}: {sums}: output_gate={gate!r} multiplies each head")
-        refuse_unless(
-            a.sees_itself or a.memory_slots, f"{where}: {sums}: with sees_itself=False the first token sees none"
-        )
+
+
+def _check_bias(a: SoftmaxConfig, params: Params, where: str) -> None:
+    """Raises Refused if b_V is not 0 and cannot leave the sum over the context."""
+    if not params.get("attention/value/bias", np.zeros(1)).any():
+        return
+    sums = f"{where}: b_V W_O needs weights that sum to 1"
+    refuse_unless(a.sink == "none", f"{sums}: sink={a.sink!r} adds a term to the denominator")
+    refuse_unless(a.shaping == "none", f"{sums}: shaping={a.shaping!r} mixes them with I and C")
+    refuse_unless(a.output_gate == "none", f"{sums}: output_gate={a.output_gate!r} multiplies each head")
+    refuse_unless(a.sees_itself or a.memory_slots, f"{sums}: with sees_itself=False the first token sees none")
+    refuse_unless(not a.dropout, f"{sums}: dropout={a.dropout} drops some of them in training")
 
 
 def _merged(block: BlockConfig) -> BlockConfig:
@@ -144,8 +150,8 @@ def _gauge(value_DV, output_VE, gauge: str, figures: dict[str, float], where: st
         return inverse(upper_VV, figures, where), upper_VV
     left, sizes, _ = np.linalg.svd(upper_VV @ output_VE, full_matrices=False)
     refuse_unless(sizes[-1] > 1e-12 * sizes[0], "W_V W_O has a smaller rank than the heads: it has no balanced gauge")
-    rotation = np.linalg.solve(upper_VV, left * np.sqrt(sizes))
-    return rotation, np.linalg.inv(rotation)
+    scaled_VV = left * np.sqrt(sizes)  # an orthonormal matrix with scaled columns: its inverse is exact
+    return inverse(upper_VV, figures, where) @ scaled_VV, (left / np.sqrt(sizes)).T @ upper_VV
 
 
 ABSORB_VALUE_OUTPUT = Conversion(

@@ -40,13 +40,21 @@ class Certificate:
 
     @property
     def relative(self) -> float:
-        """The largest relative difference in float64."""
-        return max((each["relative"] for each in self.differences.values()), default=math.inf)
+        """The largest relative difference in float64; NaN if one is NaN, which Python's max would lose."""
+        found = [each["relative"] for each in self.differences.values()]
+        return float(np.max(found)) if found else math.inf
 
     @property
     def exact(self) -> bool:
         """Whether the models agree, and the comparison would have found a fault."""
-        return self.relative <= BOUND and min(self.controls.values(), default=0.0) >= CONTROL
+        control = np.min([*self.controls.values()]) if self.controls else 0.0
+        return self.relative <= BOUND and not self.not_finite and bool(control >= CONTROL)
+
+    @property
+    def not_finite(self) -> list[str]:
+        """The names of the comparisons, and of the controls, that are NaN or infinite."""
+        found = {name: each["relative"] for name, each in self.differences.items()} | self.controls
+        return [name for name, each in found.items() if not math.isfinite(each)]
 
     def as_dict(self) -> dict:
         return asdict(self) | {"relative": self.relative, "exact": self.exact, "bound": BOUND}
@@ -96,7 +104,7 @@ def certify(found: Certificate, before: Network, after: Network, broken: dict[st
         logits = {"before": old.logits_BLV, "after": new.logits_BLV}
         found.bits_per_byte = {name: _bits(each[1:], text_BL[:, :length], n_bytes) for name, each in logits.items()}
     found.costs = _costs(before.resolved, after.resolved, length)
-    if found.relative > BOUND:
+    if not found.relative <= BOUND:
         found.first_difference = first_difference(*runners, old.streams, new.streams)
 
 
@@ -136,7 +144,7 @@ def first_difference(before: Runner, after: Runner, old: list, new: list) -> str
         values = before.taps(number, old[number]), after.taps(number, new[number])
         for name in [name for name in values[0] if name in values[1]]:
             a, b = (each[name] for each in values)
-            if a.shape == b.shape and difference(a, b)["relative"] > BOUND:
+            if a.shape == b.shape and not difference(a, b)["relative"] <= BOUND:  # NaN differs, too
                 return name
         return f"blocks.{number}"
     return "final"

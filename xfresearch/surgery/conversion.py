@@ -1,9 +1,10 @@
 """A conversion: a map of networks that changes the variant and not the function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from xfresearch.errors import UserError
 from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import Refused
 
@@ -37,7 +38,7 @@ class Conversion:
 
     def __call__(self, network: Network, layers=None, broken: bool = False, **options) -> Network:
         """The network with `layers` (default: all) converted. Refused names the conversion."""
-        chosen = tuple(range(len(network.layers)) if layers is None else layers)
+        chosen = _chosen(layers, len(network.layers))
         try:
             return self.convert(network, chosen, broken=broken, **self._all(options))
         except Refused as refused:
@@ -54,3 +55,13 @@ class Conversion:
 
     def _all(self, options: dict) -> dict:
         return {name: option.default for name, option in self.options.items()} | options
+
+
+def _chosen(layers: Iterable[int] | None, count: int) -> tuple[int, ...]:
+    """The numbers of the layers to convert, each once and in order. Raises UserError for one that the network, which has
+    `count` layers, does not have, and if there are none."""
+    found = tuple(range(count) if layers is None else sorted({*layers}))
+    wrong = [number for number in found if not 0 <= number < count]
+    if wrong or not found:
+        raise UserError(f"layers={wrong[0] if wrong else ()} is not allowed: this model has layers 0 to {count - 1}")
+    return found

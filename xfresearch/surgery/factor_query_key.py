@@ -45,7 +45,7 @@ def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Ne
         refuse_unless(
             not full, f"layer {number}: {exact}, the width: two factors are not smaller (rank={width} makes them)"
         )
-    rank = rank or max(smallest.values())
+    rank = rank or max(1, *smallest.values())  # matrices of zeros have rank 0, which would be the full rank
     return network.change(
         layers,
         lambda block: replace(block, attention=_factored(block.attention, rank)),

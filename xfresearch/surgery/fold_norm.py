@@ -12,8 +12,9 @@ query='merged' has the normed input on both sides of one matrix per head:
 
     (g h + b) W (g h' + b)^T = h diag(g) W diag(g) h'^T + b W diag(g) h'^T + terms that do not depend on h'
 
-The softmax cancels the last terms, so b W diag(g) becomes the bias of the query. Slots and sinks do not have these terms:
-refused.
+The softmax cancels the last terms, so b W diag(g) becomes the bias of the query. Slots and sinks do not have these terms,
+and with a softcap they do not cancel: refused. Slots and relative keys have keys of their own, which do not take the second
+diag(g), and value='key' is g h + b itself: refused, too.
 
 The final norm moves into an untied head, n (g h + b) E^T = h (E diag(g))^T + b E^T. Without positions at the embedding,
 the embedding's norm is a function of the token alone, and the whole norm moves into the table.
@@ -25,6 +26,8 @@ import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.mixers.memory import softmax_slots
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.norms import WITH_ALPHA, NormSpec
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
@@ -52,7 +55,7 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
         lambda number, block, params: _folded(block, params, axes[number], by_block[block], broken),
     )
     if "embedding_norm" in outside:
-        folded = _into_embedding(folded)
+        folded = _into_embedding(folded, broken)
     return _into_head(folded, broken) if "final_norm" in outside else folded
 
 
@@ -113,11 +116,24 @@ def _check_identities(options, gain_D, bias_D, where: str) -> None:
         kind = getattr(options, name, "learned")
         bare = kind.startswith("identity")
         refuse_unless(not bare or trivial, f"{where}: {name}={kind!r} has no matrix that could take the norm's gain")
-    constant = getattr(options, "memory_slots", 0) or getattr(options, "sink", "none") != "none"
+    if merged and not options.rank:
+        _check_both_sides(options, gain_D, bias_D, where)
+
+
+def _check_both_sides(a: SoftmaxConfig, gain_D, bias_D, where: str) -> None:
+    """Raises Refused if the gain and the bias cannot be on both sides of W_h, where the key is the normed x itself."""
+    gained, biased = (gain_D != 1).any(), bias_D.any()
+    cancels = f"{where}: b W_h diag(g) h^T leaves terms that the softmax over the context cancels, and"
+    constant = a.memory_slots or a.sink != "none"
+    refuse_unless(not (biased and constant), f"{cancels} slots or a sink do not")
+    refuse_unless(not (biased and a.softcap), f"{cancels} softcap={a.softcap} does not")
     refuse_unless(
-        not (merged and bias_D.any() and constant),
-        f"{where}: b W_h diag(g) h^T leaves terms that the softmax over the context cancels, and slots or a sink do not",
+        not (gained or biased) or a.value != "key",
+        f"{where}: value='key' is g h + b itself, and no matrix could take the norm's gain",
     )
+    once = f"{where}: diag(g) W_h diag(g) is for keys that are h, and"
+    refuse_unless(not (gained and softmax_slots(a)), f"{once} those of slots are trained")
+    refuse_unless(not (gained and a.position == "relative_key"), f"{once} relative keys are trained")
 
 
 def _without(block: BlockConfig, needed: set[str]) -> BlockConfig:
@@ -198,7 +214,7 @@ def _first_block_without(network: Network) -> Network:
     return replace(network, layers=layers)
 
 
-def _into_embedding(network: Network) -> Network:
+def _into_embedding(network: Network, broken: bool) -> Network:
     """The network with the whole norm of the embedding in the table."""
     model, spec = network.model, network.norm(network.model.embedding_norm)
     refuse_unless(
@@ -216,7 +232,7 @@ def _into_embedding(network: Network) -> Network:
     if spec.kind != "project":
         centred_VD = centred_VD / np.sqrt(np.square(centred_VD).mean(-1, keepdims=True) + spec.epsilon)
     new = {path: None for path in network.outside if path.startswith(("embedding_norm/", "embedding_scale"))}
-    new["embed/table"] = centred_VD * gain_D + bias_D
+    new["embed/table"] = (centred_VD if broken else centred_VD * gain_D) + bias_D
     return network.with_outside(new, embedding_norm="none", embedding_scale="none")
 
 

@@ -1,8 +1,9 @@
 """Applies conversions to a language model, and certifies the result."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
@@ -32,25 +33,46 @@ def convert(lm: LanguageModel, steps: Sequence[Step]) -> tuple[LanguageModel, Ce
     """The model after all steps, and the certificate of the chain.
 
     The records of edits, and of a Hugging Face folder, are those of the model before: they are left out, with a warning.
-    Raises Refused if a step does not apply, or if the certificate shows that the result computes another function.
+    Raises Refused if a step does not apply, or if the certificate shows that the result computes another function. In a
+    chain with approximations, each run of exact steps between them has to compute the same function.
     """
     before = take_apart(lm.config, lm.params)
     after = _after(before, steps)
-    approximate = any(step.conversion.approximates(step.options) for step in steps)
-    found = Certificate([step.conversion.name for step in steps], approximate)
-    with jax.enable_x64(True), stage("certificate"):
-        text_BL, n_bytes = held_out_text(lm)
-        try:
-            certify(found, before, after, _controls(before, steps), text_BL, n_bytes)
-        except Refused as refused:  # of a layer's parameters, which are computed late: a matrix has no inverse
-            raise Refused(f"{', '.join(found.conversions)}: {refused}") from refused
-        found.figures = after.figures
-    if not found.approximate and not found.exact:
-        raise Refused(_why(found))
+    text = held_out_text(lm)
+    found = _certified(before, after, steps, text)
+    if found.approximate:
+        for network, run in _exact_runs(before, steps):
+            part = _certified(network, _after(network, run), run, text)
+            found.figures[f"difference of logits, {', '.join(part.conversions)} alone"] = part.relative
     if left := left_out(lm):
         print(f"warning: {left}", file=sys.stderr)
     model, params = assemble(after, lm.config.param_dtype)
     return LanguageModel(model, params, lm.tokenizer, lm.run, lm.step), found
+
+
+def _certified(before: Network, after: Network, steps: Sequence[Step], text: tuple) -> Certificate:
+    """The certificate of a chain. Raises Refused if no step is an approximation and the networks are not equal, or if an
+    approximation is not finite."""
+    approximate = any(step.conversion.approximates(step.options) for step in steps)
+    found = Certificate([step.conversion.name for step in steps], approximate)
+    with jax.enable_x64(True), stage("certificate"):
+        try:
+            certify(found, before, after, _controls(before, steps), *text)
+        except Refused as refused:  # of a layer's parameters, which are computed late: a matrix has no inverse
+            raise Refused(f"{', '.join(found.conversions)}: {refused}") from refused
+    found.figures = after.figures
+    if found.not_finite or not (found.approximate or found.exact):
+        raise Refused(_why(found))
+    return found
+
+
+def _exact_runs(network: Network, steps: Sequence[Step]) -> Iterator[tuple[Network, list[Step]]]:
+    """The longest runs of steps that are no approximations, each with the network before it."""
+    for approximate, group in groupby(steps, lambda step: step.conversion.approximates(step.options)):
+        run = list(group)
+        if not approximate:
+            yield network, run
+        network = _after(network, run)
 
 
 def left_out(lm: LanguageModel) -> str:
@@ -73,17 +95,8 @@ def _after(network: Network, steps: Sequence[Step], broken: int | None = None) -
     """The network after the steps. The step with the number `broken` is its control."""
     network = replace(network, figures={})
     for number, step in enumerate(steps):
-        check_layers(step.layers, network)
         network = step.conversion(network, step.layers, broken=number == broken, **step.options)
     return network
-
-
-def check_layers(chosen: tuple[int, ...] | None, network: Network) -> None:
-    """Raises UserError for a layer that the network does not have."""
-    last = len(network.layers) - 1
-    for number in chosen or ():
-        if not 0 <= number <= last:
-            raise UserError(f"layers={number} is not allowed: this model has layers 0 to {last}")
 
 
 def held_out_text(lm: LanguageModel) -> tuple[np.ndarray | None, int]:
@@ -97,9 +110,9 @@ def held_out_text(lm: LanguageModel) -> tuple[np.ndarray | None, int]:
 
 
 def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Network]:
-    """For each step, the chain with this step broken."""
+    """For each step, the chain up to it with this step broken. A later step need not apply to a broken network."""
     return {
-        f"{step.conversion.name}, {step.conversion.broken}": _after(before, steps, number)
+        f"{step.conversion.name}, {step.conversion.broken}": _after(before, steps[: number + 1], number)
         for number, step in enumerate(steps)
     }
 
@@ -107,6 +120,8 @@ def _controls(before: Network, steps: Sequence[Step]) -> dict[str, Network]:
 def _why(found: Certificate) -> str:
     """The reason why a certificate is not exact."""
     names = ", ".join(found.conversions)
+    if found.not_finite:
+        return f"{names}: the comparison ({found.not_finite[0]}) is not finite in float64: it proves nothing"
     if found.relative > BOUND:
         where = f"; they first differ at {found.first_difference}" if found.first_difference else ""
         return f"{names}: logits differ by {found.relative:.1e} relative in float64, more than {BOUND:.0e}{where}"

@@ -28,6 +28,7 @@ KERNELS = ("up", "gate", "down")
 def convert(network: Network, layers, broken: bool = False, experts=8, top_k=2, noise=0.0, seed=0) -> Network:
     refuse_unless(1 < top_k <= experts, f"top_k={top_k} is not 2 to experts={experts}: with top_k=1 no router is trained")
     refuse_unless(noise >= 0, f"noise={noise} is below 0")
+    refuse_unless(seed >= 0, f"seed={seed} is below 0")
     for number in layers:
         _check(network.layers[number].block, network.params(number), f"layer {number}")
 

@@ -44,6 +44,7 @@ OUTPUTS = {  # the parameters that are 0 for a new head, slot or hidden unit
 
 def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, slots=0, seed=0) -> Network:
     refuse_unless(heads or hidden or slots, "heads=0, hidden=0 and slots=0: nothing grows; give one of them")
+    refuse_unless(seed >= 0, f"seed={seed} is below 0")
     for number in layers:
         where, block = f"layer {number}", network.layers[number].block
         for check, total in ((_check_heads, heads), (_check_hidden, hidden), (_check_slots, slots)):
