@@ -83,6 +83,16 @@ run() {
   fi
 }
 
+# run_last COMMAND...: `run` in place of this shell, so that a signal to the script reaches the command.
+run_last() {
+  if [[ ${option[dry-run]} == yes ]]; then
+    quoted "$@"
+  else
+    printf '+ %s\n' "$(quoted "$@")" >&2
+    exec "$@"
+  fi
+}
+
 # job_flag FLAG: prints the value of FLAG in the job; the last one if FLAG is repeated, nothing if it is absent.
 job_flag() {
   local i value=

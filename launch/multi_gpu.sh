@@ -19,14 +19,20 @@ parse "$@"
 require gpus '([0-9]+(,[0-9]+)*)?' "numbers of GPUs such as 0,1,2"
 require image '[^ ]*' "the name of an image"
 check_job
-[[ -z ${option[image]} ]] || require_program docker
+if [[ -n ${option[image]} ]]; then
+  workdir=$(job_flag --workdir)
+  [[ -z $workdir || $workdir == gs://?* || ($workdir == runs/?* && $workdir != *..*) ]] ||
+    fail "--workdir='$workdir' is not allowed with --image: the container has and keeps no other directory than runs/," \
+      "so it must be runs/NAME or gs://BUCKET/PATH"
+  require_program docker
+fi
 
 # JAX_PLATFORMS: without a GPU the command fails; it does not run on the CPU.
 environment=('JAX_PLATFORMS=cuda,cpu')
 [[ -z ${option[gpus]} ]] || environment+=("CUDA_VISIBLE_DEVICES=${option[gpus]}")
 if [[ -z ${option[image]} ]]; then
-  run env "${environment[@]}" "${job[@]}"
+  run_last env "${environment[@]}" "${job[@]}"
 else
-  run docker run --rm --init --gpus all --ipc host --volume "$PWD/runs:/xfresearch/runs" "${environment[@]/#/--env=}" \
+  run_last docker run --rm --init --gpus all --ipc host --volume "$PWD/runs:/xfresearch/runs" "${environment[@]/#/--env=}" \
     "${option[image]}" "${job[@]}"
 fi

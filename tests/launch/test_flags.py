@@ -133,6 +133,10 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("slurm.sbatch", f"--gpus-per-node 08 {TRAIN}", "--gpus-per-node='08'"),
         ("slurm.sbatch", f"--name a/b {TRAIN}", "--name='a/b'.* letters"),
         ("multi_gpu.sh", f"--gpus 0-3 {TRAIN}", "--gpus='0-3'.* numbers of GPUs"),
+        *(
+            ("multi_gpu.sh", f"--image x:1 {TRAIN} --workdir {folder}", f"--workdir='{folder}'.* runs/NAME or gs://")
+            for folder in ("experiments/a", "runs/../a")
+        ),
         ("local.sh", "", "N is missing"),
         ("local.sh", "0", "N=0.* a number of processes"),
         ("local.sh", "2 --port x", "--port='x'"),

@@ -1,6 +1,7 @@
 """launch/slurm.sbatch with stand-ins, outside and inside a job; launch/multi_gpu.sh."""
 
 import shlex
+import subprocess
 
 import pytest
 
@@ -59,8 +60,6 @@ def test_a_job_that_was_stopped_or_lost_a_process_is_requeued(launcher, code, re
 
 
 def test_the_copy_that_slurm_runs_finds_the_checkout(launcher, tmp_path):
-    import subprocess
-
     copy = tmp_path / "slurm_script"
     copy.write_text((ROOT / "launch" / "slurm.sbatch").read_text())
     done = subprocess.run(
@@ -81,9 +80,17 @@ def test_the_process_sees_only_the_selected_gpus(launcher, tmp_path):
     assert launcher.run("multi_gpu.sh", "--", "python", "-c", "raise SystemExit(7)").returncode == 7
 
 
+def test_a_signal_to_the_script_reaches_the_command(launcher):
+    """The command replaces the script."""
+    script = ["bash", "launch/multi_gpu.sh", "--", "python", "-c", "import os; print(os.getpid())"]
+    with subprocess.Popen(script, cwd=ROOT, env=launcher.environment, stdout=subprocess.PIPE, text=True) as process:
+        assert int(process.communicate()[0]) == process.pid
+
+
 def test_gpus_in_a_container(launcher):
-    arguments = ["--image", "x:1", "--gpus", "0,3", "--", *TRAIN]
+    job = [*TRAIN[:-1], "runs/a"]
+    arguments = ["--image", "x:1", "--gpus", "0,3", "--", *job]
     dry = launcher.run("multi_gpu.sh", "--dry-run", *arguments)
     assert launcher.run("multi_gpu.sh", *arguments).returncode == 0
     assert launcher.calls == [shlex.split(dry.stdout)]
-    assert "--env=CUDA_VISIBLE_DEVICES=0,3" in launcher.calls[0] and launcher.calls[0][-len(TRAIN) :] == TRAIN
+    assert "--env=CUDA_VISIBLE_DEVICES=0,3" in launcher.calls[0] and launcher.calls[0][-len(job) :] == job
