@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.daily import daily
+from tests.data import made_tokenizers
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import command, evaluate, evaluation, loading
+from xfresearch import command, evaluate, evaluation, loading, train
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.errors import UserError
 from xfresearch.evaluation import Window, make_evaluator, make_scorer, pack_windows, summary, sums_of_batches, windows
@@ -148,6 +149,19 @@ def test_a_stride_of_the_whole_length_gives_the_loss_of_training(kind, request, 
     for name in ("loss", "bits_per_byte", "perplexity", "accuracy"):
         assert math.isclose(measured[name], trained[name], rel_tol=TOLERANCE["float32"]), name
     assert measured["bytes"] == trained["bytes"] and measured["unit"] == "documents"
+
+
+def test_training_and_evaluate_count_the_bytes_of_the_text(texts, tmp_path):
+    """The tokenizer puts a space in front of each document, which the text does not have."""
+    (tmp_path / "tok.bin").write_bytes(made_tokenizers.llama2c(made_tokenizers.sentence_piece()))
+    small = {"steps": 1, "optimizer.warmup": 0, "batch_size": 2, "sequence_length": 16, "evaluation.final_sequences": 0}
+    keys = small | {"data.tokenizer": tmp_path / "tok.bin", "data.corpus": texts["data__corpus"], "log.tensorboard": False}
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    run, output = tmp_path / "run", tmp_path / "train.json"
+    train.main(["--config", "configs/gpt2.py:tiny", "--workdir", str(run), "--json", str(output), *flags])
+    trained, measured = json.loads(output.read_text())["evaluation"], evaluated(run, tmp_path=tmp_path)
+    assert trained["tokens"] == measured["tokens"] and trained["bytes"] == pytest.approx(measured["bytes"], rel=1e-3)
+    assert trained["bits_per_byte"] == pytest.approx(measured["bits_per_byte"], rel=1e-3)
 
 
 def test_metrics_match_their_definitions(run, tmp_path):

@@ -210,16 +210,21 @@ def test_big_vocabulary_and_pieces_give_the_tokens_of_the_whole_text(make_config
     assert np.array_equal(tokens, tokenizer_for(config.data).encode(text)) and len(text) > 1 << 20
 
 
+@pytest.mark.parametrize("end", ["</s>", "<s>"])
 @pytest.mark.parametrize("packing", ["stream", "documents"])
-def test_every_document_starts_with_begin_of_text(make_config, tmp_path, packing):
-    """Like a prompt of `generate`: Llama's <s> (1) comes first, after the </s> (2) of the previous document."""
+def test_every_document_starts_with_begin_of_text(make_config, tmp_path, packing, end):
+    """Like a prompt of `generate`: Llama's <s> (1) comes first, after the </s> (2) of the previous document. If <s> ends a
+    document, too, a stream has one between two documents."""
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text(made.byte_fallback(post_processor=made.template("<s>", 1)))
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps({"text": f"a{i}"}) + "\n" for i in range(40)))
     config = make_config(corpus=f"text_files:{lines}", tokenizer=str(tokenizer), packing=packing)
     tokens, documents = stream_tokens(config, "train")
     texts = np.split(tokens, np.flatnonzero(np.diff(documents)) + 1)
-    assert len(texts) > 20 and all(text[0] == 1 and 1 not in text[1:] for text in texts)
-    assert all(text[-1] == 2 for text in texts[:-1]) and (texts[-1][-1] == 2) == (packing == "documents")
+    last, begins = 2 if end == "</s>" else 1, len(texts) if packing == "documents" or end == "</s>" else 1
+    assert len(texts) > 20 and sum(text[0] == 1 for text in texts) == begins and texts[0][0] == 1
+    assert all(not {1, 2} & set(text[1:-1].tolist()) for text in texts)
+    assert all(text[-1] == last for text in texts[:-1]) and (texts[-1][-1] == last) == (packing == "documents")

@@ -18,7 +18,7 @@ from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.errors import UserError
 from xfresearch.progress import stage
 
-FORMAT = 3
+FORMAT = 4
 _ROWS = "sequences.array_record"
 
 
@@ -39,6 +39,12 @@ class PackedSplit:
             raise IndexError(f"sequence {i} of {len(self)}")
         return {name: values[0] for name, values in self.read([i % len(self)]).items()}
 
+    @property
+    def byte_scale(self) -> float:
+        """Bytes of the text for each byte of its tokens by the tokenizer's table: 1 for a tokenizer that returns any bytes
+        unchanged. Others may count a space in front, which the text does not have, or lose characters."""
+        return self.meta["n_bytes"] / max(self.meta["n_token_bytes"], 1)
+
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several sequences at once: arrays [n, L]."""
         records = self._records.__getitems__([int(i) for i in indices]) if len(indices) else []
@@ -58,8 +64,9 @@ def prepare(config: Config, split: str, corpus: str, tokenizer: Tokenizer | None
 
     Raises UserError if the corpus is too short.
 
-    `.meta` holds n_sequences, n_tokens (with separators), n_predictions, n_documents, n_bytes and n_characters (of the
-    text only), fill, the share of tokens that are not padding, and a digest of the sequences.
+    `.meta` holds n_sequences, n_tokens (with separators), n_predictions, n_documents, n_bytes and n_characters (of the text
+    only), n_token_bytes (of its tokens, by the tokenizer's table), fill, the share of tokens that are not padding, and a
+    digest of the sequences.
     """
     tokenizer = tokenizer or tokenizer_for(config.data)
     inputs = _inputs(config.data, split, corpus, tokenizer)
@@ -117,14 +124,15 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
     """Writes tokens.bin and offsets.bin.
 
     Each document starts with begin_of_text if the tokenizer has one. end_of_text separates documents; with
-    data.packing='documents' it also ends the last one.
+    data.packing='documents' it also ends the last one. In a stream, one token is both if they are the same.
     """
     dtype = np.uint16 if tokenizer.vocab_size < 2**16 else np.uint32  # the largest value is reserved for padding
     separator = np.array([tokenizer.end_of_text], dtype).tobytes()
-    begin = [] if tokenizer.begin_of_text in (None, tokenizer.end_of_text) else [tokenizer.begin_of_text]
-    beginning = np.array(begin, dtype).tobytes()
+    begin = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
+    separator_begins = begin == [tokenizer.end_of_text] and data.packing == "stream"
     lengths = []
     count = {"n_bytes": 0, "n_characters": 0}
+    n_token_bytes = 0
     with (directory / "tokens.bin").open("wb") as file:
         documents = _counted(opened.documents(split), count, f"tokenising {corpus} {split}", opened.n_bytes(split))
         for ids, starts in _encoded(documents, tokenizer, data.workers or os.cpu_count() or 1):
@@ -132,17 +140,20 @@ def _tokenise(opened, split: str, corpus: str, tokenizer: Tokenizer, data: DataC
                 file.write(separator)
                 lengths[-1] += 1
             if starts:
-                file.write(beginning)
-                lengths.append(len(begin))
+                own = [] if separator_begins and lengths else begin
+                file.write(np.array(own, dtype).tobytes())
+                lengths.append(len(own))
             file.write(ids.astype(dtype).tobytes())
             lengths[-1] += len(ids)
+            n_token_bytes += int(tokenizer.byte_lengths[ids].sum())
         if lengths and data.packing == "documents":
             file.write(separator)
             lengths[-1] += 1
     np.cumsum([0, *lengths], dtype=np.int64).tofile(directory / "offsets.bin")
     held_out = getattr(opened, "holds_out", False) and split == "validation"
     meta = {"corpus": corpus, "split": split, "held_out_of_train_by_hash": held_out, "dtype": np.dtype(dtype).name}
-    write_meta(directory, {**meta, "n_tokens": sum(lengths), "n_documents": len(lengths), **count})
+    count |= {"n_tokens": sum(lengths), "n_documents": len(lengths), "n_token_bytes": n_token_bytes}
+    write_meta(directory, {**meta, **count})
 
 
 def _counted(documents: Iterator[bytes], count: dict, title: str, total: int) -> Iterator[bytes]:

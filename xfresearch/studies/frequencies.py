@@ -31,7 +31,8 @@ def of_frequencies(config: Config) -> dict[str, float]:
     held_out_T = np.concatenate(list(_targets(config, config.evaluation.split, config.evaluation.final_sequences)))
     sums = {"nll": nll_V[held_out_T], "correct": held_out_T == likeliest, "tokens": np.ones(len(held_out_T))}
     if tokenizer is not None:
-        sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T]
+        scale = prepare(config, config.evaluation.split).byte_scale
+        sums["bytes"] = np.asarray(tokenizer.byte_lengths)[held_out_T] * scale
     return summary(sums)
 
 
