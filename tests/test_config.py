@@ -47,7 +47,7 @@ MISTAKES = [
     ("--config.model.width.x=3", ["config.model.width.x=3", "holds a single value"]),
     ("--config.model.blocks.main.attention.heads=5", ["attention.heads=5", "divisor of model.width=32"]),
     ("--config.model.blocks.main.attention.kv_heads=3", ["kv_heads=3", "divisor of attention.heads=4"]),
-    ("--config.model.max_length=32", ["sequence_length=64", "model.max_length=32", "table of positions"]),
+    ("--config.model.max_length=32", ["sequence_length=64", "model.max_length=32", "position table"]),
     ("--config.model.pattern=('main','other')", ["model.pattern=('main', 'other')", "names of blocks: main"]),
     ("--config.model.pattern=()", ["model.pattern=()", "at least one"]),
     ("--config.model.pattern=('main','main','main')", ["model.depth=2", "a multiple of the 3 blocks"]),

@@ -22,6 +22,18 @@ from xfresearch.tables import count
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
 
+def of_run(config: Config, workdir, train: list, held_out, mesh, kernels: dict) -> str:
+    """The five lines that a run prints before it trains. train, held_out: as in data_line."""
+    parts = {
+        "model": model_line(config.model, config.sequence_length),
+        "data": data_line(config, train, held_out),
+        "optimizer": optimizer_line(config),
+        "devices": devices_line(config, mesh, kernels),
+        "output": output_line(config, workdir),
+    }
+    return lines(parts)
+
+
 def lines(parts: Mapping[str, str]) -> str:
     """Lines 'name  text', with the texts in one column."""
     return "\n".join(f"{name:<10} {text}" for name, text in parts.items())

@@ -1,7 +1,8 @@
 """test_stopping.py runs this, in one process or several: training runs that send SIGTERM to themselves at a point.
 
-A point is (line, execution): just before that line of training/loop.py is executed for that many-th time. A single process
-does several runs, one after another. At the end of each run that does not end the process, it prints one line of JSON.
+A point is (line, execution): just before that line of TRACED is executed for that many-th time. Lines of its second file are
+counted from OFFSET on. A single process does several runs, one after another. At the end of each run that does not end the
+process, it prints one line of JSON.
 """
 
 import argparse
@@ -16,12 +17,13 @@ from tests.training.processes import ROOT
 from xfresearch import command, distributed, train
 from xfresearch.checkpoints import store
 
-LOOP = str(ROOT / "xfresearch" / "training" / "loop.py")
+OFFSET = 1000
+TRACED = {str(ROOT / "xfresearch" / "training" / name): n * OFFSET for n, name in enumerate(("loop.py", "stopping.py"))}
 NOTICE_SECONDS = 3  # JAX looks once a second for a signal: at the end of this pause, all processes have got the notice
 
 
 class Tracer:
-    """A trace function (sys.settrace) that records the executed lines of training/loop.py and sends SIGTERM at a point."""
+    """A trace function (sys.settrace) that records the executed lines of TRACED and sends SIGTERM at a point."""
 
     def __init__(self, point: tuple[int, int]):
         self.point = point
@@ -30,10 +32,11 @@ class Tracer:
         self._counts = Counter()
 
     def __call__(self, frame, event, argument):
-        if frame.f_code.co_filename != LOOP:
+        offset = TRACED.get(frame.f_code.co_filename)
+        if offset is None:
             return None  # the frame is not traced
         if event == "line":
-            self._arrive(frame.f_lineno)
+            self._arrive(offset + frame.f_lineno)
         return self
 
     def _arrive(self, line: int) -> None:

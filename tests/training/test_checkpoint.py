@@ -44,11 +44,13 @@ def test_keeps_the_newest_every_nth_and_the_best(saved):
 
 
 def test_the_best_is_kept_after_a_restart(tmp_path):
-    """The losses of 1 to 4 are those of an earlier process. The meta of 3 is damaged, so it cannot be the best one."""
-    for part in ([(1, 3.0), (2, 1.0), (3, 0.5), (4, 2.5)], [(5, 2.4), (6, 2.3)]):
+    """The losses of 1 to 4 are those of an earlier process. That of 2 was measured after it was saved. The meta of 3 is
+    damaged, so it cannot be the best one."""
+    for part in ([(1, 3.0), (2, None), (3, 0.5), (4, 2.5)], [(5, 2.4), (6, 2.3)]):
         checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(keep=4 if part[0][0] == 1 else 2))
         for step, loss in part:
             checkpoints.save(step, make_state(), {}, loss)
+            checkpoints.add_loss(2, 1.0)
         checkpoints.close()
         if part[0][0] == 1:
             damage(store.directory(tmp_path) / "3" / "meta" / "metadata", "truncated")

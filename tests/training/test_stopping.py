@@ -1,8 +1,9 @@
 """SIGTERM at every point of the training loop, in fresh and resumed runs, in one process and in two.
 
-A run that is stopped saves the step that it says, exits with 143, and the same command continues it bit for bit. A signal
-in or after the last update changes nothing: the run finishes with 0. A signal before the run handles signals, or after
-that, ends the process and loses nothing.
+A run that is stopped saves the step that it says, exits with 143, and the same command continues it bit for bit. An
+evaluation that the signal interrupts is left to that command, also if it comes after the last update. A signal after that
+changes nothing: the run finishes with 0. A signal before the run handles signals, or after that, ends the process and loses
+nothing.
 
 One process gets the signal before every line of the functions in EVERY_LINE that is executed while the run handles
 signals; the rest of the loop only computes and prints. Two processes need longer, so they get it at POINTS: nothing that
@@ -21,32 +22,36 @@ from typing import NamedTuple
 import pytest
 
 from tests.training.processes import Processes, checksums, copied_back_to, curve, flags
+from tests.training.stopping_worker import OFFSET, TRACED
 from xfresearch.checkpoints import store
-from xfresearch.training import loop
+from xfresearch.training import loop, stopping
 
 STEPS = {1: 30, 2: 62}  # updates of a run of one process and of two
 FRESH, MIDDLE, LEFT = 0, 32, 2  # chains of two start at FRESH or MIDDLE, and some runs when LEFT updates are left
 HEARTBEAT = 30  # seconds of silence after which a process counts as lost: a busy machine may pause one for some seconds
 STOPPED = 128 + signal.SIGTERM
-SOURCE = inspect.getsource(loop).splitlines()
+SOURCE = {n * OFFSET + number: line
+          for n, module in enumerate((loop, stopping))
+          for number, line in enumerate(inspect.getsource(module).splitlines(), 1)}  # fmt: skip
 
 
 def at(text: str, execution: int = 1) -> tuple[int, int]:
-    """The point before the line of training/loop.py that contains `text` is executed for that many-th time."""
-    [line] = [number for number, line in enumerate(SOURCE, 1) if text in line]
+    """The point before the line of TRACED that contains `text` is executed for that many-th time."""
+    [line] = [number for number, line in SOURCE.items() if text in line]
     return line, execution
 
 
 def lines(code) -> range:
     """The lines of a function or class."""
     source, first = inspect.getsourcelines(code)
+    first += TRACED[inspect.getsourcefile(code)]
     return range(first, first + len(source))
 
 
-EVERY_LINE = (loop.train, loop.Run.evaluate, loop.Run.save, loop.StopSignal)
-HANDLED = lines(loop.StopSignal.__init__)[-1]  # from the line after it on, one process handles signals
-RESTORED = lines(loop.StopSignal.restore)[-1]  # until this line
-ASKED = lines(loop.StopSignal.reached)[-1], at("if multihost_utils.reached_preemption_sync_point(")[0]
+EVERY_LINE = (loop.train, loop.Run.measure, loop.Run.evaluate, loop.Run.save, stopping.StopSignal, stopping.until)
+HANDLED = lines(stopping.StopSignal.__init__)[-1]  # from the line after it on, one process handles signals
+RESTORED = lines(stopping.StopSignal.restore)[-1]  # until this line
+ASKS, INTERRUPTED = at("stop = stopping.reached()")[0], at("raise Interrupted")[0]
 POINTS = [
     at("self.bytes_per_token ="),  # the first line after which SIGTERM is a notice to all processes
     at("self.checkpoints = store.Checkpoints"),
@@ -56,6 +61,7 @@ POINTS = [
     at("metrics = run.update(", 2),
     at("saving = run.checkpoints.due(", 2),
     at("values = summary("),
+    at("if stopping and stopping.reached():", 2),  # in an evaluation
     at('with self.clock.measure("checkpoint")', 2),  # at the end of the block: after Orbax has begun to save
 ]
 # In a run with LEFT updates left: in the last update before and after the run asks for a signal, and after the loop.
@@ -63,7 +69,7 @@ ENDS = [at("metrics = run.update(", 2), at("saving = run.checkpoints.due(", 2), 
 ENDS += [at("for index, batch in", 3), at("run.checkpoints.wait()"), at("run.clock.end()"), at("stopping.restore()")]
 ENDS += [(RESTORED, 1)]
 # Before one process handles signals, and after that. The signal ends the process.
-OUTSIDE = [at("step_function = run.compile()"), (HANDLED, 1), at("run.checkpoints.close()"), at("return Result(done")]
+OUTSIDE = [at("step_function = run.compile()"), (HANDLED, 1), at("run.checkpoints.close()"), at("return run.result(done")]
 NO_SIGNAL, NEVER = [], [0, 0]  # with NEVER, the lines of the run are recorded
 
 
@@ -111,9 +117,12 @@ def assert_same_run(workdir, other) -> None:
 
 
 def update_at_signal(result, start: int) -> int:
-    """The update after which a run from step `start` asks for the first time whether it got a signal."""
+    """The update after which a run from step `start` asks for the first time whether it got a signal: the one before if it
+    asks no more, or if the signal interrupts its evaluation."""
     assert result.before is not None, "the run did not reach the point"
-    return start + 1 + sum(line in ASKED for line in result.executed[: result.before])
+    before, after = result.executed[: result.before], result.executed[result.before :]
+    asks = next((line for line in after if line in (ASKS, INTERRUPTED)), None) == ASKS
+    return start + asks + before.count(ASKS)
 
 
 @pytest.fixture(scope="module")
@@ -153,12 +162,26 @@ def test_one_process_stops_after_the_update_of_the_signal(one, cache, tmp_path, 
         assert_same_run(workdir, whole)
 
 
+def test_a_signal_during_the_last_evaluation_leaves_it_to_the_next_run(one, cache, tmp_path):
+    """Twice: the second run begins with that evaluation, and is interrupted in it, too. A finished run makes it again,
+    because its checkpoint does not know of it, and has no row twice."""
+    workdir = copied_back_to(STEPS[1] - LEFT, one[0], tmp_path / "run")
+    point = at("if stopping and stopping.reached():", 2)
+    results = alone([(workdir, each, 0) for each in (point, point, NO_SIGNAL, NO_SIGNAL)], cache)
+    assert [result.code for result in results] == [STOPPED, STOPPED, 0, 0]
+    assert {result.saved for result in results} == {STEPS[1]}
+    assert_same_run(workdir, one[0])
+
+
 @pytest.mark.long
 def test_one_process_finishes_if_the_signal_comes_in_or_after_the_last_update(one, cache, tmp_path):
+    """It stops once more if the signal comes before the end of the last evaluation."""
     runs = [(copied_back_to(STEPS[1] - LEFT, one[0], tmp_path / str(number)), point, 0) for number, point in enumerate(ENDS)]
     for (workdir, point, _), result in zip(runs, alone(runs, cache), strict=True):
         assert update_at_signal(result, STEPS[1] - LEFT) >= STEPS[1], point
-        assert (result.code, result.saved) == (0, STEPS[1]), point
+        early = point in ENDS[:2]
+        assert (result.code, result.saved) == (STOPPED if early else 0, STEPS[1]), point
+        assert [ended.code for ended in alone([(workdir, NO_SIGNAL, 0)], cache)] == [0]
         assert_same_run(workdir, one[0])
 
 
@@ -213,8 +236,10 @@ def test_two_processes_stop_after_the_same_update(two, cache, tmp_path, start, s
 def test_two_processes_finish_if_the_signal_comes_in_or_after_the_last_update(two, cache, tmp_path, point, process):
     workdir = copied_back_to(STEPS[2] - LEFT, two, tmp_path / "run")
     ends = train(2, [(workdir, point, process)], cache)
-    assert [ended.code for ended in ends] == [0, 0], [ended.stderr[-1500:] for ended in ends]
+    code = STOPPED if point == ENDS[0] else 0  # before the last evaluation, or after it
+    assert [ended.code for ended in ends] == [code] * 2, [ended.stderr[-1500:] for ended in ends]
     assert update_at_signal(ends[process].results[0], STEPS[2] - LEFT) >= STEPS[2]
+    assert [ended.code for ended in train(2, [(workdir, NO_SIGNAL, 0)], cache)] == [0, 0]
     assert_same_run(workdir, two)
     assert not (workdir / "errors").exists()
 

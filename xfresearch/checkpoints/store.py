@@ -81,13 +81,14 @@ class Best:
 
 
 def _losses(workdir) -> dict[int, float]:
-    """{step: validation loss} of the checkpoints that were saved with one."""
-    found = {}
+    """{step: validation loss} of the checkpoints that have one. A meta has those of all that were there when it was saved:
+    that of its own step may have been measured later."""
+    metas = {}
     for step in steps(workdir):
         with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
-            loss = json.loads((directory(workdir) / str(step) / "meta" / "metadata").read_text()).get("loss")
-            found |= {} if loss is None else {step: loss}
-    return found
+            metas[step] = json.loads((directory(workdir) / str(step) / "meta" / "metadata").read_text())
+    found = {int(step): loss for meta in metas.values() for step, loss in meta.get("losses", {}).items()}
+    return {step: loss for step, loss in found.items() if step in metas}
 
 
 class Checkpoints:
@@ -124,15 +125,20 @@ class Checkpoints:
             return True
         return distributed.shared(time.monotonic() - self.begun >= self.config.seconds)
 
+    def add_loss(self, step: int, loss: float | None) -> None:
+        """Ranks the checkpoint of `step` by its validation loss, which may be measured after it was saved."""
+        self.losses |= {} if loss is None else {step: loss}
+
     def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
         """Starts writing `state`, ranked by its validation `loss`, when the checkpoint before is written. Raises Stopped
         if a write failed."""
         self.wait()
         save = self.ocp.args
         items = _items(state)
-        meta = _with_digest(meta | {"step": step, "loss": loss, "fingerprints": checksums(items)})
+        self.add_loss(step, loss)
+        losses = {kept: self.losses[kept] for kept in [*self.manager.all_steps(), step] if kept in self.losses}
+        meta = _with_digest(meta | {"step": step, "losses": losses, "fingerprints": checksums(items)})
         arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
-        self.losses |= {} if loss is None else {step: loss}
         self.writing, self.begun = step, time.monotonic()
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments)))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from xfresearch.config.fields import group, option
+from xfresearch.config.fields import group, option, where
 from xfresearch.models.model_config import ModelConfig
 
 
@@ -39,11 +39,23 @@ class OptimizerConfig:
     )
     warmup: int = option(100, "updates of linear warm-up", low=0)
     final_fraction: float = option(0.1, "final learning rate as a fraction of the peak", low=0.0, high=1.0)
-    decay_fraction: float = option(0.2, "fraction of the updates in which wsd decays", low=0.0, high=1.0)
+    decay_fraction: float = option(
+        0.2, "fraction of the updates in which the rate decays", low=0.0, high=1.0, needs=where(schedule="wsd")
+    )
     weight_decay: float = option(0.1, "decoupled decay of kernels; norms, biases and embeddings do not decay", low=0.0)
-    beta1: float = option(0.9, "decay of the first moment (momentum for sgd and muon)", low=0.0, high=0.9999)
-    beta2: float = option(0.95, "decay of the second moment", low=0.0, high=0.999999)
-    epsilon: float = option(1e-8, "added to the square root of the second moment", low=0.0)
+    beta1: float = option(
+        0.9,
+        "decay of the first moment (sgd: of the momentum; muon: of parameters that are no matrices, whose own is 0.95)",
+        low=0.0,
+        high=0.9999,
+        needs=where(kind=("adamw", "lion", "muon", "sgd")),
+    )
+    beta2: float = option(
+        0.95, "decay of the second moment", low=0.0, high=0.999999, needs=where(kind=("adamw", "lion", "muon"))
+    )
+    epsilon: float = option(
+        1e-8, "added to the square root of the second moment", low=0.0, needs=where(kind=("adamw", "adagrad", "muon"))
+    )
     clip: float = option(1.0, "maximum gradient norm (see clip_by); 0 disables clipping", low=0.0)
     clip_by: Literal["global", "tensor"] = option(
         "global",

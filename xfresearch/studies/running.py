@@ -77,11 +77,12 @@ def blocks(sums: Mapping[str, np.ndarray], metric: str) -> dict[str, list]:
     """
     value, size = RATIOS[metric]
     real_U = np.asarray(sums["tokens"]) > 0
-    values_U, sizes_U = np.asarray(sums[value], np.float64)[real_U], np.asarray(sums[size], np.int64)[real_U]
+    values_U, sizes_U = (np.asarray(sums[name], np.float64)[real_U] for name in (value, size))
     values_U = values_U / math.log(2) if metric == "bits_per_byte" else values_U
     parts = min(BLOCKS, len(values_U))
     values_B, sizes_B = ([part.sum() for part in np.array_split(each_U, parts)] for each_U in (values_U, sizes_U))
-    return {"values": [round(float(value), 3) for value in values_B], "sizes": [int(size) for size in sizes_B]}
+    sizes = [int(size) if size.is_integer() else round(float(size), 3) for size in sizes_B]
+    return {"values": [round(float(value), 3) for value in values_B], "sizes": sizes}
 
 
 def _held_out(config: Config) -> list:
@@ -228,7 +229,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
             found["diverged"] = str(error)
         else:
             stopped_by = result.stopped_by
-            if stopped_by and result.step < config.steps:
+            if stopped_by and not result.finished:
                 _stop(stopped_by, folder)
             with _timed(spent, "metric"):
                 sums = result.held_out(matched.config.evaluation.final_sequences)

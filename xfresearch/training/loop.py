@@ -4,14 +4,12 @@
     for step, batch in batches from state.step on:
         state, metrics = train_step(state, batch)          # returns at once; the device computes asynchronously
         report the metrics of the step before              # so that the host never waits for the device
-        evaluate and save if they are due
+        evaluate and save if they are due                  # after a notice to stop: save, and leave evaluation to a resume
 
 The batch and all random numbers of a step are functions of (seed, step) alone. So a resumed run continues bit for bit
 as if it had never stopped.
 """
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -42,9 +40,11 @@ from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.monitoring import HostTimes, Profile
 from xfresearch.training.program import shared_program
+from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
 from xfresearch.training.workdir import starts, unproductive_time, write_config, write_lineage
 
 PANEL_ROWS = 8  # held-out rows of config.log.panel
+MEASUREMENTS = ("evaluation", "panel")  # kinds of rows of metrics.jsonl
 
 
 class Result(NamedTuple):
@@ -53,6 +53,7 @@ class Result(NamedTuple):
     clock: Clock
     params: dict  # for evaluation: averaged weights if the run keeps them
     stopped_by: str  # the signal that told the run to stop, or ''; it may have come with the last update
+    finished: bool  # no update is left, and no measurement
     held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
     manifest: dict[str, str]  # digests of the data, versions and commit (checkpoints/manifest.py)
 
@@ -79,7 +80,8 @@ class Run:
             self.heldout = prepare(config, evaluated, tokenizer=tokenizer) if evaluated else None
         self.panel = self._panel(make_panel) if config.log.panel else None
         if distributed.first() and progress is None:
-            print(self._outline(kernels), file=sys.stderr, flush=True)
+            made = (self.batches.corpora, self.heldout, self.mesh, kernels)
+            print(outline.of_run(config, self.workdir, *made), file=sys.stderr, flush=True)
         self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
         manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
@@ -92,6 +94,7 @@ class Run:
         with self.clock.measure("compile"), stage("making the state of the run"):
             self.state, meta = self._restore_or_init()
         self.start = int(self.state["step"])
+        self.unmeasured = meta.get("unmeasured", False)  # a notice to stop left out what is due after the update
         if meta and not fork:
             manifest.require_same(workdir, self.start, meta.get("manifest", {}), self.manifest)
         self._restore_clock(meta)
@@ -99,7 +102,8 @@ class Run:
         self.log = Silent()
         self.progress = Silent()
         if distributed.first():
-            self.log = MetricsLog(workdir, self.start if meta else -1, tensorboard=config.log.tensorboard)
+            again = MEASUREMENTS if self.unmeasured else ()
+            self.log = MetricsLog(workdir, self.start if meta else -1, config.log.tensorboard, again)
             self.progress = progress or Progress(config.steps, self.start, self.bytes_per_token)
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
@@ -142,18 +146,6 @@ class Run:
         require(self.heldout is not None, "evaluation.every", every, "at least 1 with log.panel: it uses held-out rows")
         rows = next(evaluation_batches(self.heldout, PANEL_ROWS, PANEL_ROWS))["tokens"]
         return make_panel(self.config.model, rows[: len(self.heldout)], self.mesh)
-
-    def _outline(self, kernels: dict) -> str:
-        """The five lines that a run prints before it trains."""
-        config = self.config
-        parts = {
-            "model": outline.model_line(config.model, config.sequence_length),
-            "data": outline.data_line(config, self.batches.corpora, self.heldout),
-            "optimizer": outline.optimizer_line(config),
-            "devices": outline.devices_line(config, self.mesh, kernels),
-            "output": outline.output_line(config, self.workdir),
-        }
-        return outline.lines(parts)
 
     def _move_damaged(self, damaged: list[int]) -> None:
         for step in damaged:
@@ -227,21 +219,42 @@ class Run:
             by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in layers.items()}
             self.log.write(step, "train", values | by_layer)
 
-    def held_out_sums(self, limit: int) -> dict:
-        """Sums over each of `limit` held-out sequences, which are spread over the split (0: all), with these parameters."""
+    def held_out_sums(self, limit: int, stopping=None) -> dict:
+        """Sums over each of `limit` held-out sequences, which are spread over the split (0: all), with these parameters.
+        Raises Interrupted at a notice to stop."""
         size = round_up(self.mesh, self.config.evaluation.batch_size or self.config.batch_size)
         rows = self._local_rows(size)
         shape = (size, self.config.sequence_length)
-        batches = evaluation_batches(self.heldout, size, limit, rows)
+        batches = until(stopping, evaluation_batches(self.heldout, size, limit, rows))
         placed = (place(self.batch_sharding, shape, rows, batch) for batch in batches)
-        return sums_of_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
+        sums = sums_of_batches(self.evaluate_batch, self.params, placed, self.byte_lengths)
+        return sums if self.byte_lengths is None else sums | {"bytes": sums["bytes"] * self.heldout.byte_scale}
 
-    def evaluate(self, step: int) -> dict:
-        """Measures and logs the held-out metrics with the current parameters."""
+    def measure(self, step: int, stopping) -> float | None:
+        """Logs what is due after update `step`: held-out metrics, and the panel's figures. Returns the held-out loss, if
+        that was due. At a notice to stop it sets `unmeasured`, and leaves all of it to the run that resumes."""
+        evaluating, looking = self.due(step)
+        try:
+            loss = self.evaluate(step, stopping)["loss"] if evaluating else None
+        except Interrupted:
+            self.unmeasured = True
+            return None
+        if looking:
+            self.look_inside(step)
+        self.unmeasured = False
+        return loss
+
+    def due(self, step: int) -> list[bool]:
+        """Whether an evaluation is due after update `step`, and whether the panel is."""
+        config = self.config
+        return [bool(n) and (step % n == 0 or step == config.steps) for n in (config.evaluation.every, config.log.panel)]
+
+    def evaluate(self, step: int, stopping) -> dict:
+        """Measures and logs the held-out metrics with the current parameters. Raises Interrupted at a notice to stop."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
         with self.clock.measure("evaluation"):
-            values = summary(self.held_out_sums(limit))
+            values = summary(self.held_out_sums(limit, stopping))
         self.log.write(step, "evaluation", values)
         self.last_evaluation = values
         return values
@@ -251,11 +264,17 @@ class Run:
         with self.clock.measure("evaluation"):
             self.log.write(step, "panel", self.panel(self.params))
 
+    def result(self, step: int, stopped_by: str) -> Result:
+        """The result of a run that ends after update `step`."""
+        finished = step == self.config.steps and not self.unmeasured
+        end = (self.last_evaluation, self.clock, self.params, stopped_by, finished)
+        return Result(step, *end, self.held_out_sums, self.manifest)
+
     def save(self, step: int, loss: float | None) -> None:
         with self.clock.measure("checkpoint"):
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
-            meta["manifest"] = self.manifest
+            meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured}
             self.checkpoints.save(step, self.state, meta, loss)
 
 
@@ -273,8 +292,9 @@ def train(
     `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
     versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
     which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has the
-    methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early. Raises Stopped
-    if the loss is not finite or a checkpoint cannot be written, UserError if config and devices or data do not fit.
+    methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early; an evaluation
+    that was due then is made by the run that resumes. Raises Stopped if the loss is not finite or a checkpoint cannot be
+    written, UserError if config and devices or data do not fit.
     """
     clock = clock or Clock()
     with clock.measure("start"):
@@ -284,9 +304,9 @@ def train(
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")
         if run.lineage:
             distributed.run_on_first(lambda: write_lineage(run.workdir, run.lineage), "writing the lineage")
-    if not step_function:
+    if not step_function and not run.unmeasured:
         distributed.handle_preemption(False)
-        return Result(run.start, run.last_evaluation, run.clock, run.params, "", run.held_out_sums, run.manifest)
+        return run.result(run.start, "")
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
     batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
     pending = None
@@ -295,25 +315,25 @@ def train(
     try:
         if run.panel and not run.start:
             run.look_inside(0)
-        for index, batch in batches:
+        if run.unmeasured:
+            run.checkpoints.add_loss(done, run.measure(done, stopping))
+        for index, batch in () if run.unmeasured else batches:
             metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
             if pending:
                 run.report(*pending)
             done = index + 1
             pending = (done, *metrics)
-            evaluating = _due(done, config.evaluation.every, config.steps)
-            stopping_now = stopping.reached(done)
-            saving = run.checkpoints.due(done, config.steps) or stopping_now
+            saving = run.checkpoints.due(done, config.steps)
             run.clock.set("input", batches.wait_seconds)
-            if evaluating or saving:
+            stop = stopping.reached()
+            if stop or saving or any(run.due(done)):
                 run.report(*pending)  # raises before a state that is not finite is saved
                 pending = None
-            loss = run.evaluate(done)["loss"] if evaluating else None
-            if run.panel and _due(done, config.log.panel, config.steps):
-                run.look_inside(done)
-            if saving:
+            loss = run.measure(done, stopping)
+            stop = stop or run.unmeasured
+            if saving or stop:
                 run.save(done, loss)
-            if stopping_now:
+            if stop:
                 break
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
@@ -326,67 +346,7 @@ def train(
         batches.close()
         stopping.restore()
     run.checkpoints.close()
-    return Result(done, run.last_evaluation, run.clock, run.params, stopping.received, run.held_out_sums, run.manifest)
-
-
-class StopSignal:
-    """Records SIGTERM or SIGINT, so that the loop can save before it stops. A second SIGINT ends the process."""
-
-    def __init__(self):
-        self.received = ""
-        self.previous = {s: signal.signal(s, self._record) for s in (signal.SIGTERM, signal.SIGINT)}
-
-    def _record(self, number, frame):
-        if self.received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
-
-    def reached(self, step: int) -> bool:
-        """Whether to stop after update `step`, which is done."""
-        return bool(self.received)
-
-    def restore(self) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-
-class PreemptionNotice:
-    """StopSignal for several processes: a signal to any of them stops all of them after the same update.
-
-    JAX handles SIGTERM (distributed.handle_preemption) and makes all processes agree on the step. SIGINT is turned into
-    SIGTERM; a second SIGINT ends the process at once.
-    """
-
-    def __init__(self):
-        self.received = ""
-        self._interrupts = 0
-        self._asked = 0
-        self.previous = signal.signal(signal.SIGINT, self._interrupt)
-
-    def _interrupt(self, number, frame):
-        self._interrupts += 1
-        if self._interrupts > 1:
-            raise KeyboardInterrupt
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def reached(self, step: int) -> bool:
-        """Whether to stop after update `step`. Every process must call this after every update."""
-        from jax.experimental import multihost_utils
-
-        # JAX counts calls from 0, not steps: it answers a notice that came before the first call with 0.
-        if multihost_utils.reached_preemption_sync_point(self._asked):
-            self.received = "SIGTERM"
-        self._asked += 1
-        return bool(self.received)
-
-    def restore(self) -> None:
-        signal.signal(signal.SIGINT, self.previous)
-        if not self.received:  # after a notice, this process may still get its own SIGTERM
-            distributed.handle_preemption(False)
-
-
-def _due(step: int, every: int, last: int) -> bool:
-    return bool(every) and (step % every == 0 or step == last)
+    return run.result(done, stopping.received)
 
 
 def _utilisation_per_rate(config: Config) -> float | None:

@@ -26,18 +26,19 @@ class MetricsLog:
 
     A file in a bucket cannot be appended to: there, the whole file is written again every SECONDS_BETWEEN_UPLOADS and
     by `sync`. Rows after `resume_step` (-1 without a checkpoint) belong to work that an earlier process lost. They are
-    dropped, so that the curve of a resumed run equals that of an uninterrupted one. A file with other damage than an
-    incomplete last line is moved to damaged/ and written again from its intact rows.
+    dropped, so that the curve of a resumed run equals that of an uninterrupted one, and so are those of `resume_step` whose
+    kind is in `again`: they will be written again. A file with other damage than an incomplete last line is moved to
+    damaged/ and written again from its intact rows.
 
     An error of the disk, or any error of a bucket, does not stop the run: it prints a warning, and the rows are written
     again with the next ones.
     """
 
-    def __init__(self, directory, resume_step: int, tensorboard: bool):
+    def __init__(self, directory, resume_step: int, tensorboard: bool, again: tuple[str, ...] = ()):
         path = epath.Path(directory) / "metrics.jsonl"
         self._path = path
         self._errors = Exception if in_bucket(path) else OSError  # gcsfs has errors of its own
-        kept = self._kept(resume_step) if exists(path) else b""
+        kept = self._kept(resume_step, again) if exists(path) else b""
         self._pending = bytearray(kept if in_bucket(path) else b"")  # in a bucket: the whole file
         self._written = time.monotonic()
         self._file = None if in_bucket(path) else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -96,11 +97,15 @@ class MetricsLog:
             print(f"warning: events for TensorBoard cannot be written: {_reason(error)}", file=sys.stderr)
             self._events = None
 
-    def _kept(self, resume_step: int) -> bytes:
-        """Removes the rows after `resume_step` from the file, and returns the others."""
+    def _kept(self, resume_step: int, again: tuple[str, ...]) -> bytes:
+        """Removes the rows after `resume_step` from the file, and its own of the kinds `again`, and returns the others."""
+
+        def keeps(row: dict) -> bool:
+            return row["step"] < resume_step or row["step"] == resume_step and row["kind"] not in again
+
         lines = self._path.read_bytes().split(b"\n")[:-1]
         rows = [(_parsed(line), line + b"\n") for line in lines]
-        kept = b"".join(line for row, line in rows if row is not None and row["step"] <= resume_step)
+        kept = b"".join(line for row, line in rows if row is not None and keeps(row))
         if any(row is None for row, _ in rows):
             move_damaged(self._path, "some of its lines are not rows; the others are kept")
             write_bytes(self._path, kept)

@@ -20,7 +20,7 @@ from xfresearch.trees import by_path, split
 SCALINGS = {
     "adamw": lambda c, _: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),
     "lion": lambda c, _: optax.scale_by_lion(c.beta1, c.beta2),
-    "adafactor": lambda c, _: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)),
+    "adafactor": lambda c, axes: optax.chain(optax.scale_by_factored_rms(), _clipped_rms(1.0, axes)),
     "adagrad": lambda c, _: _adagrad(c.epsilon),
     "muon": lambda c, axes: _muon(c, axes),
     "sgd": lambda c, _: optax.trace(c.beta1),
@@ -87,8 +87,7 @@ def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float, axes
     et al. 2019, their code). The state of `scaling` gets the unclipped g. Each layer of a stack has its own norm."""
 
     def clip_step(step, g, axes: Axes):
-        within_layer = tuple(range(axes.letters.startswith("N"), g.ndim))
-        norm = jnp.sqrt(jnp.square(g).sum(within_layer, keepdims=True))
+        norm = jnp.sqrt(jnp.square(g).sum(_within_layer(axes), keepdims=True))
         return step * clip / jnp.maximum(norm, clip)
 
     def update(grads, state, params=None):
@@ -98,8 +97,25 @@ def _with_clipped_steps(scaling: optax.GradientTransformation, clip: float, axes
     return optax.GradientTransformation(scaling.init, update)
 
 
+def _clipped_rms(clip: float, axes: dict) -> optax.GradientTransformation:
+    """Each tensor's step, multiplied by min(1, clip / its root mean square) (Shazeer & Stern 2018, sec. 6). Each layer of a
+    stack is its own tensor."""
+
+    def clip_step(step, axes: Axes):
+        rms = jnp.sqrt(jnp.square(step).mean(_within_layer(axes), keepdims=True))
+        return step / jnp.maximum(1.0, rms / clip)
+
+    return optax.stateless(lambda steps, params=None: jax.tree.map(clip_step, steps, axes))
+
+
+def _within_layer(axes: Axes) -> tuple[int, ...]:
+    """The dimensions of a parameter without that of the layers of a stack."""
+    return tuple(range(axes.letters.startswith("N"), len(axes.letters)))
+
+
 def _muon(config: OptimizerConfig, axes: dict):
-    """Muon (Jordan et al. 2024) on matrices, Adam on all other parameters.
+    """Muon (Jordan et al. 2024) on matrices, with a momentum of 0.95, and Adam with Nesterov momentum (Dozat 2016) on all
+    other parameters: optax.contrib.muon has it in both.
 
     Muon's updates are scaled to a root mean square of 0.2, so that one learning rate suits both (Liu et al. 2025, sec.
     2.2). optax.contrib.muon applies its own learning rate with a minus sign; -1 cancels it.

@@ -63,7 +63,7 @@ def run(
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
         result = loop.train(config, path, tokenizer, clock, fork, panel)
-        stopped_by = result.stopped_by if result.step < config.steps else ""  # a finished run writes its results
+        stopped_by = "" if result.finished else result.stopped_by  # a finished run writes its results
         summary = {
             "step": result.step,
             "workdir": str(workdir),

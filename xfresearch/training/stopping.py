@@ -1,0 +1,77 @@
+"""Notices to stop: SIGTERM, which a preempted machine gets, and Ctrl-C. The training loop saves before it stops."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+from xfresearch import distributed
+
+
+class Interrupted(Exception):
+    """A notice to stop came before the last batch of an evaluation."""
+
+
+def until(stopping, batches: Iterator[dict]) -> Iterator[dict]:
+    """`batches`; raises Interrupted at a notice to stop, if there is a StopSignal or PreemptionNotice."""
+    for batch in batches:
+        if stopping and stopping.reached():
+            raise Interrupted
+        yield batch
+
+
+class StopSignal:
+    """Records SIGTERM or SIGINT, so that the loop can save before it stops. A second SIGINT ends the process."""
+
+    def __init__(self):
+        self.received = ""
+        self.previous = {s: signal.signal(s, self._record) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def _record(self, number, frame):
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+
+    def reached(self) -> bool:
+        """Whether to stop."""
+        return bool(self.received)
+
+    def restore(self) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+class PreemptionNotice:
+    """StopSignal for several processes: a signal to any of them stops all of them after the same update.
+
+    JAX handles SIGTERM (distributed.handle_preemption) and makes all processes agree on the step. SIGINT is turned into
+    SIGTERM; a second SIGINT ends the process at once.
+    """
+
+    def __init__(self):
+        self.received = ""
+        self._interrupts = 0
+        self._asked = 0
+        self.previous = signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number, frame):
+        self._interrupts += 1
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def reached(self) -> bool:
+        """Whether to stop. Every process must call this as often as the others, and after every update."""
+        from jax.experimental import multihost_utils
+
+        if self.received:
+            return True
+        # JAX counts calls from 0, not steps: it answers a notice that came before the first call with 0.
+        if multihost_utils.reached_preemption_sync_point(self._asked):
+            self.received = "SIGTERM"
+        self._asked += 1
+        return bool(self.received)
+
+    def restore(self) -> None:
+        signal.signal(signal.SIGINT, self.previous)
+        if not self.received:  # after a notice, this process may still get its own SIGTERM
+            distributed.handle_preemption(False)
