@@ -139,7 +139,7 @@ def _measured(name: str) -> str:
 
 def shared() -> str:
     """A table of the arms that have the same runs in several studies."""
-    found = {}  # (values, parameters, size): names of arms
+    found = {}  # (values, parameters): names of arms, with their size
     for name in STUDIES:
         for size, here in _results(name)["sizes"].items():
             for arm, each in here["arms"].items():
