@@ -50,7 +50,8 @@ def test_the_best_is_kept_after_a_restart(tmp_path):
         checkpoints = store.Checkpoints(tmp_path, CheckpointConfig(keep=4 if part[0][0] == 1 else 2))
         for step, loss in part:
             checkpoints.save(step, make_state(), {}, loss)
-            checkpoints.add_loss(2, 1.0)
+            if step == 2:
+                checkpoints.add_loss(2, 1.0)
         checkpoints.close()
         if part[0][0] == 1:
             damage(store.directory(tmp_path) / "3" / "meta" / "metadata", "truncated")
