@@ -17,9 +17,9 @@ TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
 
-A config is trained once, so studies may have the same runs. Their differences are then not independent: one high run of the
-first row (1.820, where the others have 1.788 to 1.798) makes arms that are compared with it look better by 0.005, in all of
-its studies but the two of activations, where it is an arm that looks worse.
+A config is trained once, so studies may have the same runs. Their differences are then not independent. In the first row one
+run is high: it has 1.820, and the others 1.788 to 1.798. Where these runs are the baseline, every arm looks better by 0.005.
+In the two studies of activations they are an arm, which looks worse.
 
 """
 PAIRS = """## What pairs are worth

@@ -75,21 +75,21 @@ quoted() {
 
 # run COMMAND...: with --dry-run prints the command, otherwise logs it on standard error and runs it.
 run() {
-  if [[ ${option[dry-run]} == yes ]]; then
-    quoted "$@"
-  else
-    printf '+ %s\n' "$(quoted "$@")" >&2
-    "$@"
-  fi
+  announced "$@" || "$@"
 }
 
 # run_last COMMAND...: `run` in place of this shell, so that a signal to the script reaches the command.
 run_last() {
+  announced "$@" || exec "$@"
+}
+
+# announced COMMAND...: prints the command; succeeds with --dry-run, in which printing is all.
+announced() {
   if [[ ${option[dry-run]} == yes ]]; then
     quoted "$@"
   else
     printf '+ %s\n' "$(quoted "$@")" >&2
-    exec "$@"
+    return 1
   fi
 }
 

@@ -45,7 +45,7 @@ class OptimizerConfig:
     weight_decay: float = option(0.1, "decoupled decay of kernels; norms, biases and embeddings do not decay", low=0.0)
     beta1: float = option(
         0.9,
-        "decay of the first moment (sgd: of the momentum; muon: of parameters that are no matrices, whose own is 0.95)",
+        "decay of the first moment (sgd: of the momentum; muon: for parameters other than matrices)",
         low=0.0,
         high=0.9999,
         needs=where(kind=("adamw", "lion", "muon", "sgd")),
