@@ -1,5 +1,7 @@
 """Routing: a reference in NumPy, and planted routers."""
 
+from itertools import product
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,9 +41,15 @@ def test_equals_the_reference():
     assert found["margin"][1] == pytest.approx(np.mean(margin), rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("balance", ["loss", "bias"])
-@pytest.mark.parametrize("top_k", [2, pytest.param(8, marks=pytest.mark.long)])
+DAILY = [("softmax", "loss", 2), ("sigmoid", "bias", 2)]
+ROUTERS = [*product(("softmax", "sigmoid"), ("loss", "bias"), (2, 8))]
+
+
+def marked(case):
+    return pytest.param(*case, marks=() if case in DAILY else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("scores", "balance", "top_k"), map(marked, ROUTERS))
 def test_figures_are_the_statistics_of_training(scores, balance, top_k):
     options = {"scores": scores, "balance": balance, "top_k": top_k}
     lm = tiny_model("moe", **{f"model__blocks__main__feed_forward__moe__{name}": value for name, value in options.items()})

@@ -20,7 +20,7 @@ from xfresearch.errors import MISTAKE, TRANSIENT
 CODES = {errno.EIO: TRANSIENT, errno.ENOSPC: TRANSIENT, errno.ESTALE: TRANSIENT}
 CODES |= {errno.EACCES: MISTAKE, errno.ENOSYS: MISTAKE}
 FROM_NOW_ON = 10**9  # a count: all later calls fail too
-DAILY_FAULTS = 5
+DAILY_FAULTS = 3
 DAILY_CRASHES = 40  # of so many parts of all crashes, one is tried every day
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -24,7 +25,7 @@ from xfresearch.models.feed_forwards.moe import below_mean
 from xfresearch.models.transformer import bind
 from xfresearch.sharding.letters import Axes
 from xfresearch.sharding.partition import batch_sharding, state_shardings
-from xfresearch.training.hyper import hyper_of
+from xfresearch.training.hyper import hyper_of, without_hyper
 from xfresearch.training.optimizer import SCALINGS
 from xfresearch.training.program import Program
 from xfresearch.training.step import gradients
@@ -41,13 +42,20 @@ def config_of(accumulate=1, learning_rate=1e-2, **options):
     return replace(config, optimizer=replace(config.optimizer, learning_rate=learning_rate, weight_decay=0.5))
 
 
+@cache
+def program_of(config):
+    """The program and its jitted step of a config without its numbers: most tests share one compilation."""
+    program = Program(config)
+    return jax.jit(program.init), jax.jit(program.update)
+
+
 def start(config):
     """A state and a jitted step. The router is skewed: the first expert's kernel is added to the router's input."""
-    program = Program(config)
-    state = program.init(hyper_of(config))
+    init, step = program_of(without_hyper(config))
+    state = init(hyper_of(config))
     block = state["params"]["blocks"]["main"]
     block["feed_forward_norm_in"]["bias"] += block["feed_forward"]["router"]["kernel"][..., 0]
-    return state, jax.jit(program.update)
+    return state, step
 
 
 def bias_of(state):
