@@ -49,7 +49,7 @@ def marked(case):
     return pytest.param(*case, marks=() if case in DAILY else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("scores", "balance", "top_k"), map(marked, ROUTERS))
+@pytest.mark.parametrize(("scores", "balance", "top_k"), [*map(marked, ROUTERS)])
 def test_figures_are_the_statistics_of_training(scores, balance, top_k):
     options = {"scores": scores, "balance": balance, "top_k": top_k}
     lm = tiny_model("moe", **{f"model__blocks__main__feed_forward__moe__{name}": value for name, value in options.items()})
