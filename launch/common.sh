@@ -135,7 +135,7 @@ require_distributed() {
   module=$(job_module)
   distributed=$(cd xfresearch && grep -l 'distributed.add_flags' ./*.py | sed 's|./||; s|.py$||' | paste -s -d ' ' -)
   [[ -z $module || " $distributed " == *" $module "* ]] ||
-    fail "xfresearch.$module is not allowed here: it runs as one process (--gpus-per-node 1 on Slurm); commands for many are $distributed"
+    fail "xfresearch.$module is not allowed here: it runs as one process, on one host (on Slurm with --gpus-per-node 1); commands for many are $distributed"
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1 # paths in a job are relative to the checkout

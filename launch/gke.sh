@@ -36,6 +36,10 @@ require zone '([a-z]+-[a-z]+[0-9]+-[a-z])?' "a zone such as europe-west4-b"
 require create '(spot|on-demand|flex|reservation=[^ ]+)?' "spot, on-demand, flex or reservation=NAME"
 require max-restarts "$number" "a number, 0 or more"
 check_job
+case ${option[tpu-type]} in # one host with one process: 4 chips of v4 and v5p (8 cores), up to 8 of v5e and v6e
+  v4-8 | v5p-8 | v5litepod-[148] | v6e-[148]) ((option[slices] == 1)) || require_distributed ;;
+  *) require_distributed ;;
+esac
 require_bucket "a container's disk is deleted with it"
 require_program xpk
 [[ ${option[build]} == no ]] || require_program docker # checked before the cluster is created

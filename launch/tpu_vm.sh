@@ -48,6 +48,7 @@ require_program gcloud
 generation=${option[accelerator]%%-*} size=${option[accelerator]#*-}
 declare -A runtimes=([v4]=tpu-ubuntu2204-base [v5p]=v2-alpha-tpuv5 [v5litepod]=v2-alpha-tpuv5-lite [v6e]=v2-alpha-tpuv6e)
 if ((size > 8 || option[slices] > 1)); then
+  require_distributed
   require_bucket "each host has its own disk"
 elif [[ ${option[keep]} == no ]]; then
   require_bucket "the disk is deleted with the machine (--keep keeps both)"

@@ -81,6 +81,10 @@ def test_undo_restores_every_bit(here, edited, capsys):
     for a, b in zip(leaves(here / "twice"), run_before, strict=True):
         assert a.tobytes() == b.tobytes()
     assert any((a != b).any() for a, b in zip(leaves(second), leaves(edited), strict=True))
+    with pytest.raises(UserError, match="^--json is not allowed with undo$"):
+        edit.main(["undo", "--workdir", str(here / "twice"), "--to", str(here / "thrice"), "--json", "x.json"])
+    with pytest.raises(UserError, match="^--step is not allowed with --diff$"):
+        edit.main(["--diff", str(here / "run"), str(here / "once"), "--step", "3"])
     with pytest.raises(UserError, match="has no edit to undo"):
         edit.main(["undo", "--workdir", str(here / "twice"), "--to", str(here / "thrice")])
     assert not (here / "thrice").exists()

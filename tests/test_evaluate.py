@@ -373,11 +373,6 @@ def test_nan_metrics_are_null_in_json(run, tmp_path):
     assert measured["units"] == 1 and measured["standard_error"] is None
 
 
-def test_sparklines_rise_with_their_values():
-    assert evaluate.sparkline([3.0, 1.0, 2.0]) == "3.0000 █▁▄ 2.0000"
-    assert evaluate.sparkline([1.0]) == "1.0000 ▁ 1.0000"
-
-
 def test_evaluation_narrows_windows_to_the_trained_spans(tmp_path, texts, monkeypatch):
     """Adaptive spans of a trained model bound its attention, so narrower windows give the same metrics."""
     lm, run = tiny_model("all_attention_enwik8_small", **texts, sequence_length=256), tmp_path / "s"

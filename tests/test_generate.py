@@ -24,7 +24,7 @@ def test_text_goes_to_standard_output_and_the_rate_to_standard_error(run, capsys
     generate.main(["--workdir", str(run), "--prompt", "def main(", "--max-new-tokens", "40", "--seed", "3"])
     out, err = capsys.readouterr()
     assert out == "def main(" + loading.load(run).generate("def main(", 40, seed=3) + "\n"
-    assert re.fullmatch(r"\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
+    assert re.fullmatch(rf"{re.escape(str(run))}: step 20\n\d+ tokens, the first after [\d.]+ s, then \d+ tokens/s\n", err)
 
 
 @pytest.mark.parametrize("main, options", [(generate.main, []), (evaluate.main, ["--distributed=off"])])
@@ -101,6 +101,7 @@ def test_the_rate_excludes_the_chunk_that_waits_for_compilation(monkeypatch):
         (["--max-new-tokens", "0"], "max_new_tokens=0"),
         (["--prompt", "a" * 60, "--max-new-tokens", "5"], "at least 1 and at most 4"),
         (["--prompt", "a" * 70], "a prompt of 70 tokens.*position table"),
+        (["--step", "x"], "argument --step: x is not allowed: it must be an integer of at least 0"),
         (["--step", "15"], "no checkpoint of step 15: it has steps 10, 20"),
         (["--prompt-file", "/nowhere/p.txt"], "--prompt-file=/nowhere/p.txt: No such file"),
         (["--json", "/"], "--json=/ cannot be written"),

@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> None:
     for file in target.glob("unfinished_*.npz"):
         file.unlink()
     print(shown(results[-1]))
-    print(f"{options.name}: {target}/report.html", file=sys.stderr)
+    step = results[-1].step
+    print(f"{options.name}{f' of step {step:,}' if step else ''}: {target}/report.html", file=sys.stderr)
 
 
 def parse(arguments: list[str]):

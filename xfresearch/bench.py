@@ -19,24 +19,12 @@ import time
 
 from xfresearch.command import Parser, run
 from xfresearch.files import write_json
+from xfresearch.held_out import at_least
 
 FLOOR = "floor"
 FLOOR_SIZE = 1536  # rows and columns of both matrices of the large product
+size = at_least(1)
 SHOWN = 9  # operations of an update
-
-
-def count(word: str) -> int:
-    """An argparse type: an integer of at least 0."""
-    if not word.isdecimal():
-        raise ValueError
-    return int(word)
-
-
-def size(word: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    if not count(word):
-        raise ValueError
-    return int(word)
 
 
 def parse(arguments):
@@ -52,7 +40,7 @@ def parse(arguments):
     for operation, defaults in sizes.items():
         command = operations.add_parser(operation, description=OPERATIONS[operation].__doc__)
         for name, default in defaults.items():
-            kind = size if default else count
+            kind = size if default else at_least(0)
             command.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"default {default}")
         if operation == "cross_entropy":
             command.add_argument(

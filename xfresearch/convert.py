@@ -17,7 +17,7 @@ import time
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from xfresearch import command
+from xfresearch import command, held_out
 from xfresearch.errors import UserError, require_new
 from xfresearch.files import write_json
 
@@ -69,7 +69,7 @@ def parse(arguments: list[str]):
         choices=dtypes,
         help="dtype of the files (default: as imported, or that of the parameters)",
     )
-    add("--step", type=int, metavar="N", help="step of the checkpoint to export (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint to export (default: the newest)")
     add("--shard-size", type=size, default="5GB", metavar="SIZE", help="largest size of a file (default: 5GB)")
     export_parser.set_defaults(convert=export_folder)
     options = parser.parse_args(arguments)
@@ -92,7 +92,7 @@ def parse_surgery(arguments: list[str]):
     parser.add_argument("new", metavar="NEW_WORKDIR", nargs="?", help="a new directory")
     add = parser.add_argument
     add("--layers", metavar="N,N", type=layer_numbers, help="numbers of the layers to convert (default: all)")
-    add("--step", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest)")
     add("--dry-run", action="store_true", help="only say whether the conversion applies")
     add("--json", metavar="FILE", help="also write the certificate as JSON")
     own = {key: option for step in steps for key, option in step.conversion.options.items()}
@@ -108,6 +108,9 @@ def parse_surgery(arguments: list[str]):
     options.convert = dry_run if options.dry_run else operate
     if not options.dry_run and not options.new:
         parser.error("NEW_WORKDIR is missing")
+    for name in ("new", "json"):
+        if options.dry_run and getattr(options, name):
+            raise UserError(f"{getattr(options, name)} is not allowed with --dry-run, which writes nothing")
     return options
 
 
@@ -152,15 +155,22 @@ def dry_run_all(options) -> None:
 
 def operate(options) -> None:
     """Converts a model to another variant, and writes the certificate beside it."""
-    require_new(Path(options.new), "convert")
+    require_new(path_of(options.new), "convert")
     from xfresearch import loading
     from xfresearch.surgery import convert
 
     lm, certificate = convert(loading.load(options.workdir, options.step), options.steps)
     lm.save(options.new)
-    for path in (Path(options.new) / "certificate.json", *map(Path, filter(None, [options.json]))):
+    for path in (path_of(options.new) / "certificate.json", *filter(None, [options.json])):
         write_json(path, certificate.as_dict())
     print(f"{certificate}\n{options.new}: {lm!r}")
+
+
+def path_of(text: str):
+    """The epath.Path of an argument, which may be in a bucket."""
+    from etils import epath
+
+    return epath.Path(text).expanduser()
 
 
 def size(text: str) -> int:
@@ -173,7 +183,7 @@ def size(text: str) -> int:
 
 def import_folder(options) -> None:
     """Imports a Hugging Face folder as a directory that evaluate, generate and xf.load read."""
-    require_new(Path(options.workdir), "import")
+    require_new(path_of(options.workdir), "import")
     from xfresearch import loading
     from xfresearch.interop import llama2c
     from xfresearch.interop.folder import is_folder, stored_tensors
@@ -195,15 +205,14 @@ def import_folder(options) -> None:
 
 def export_folder(options) -> None:
     """Exports the model of a run as a Hugging Face folder."""
-    require_new(Path(options.folder), "export")
+    require_new(path_of(options.folder), "export")
     from xfresearch import loading
-    from xfresearch.interop.folder import stored_tensors
 
     lm = loading.load(options.workdir, options.step)
     begin = time.perf_counter()
     family = lm.export_hf(options.folder, options.family, options.dtype, options.shard_size)
     seconds = time.perf_counter() - begin
-    written = sum(tensor.bytes for tensor in stored_tensors(Path(options.folder)).values())
+    written = sum(file.stat().length for file in path_of(options.folder).glob("*.safetensors"))
     print(f"{options.folder}: {summary(family, lm, written, seconds)}")
 
 

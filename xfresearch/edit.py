@@ -8,8 +8,6 @@ trained on a corpus of facts, "relation" can stand for the prompt. undo takes ba
 which arrays of two models differ. docs/editing.md explains methods and metrics.
 """
 
-from pathlib import Path
-
 from xfresearch import command, held_out
 from xfresearch.errors import UserError, require_new
 from xfresearch.tables import table
@@ -43,7 +41,7 @@ def parse(arguments: list[str]):
     help_method = f"{', '.join(METHODS)} or undo"
     add("method", nargs="?", default="", choices=("", *METHODS, "undo"), metavar="METHOD", help=help_method)
     add("--workdir", metavar="DIR", default="", help="a run's directory, one of its checkpoints, or a Hugging Face folder")
-    add("--step", type=int, metavar="N", help="step of the checkpoint (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest)")
     add("--request", metavar="FILE", default="", help="JSON list of requests, also in the forms of CounterFact and zsRE")
     help_draw = "instead: N requests from the facts of the model's data"
     add("--draw", type=held_out.at_least(1), default=0, metavar="N", help=help_draw)
@@ -67,17 +65,29 @@ def parse(arguments: list[str]):
     if options.diff:
         if options.method:
             raise UserError(f"--diff is not allowed with {options.method}")
+        require_only(options, ("diff", "json"), "--diff")
         return options
     if not (options.method and options.workdir and options.to):
         raise UserError("METHOD, --workdir and --to are required, or --diff (see --help)")
-    if options.method != "undo" and bool(options.request) == bool(options.draw):
+    if options.method == "undo":
+        require_only(options, ("method", "workdir", "step", "to"), "undo")
+    elif bool(options.request) == bool(options.draw):
         raise UserError(f"{options.method} needs --request FILE or --draw N, one of the two")
     return options
 
 
+def require_only(options, names: tuple[str, ...], what: str) -> None:
+    """Raises UserError if a flag is given that is none of the names."""
+    for name, value in vars(options).items():
+        if name not in names and value not in (None, "", 0, False):
+            raise UserError(f"--{name} is not allowed with {what}")
+
+
 def edit(options) -> None:
     """Edits a model, and writes it with the report."""
-    require_new(Path(options.to), "edit")
+    from etils import epath
+
+    require_new(epath.Path(options.to).expanduser(), "edit")
     from xfresearch import editing, loading
     from xfresearch.data.records import read_records
     from xfresearch.editing.requests import known_facts
@@ -161,7 +171,9 @@ def shown(report) -> str:
 
 def undo(options) -> None:
     """Takes back the last edit."""
-    require_new(Path(options.to), "undo")
+    from etils import epath
+
+    require_new(epath.Path(options.to).expanduser(), "undo")
     from xfresearch import edits, loading
 
     lm = loading.load(options.workdir, options.step)

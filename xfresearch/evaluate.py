@@ -8,6 +8,7 @@ loss. A data set with labels (docs/majority.md) is evaluated in whole sequences,
 compares several models.
 """
 
+import math
 import sys
 
 from xfresearch import command, distributed, held_out
@@ -81,7 +82,7 @@ def parse(arguments: list[str]):
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
     add = parser.add_argument
-    add("--step", type=int, metavar="N", help="checkpoint to evaluate (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to evaluate (default: the newest)")
     add("--all-steps", action="store_true", help="evaluate every checkpoint of the run and print the curve")
     held_out.add_flags(parser)
     add("--per-document", action="store_true", help="also report the loss of every document")
@@ -136,7 +137,7 @@ def figures(results: list[dict]) -> dict[str, list[str]]:
 
 def document_table(documents: list[dict], shown: int = 5) -> str:
     """The documents with the highest and the lowest bits per byte."""
-    ranked = sorted(documents, key=lambda document: -document["bits_per_byte"])
+    ranked = sorted((each for each in documents if each["bytes"]), key=lambda document: -document["bits_per_byte"])
     lines = []
     for title, part in (("worst", ranked[:shown]), ("best", ranked[shown:][-shown:])):
         if part:
@@ -150,11 +151,12 @@ def document_table(documents: list[dict], shown: int = 5) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """The first value, one bar per value (higher for a higher value), and the last value."""
+    """The first value, one bar per value (higher for a higher value, none if it is not finite), and the last value."""
     bars = "▁▂▃▄▅▆▇█"
-    low, high = min(values), max(values)
-    heights = [int((value - low) / (high - low or 1) * (len(bars) - 1)) for value in values]
-    return f"{values[0]:.4f} {''.join(bars[h] for h in heights)} {values[-1]:.4f}"
+    known = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(known), max(known)
+    drawn = [bars[int((x - low) / (high - low or 1) * (len(bars) - 1))] if math.isfinite(x) else " " for x in values]
+    return f"{values[0]:.4f} {''.join(drawn)} {values[-1]:.4f}"
 
 
 if __name__ == "__main__":

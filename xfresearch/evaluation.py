@@ -51,12 +51,12 @@ def make_scorer(
 
 
 def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
-    """Returns a jitted evaluator(params, batch, byte_lengths_V) -> sums over each sequence, {name: [B]}. The names are
+    """Returns a jitted evaluator(params, batch, byte_lengths_V=None) -> sums over each sequence, {name: [B]}. The names are
     SUMS, and "bytes" unless byte_lengths_V is None."""
     scorer = make_scorer(model, layers, rows, mesh)
 
     @jax.jit
-    def evaluator(params, batch, byte_lengths_V):
+    def evaluator(params, batch, byte_lengths_V=None):
         nll_BL, correct_BL = scorer(params, batch)
         scored_BL = batch["weights"] > 0
         each = dict(zip(SUMS, (nll_BL, correct_BL, scored_BL), strict=True))
@@ -245,9 +245,9 @@ def read_text(lm, workdir, corpus="", split="", length=0, stride=0, limit=0) -> 
         raise UserError(f"corpus {corpus!r} is not allowed: it has labels, and {workdir} predicts next tokens")
     if lm.tokenizer is None:
         raise UserError(f"{workdir} has no tokenizer, so it cannot be evaluated on text")
-    corpus = corpus or lm.run.data.corpus[0]
-    split = split or lm.run.evaluation.split
-    meta = prepare(lm.run, split, corpus, lm.tokenizer).meta
+    corpus, split = corpus or lm.run.data.corpus[0], split or lm.run.evaluation.split
+    # The length only decides how short the text may be: sizes and digest are those of the whole split.
+    meta = prepare(replace(lm.run, sequence_length=length), split, corpus, lm.tokenizer).meta
     tokens, documents = stream_tokens(lm.run, split, corpus, lm.tokenizer)
     highest = tokens.max(initial=0)
     last = lm.config.vocab_size - 1

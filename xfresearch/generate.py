@@ -10,6 +10,7 @@ from pathlib import Path
 from xfresearch import command
 from xfresearch.errors import UserError
 from xfresearch.files import write_json
+from xfresearch.held_out import at_least
 from xfresearch.models.sampling import DEFAULT
 
 EPILOG = """\
@@ -32,6 +33,8 @@ def main(arguments: list[str]) -> None:
     lm = loading.load(options.workdir, options.step)
     printer = Printer(prompts)
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
+    if lm.step:
+        print(f"{options.workdir}: step {lm.step:,}", file=sys.stderr)
     texts = lm.generate(prompts, **sampling, stream=printer)
     printer.finish()
     if options.json:
@@ -47,7 +50,7 @@ def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
-    parser.add_argument("--step", type=int, metavar="N", help="checkpoint to use (default: the newest)")
+    parser.add_argument("--step", type=at_least(0), metavar="N", help="checkpoint to use (default: the newest)")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated"
     )

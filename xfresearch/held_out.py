@@ -3,7 +3,6 @@
 from argparse import ArgumentTypeError
 from functools import cache, partial
 
-from xfresearch import distributed
 from xfresearch.errors import UserError
 
 
@@ -43,12 +42,12 @@ def open_model(path: str, step: int | None = None):
 
 
 def evaluation_mesh(run):
-    """The mesh for several processes: the `run`'s own if it fits their devices, otherwise a `data` mesh with all
-    parameters on every device. None (one device) for a single process."""
-    if not distributed.is_active():
-        return None
+    """The mesh of all devices: the `run`'s own if it fits them, otherwise a `data` mesh with all parameters on every
+    device. None if there is one device."""
     import jax
 
+    if jax.device_count() == 1:
+        return None
     from xfresearch.config.run import MeshConfig
     from xfresearch.sharding.mesh import device_mesh, mesh_sizes
 

@@ -53,6 +53,8 @@ def check(options) -> None:
         raise UserError(f"--slices={options.slices} is not allowed: it must be at least 1")
     if options.tokens is not None and not 0 < options.tokens < math.inf:
         raise UserError(f"--tokens={options.tokens:g} is not allowed: it must be more than 0 and finite")
+    if options.search and options.mesh:
+        raise UserError(f"--mesh={options.mesh} is not allowed with --search, which tries every mesh of the machine")
     if options.hlo is not None and options.search:
         raise UserError(f"--hlo={options.hlo} is not allowed with --search, which compiles several programs")
     if options.hlo is not None:

@@ -10,6 +10,7 @@ from tests.tiny_runs import rough_params, tiny_model
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.panel import Panel
 from xfresearch.analysis.routing import information, kept
+from xfresearch.errors import UserError
 from xfresearch.model_inputs import forward
 
 TOKENS_NL = np.random.default_rng(0).integers(257, size=(4, 32))
@@ -86,6 +87,11 @@ def test_a_planted_router_of_token_ids_is_found_and_a_random_one_is_not():
     assert one > 0.95 and abs(none) < 0.05  # two corpora of equal size whose experts differ: 1 bit
     loads = of_corpora[0].data["corpus_load"][:, 0]
     assert loads.shape == (2, E) and (loads[0] * loads[1] < 0.3).all()
+
+
+def test_an_analysis_that_does_not_apply_says_why():
+    with pytest.raises(UserError, match="^routing does not apply to this model: "):
+        analysis.routing(tiny_model("gpt2"), TOKENS_NL)
 
 
 def test_information_is_that_of_the_definition_and_zero_for_independent_values():

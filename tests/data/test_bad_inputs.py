@@ -157,6 +157,16 @@ def test_file_that_is_not_a_zip(tmp_path, data):
     )
 
 
+def test_zip_with_a_damaged_member(tmp_path, data):
+    with zipfile.ZipFile(tmp_path / "text8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text8", "many words and many more words\n" * 100)
+    content = bytearray((tmp_path / "text8.zip").read_bytes())
+    content[40] ^= 0xFF  # in the compressed bytes
+    (tmp_path / "text8.zip").write_bytes(content)
+    found = message(lambda: list(documents(f"text8:{tmp_path}", "train", data())))
+    assert found.startswith(f"{tmp_path}/text8.zip: not the zip file of corpus 'text8': ") and "while decompress" in found
+
+
 def test_zip_without_its_member(tmp_path, data):
     with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
         archive.writestr("other", "x")

@@ -14,7 +14,7 @@ import pytest
 
 from xfresearch.config.run import DataConfig
 from xfresearch.data import cache
-from xfresearch.data.cache import build_once, complete
+from xfresearch.data.cache import build_once, cache_root, complete
 from xfresearch.data.pipeline import prepare
 from xfresearch.errors import UserError
 
@@ -208,6 +208,14 @@ def test_cache_directory_that_is_a_file(tmp_path, make_config, corpus):
         UserError, match=r"^cannot make the cache directory .*/file/tokenizers: .*; set config.data.cache_dir$"
     ):
         prepare(make_config(corpus=corpus, tokenizer="bpe", cache_dir=str(tmp_path / "file")), "train")
+
+
+def test_a_cache_in_a_bucket_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="config.data.cache_dir=gs://b/cache is not allowed: it must be a directory of this"):
+        cache_root(DataConfig(cache_dir="gs://b/cache"))
+    monkeypatch.setenv("XFRESEARCH_CACHE", "gs://b/cache")
+    with pytest.raises(UserError, match="XFRESEARCH_CACHE=gs://b/cache is not allowed"):
+        cache_root(DataConfig())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

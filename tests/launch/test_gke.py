@@ -35,6 +35,15 @@ def test_a_dry_run_prints_the_commands_of_a_real_run(launcher, options, programs
     ]
 
 
+@pytest.mark.parametrize(("machine", "code"), [("v6e-8", 0), ("v6e-8 --slices 2", 2), ("v5p-16", 2), ("tpu7x-8", 2)])
+def test_commands_of_one_process_need_one_host(launcher, machine, code):
+    job = ["--", "python", "-m", "xfresearch.study", "--config", "configs/studies/w_o.py", "--workdir", "gs://b/s"]
+    given = " ".join(JOB).replace("v6e-16", machine).split()
+    done = launcher.run("gke.sh", *given, *job)
+    assert done.returncode == code and ("it runs as one process, on one host" in done.stderr) == bool(code)
+    assert bool(launcher.calls) == (not code)
+
+
 @pytest.mark.parametrize("capacity", ["spot", "on-demand", "flex", "reservation=mine"])
 def test_the_cluster_has_the_requested_capacity(launcher, capacity):
     launcher.run("gke.sh", *JOB, "--create", capacity, *TRAIN)
@@ -43,10 +52,10 @@ def test_the_cluster_has_the_requested_capacity(launcher, capacity):
 
 def test_the_command_arrives_unchanged_behind_the_entry_point(launcher):
     text = 'it\'s "quoted" $HOME'
-    launcher.run("gke.sh", *JOB, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text)
+    launcher.run("gke.sh", *JOB, "--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text)
     (call,) = launcher.calls
     words = shlex.split(call[call.index("--command") + 1])
-    job = ["python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text]
+    job = ["python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text]
     assert words == ["exec", "launch/entrypoint.sh", *job]
 
 

@@ -34,7 +34,7 @@ def test_a_dry_run_prints_the_submission_and_the_command_of_the_job(launcher, op
 def test_a_command_of_one_process_is_not_started_several_times(launcher):
     refused = launcher.run("slurm.sbatch", "--array", "0-2", "--", *STUDY)
     assert refused.returncode == 2 and launcher.calls == []
-    assert "xfresearch.study is not allowed here: it runs as one process (--gpus-per-node 1 on Slurm)" in refused.stderr
+    assert "xfresearch.study is not allowed here: it runs as one process, on one host (on Slurm with" in refused.stderr
     assert launcher.run("slurm.sbatch", "--array", "0-2", "--gpus-per-node", "1", "--", *STUDY).returncode == 0
 
 
@@ -57,6 +57,12 @@ def test_a_job_that_was_stopped_or_lost_a_process_is_requeued(launcher, code, re
     done = launcher.run("slurm.sbatch", "--", *TRAIN, **INSIDE, SLURM_RESTART_COUNT=restarts)
     assert done.returncode == code
     assert (["scontrol", "requeue", "7"] in launcher.calls) == requeued
+
+
+def test_a_task_of_an_array_requeues_itself_alone(launcher):
+    launcher.answers("srun", ("", 143))
+    launcher.run("slurm.sbatch", "--", *TRAIN, **INSIDE, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3")
+    assert launcher.calls[-1] == ["scontrol", "requeue", "7_3"]
 
 
 def test_the_copy_that_slurm_runs_finds_the_checkout(launcher, tmp_path):

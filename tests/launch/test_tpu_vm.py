@@ -31,6 +31,15 @@ def test_a_dry_run_prints_the_commands_of_a_real_run(launcher, options):
     assert launcher.verbs == CALLS[: len(CALLS) - ("--keep" in options)]
 
 
+def test_commands_of_one_process_need_one_host(launcher):
+    job = ["--", "python", "-m", "xfresearch.study", "--config", "configs/studies/w_o.py", "--workdir", "gs://b/s"]
+    refused = launcher.run("tpu_vm.sh", *RUN, *job)
+    assert "xfresearch.study is not allowed here: it runs as one process, on one host" in refused.stderr
+    assert refused.returncode == 2 and launcher.calls == []
+    one = ["v6e-8" if word == "v6e-16" else word for word in RUN]
+    assert launcher.run("tpu_vm.sh", "--dry-run", *one, *job).returncode == 0
+
+
 def test_node_flags_of_one_slice_and_of_several(launcher):
     launcher.run("tpu_vm.sh", *RUN, *TRAIN)
     launcher.run("tpu_vm.sh", *RUN, "--slices", "2", *TRAIN)
@@ -56,12 +65,12 @@ def test_each_generation_has_its_software_version(launcher, accelerator, runtime
 def test_the_job_reaches_every_host_at_once_and_unchanged(launcher):
     text = 'it\'s "quoted" $HOME'
     launcher.run(
-        "tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text
+        "tpu_vm.sh", *RUN, "--", "python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text
     )
     install, job = (call for call in launcher.calls if call[4] == "ssh")
     assert {"--worker=all", "--node=all", "--batch-size=all"} <= set(job)
     words = shlex.split(job[job.index("--command") + 1])
-    assert words[-7:] == ["python", "-m", "xfresearch.generate", "--workdir", "gs://b/r", "--prompt", text]
+    assert words[-7:] == ["python", "-m", "xfresearch.evaluate", "--workdir", "gs://b/r", "--data", text]
     assert "requirements-cloud.txt" in install[-1] and "jax[tpu]" in install[-1]
 
 

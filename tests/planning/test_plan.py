@@ -145,6 +145,7 @@ def test_every_mesh_of_the_search_uses_all_devices():
             for option in ("--search", "--slices 2", "--tokens 1e9", "--hlo step.txt")
         ),
         (["--topology", "h100:2", "--search", "--hlo", "step.txt"], "--hlo=step.txt is not allowed with --search"),
+        (["--topology", "h100:2", "--search", "--mesh", "fsdp=2"], "--mesh=fsdp=2 is not allowed with --search"),
         (["--topology", "h100:2", "--slices", "0"], "--slices=0.* at least 1"),
         *(
             (["--topology", "h100:2", "--tokens", tokens], f"--tokens={tokens}.* more than 0")

@@ -11,7 +11,7 @@ from tests.studies.tiny import FILE, run, time_nothing
 from xfresearch.errors import UserError
 from xfresearch.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running, tables
-from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, cells, extensions
+from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, cells, extensions, next_trial
 from xfresearch.studies.running import open_store
 
 
@@ -129,11 +129,12 @@ def test_a_probe_that_one_seed_has_shows_no_interval():
 
 def test_checkpoints_that_a_killed_process_left_are_removed(config, tmp_path):
     chosen = replace(design.read(config), probes=())
-    cell, matched = next(iter(plan.make(chosen).matched.items()))
-    trial = Trial(cell, 1e-2, 0)
+    solved = plan.make(chosen).matched
+    cell, matched = next(iter(solved.items()))
+    trial = next_trial(chosen, {}, cell)
     pretend(chosen, open_store(tmp_path), trial, matched, None)
     (tmp_path / trial.folder / "checkpoints" / "12").mkdir(parents=True)
-    assert running.run_trial(chosen, open_store(tmp_path), trial, matched, None)
+    assert list(conducting.conduct(chosen, open_store(tmp_path), solved, [])) == [trial]
     assert not (tmp_path / trial.folder / "checkpoints").exists()
 
 

@@ -122,6 +122,11 @@ def test_a_mistake_is_one_line(override, message):
         design.read(["--config", FILE, f"--config.{override}"])
 
 
+def test_a_vocabulary_below_that_of_the_tokenizer_is_refused():
+    with pytest.raises(UserError, match="config.model.vocab_size=200 is not allowed: it must be 0 or at least 257"):
+        design.config_of(STUDY, "a", "wide", "model.vocab_size=200")
+
+
 def test_the_baseline_is_not_solved_for(tmp_path):
     (tmp_path / "study.py").write_text(tiny.FILE.replace("    return", "    study.solve_in.base = 'steps'\n    return"))
     with pytest.raises(UserError, match="solve_in='base' is not allowed: it must be an arm beside the baseline"):
@@ -138,7 +143,7 @@ def test_a_mistake_in_an_arm_names_the_arm():
     study = replace(STUDY, arms=STUDY.arms | {"odd": ("model.blocks.main.layot=parallel",)})
     with pytest.raises(UserError, match="arm odd at size b: config.model.blocks.main.layot=.*: there is no key 'layot'"):
         design.config_of(study, "b", "odd")
-    allowed = "it must be an integer option of its config, such as 'steps'; config.solve_in.wide may be another one, or ''"
+    allowed = "it must be an integer option of its config, such as 'steps'; study.solve_in.wide may be another one, or ''"
     with pytest.raises(UserError, match=f"arm wide at size a: config.solve='model.dtype' is not allowed: {allowed}"):
         matched(replace(STUDY, solve="model.dtype"), "wide")
     with pytest.raises(UserError, match="config.solve_in.wide='model.dtype' is not allowed"):
@@ -198,7 +203,7 @@ def test_parameters_are_matched_by_a_hidden_size():
         ({"solve": "model.width", "multiple": 7, "solve_in": {}}, r"\(config.solve tries multiples of config.multiple=7\)"),
         (
             {"arms": {"base": (), "wide": ("steps=24",)}, "match": "tokens", "solve_in": {}},
-            "its tokens are .*: give all arms as many updates, and batches of one size, or set config.solve_in.wide=''",
+            "its tokens are .*: give all arms as many updates, and batches of one size, or set study.solve_in.wide = ''",
         ),
         (
             {"options": ("steps=5", "optimizer.warmup=0"), "solve": "steps", "solve_in": {}},

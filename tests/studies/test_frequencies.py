@@ -19,3 +19,15 @@ def test_frequencies_are_those_of_tokens_and_of_labels(tmp_path):
     assert found["bits_per_byte"] == pytest.approx(entropy, abs=0.01) and found["accuracy"] == pytest.approx(0.75, abs=0.01)
     labels = parse(["--config", "configs/brody_majority.py:tiny"])
     assert 0.04 < of_frequencies(labels)["accuracy"] < 0.25  # 8 classes
+
+
+def test_corpora_count_by_their_shares_of_the_sequences(tmp_path):
+    for name, copies in (("a", 40), ("b", 10)):
+        for number in range(copies):
+            (tmp_path / f"{name}{number}.txt").write_bytes(name.encode() * 4096)
+    corpora = tuple(f"text_files:{tmp_path}/{name}*.txt" for name in "ab")
+    given = ["--config", "configs/variants.py:tiny", f"--config.data.corpus={corpora!r}"]
+    for weights, bits in (((), 1.0), ((0.25, 0.75), 2.0)):  # of the letter a, which is all of the held-out text
+        config = parse([*given, f"--config.data.weights={weights!r}"])
+        found = of_frequencies(with_vocabulary(config, vocab_size(config.data)))
+        assert found["bits_per_byte"] == pytest.approx(bits, abs=0.05)

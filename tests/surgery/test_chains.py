@@ -67,6 +67,8 @@ def test_the_list_has_every_conversion(capsys):
         (["fold_nrm", "{run}", "{new}"], "fold_nrm is not a conversion; did you mean 'fold_norm'"),
         (["untie", "{run}"], "NEW_WORKDIR is missing"),
         (["untie", "{run}", "{run}"], "exists"),
+        (["untie", "{run}", "{new}", "--dry-run"], "is not allowed with --dry-run, which writes nothing"),
+        (["untie", "{run}", "--dry-run", "--json", "x.json"], "x.json is not allowed with --dry-run"),
         (["untie", "{run}", "{new}", "--layers", "x"], "x is not allowed: it must be numbers of layers such as 0,2"),
         (["fold_norm", "{run}", "{new}", "--layers", "2"], "layers=2 is not allowed: this model has layers 0 to 1"),
         (["absorb_value_output", "{run}", "{new}", "--gauge", "x"], "invalid choice: 'x'"),
@@ -88,6 +90,20 @@ def test_every_conversion_is_a_function():
 def test_an_option_that_no_step_has_is_refused():
     with pytest.raises(UserError, match="rank=2 is not allowed: untie has no such option"):
         surgery.untie(tiny_model(), rank=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "allowed"),
+    [
+        ("centre", {"width": "les_one"}, "'same' or 'less_one'"),
+        ("widen", {"hidden": "128"}, "of type int"),
+        ("upcycle", {"noise": True}, "of type float"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused(name, options, allowed):
+    ((key, value),) = options.items()
+    with pytest.raises(UserError, match=f"^{key}={value!r} is not allowed with {name}: it must be {allowed}$"):
+        getattr(surgery, name)(tiny_model(), **options)
 
 
 def test_parameters_that_do_not_match_the_config_are_refused():

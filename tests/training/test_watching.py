@@ -44,6 +44,8 @@ def test_a_request_starts_one_trace(tmp_path, traces, monkeypatch):
     later = (tmp_path / "profile.request").stat().st_mtime + 5
     os.utime(tmp_path / "profile.request", (later, later))
     assert steps(profile, 3, 5, traces) == [1, 2, f"{tmp_path}/profile", 3, "results of 3", "end", 4, 5]
+    (tmp_path / "profile.request").unlink()
+    assert steps(profile, 6, 7, traces)[-4:] == [4, 5, 6, 7]
 
 
 def test_a_run_that_ends_during_a_trace_closes_it(tmp_path, traces):

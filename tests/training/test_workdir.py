@@ -84,6 +84,7 @@ def has_checkpoint(workdir, step: int) -> None:
     [
         ({"model__width": 64}, r"another model \(params/.*: float32\[2, 4, 8\] -> float32\[2, 4, 16\]\): use a new"),
         ({"optimizer__kind": "lion"}, r"another optimizer \(opt/.*/nu/.* -> \(absent\)\): use .* --start="),
+        ({"steps": 10}, "config.steps=10 is not allowed: it must be at least 20, the step of the newest checkpoint"),
         ({"training__ema": 0.9}, r"another parameter average \(ema/.*: \(absent\) -> .*\): use a new directory"),
         ({"start__path": "runs/b"}, r"config.start.path='runs/b' is not allowed with --fork, .* it must be ''"),
         ({"model__param_dtype": "float64"}, "config.model.param_dtype='float64' is not allowed: it must be 'float32' with"),

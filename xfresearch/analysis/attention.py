@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated, rows
 from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
@@ -63,6 +64,7 @@ def applies(model: ModelConfig) -> str:
     return "" if softmax else "no layer has softmax attention over tokens"
 
 
+@only_if(applies)
 def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) -> Result:
     """The statistics above of every head on `count` rows of `length` tokens of `data` (running.rows).
 

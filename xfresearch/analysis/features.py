@@ -19,6 +19,7 @@ import numpy as np
 
 from xfresearch.analysis import sparse
 from xfresearch.analysis.activations import BATCH, Shuffled, activations, one_tap, width_of
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.keys_page import keys_page
 from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.analysis.running import about, batches, rows
@@ -50,6 +51,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
+@only_if(applies)
 def features(
     lm,
     data=None,

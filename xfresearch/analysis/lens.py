@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.attribution import attributed, grids
 from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.result import HeatMap, Result, Table
@@ -39,6 +40,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
+@only_if(applies)
 def lens(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     """The figures above on `count` rows of `length` tokens of `data` (running.rows).
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.coefficients import of_keys, places, sites, where, written_by
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.patterns import patterns
@@ -59,6 +60,7 @@ def applies(model: ModelConfig) -> str:
     return "" if places(model) else "no layer has keys and values"
 
 
+@only_if(applies)
 def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, seed: int = 0, resume="") -> Result:
     """The figures above of every memory, on `count` rows of `length` tokens of `data` (running.rows).
 

@@ -15,6 +15,7 @@ Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, by_layer, measure, rows
 from xfresearch.analysis.selectable import selectable
@@ -43,6 +44,7 @@ def applies(model: ModelConfig) -> str:
     return "" if keys else "no layer compares queries with the keys of tokens"
 
 
+@only_if(applies)
 def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     """The figures above of every layer on `count` rows of `length` tokens of `data` (running.rows).
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about
 from xfresearch.analysis.texts import shown
@@ -37,6 +38,7 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
+@only_if(applies)
 def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), receiver: str = "final") -> Result:
     """The effects of patching values of the clean prompt into the corrupted one.
 

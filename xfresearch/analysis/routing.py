@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows
 from xfresearch.models import layers
@@ -39,6 +40,7 @@ def applies(model: ModelConfig) -> str:
     return "" if any(moe.routing == "token_choice" for moe in found) else "its experts choose tokens"
 
 
+@only_if(applies)
 def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, corpora=(), against=None) -> Result:
     """The figures above of every layer with experts, on `count` rows of `length` tokens of `data` (running.rows).
 

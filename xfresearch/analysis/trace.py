@@ -31,11 +31,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.prompts import Prompt, padded, prompt_of
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.texts import shown
 from xfresearch.analysis.tracing import Effects, effects, normal
-from xfresearch.data.records import Record
+from xfresearch.data.records import Record, read_record
 from xfresearch.data.records import records as read
 from xfresearch.errors import NothingMeasured
 from xfresearch.evaluation import check_length
@@ -56,19 +57,22 @@ def applies(model: ModelConfig) -> str:
     return "" if model.causal else "it predicts labels, not next tokens"
 
 
+@only_if(applies)
 def trace(
     lm, data=None, count: int = FACTS, window: int = 0, samples: int = SAMPLES, noise: float = NOISE, seed: int = 0
 ) -> Result:
     """The effects above, averaged over the first `count` facts of `data` whose object's first token the model predicts.
 
-    data: records, or their source (data/records.py); by default the first corpus of the model's run. window: layers of a
-    window, by default the paper's share of the depth. samples: draws of the noise for each fact. noise: c.
+    data: records, as Record or as objects of a file, or their source (data/records.py); by default the first corpus of
+    the model's run. window: layers of a window, by default the paper's share of the depth. samples: draws of the noise
+    for each fact. noise: c.
     .data: {value: [N, C]} of the classes of tokens, value_facts [facts, N, C], where the layer is the centre of the window;
     clean, corrupted [facts]; sigma; window; value_p, see above. The intervals of .summary are over facts.
     Raises UserError for records that cannot be read, for prompts that are longer than the table of positions, or if the
     model knows none of them."""
     data = lm.run.data.corpus[0] if data is None else data
-    records, prompts = known(lm, read(data) if isinstance(data, str) else list(data), count)
+    given = read(data) if isinstance(data, str) else [read_record(f"record {n}", each) for n, each in enumerate(data)]
+    records, prompts = known(lm, given, count)
     window = window or max(1, round(SHARE * lm.config.depth))
     sigma = noise_of(lm, prompts)
     found = effects(lm, prompts, window, normal(seed, noise * sigma, samples))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, batches, rows
@@ -36,6 +37,7 @@ def applies(model: ModelConfig) -> str:
     return "its final norm reads a second stream" if has_dual(model) else ""
 
 
+@only_if(applies)
 def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = STEPS, training=None) -> Result:
     """Trains the translators for `steps` batches of `training`, and measures on `count` rows of `length` tokens of `data`
     (running.rows).

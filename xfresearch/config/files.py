@@ -156,7 +156,8 @@ def _check_override(config, name: str, value: str) -> None:
     for index, part in enumerate(parts):
         group = current if hasattr(current, "keys") else {}
         if part not in group:
-            existing = f"{path} has {', '.join(group)}" if group else f"{path} holds a single value"
+            holds = "has no keys" if hasattr(current, "keys") else "holds a single value"
+            existing = f"{path} has {', '.join(group)}" if group else f"{path} {holds}"
             hint = nearest_key(".".join(parts[index:]), (path, group), ("config", config))
             raise UserError(f"config.{name}={value}: there is no key '{part}'{hint} ({existing})")
         current = current[part]

@@ -112,7 +112,7 @@ class CheckpointConfig:
     seconds: float = option(0.0, "least seconds between checkpoints of `every`; one that is due sooner is left out", low=0.0)
     keep: int = option(2, "number of newest checkpoints to keep", low=1)
     keep_every: int = option(0, "also save and keep those of `every` whose step is a multiple of this; 0 for none", low=0)
-    keep_best: bool = option(True, "also keep the checkpoint with the best validation loss")
+    keep_best: bool = option(True, "also keep the checkpoint with the best loss on evaluation.sequences sequences")
 
 
 @dataclass(frozen=True)

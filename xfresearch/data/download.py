@@ -6,6 +6,7 @@ import shutil
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Published:
     def _from_zip(self, path: Path) -> bytes:
         try:
             content = zipfile.ZipFile(io.BytesIO(path.read_bytes())).read(self.member)
-        except (zipfile.BadZipFile, KeyError) as error:
+        except (zipfile.BadZipFile, zlib.error, KeyError) as error:
             raise UserError(
                 f"{path}: not the zip file of corpus {self.corpus!r}: {error}; delete it and try again"
             ) from None

@@ -73,10 +73,13 @@ def read_records(path) -> list[Record]:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path} must be a JSON list of records, at least one")
-    return [_checked(f"{path}, record {number}", row) for number, row in enumerate(rows)]
+    return [read_record(f"{path}, record {number}", row) for number, row in enumerate(rows)]
 
 
-def _checked(where: str, row) -> Record:
+def read_record(where: str, row) -> Record:
+    """The record of an object of a file, or of a Record, which is checked as well. Raises UserError, which begins with
+    `where`."""
+    row = row._asdict() if isinstance(row, Record) else row
     if not isinstance(row, dict):
         raise UserError(f"{where} is {json.dumps(row)[:60]}: it must be a JSON object")
     try:

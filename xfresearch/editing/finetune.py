@@ -35,7 +35,7 @@ ENOUGH = 1e-2  # it stops at this loss
 
 def finetune(
     lm,
-    requests: Sequence[Record],
+    requests: Sequence[Record | dict],
     place: str = "",
     rate: float = RATE,
     steps: int = STEPS,
@@ -50,7 +50,7 @@ def finetune(
 
 def constrained_finetune(
     lm,
-    requests: Sequence[Record],
+    requests: Sequence[Record | dict],
     place: str = "",
     largest: float = LARGEST,
     rate: float = RATE,

@@ -42,7 +42,7 @@ SETTINGS = Settings(largest=2.0)  # published: 0.75 and rate 0.1; in configs/fac
 
 def memit(
     lm,
-    requests: Sequence[Record],
+    requests: Sequence[Record | dict],
     places: Sequence[str] = (),
     data: str = "",
     tokens: int = TOKENS,

@@ -8,7 +8,7 @@ from xfresearch.analysis.coefficients import places, where
 from xfresearch.analysis.prompts import prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
 from xfresearch.data.facts import Fact, facts_of
-from xfresearch.data.records import Record, record_of
+from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.metrics import prompts_of
 from xfresearch.errors import UserError, nearest
 from xfresearch.evaluation import check_length
@@ -44,10 +44,11 @@ def drawn(known: Sequence[Fact], count: int, seed: int = 0) -> list[Record]:
 
 
 def prepared(
-    lm, requests: Sequence[Record], known: Sequence[Fact] | None = None
+    lm, requests: Sequence[Record | dict], known: Sequence[Fact] | None = None
 ) -> tuple[list[Record], Sequence[Fact] | None]:
-    """The requests, and the facts that are known: by default those that the model was trained on. What a request does not
-    give comes from the fact with its subject and relation: the prompt, other prompts, neighbours, what follows.
+    """The requests, which may be objects of a file as well, and the facts that are known: by default those that the model
+    was trained on. What a request does not give comes from the fact with its subject and relation: the prompt, other
+    prompts, neighbours, what follows.
 
     Raises UserError for a request that cannot be made: an unknown relation or subject, an object that is missing or is the
     one before, tokens that the tokenizer cannot make."""
@@ -57,7 +58,8 @@ def prepared(
         raise UserError("this model has no tokenizer, so it cannot read a request")
     known = known_facts(lm) if known is None else known
     found = []
-    for number, record in enumerate(requests):
+    for number, request in enumerate(requests):
+        record = read_record(f"request {number}", request)
         if not record.target_new:
             raise UserError(f"request {number}, {record.subject!r}, has no target_new: it must be the new object")
         found.append(_completed(number, record, known))

@@ -29,7 +29,7 @@ KEYS = ("mean", "published")
 
 def rome(
     lm,
-    requests: Sequence[Record],
+    requests: Sequence[Record | dict],
     place: str = "",
     data: str = "",
     tokens: int = TOKENS,

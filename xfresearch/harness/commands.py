@@ -15,7 +15,7 @@ LOSS_FLAGS = ("data", "split", "stride", "per_document", "all_steps")  # flags o
 def add_flags(parser) -> None:
     """Adds the flags of tasks."""
     add = parser.add_argument_group("tasks", "benchmarks of EleutherAI's lm_eval: docs/evaluation.md").add_argument
-    add("--tasks", default="", metavar="NAME,...", help="run these tasks instead of measuring the loss")
+    add("--tasks", default="", metavar="NAME,...", help="run these tasks instead; --limit N: the first N items of each")
     add("--task-data", default="", metavar="DIR", help="read the tasks from JSON lines in this folder, without network")
     examples = "solved examples before each item (default: the task's own number)"
     add("--fewshot", type=at_least(0), metavar="N", help=examples)

@@ -127,7 +127,10 @@ def run_plan(plan: Named, options: tuple[str, ...]) -> dict:
             "--topology",
             plan.topology,
         ]
-        done = subprocess.run([*command, *options, "--json", str(file)], capture_output=True, text=True, timeout=LIMIT)
+        try:
+            done = subprocess.run([*command, *options, "--json", str(file)], capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return {"error": f"no plan after {LIMIT / 3600:g} hours", "config": plan.config, "overrides": list(options)}
         found = json.loads(file.read_text()) if file.exists() else {"error": done.stderr.strip()[-300:]}
     return found | {"config": plan.config, "overrides": list(options)}
 

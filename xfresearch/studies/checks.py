@@ -51,7 +51,7 @@ def _require_equal_cost(study: Study, solved: Mapping[Cell, Matched]) -> None:
         if abs(each.mismatch) > LARGEST_MISMATCH and study.solve_in.get(cell.arm) != "":
             raise UserError(
                 f"arm {cell.arm} at size {cell.size}: its {study.match} are {each.mismatch:+.1%} relative to the "
-                f"baseline's: {_remedy(study, each)}, or set config.solve_in.{cell.arm}='' (not matched)"
+                f"baseline's: {_remedy(study, each)}, or set study.solve_in.{cell.arm} = '' in its file (not matched)"
             )
 
 

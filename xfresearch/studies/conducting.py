@@ -23,7 +23,7 @@ from xfresearch.studies.cells import Cell, Trial, cells, extensions, next_trial,
 from xfresearch.studies.design import Study, described
 from xfresearch.studies.frequencies import of_frequencies
 from xfresearch.studies.matching import Matched
-from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds
+from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
 # What was decided before the first run.
@@ -130,6 +130,8 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
     found = results(study, store, solved)
     outcome.require_same_data(found)
+    for trial in found:
+        tidy(study, store.folder / trial.folder)
     with stage("study", steps(planned(study)) + steps(extensions(study, found)), "updates") as progress:
         progress.update(steps(found))
         for cell in chosen:

@@ -145,6 +145,7 @@ def _require_arm(study: Study, key: str, arm: str) -> None:
 
 def config_of(study: Study, size: str, arm: str, *more: str) -> Config:
     """The resolved config of an arm at a size, with further overrides. Raises UserError that names the arm."""
+    from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import vocab_size
 
     of_cell = *study.sizes[size], *study.arms[arm], *study.cells.get(f"{size}/{arm}", ())
@@ -153,4 +154,4 @@ def config_of(study: Study, size: str, arm: str, *more: str) -> Config:
         config = parse(["--config", study.base, *(f"--config.{each}" for each in overrides)])
     except UserError as error:
         raise UserError(f"arm {arm} at size {size}: {error}") from error
-    return with_vocabulary(config, config.model.vocab_size or vocab_size(config.data))
+    return config if trains_on_labels(config.data) else with_vocabulary(config, vocab_size(config.data))

@@ -23,12 +23,17 @@ def tokenizer_of(config: Config):
 def of_frequencies(config: Config) -> dict[str, float]:
     """The metrics of evaluation.summary on the held-out data that decide a study, for frequencies with add-one smoothing."""
     tokenizer = tokenizer_of(config)
+    weights = np.array(config.data.weights or [1] * len(config.data.corpus))  # shares of the sequences
     counts_V = np.ones(config.model.vocab_size)
-    for corpus in config.data.corpus:
-        for targets_T in _targets(config, "train", COUNTED, corpus):
-            counts_V += np.bincount(targets_T, minlength=len(counts_V))
+    for corpus, weight in zip(config.data.corpus, weights / weights.max(), strict=True):
+        counted_V, sequences = np.zeros(len(counts_V)), 0
+        for targets_T, rows in _targets(config, "train", COUNTED, corpus):
+            counted_V += np.bincount(targets_T, minlength=len(counts_V))
+            sequences += rows
+        counts_V += weight * counted_V * (COUNTED / sequences if len(weights) > 1 else 1)
     nll_V, likeliest = -np.log(counts_V / counts_V.sum()), int(counts_V.argmax())
-    held_out_T = np.concatenate(list(_targets(config, config.evaluation.split, config.evaluation.final_sequences)))
+    held_out = _targets(config, config.evaluation.split, config.evaluation.final_sequences)
+    held_out_T = np.concatenate([targets_T for targets_T, _ in held_out])
     sums = {"nll": nll_V[held_out_T], "correct": held_out_T == likeliest, "tokens": np.ones(len(held_out_T))}
     if tokenizer is not None:
         scale = prepare(config, config.evaluation.split).byte_scale
@@ -36,7 +41,8 @@ def of_frequencies(config: Config) -> dict[str, float]:
     return summary(sums)
 
 
-def _targets(config: Config, split: str, limit: int, corpus: str | None = None) -> Iterator[np.ndarray]:
-    """What is predicted in `limit` sequences of a split (0: all), some sequences at a time."""
+def _targets(config: Config, split: str, limit: int, corpus: str | None = None) -> Iterator[tuple[np.ndarray, int]]:
+    """What is predicted in `limit` sequences of a split (0: all), some sequences at a time, and their number."""
     for batch in evaluation_batches(prepare(config, split, corpus), ROWS, limit):
-        yield batch["targets"][batch["weights"] > 0]
+        scored_BL = batch["weights"] > 0
+        yield batch["targets"][scored_BL], int(scored_BL.any(-1).sum())

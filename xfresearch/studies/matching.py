@@ -76,7 +76,7 @@ def _solve(study: Study, cell: Cell, key: str, cost: Callable[[Config], float], 
     try:
         first = value_at(config_of(study, size, arm), key, f"solve_in.{arm}" if arm in study.solve_in else "solve")
     except UserError as error:
-        raise UserError(f"arm {arm} at size {size}: {error}; config.solve_in.{arm} may be another one, or ''") from error
+        raise UserError(f"arm {arm} at size {size}: {error}; study.solve_in.{arm} may be another one, or ''") from error
     if abs(cost(config_of(study, size, arm)) / target - 1) < EQUAL:
         return first
     low, high = 1, max(2, LARGEST * first // unit)

@@ -68,6 +68,7 @@ def check(names: Sequence[str], task_data: str = "") -> None:
     for name in names:
         source, dot, figure = name.partition(".")
         if dot and figure and source == "tasks":
+            require("," not in figure, "probes", name, "tasks.NAME, of one task")
             from xfresearch.harness import tasks
 
             tasks.split_names(figure, task_data)

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
@@ -214,7 +214,6 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     folder = store.folder / trial.folder
     with locked(folder):
         if found := store.find(study, trial, matched.config):
-            _tidy(study, folder)
             return found
         _require_same_config(folder, config)
         before = _result_of_kept(folder, config.steps)
@@ -241,7 +240,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
                 found["probes"] = probes.measure(lm, _probes(study, trial), folder, study.task_data)
         found |= {"seconds": {**clock.state(), **spent}, "made": before.get("made") or _made()}
         write_json(folder / RESULT_FILE, found)
-        _tidy(study, folder)
+        tidy(study, folder)
         if stopped_by:
             _stop(stopped_by, folder)
     return found
@@ -275,10 +274,11 @@ def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before
     return result
 
 
-def _tidy(study: Study, folder) -> None:
+def tidy(study: Study, folder) -> None:
     """Removes the checkpoints of a run that has a result; the process may have ended before it could."""
-    if not study.keep and (folder / "checkpoints").exists():
-        (folder / "checkpoints").rmtree()
+    if not study.keep and (folder / RESULT_FILE).exists() and (folder / "checkpoints").exists():
+        with suppress(FileNotFoundError):  # two processes that start together
+            (folder / "checkpoints").rmtree()
 
 
 def _stop(signal_name: str, folder) -> NoReturn:

@@ -16,6 +16,15 @@ class Option(NamedTuple):
     doc: str
     allowed: tuple = ()  # the allowed values, () for all
 
+    @property
+    def values(self) -> str:
+        """What is allowed, in words."""
+        return " or ".join(map(repr, self.allowed)) if self.allowed else f"of type {type(self.default).__name__}"
+
+    def allows(self, value) -> bool:
+        numbers = (int, float) if isinstance(self.default, float) else type(self.default)
+        return isinstance(value, numbers) and not isinstance(value, bool) and (not self.allowed or value in self.allowed)
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -54,6 +63,11 @@ class Conversion:
         return self.approximate(**self._all(options)) if callable(self.approximate) else self.approximate
 
     def _all(self, options: dict) -> dict:
+        """The options with defaults for those that are not given. Raises UserError for a value that is not allowed."""
+        for name, value in options.items():
+            option = self.options.get(name)
+            if option and not option.allows(value):
+                raise UserError(f"{name}={value!r} is not allowed with {self.name}: it must be {option.values}")
         return {name: option.default for name, option in self.options.items()} | options
 
 

@@ -30,6 +30,7 @@ def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[
         )
     before, now = (each.model.param_dtype for each in (saved, config))
     require(before == now, "model.param_dtype", now, f"{before!r} with --fork, the dtype of the checkpoints in {workdir}")
+    require(config.steps >= steps[-1], "steps", config.steps, f"at least {steps[-1]}, the step of the newest checkpoint")
     _require_same_state(workdir, saved, config)
     changed = differences(saved, config, deciding=RESULT)
     if changed:

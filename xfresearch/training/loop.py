@@ -95,6 +95,9 @@ class Run:
             self.state, meta = self._restore_or_init()
         self.start = int(self.state["step"])
         self.unmeasured = meta.get("unmeasured", False)  # a notice to stop left out what is due after the update
+        self.evaluated = meta.get("evaluated", self.start)  # the update of the last evaluation
+        if self.start == config.steps and config.evaluation.every:  # a fork may end at a checkpoint that has none
+            self.unmeasured |= self.evaluated != self.start
         if meta and not fork:
             manifest.require_same(workdir, self.start, meta.get("manifest", {}), self.manifest)
         self._restore_clock(meta)
@@ -232,7 +235,8 @@ class Run:
 
     def measure(self, step: int, stopping) -> float | None:
         """Logs what is due after update `step`: held-out metrics, and the panel's figures. Returns the held-out loss, if
-        that was due. At a notice to stop it sets `unmeasured`, and leaves all of it to the run that resumes."""
+        that was due and is of the same text as at other updates. At a notice to stop it sets `unmeasured`, and leaves all
+        of it to the run that resumes."""
         evaluating, looking = self.due(step)
         try:
             loss = self.evaluate(step, stopping)["loss"] if evaluating else None
@@ -242,7 +246,7 @@ class Run:
         if looking:
             self.look_inside(step)
         self.unmeasured = False
-        return loss
+        return loss if evaluating and self._sequences(step) == self._sequences(0) else None
 
     def due(self, step: int) -> list[bool]:
         """Whether an evaluation is due after update `step`, and whether the panel is."""
@@ -251,13 +255,17 @@ class Run:
 
     def evaluate(self, step: int, stopping) -> dict:
         """Measures and logs the held-out metrics with the current parameters. Raises Interrupted at a notice to stop."""
+        with self.clock.measure("evaluation"):
+            values = summary(self.held_out_sums(self._sequences(step), stopping))
+        self.log.write(step, "evaluation", values)
+        self.last_evaluation, self.evaluated = values, step
+        return values
+
+    def _sequences(self, step: int) -> int:
+        """The number of held-out sequences that are evaluated after update `step`, 0 for all."""
         limits = self.config.evaluation
         limit = limits.final_sequences if step == self.config.steps else limits.sequences
-        with self.clock.measure("evaluation"):
-            values = summary(self.held_out_sums(limit, stopping))
-        self.log.write(step, "evaluation", values)
-        self.last_evaluation = values
-        return values
+        return limit if limit < len(self.heldout) else 0
 
     def look_inside(self, step: int) -> None:
         """Logs the panel's figures of the current parameters."""
@@ -274,7 +282,7 @@ class Run:
         with self.clock.measure("checkpoint"):
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
-            meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured}
+            meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured, "evaluated": self.evaluated}
             self.checkpoints.save(step, self.state, meta, loss)
 
 

@@ -61,9 +61,9 @@ class Profile:
         if time.monotonic() - self._polled < POLL_SECONDS:
             return False
         self._polled = time.monotonic()
-        before = self._handled
-        self._handled = self._request_time()
-        return self._handled != before
+        before, requested = self._handled, self._request_time()
+        self._handled = max(before, requested)  # a request that is removed is none
+        return requested > before
 
     def _request_time(self) -> float:
         """Modification time of the request file; 0 if there is none."""

@@ -177,7 +177,7 @@ def _commands(config: Config, path: epath.Path, arguments: list[str], samples: l
 def _print(config, path, baselines, result, samples, report, commands) -> None:
     if result.evaluation:
         name = "bits_per_byte" if "bits_per_byte" in result.evaluation else "accuracy"
-        source = f"{config.evaluation.split} split of {', '.join(config.data.corpus)}"
+        source = f"{config.evaluation.split} split of {config.data.corpus[0]}"
         print(f"\nheld-out {name.replace('_', ' ')} ({source})")
         rows = [*baselines.items(), ("this model", result.evaluation[name])]
         for label, value in sorted(rows, key=lambda row: -row[1]):
