@@ -185,3 +185,27 @@ def test_learned_spans_are_in_tokens():
     found = analysis.attention(lm, TOKENS_NL).data["span"]
     fraction = np.asarray(lm.params["blocks"]["main"]["attention"]["span"]["fraction"])
     np.testing.assert_allclose(found, fraction * 20, rtol=1e-6)
+
+
+def test_a_sink_beside_slots_of_the_models_width_has_a_tap():
+    changes = {"sink": "off_by_one", "memory_slots": 3, "memory_activation": "relu"}
+    lm = tiny_model("llama", **{f"model__blocks__main__attention__{key}": value for key, value in changes.items()})
+    taps = {site: f"blocks.0.attention.{site}" for site in ("weights", "sink_weight", "coefficients")}
+    weights, sink, coefficients = lm.capture(TOKENS_NL, list(taps.values())).values()
+    np.testing.assert_allclose(weights.sum(-1) + sink[..., 0], 1, rtol=1e-5)
+    found = analysis.attention(lm, TOKENS_NL).data
+    np.testing.assert_allclose(found["sink"][0], sink[:, :, 1:, 0].mean((0, 2)), rtol=1e-4)
+    assert coefficients.shape == (*TOKENS_NL.shape, 3) and "slots" not in found
+    assert lm(TOKENS_NL, replace={taps["coefficients"]: jnp.zeros_like(coefficients)}).shape[:2] == TOKENS_NL.shape
+
+
+def test_copying_is_of_the_whole_matrix_of_values():
+    lm = tiny_model("llama", model__blocks__main__attention__value="identity_plus")
+    params = layers.get(lm.config, lm.params, 0)["attention"]
+    value = {name: np.asarray(each, np.float64) for name, each in params["value"].items()}
+    D, H, V = value["kernel"].shape
+    of_all_DHV = value["identity_gain"] * np.eye(D).reshape(D, H, V) + value["weight_gain"] * value["kernel"]
+    embed, head = (np.asarray(lm.params[name]["table"], np.float64) for name in ("embed", "head"))
+    output_HVD = np.asarray(params["output"]["kernel"], np.float64)
+    expected = [positive_share(embed @ of_all_DHV[:, h] @ output_HVD[h] @ head.T) for h in range(H)]
+    np.testing.assert_allclose(analysis.attention(lm, TOKENS_NL).data["copying"][0], expected, atol=1e-6)

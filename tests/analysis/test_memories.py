@@ -10,6 +10,7 @@ import pytest
 from tests.contracts.variants import model
 from tests.tiny_runs import tiny_config, tiny_model
 from xfresearch import LanguageModel, analysis
+from xfresearch.analysis.coefficients import of_keys, sites
 from xfresearch.analysis.patterns import occurrences, patterns
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.models import transformer
@@ -101,6 +102,28 @@ def planted(seed: int | None = None) -> LanguageModel:
         block["down"]["kernel"][0] = 5 * np.eye(V, 32)[(np.arange(V) + 1) % V]
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
     return LanguageModel(config, params, None, tiny_config("gpt2"))
+
+
+@pytest.mark.parametrize("layout", ["deep_norm", "no_skip", "skipless"])
+def test_without_a_plain_sum_there_are_no_figures_of_the_stream(layout):
+    lm = tiny_model("llama", model__blocks__main__layout=layout, model__final_norm="none")
+    found = analysis.memories(lm, TOKENS_NL, top=4).data
+    assert np.isnan([found[name] for name in ("residual", "written", "both", "third", "changes")]).all()
+    assert not np.isnan([found["active"], found["composed"]]).any()
+
+
+def test_slots_whose_heads_the_next_sublayer_reads_are_left_out():
+    changes = {"layout": "fused_output", "attention__memory_slots": 3}
+    lm = tiny_model("llama", **{f"model__blocks__main__{name}": value for name, value in changes.items()})
+    assert list(analysis.memories(lm, TOKENS_NL, top=4).data["places"]) == ["blocks.0.feed_forward", "blocks.1.feed_forward"]
+
+
+def test_an_expert_without_room_has_coefficients_of_zero():
+    lm, place = tiny_model("moe", model__blocks__main__feed_forward__moe__capacity=0.25), "blocks.0.feed_forward"
+    values = lm.capture(TOKENS_NL, sites(lm.config, place))
+    plain, gated = (np.asarray(of_keys(lm.config, place, values, gated)) for gated in (False, True))
+    assert np.asarray(values[f"{place}.dropped"]).any()
+    np.testing.assert_array_equal(plain != 0, gated != 0)
 
 
 def test_a_planted_memory_is_found_and_a_random_one_is_not():

@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.test_attention import planted
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch import Patch, UserError, analysis
+from xfresearch import LanguageModel, Patch, UserError, analysis
 from xfresearch.analysis.patching import attribution, effects, paths
 
 CLEAN_BL, CORRUPTED_BL = np.random.default_rng(0).integers(257, size=(2, 1, 5))
@@ -50,6 +50,17 @@ def test_all_answers_and_prompts_of_a_length_share_one_program(monkeypatch):
     second = patched(1, 7)
     assert not traces
     assert first.data["corrupted"] != second.data["corrupted"]
+
+
+def test_mistakes_are_one_line():
+    lm, tokens = tiny_model("gpt2"), (CLEAN_BL[:, :4], CORRUPTED_BL[:, :4])  # as many tokens as heads
+    with pytest.raises(UserError, match="^sites='attention.weights' is not allowed: it must have a value of each token$"):
+        analysis.patching(lm, *tokens, ANSWERS, ("attention.weights",))
+    with pytest.raises(UserError, match="^answers='ab' is not allowed: it must be two tokens"):
+        analysis.patching(lm, *tokens, "ab")
+    bare = LanguageModel(lm.config, lm.params, None, lm.run)
+    with pytest.raises(UserError, match="is not allowed: this model has no tokenizer; give two ids"):
+        analysis.patching(bare, *tokens, ("a", "b"))
 
 
 def test_attribution_is_gradient_times_difference():

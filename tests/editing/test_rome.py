@@ -139,6 +139,13 @@ def test_delta_follows_the_gradient_of_the_published_loss(keeps):
     np.testing.assert_allclose(found.delta_D, -10.0 * np.sign(slope), rtol=1e-2)
     assert found.losses[0] == pytest.approx(float(loss(jnp.zeros(lm.config.width), decay=0.0)), rel=1e-4)
     assert found.losses[1] == pytest.approx(float(loss(jnp.asarray(found.delta_D, jnp.float32))), rel=1e-4)
+    likely = []
+    for prefix in PREFIXES:
+        tokens = lm.tokens(f"{prefix}Ada plays b")
+        here = np.arange(tokens.shape[1])[None] == tokens.shape[1] - len(" plays b") - 1
+        log_p = jax.nn.log_softmax(lm(tokens, replace={tap: Patch(jnp.add, (jnp.float32(found.delta_D),), here)})[0])
+        likely.append(np.exp(log_p[-3, tokens[0, -2]] + log_p[-2, tokens[0, -1]]))  # of both tokens of the object
+    assert found.probability == pytest.approx(np.mean(likely), rel=1e-3)
     clipped = delta_for(lm, "blocks.0.feed_forward", [REQUEST], PREFIXES, Settings(20, 50.0, "one", largest=0.1, enough=0.0))
     assert np.linalg.norm(clipped.delta_D) <= 0.1 * np.linalg.norm(start) * (1 + 1e-5)
 

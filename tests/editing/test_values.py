@@ -19,6 +19,7 @@ CASES = [
     pytest.param("all_attention", {"kv_heads": 2}, "blocks.0.attention", marks=pytest.mark.long),
     ("all_attention", {"memory_heads": "shared"}, "blocks.0.attention"),
     ("all_attention", {"memory_activation": "relu", "output_gate": "head"}, "blocks.0.attention"),
+    ("llama", {"kind": "slots"}, "blocks.0.attention"),
 ]
 
 

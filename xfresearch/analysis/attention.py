@@ -22,6 +22,7 @@ Of the matrices, in float64, without norms, biases and positions (Elhage et al. 
     matching   the same of the QK circuit W_E^T W_Q W_K^T W_E
 """
 
+import math
 from functools import cache, partial
 
 import jax
@@ -37,7 +38,7 @@ from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.statistics import mean_interval, mean_of_known
 
-SITES = ("weights", "coefficients", "heads", "value")
+SITES = ("weights", "coefficients", "sink_weight", "heads", "value")
 TITLES = {
     "first": ("First token", "mean weight on the first token of the row"),
     "previous": ("Previous token", "mean weight on the token before"),
@@ -117,7 +118,7 @@ def statistics(values: dict, sink: bool) -> dict:
     if "attention.weights" not in values or values["attention.weights"].ndim != 4:
         return {}
     w_BHLS = values["attention.weights"].astype(jnp.float32)
-    m_BHLM = values.get("attention.coefficients")
+    m_BHLM = values.get("attention.sink_weight", values.get("attention.coefficients"))
     length = w_BHLS.shape[2]
     distance_LS = jnp.arange(length)[:, None] - jnp.arange(length)
     found = {
@@ -199,7 +200,13 @@ def matrices(lm) -> dict[str, np.ndarray]:
 def _of_layer(parameters: dict, embed_VD, head_VD) -> dict[str, np.ndarray]:
     def kernel(name: str):
         found = parameters.get(name, {})
-        return np.asarray(found["kernel"], np.float64) if isinstance(found, dict) and "kernel" in found else None
+        if not isinstance(found, dict) or "kernel" not in found:
+            return None
+        kernel = np.asarray(found["kernel"], np.float64)
+        if "identity_gain" not in found:
+            return kernel
+        a, b = (np.float64(found[gain]) for gain in ("identity_gain", "weight_gain"))  # a I + b W (models/linear.py)
+        return a * np.eye(math.isqrt(kernel.size)).reshape(kernel.shape) + b * kernel
 
     found = {}
     q_DHK, k_DGK, v_DGV, o_HVD = map(kernel, ("query", "key", "value", "output"))

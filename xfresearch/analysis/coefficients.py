@@ -11,7 +11,7 @@ from xfresearch.model_inputs import tap_shapes
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 
-SITES = ("coefficients", "chosen", "gates")
+SITES = ("coefficients", "chosen", "gates", "dropped")
 
 
 def places(model: ModelConfig) -> tuple[str, ...]:
@@ -41,10 +41,13 @@ def sites(model: ModelConfig, place: str) -> list[str]:
 
 def of_keys(model: ModelConfig, place: str, values: dict, gated: bool = False) -> jax.Array:
     """[B, L, K]: the coefficients of all K keys of a memory, in the order of models.memory(...).writes, from the values of
-    `sites`. Those of experts that a token did not choose are 0. gated: times the gate of the expert."""
+    `sites`. Those of experts that a token did not choose, or that had no room for it, are 0. gated: times the gate of the
+    expert."""
     m = values[f"{place}.coefficients"]
     if f"{place}.chosen" in values:  # [B, L, k, F] of the k chosen experts
         m = m * values[f"{place}.gates"][..., None].astype(m.dtype) if gated else m
+        if f"{place}.dropped" in values:  # an expert without room has not seen the token
+            m = jnp.where(values[f"{place}.dropped"][..., None], 0, m)
         experts = model.blocks[layers.layer(model, int(place.split(".")[1])).block].feed_forward.moe.experts
         m = jnp.einsum("blke,blkf->blef", jax.nn.one_hot(values[f"{place}.chosen"], experts, dtype=m.dtype), m)
     elif m.ndim == 4:  # [B, H, L, M] of slots, without the sink, which is the last

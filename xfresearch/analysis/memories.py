@@ -9,7 +9,8 @@ A memory is y = sum_i m_i v_i with coefficients m_i of keys k_i (coefficients.py
     composed     share of tokens at which the most likely token of y is that of no active value (the paper: at least 68 %)
     refinement   of the stream r before the layer and o = r + y after it: the share of tokens at which the most likely token
                  stays (`residual`), becomes that of y (`written`), is the same for all (`both`), or becomes a third one
-                 (`third`); `third of changes` is the share of the changes that end on a third token
+                 (`third`); `third of changes` is the share of the changes that end on a third token. NaN in layouts that do
+                 not add y to r, such as those with skip gains, without skips, and deep_norm
 
 Triggers are those of all rows; the last three figures are of the first 16 rows. A vector's most likely token is that of the
 final norm and the output head, as in the logit lens. y is all that the sublayer writes before its own norm and gain: with
@@ -33,7 +34,8 @@ from xfresearch.analysis.running import about, batches, rows
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.model_inputs import forward
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
+from xfresearch.models.layouts import LAYOUTS, Layout, Sublayer
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import has_dual
@@ -57,7 +59,25 @@ def applies(model: ModelConfig) -> str:
         return "it predicts labels, not next tokens"
     if has_dual(model):
         return "its final norm reads a second stream, so a value alone predicts no token"
-    return "" if places(model) else "no layer has keys and values"
+    return "" if memories_of(model) else "no layer has keys and values"
+
+
+def memories_of(model: ModelConfig) -> list[str]:
+    """The memories whose values are vectors of the stream: all but slots of a sublayer without an output matrix, whose heads
+    the next sublayer reads."""
+    return [place for place in places(model) if not _sublayer(model, place)[1].bare]
+
+
+def adds(model: ModelConfig, place: str) -> bool:
+    """Whether the block adds the sublayer's output to the stream, without a factor of the stream."""
+    layout, _ = _sublayer(model, place)
+    return not layout.deep_norm and all(each.skip == "stream" and not each.skip_gain for each in layout.sublayers)
+
+
+def _sublayer(model: ModelConfig, place: str) -> tuple[Layout, Sublayer]:
+    _, number, name = written_by(place).split(".")
+    layout = LAYOUTS[model.blocks[layers.layer(model, int(number)).block].layout]
+    return layout, next(each for each in layout.sublayers if each.name == name)
 
 
 @only_if(applies)
@@ -71,7 +91,7 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
     not; and place/value_tokens [K, 5], the most likely tokens of each value. Raises UserError for data that cannot be
     read."""
     tokens_NL = rows(lm, data, count, length)
-    names = places(lm.config)
+    names = memories_of(lm.config)
     values = {place: value_tokens(lm, place) for place in names}
     kept = Unfinished(resume, lm.config, lm.params, tokens_NL, top)
     state = kept.load() or {"next": 0, "top": top}
@@ -86,7 +106,8 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
                 m_TK = found[place]["m"][:real].reshape(-1, found[place]["m"].shape[-1])
                 _update(state, place, m_TK, number * tokens_BL.size)
                 if number * BATCH < COMPOSED:
-                    figures = _composition(lm.config, lm.params, found[place], values[place][:, 0])
+                    token_K, refines = values[place][:, 0], adds(lm.config, place)
+                    figures = _composition(lm.config, refines, lm.params, found[place], token_K)
                     for name, value in figures.items():
                         of_rows = f"{place}/rows/{name}"
                         state[of_rows] = np.concatenate([state.get(of_rows, np.zeros(0)), np.asarray(value)[:real]])
@@ -105,7 +126,7 @@ def _update(state: dict, place: str, m_TK, first: int) -> None:
 @partial(jax.jit, static_argnums=0)
 def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
     """{memory: {m [B, L, K], before, raw, out [B, L, D]}}."""
-    wanted = {place: [f"{written_by(place)}.{value}" for value in ("before", "raw", "out")] for place in places(model)}
+    wanted = {place: [f"{written_by(place)}.{value}" for value in ("before", "raw", "out")] for place in memories_of(model)}
     names = [name for place, found in wanted.items() for name in (*sites(model, place), *found)]
     values = captured(model, forward(model, params, tokens_BL, request(model, names))[1].captures, names)
     return {
@@ -123,9 +144,9 @@ def value_tokens(lm, place: str) -> np.ndarray:
     return np.concatenate([np.asarray(part) for part in parts])
 
 
-@partial(jax.jit, static_argnums=0)
-def _composition(model: ModelConfig, params: dict, found: dict, value_token_K) -> dict:
-    """{figure: [B]} of one batch in one memory."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _composition(model: ModelConfig, refines: bool, params: dict, found: dict, value_token_K) -> dict:
+    """{figure: [B]} of one batch in one memory. Without `refines`, the figures of the stream are NaN."""
     lm = transformer.bind(model, params)
 
     def likeliest(x_BLD):
@@ -142,7 +163,9 @@ def _composition(model: ModelConfig, params: dict, found: dict, value_token_K) -
         "both": ((o == r) & (o == y)).mean(1),
         "third": ((o != r) & (o != y)).mean(1),
     }
-    return figures | {"changes": (o != r).mean(1)}
+    figures |= {"changes": (o != r).mean(1)}
+    of_stream = {} if refines else {name: jnp.full(len(o), jnp.nan) for name in (*PARTS, "changes")}
+    return figures | of_stream
 
 
 def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result:
@@ -153,7 +176,7 @@ def _result(lm, tokens_NL, data, state: dict, values: dict, seed: int) -> Result
     for figure in ("active", "composed", *PARTS, "changes"):
         rows_NP = np.stack([state[f"{place}/rows/{figure}"] for place in names], 1).astype(np.float64)
         found |= {figure: rows_NP.mean(0), f"{figure}_rows": rows_NP}
-        summary[figure] = mean_interval(rows_NP.mean(1))
+        summary[figure] = mean_interval(mean_of_known(rows_NP, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
         found["third_of_changes"] = found["third"] / found["changes"]
     found |= {name: np.full(len(names), np.nan) for figure in CHANCE for name in (figure, f"{figure}_random")}

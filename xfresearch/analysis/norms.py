@@ -54,8 +54,10 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     sites = [f"blocks.*.attention.{site}" for site in SITES]
     values = measure(lm, tokens_NL, sites, vectors, title="inputs and keys")
     found: dict[str, dict[int, np.ndarray]] = {}
-    with stage("hidden vectors", len(values["in"]), "layers") as progress:
-        for number in values["in"]:
+    kinds = {layer.number: lm.config.blocks[layer.block].attention.kind for layer in layers.layers(lm.config)}
+    keys = [number for number in values["in"] if kinds[number] != "lambda"]  # no query is compared with its keys
+    with stage("hidden vectors", len(keys), "layers") as progress:
+        for number in keys:
             of_layer = {name: value[number] for name, value in values.items() if number in value}
             for name, value in _of_layer(lm, number, of_layer).items():
                 found.setdefault(name, {})[number] = value
@@ -70,7 +72,7 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
 
 def vectors(values: dict) -> dict:
     """The inputs and keys of a layer with keys, in float32."""
-    if "attention.key" not in values or "attention.state" in values:
+    if "attention.key" not in values:
         return {}
     names = {site: f"attention.{site}" for site in SITES}
     return {site: values[name].astype(jnp.float32) for site, name in names.items() if name in values}

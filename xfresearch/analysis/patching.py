@@ -54,6 +54,7 @@ def patching(lm, clean, corrupted, answers=None, sites: tuple[str, ...] = (), re
         shapes = " and ".join(str(each.shape) for each in tokens)
         raise UserError(f"prompts of {shapes} tokens are not allowed: both must be one row of equally many tokens")
     answers = two_answers(lm, tokens, answers)
+    _require_tokens(lm.config, sites)
     sites = sites or default_sites(lm.config)
     metrics = [float(_metric(lm.config, lm.params, each, np.array(answers), Request())[0]) for each in tokens]
     if metrics[0] == metrics[1]:
@@ -85,6 +86,10 @@ def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
         if (clean_V == corrupted_V).all():
             raise UserError("both prompts have the same logits: patching has nothing to explain")
         return int((clean_V - corrupted_V).argmax()), int((clean_V - corrupted_V).argmin())
+    if isinstance(answers, str):
+        raise UserError(f"answers={answers!r} is not allowed: it must be two tokens, each a text or an id")
+    if lm.tokenizer is None and any(isinstance(answer, str) for answer in answers):
+        raise UserError(f"answers={answers!r} is not allowed: this model has no tokenizer; give two ids")
     ids = []
     for answer in answers:
         found = lm.tokenizer.encode(answer.encode()).tolist() if isinstance(answer, str) else [int(answer)]
@@ -94,6 +99,15 @@ def two_answers(lm, tokens: list[np.ndarray], answers) -> tuple[int, int]:
     if len(ids) != 2 or ids[0] == ids[1] or not all(0 <= each < lm.config.vocab_size for each in ids):
         raise UserError(f"answers={answers!r} is not allowed: it must be two different tokens")
     return ids[0], ids[1]
+
+
+def _require_tokens(model: ModelConfig, sites: tuple[str, ...]) -> None:
+    """Raises UserError for a site whose values have no axis of tokens behind that of rows, as those of all heads."""
+    shapes = [tap_shapes(model, 1, length) for length in (2, 3)] if sites else []
+    for name in shapes[0] if sites else ():
+        site = name.split(".", 2)[-1]
+        if site in sites and [each[name].shape[1:2] for each in shapes] != [(2,), (3,)]:
+            raise UserError(f"sites={site!r} is not allowed: it must have a value of each token")
 
 
 def default_sites(model: ModelConfig) -> tuple[str, ...]:

@@ -54,7 +54,9 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     sites = [f"blocks.*.feed_forward.{site}" for site in SITES]
     values = measure(lm, tokens_NL, sites, choices, title="routing")
     depth = lm.config.depth
-    numbers, bias = values["chosen"], biases(lm)
+    of_tokens = [each.number for each in layers.layers(lm.config) if chosen_by_tokens(lm.config.blocks[each.block])]
+    numbers = {number: value for number, value in values["chosen"].items() if number in of_tokens}
+    bias = biases(lm)
     found: dict[str, dict[int, np.ndarray]] = {}
     for number in numbers:
         of_layer = {name: value[number] for name, value in values.items() if number in value}
@@ -73,6 +75,12 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     data_found |= {f"{name}_rows": value for name, value in per_row.items()}
     line = about(lm, tokens_NL, data) + "".join(f", {each if isinstance(each, str) else 'other tokens'}" for each in corpora)
     return Result("routing", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
+
+
+def chosen_by_tokens(block) -> bool:
+    """Whether a block has experts that tokens choose."""
+    moe = getattr(getattr(block, "feed_forward", None), "moe", None)
+    return moe is not None and moe.routing == "token_choice"
 
 
 def choices(values: dict) -> dict:

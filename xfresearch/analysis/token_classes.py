@@ -43,7 +43,8 @@ def by_class(received_BHS, tokens_BL, class_V) -> np.ndarray:
 
 
 def even(tokens_BL, class_V, causal: bool) -> np.ndarray:
-    """[C]: the same for equal weights on all tokens that a query sees, averaged over the queries except the first one."""
+    """[C]: the same for equal weights on the token and all before it (without `causal` on all tokens), averaged over the
+    queries except the first one. Windows and other masks of layers are not part of it."""
     length = tokens_BL.shape[1]
     seen_LS = np.tri(length) if causal else np.ones((length, length))
     received_S = (seen_LS / seen_LS.sum(1, keepdims=True))[1:].mean(0)

@@ -67,7 +67,8 @@ def memit(
     check_numbers(tokens=tokens, weight=weight, ridge=ridge)
     requests, known = prepared(lm, requests, known)
     places = check_places(lm, places) or memories(lm, traced(lm, requests), LAYERS)
-    stream_site(lm, places[-1])  # its error, before the long computations
+    for place in places:
+        stream_site(lm, place)  # its error, before the long computations
     prefixes = prefixes_of(lm, seed)
     check_fit(lm, requests, prefixes)
     C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}

@@ -48,7 +48,7 @@ PUBLISHED = Settings(steps=20, unit="one")
 class Found(NamedTuple):
     delta_D: np.ndarray
     losses: list[float]
-    probability: float  # of the new objects with delta, mean over the prompts
+    probability: float  # of the new objects with delta, over all their tokens, mean over the prompts
 
 
 class _Texts(NamedTuple):
@@ -72,16 +72,16 @@ def delta_for(
     optimizer = optax.adam(settings.rate * unit)
     delta_D = jnp.zeros_like(value_D)
     state = optimizer.init(delta_D)
-    losses, weights = [], (settings.essence, settings.decay)
+    losses, weights, likely = [], (settings.essence, settings.decay), 0.0
     for step in range(settings.steps):
         arguments = (lm.config, tap, lm.params, texts, weights, value_D, before_V, delta_D)
-        (loss, (nll, near)), slope_D = _loss_and_slope(*arguments)
+        (loss, (nll, near, likely)), slope_D = _loss_and_slope(*arguments)
         losses.append(float(loss))
         if float(nll + near) < settings.enough or step == settings.steps - 1:
             break
         change_D, state = optimizer.update(slope_D, state)
         delta_D = _clipped(delta_D + change_D, settings.largest * jnp.linalg.norm(value_D))
-    return Found(np.asarray(delta_D, np.float64), losses, float(jnp.exp(-nll)))
+    return Found(np.asarray(delta_D, np.float64), losses, float(likely))
 
 
 def _texts(lm, records: Sequence[Record], prefixes: list[str]) -> _Texts:
@@ -110,19 +110,21 @@ def _before(model: ModelConfig, tap: str, params: dict, texts: _Texts):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _loss_and_slope(model, tap: str, params: dict, texts: _Texts, weights, value_D, before_V, delta_D):
-    """(loss, (its first term, its second term)) and the gradient for delta. weights: a and b."""
+    """(loss, (its first term, its second term, the probability of the targets)) and the gradient for delta. weights: a and
+    b."""
 
     def loss(delta_D):
         lm, out = _pass(model, tap, params, texts, delta_D)
         log_p_BLV = jax.nn.log_softmax(lm.logits(out.hidden_BLD[:-1]))
         own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], texts.tokens_BL[:-1, 1:, None], -1)[..., 0]
         target_BL = texts.target_BL[:-1, 1:]
-        nll = -(jnp.where(target_BL, own_BL, 0.0).sum(1) / target_BL.sum(1)).mean()
+        target_B = jnp.where(target_BL, own_BL, 0.0).sum(1)
+        nll = -(target_B / target_BL.sum(1)).mean()
         after_V = jax.nn.log_softmax(lm.logits(out.hidden_BLD[-1:, texts.last][:, None])[0, 0])
         near = weights[0] * (jnp.exp(after_V) * (after_V - before_V)).sum()
         # The gradient of a norm at 0 is not a number; the first step starts there.
         norm = jnp.sqrt(jnp.maximum((delta_D**2).sum(), jnp.finfo(delta_D.dtype).tiny))
-        return nll + near + weights[1] * norm / (value_D**2).sum(), (nll, near)
+        return nll + near + weights[1] * norm / (value_D**2).sum(), (nll, near, jnp.exp(target_B).mean())
 
     return jax.value_and_grad(loss, has_aux=True)(delta_D)
 

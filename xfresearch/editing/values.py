@@ -80,7 +80,7 @@ def _of_slots(lm: LanguageModel, place: str, path: tuple[str, ...], value: np.nd
     options = lm.config.blocks[layers.layer(lm.config, number).block].sublayers[name]
     if wide_slots(options):
         return Values(path, 1.0, value[None], None)
-    if options.output_gate != "none":  # W_h would be another one for each token
+    if getattr(options, "output_gate", "none") != "none":  # W_h would be another one for each token
         what = f"output_gate={options.output_gate!r} multiplies what the slots write before W_O"
         raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
     params = layers.get(lm.config, lm.params, number)[name]

@@ -137,8 +137,10 @@ class Attention(SublayerModule):
             k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
             k_segments_BS = ctx.cache_segments_BS
         mask = self._mask(ctx)
+        # Slots of the model's width have the tap of coefficients, and the kernel's memory is then a sink alone.
+        of_memory = "sink_weight" if wide_slots(a) else "coefficients"
         # Only the plain kernel holds the weights of all keys and slots.
-        tapped = ctx.wants("weights") or memory is not None and ctx.wants("coefficients")
+        tapped = ctx.wants("weights") or memory is not None and ctx.wants(of_memory)
         o_BLHV = attention(
             p.q_BLHK,
             k_BSGK,
@@ -155,7 +157,7 @@ class Attention(SublayerModule):
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
-            tap=ctx.tap if tapped else None,
+            tap=(lambda name, x: ctx.tap(of_memory if name == "coefficients" else name, x)) if tapped else None,
             mesh=ctx.mesh,
             implementation=ctx.execution.attention_kernel if cache is None and not tapped else "plain",
         )
