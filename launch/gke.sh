@@ -37,7 +37,7 @@ require create '(spot|on-demand|flex|reservation=[^ ]+)?' "spot, on-demand, flex
 require max-restarts "$number" "a number, 0 or more"
 check_job
 case ${option[tpu-type]} in # one host with one process: 4 chips of v4 and v5p (8 cores), up to 8 of v5e and v6e
-  v4-8 | v5p-8 | v5litepod-[148] | v6e-[148]) ((option[slices] == 1)) || require_distributed ;;
+  v4-8 | v5p-8 | v4-2x2x1 | v5p-2x2x1 | v5litepod-[148] | v6e-[148] | v6e-1x1 | v6e-2x2 | v6e-2x4) ((option[slices] == 1)) || require_distributed ;;
   *) require_distributed ;;
 esac
 require_bucket "a container's disk is deleted with it"
