@@ -45,12 +45,6 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", r"error:::(xfresearch|tests)\b")
 
 
-@pytest.hookimpl(optionalhook=True)  # not all environments have xdist
-def pytest_xdist_auto_num_workers():
-    """One more worker than cores: tests of commands wait for processes and clocks a sixth of the time."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None  # None: the default of xdist
-
-
 def pytest_unconfigure():
     """pytest collects garbage five times at the end, for warnings: with the objects of JAX that takes ten seconds."""
     gc.freeze()

@@ -14,13 +14,13 @@ from xfresearch.training import operations as operations_module
     "words, message",
     [
         ("variants --only nothing", "invalid choice: 'variants' .*'attention', 'cross_entropy', 'grouped_matmul'"),
-        ("attention --heads 0", "argument --heads: invalid size value: '0'"),
+        ("attention --heads 0", "argument --heads: 0 is not allowed: it must be an integer of at least 1"),
         ("attention --heads 4 --kv-heads 3", "--kv-heads=3.* a divisor of --heads=4"),
         ("cross_entropy --rows 8,0", "--rows=8,0.* positive integers"),
-        ("grouped_matmul --tokens 0", "argument --tokens: invalid size value: '0'"),
+        ("grouped_matmul --tokens 0", "argument --tokens: 0 is not allowed: it must be an integer of at least 1"),
         ("grouped_matmul --config.steps=3", "unrecognized arguments: --config.steps=3"),
         ("update configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
-        ("grouped_matmul --rounds -1", "argument --rounds: invalid size value: '-1'"),
+        ("grouped_matmul --rounds -1", "argument --rounds: -1 is not allowed: it must be an integer of at least 1"),
     ],
 )
 def test_errors_name_the_flag(words, message):

@@ -16,6 +16,7 @@ only filling as much memory (interop/speed.py).
 """
 
 import time
+from argparse import ArgumentTypeError
 
 from xfresearch.command import Parser, run
 from xfresearch.files import write_json
@@ -23,7 +24,6 @@ from xfresearch.held_out import at_least
 
 FLOOR = "floor"
 FLOOR_SIZE = 1536  # rows and columns of both matrices of the large product
-size = at_least(1)
 SHOWN = 9  # operations of an update
 
 
@@ -40,31 +40,31 @@ def parse(arguments):
     for operation, defaults in sizes.items():
         command = operations.add_parser(operation, description=OPERATIONS[operation].__doc__)
         for name, default in defaults.items():
-            kind = size if default else at_least(0)
+            kind = at_least(1 if default else 0)
             command.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"default {default}")
         if operation == "cross_entropy":
             command.add_argument(
                 "--rows", default="512,1024,4096", metavar="N,N,...", help="the tile sizes to compare, in tokens"
             )
         command.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
-        command.add_argument("--rounds", type=size, default=15, metavar="N", help="default 15")
+        command.add_argument("--rounds", type=at_least(1), default=15, metavar="N", help="default 15")
         command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     command = operations.add_parser("import_hf", description="Reading a Hugging Face folder from disk into parameters.")
     for name, default in {"width": 1024, "layers": 8, "vocab": 128_256, "rounds": 5}.items():
-        command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
+        command.add_argument(f"--{name}", type=at_least(1), default=default, metavar="N", help=f"default {default}")
     command.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the files")
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     command = operations.add_parser("decode", description=bench_decode.__doc__)
     command.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="a run's directory, a checkpoint or a folder")
     for name, default in {"batch": 1, "prompt": 16, "tokens": 64, "rounds": 15}.items():
-        command.add_argument(f"--{name}", type=size, default=default, metavar="N", help=f"default {default}")
+        command.add_argument(f"--{name}", type=at_least(1), default=default, metavar="N", help=f"default {default}")
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     command = operations.add_parser("update", description=bench_update.__doc__)
     command.add_argument("configs", nargs="+", metavar="FILE[:arg]", help="configs; --config.key=value changes all of them")
-    command.add_argument("--rounds", type=size, default=15, metavar="N", help="default 15")
+    command.add_argument("--rounds", type=at_least(1), default=15, metavar="N", help="default 15")
     command.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     together = "also update N runs of the first config in one program (jax.vmap); its figures are for one of them"
-    command.add_argument("--together", type=size, default=1, metavar="N", help=together)
+    command.add_argument("--together", type=at_least(1), default=1, metavar="N", help=together)
     command.add_argument("--by-operation", action="store_true", help="also the time of each operation of the first config")
     options, options.overrides = parser.parse_known_args(arguments)
     if options.overrides and options.operation != "update":
@@ -217,8 +217,8 @@ def bench_cross_entropy(a, draw):
         return lambda x_TD, table_VD: linear_cross_entropy(x_TD, Head(table_VD), labels_T, weights_T, rows=rows)[0]
 
     try:
-        rows = [size(word) for word in a.rows.split(",")]
-    except ValueError:
+        rows = [at_least(1)(word) for word in a.rows.split(",")]
+    except ArgumentTypeError:
         allowed = "positive integers separated by commas"
         raise UserError(f"--rows={a.rows} is not allowed: it must be {allowed}") from None
     functions = {"whole": whole} | {f"rows={n}": tiled(n) for n in rows}

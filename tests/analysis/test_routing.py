@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.daily import daily
 from tests.tiny_runs import rough_params, tiny_model
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.panel import Panel
@@ -46,11 +47,7 @@ DAILY = [("softmax", "loss", 2), ("sigmoid", "bias", 2)]
 ROUTERS = [*product(("softmax", "sigmoid"), ("loss", "bias"), (2, 8))]
 
 
-def marked(case):
-    return pytest.param(*case, marks=() if case in DAILY else pytest.mark.long)
-
-
-@pytest.mark.parametrize(("scores", "balance", "top_k"), [*map(marked, ROUTERS)])
+@pytest.mark.parametrize(("scores", "balance", "top_k"), daily(DAILY, ROUTERS))
 def test_figures_are_the_statistics_of_training(scores, balance, top_k):
     options = {"scores": scores, "balance": balance, "top_k": top_k}
     lm = tiny_model("moe", **{f"model__blocks__main__feed_forward__moe__{name}": value for name, value in options.items()})

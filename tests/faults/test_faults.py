@@ -1,7 +1,7 @@
 """A run resumes while its disk fails, and after crashes of the machine: nothing is lost, and the exit code is right.
 
 Every system call below the run's directory and its cache is a place where the disk may fail. `long` fails each in turn,
-with each error; the daily tests take some of them.
+with each error. The daily test takes some of the crashes.
 """
 
 import errno
@@ -20,7 +20,6 @@ from xfresearch.errors import MISTAKE, TRANSIENT
 CODES = {errno.EIO: TRANSIENT, errno.ENOSPC: TRANSIENT, errno.ESTALE: TRANSIENT}
 CODES |= {errno.EACCES: MISTAKE, errno.ENOSYS: MISTAKE}
 FROM_NOW_ON = 10**9  # a count: all later calls fail too
-DAILY_FAULTS = 3
 DAILY_CRASHES = 40  # of so many parts of all crashes, one is tried every day
 
 
@@ -87,12 +86,6 @@ def require_promises(answers: list[dict]) -> None:
         if wrong or answer["problems"]:
             broken.append(f"{answer.get('failed') or answer.get('after')} {answer['case']}: {wrong + answer['problems']}")
     assert not broken, f"{len(broken)} of {len(answers)}:\n" + "\n".join(broken[:10])
-
-
-def test_a_resumed_run_survives_errors_of_the_disk(outcomes, places):
-    kinds = list(CODES)
-    every = [case for k, error in enumerate(kinds) for case in faults(places, error, 1)[k :: len(kinds)]]
-    require_promises(outcomes(every[:: len(every) // DAILY_FAULTS]))
 
 
 def test_a_resumed_run_survives_a_crash_that_loses_what_was_not_synced(outcomes):

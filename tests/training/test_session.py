@@ -51,7 +51,8 @@ def test_baselines_read_only_the_beginning_of_a_large_split(monkeypatch):
     assert session._beginning(texts) == [b"abcd", b"", b"efghij"] and len(read) == 3
 
 
-@pytest.mark.parametrize("gone", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("gone", [True, False])
 def test_outputs_that_cannot_be_written_do_not_fail_a_finished_run(tmp_path, gone):
     """The report, the cache of baselines, a terminal without the sample's characters, and a reader that has gone."""
     run = tmp_path / "run"
