@@ -37,7 +37,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 counted = Counter()
 jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: counted.update([name]))
 ROOT = Path(__file__).parent.parent
-LONGEST = ("test_docs.py", "test_processes.py", "test_resume.py", "test_study.py", "test_stopping.py", "test_routing.py")
+LONGEST = ("test_docs.py", "test_processes.py", "test_study.py", "test_stopping.py", "test_routing.py")
 
 
 def pytest_configure(config):

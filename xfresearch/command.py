@@ -35,6 +35,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see --help)")
 
 
+def require_only(options: argparse.Namespace, names: tuple[str, ...], beside: str) -> None:
+    """Raises UserError if a flag is given that is none of `names`: it is not allowed beside another one."""
+    for name, value in vars(options).items():
+        if value and name not in names:
+            raise UserError(f"--{name.replace('_', '-')} is not allowed with {beside}")
+
+
 def run(main, arguments=None) -> None:
     """Calls `main(arguments)` and ends the process with the exit code of its outcome."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -155,7 +155,7 @@ def dry_run_all(options) -> None:
 
 def operate(options) -> None:
     """Converts a model to another variant, and writes the certificate beside it."""
-    require_new(path_of(options.new), "convert")
+    require_new(options.new, "convert")
     from xfresearch import loading
     from xfresearch.surgery import convert
 
@@ -183,7 +183,7 @@ def size(text: str) -> int:
 
 def import_folder(options) -> None:
     """Imports a Hugging Face folder as a directory that evaluate, generate and xf.load read."""
-    require_new(path_of(options.workdir), "import")
+    require_new(options.workdir, "import")
     from xfresearch import loading
     from xfresearch.interop import llama2c
     from xfresearch.interop.folder import is_folder, stored_tensors
@@ -205,7 +205,7 @@ def import_folder(options) -> None:
 
 def export_folder(options) -> None:
     """Exports the model of a run as a Hugging Face folder."""
-    require_new(path_of(options.folder), "export")
+    require_new(options.folder, "export")
     from xfresearch import loading
 
     lm = loading.load(options.workdir, options.step)

@@ -65,29 +65,20 @@ def parse(arguments: list[str]):
     if options.diff:
         if options.method:
             raise UserError(f"--diff is not allowed with {options.method}")
-        require_only(options, ("diff", "json"), "--diff")
+        command.require_only(options, ("diff", "json"), "--diff")
         return options
     if not (options.method and options.workdir and options.to):
         raise UserError("METHOD, --workdir and --to are required, or --diff (see --help)")
     if options.method == "undo":
-        require_only(options, ("method", "workdir", "step", "to"), "undo")
+        command.require_only(options, ("method", "workdir", "step", "to"), "undo")
     elif bool(options.request) == bool(options.draw):
         raise UserError(f"{options.method} needs --request FILE or --draw N, one of the two")
     return options
 
 
-def require_only(options, names: tuple[str, ...], what: str) -> None:
-    """Raises UserError if a flag is given that is none of the names."""
-    for name, value in vars(options).items():
-        if name not in names and value not in (None, "", 0, False):
-            raise UserError(f"--{name} is not allowed with {what}")
-
-
 def edit(options) -> None:
     """Edits a model, and writes it with the report."""
-    from etils import epath
-
-    require_new(epath.Path(options.to).expanduser(), "edit")
+    require_new(options.to, "edit")
     from xfresearch import editing, loading
     from xfresearch.data.records import read_records
     from xfresearch.editing.requests import known_facts
@@ -171,9 +162,7 @@ def shown(report) -> str:
 
 def undo(options) -> None:
     """Takes back the last edit."""
-    from etils import epath
-
-    require_new(epath.Path(options.to).expanduser(), "undo")
+    require_new(options.to, "undo")
     from xfresearch import edits, loading
 
     lm = loading.load(options.workdir, options.step)

@@ -99,6 +99,9 @@ def require(condition: bool, key: str, value, allowed: str) -> None:
 
 
 def require_new(path, action: str) -> None:
-    """Raises UserError if `path` exists and is not an empty directory."""
+    """Raises UserError if `path`, which may be in a bucket or begin with ~, exists and is not an empty directory."""
+    from etils import epath
+
+    path = epath.Path(path).expanduser()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists: {action} to a new directory")

@@ -109,7 +109,7 @@ def _report_again(options, flags: list[str]) -> None:
     from xfresearch.studies import conducting, report
 
     workdir = options.workdir
-    _refuse(options, ("config", "plan", "cell", "reuse"), "--report, which only reads results.json")
+    command.require_only(options, ("report", "workdir"), "--report, which only reads results.json")
     if flags:
         raise UserError(f"{flags[0]} is not allowed with --report, which only reads results.json")
     results = read_object(epath.Path(workdir) / conducting.RESULTS)
@@ -131,7 +131,7 @@ def _compare(options, flags: list[str]) -> None:
     from xfresearch.files import check_output, exists
     from xfresearch.studies.conducting import DESIGN
 
-    _refuse(options, ("config", "plan", "report", "cell", "reuse"), "--runs, which trains nothing")
+    command.require_only(options, ("runs", "workdir"), "--runs, which trains nothing")
     for file, owner in ((DESIGN, "a study"), ("config.json", "a run")):
         if exists(epath.Path(options.workdir) / file):
             raise UserError(f"--workdir={options.workdir} is not allowed with --runs: {owner} has its report there")
@@ -143,13 +143,6 @@ def _compare(options, flags: list[str]) -> None:
     outputs = [word for flag, name in files.items() for word in (flag, f"{options.workdir}/{name}")]
     compare.main([*options.runs, *outputs, *flags])
     print(f"\nreport     {options.workdir}/report.html")
-
-
-def _refuse(options, names: tuple[str, ...], beside: str) -> None:
-    """Raises UserError if one of the options is given."""
-    for name in names:
-        if getattr(options, name):
-            raise UserError(f"--{name} is not allowed with {beside}")
 
 
 def _job(every: list[list], text: str) -> list:

@@ -50,7 +50,7 @@ def reference(values: dict, sink: bool) -> dict:
 @pytest.mark.parametrize(
     "name, changes",
     [
-        ("gpt2", {}),
+        pytest.param("gpt2", {}, marks=pytest.mark.long),
         ("all_attention", {}),
         ("llama", {"sink": "learned", "kv_heads": 2}),
         ("llama", {"sink": "off_by_one", "memory_slots": 3}),

@@ -43,7 +43,7 @@ def test_equals_the_reference():
     assert found["margin"][1] == pytest.approx(np.mean(margin), rel=1e-4, abs=1e-6)
 
 
-DAILY = [("softmax", "loss", 2), ("sigmoid", "bias", 2)]
+DAILY = [("sigmoid", "bias", 2)]  # the reference has a softmax and no bias
 ROUTERS = [*product(("softmax", "sigmoid"), ("loss", "bias"), (2, 8))]
 
 

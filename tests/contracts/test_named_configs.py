@@ -1,7 +1,7 @@
 """Contract 8: every named config trains at :tiny with its command and resumes bit for bit from a checkpoint.
 
 The command runs in this process, so that JAX is loaded once. Each config takes some ten seconds, so all are `long`: every
-day training/test_resume.py resumes a run with experts, and the documents train three other configs.
+day training/test_loop.py resumes a run with experts, and the documents train three other configs.
 """
 
 import json

@@ -1,9 +1,12 @@
-"""Runs that are killed, stopped, damaged, forked or moved resume exactly. All tests use the command line."""
+"""Runs that are killed, stopped, damaged, forked or moved resume exactly. All tests use the command line.
+
+Every day, test_stopping.py stops runs, tests/studies kills them, test_checkpoint.py damages checkpoints, test_loop.py forks,
+test_processes.py changes the mesh, and tests/faults makes the disk fail.
+"""
 
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -15,10 +18,8 @@ import pytest
 
 from xfresearch import errors
 from xfresearch.checkpoints import store
-from xfresearch.config.files import read_json
-from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.training import loop
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 60
 
@@ -94,7 +95,6 @@ def lines(workdir) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kills", [3, 6])
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_run(tmp_path, cache, unbroken, kills):
     rng, workdir, while_saving = random.Random(0), tmp_path / "killed", 0
@@ -115,14 +115,6 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_
     assert_same_run(workdir, unbroken)
 
 
-def test_rows_have_the_routing_of_each_layer(unbroken):
-    row = next(row for row in curve(unbroken) if row["kind"] == "train")
-    load_RE, margin_R = row["router_load"]["main"], row["router_margin"]["main"]
-    assert len(load_RE) == len(margin_R) == 2 and all(len(load_E) == 8 for load_E in load_RE)
-    assert all(abs(sum(load_E) - 1) < 1e-5 for load_E in load_RE)
-
-
-@pytest.mark.long  # test_stopping.py sends SIGTERM every day
 def test_sigterm_saves_reports_it_and_exits_with_143(tmp_path, cache, unbroken):
     process = start(tmp_path, cache)
     while lines(tmp_path) < 20:
@@ -137,14 +129,6 @@ def test_sigterm_saves_reports_it_and_exits_with_143(tmp_path, cache, unbroken):
     assert_same_run(tmp_path, unbroken)
 
 
-def test_a_run_that_a_library_resumes_counts_the_time_before(unbroken, tmp_path):
-    shutil.copytree(unbroken, tmp_path / "run")
-    (tmp_path / "run" / "run.json").unlink()  # `train` called as a library function writes none
-    result = loop.train(read_json(tmp_path / "run" / "config.json"), tmp_path / "run", ByteTokenizer())
-    assert result.step == STEPS and result.clock.training_seconds() > 0 and result.clock.tokens > 0
-
-
-@pytest.mark.long  # every day: damage in tests/training/test_checkpoint.py, crashes in tests/faults
 @pytest.mark.parametrize("how", ["truncated", "altered"])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache, unbroken, how):
     shutil.copytree(unbroken, tmp_path / "run")
@@ -159,7 +143,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert_same_run(tmp_path / "run", unbroken)
 
 
-@pytest.mark.long  # every day: tests/training/test_processes.py
 def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, unbroken):
     """Sums have another order, so losses agree up to rounding. The data agrees exactly (see tests/data)."""
     done = run(tmp_path, cache, "--config.mesh.fsdp=2", "--config.steps=20", "--config.checkpoint.every=20", devices=4)
@@ -170,7 +153,6 @@ def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, 
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
-@pytest.mark.long  # every day: tests/training/test_processes.py
 def test_resumes_on_another_mesh(tmp_path, cache, unbroken):
     shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(store.directory(tmp_path / "run") / str(STEPS))
@@ -191,18 +173,6 @@ def test_a_fork_resumes_with_another_config(tmp_path, cache, unbroken):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["optimizer"]["learning_rate"] == 0.001
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(tmp_path, cache):
-    explode = ["--config.optimizer.kind=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.clip=0.0"]
-    done = run(tmp_path, cache, *explode, "--config.checkpoint.every=1", check=False)
-    assert done.returncode == errors.DIVERGED
-    step, batch, good = re.fullmatch(
-        r"stopped: the loss or gradient of step (\d+) \(batch (\d+)\) is not finite; the last good checkpoint is step (\d+)",
-        done.stderr.splitlines()[-1],
-    ).groups()
-    assert int(step) - 1 == int(batch) == int(good) == store.steps(tmp_path)[-1]
-
-
-@pytest.mark.long  # every day: tests/faults/test_faults.py
 def test_a_failed_write_stops_the_run_and_leaves_earlier_checkpoints_intact(tmp_path, cache, unbroken):
     """A file-size limit acts like a full disk: both make write() fail in the middle of a checkpoint."""
     shutil.copytree(unbroken, tmp_path / "run")

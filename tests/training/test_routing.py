@@ -76,6 +76,7 @@ def test_a_skewed_router_becomes_balanced_without_a_loss():
     assert bias_of(state)[:, 0].max() < -0.1
 
 
+@pytest.mark.long
 def test_without_the_bias_the_router_stays_skewed():
     state, step = start(config_of(learning_rate=0.0, bias_speed=0.0))
     for i in range(8):

@@ -130,8 +130,10 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
     found = results(study, store, solved)
     outcome.require_same_data(found)
-    for trial in found:
-        tidy(study, store.folder / trial.folder)
+    with_checkpoints = {each.parent for each in store.folder.glob("*/*/*/checkpoints")}  # one request, also in a bucket
+    for folder in (store.folder / trial.folder for trial in found):
+        if folder in with_checkpoints:
+            tidy(study, folder)
     with stage("study", steps(planned(study)) + steps(extensions(study, found)), "updates") as progress:
         progress.update(steps(found))
         for cell in chosen:

@@ -22,6 +22,7 @@ class Option(NamedTuple):
         return " or ".join(map(repr, self.allowed)) if self.allowed else f"of type {type(self.default).__name__}"
 
     def allows(self, value) -> bool:
+        """Whether the option may have the value: one of `allowed`, of the type of the default. An int passes for a float."""
         numbers = (int, float) if isinstance(self.default, float) else type(self.default)
         return isinstance(value, numbers) and not isinstance(value, bool) and (not self.allowed or value in self.allowed)
 
