@@ -171,12 +171,18 @@ def test_every_mesh_of_the_search_uses_all_devices():
         (["--topology", "h100:2", "--search", SPLASH], "it needs a TPU, and the platform is gpu"),
         (["--topology", "a100:2", *CUDNN], "on this GPU a multiple of 8 up to 128"),
         (["--topology", "h100:2", "--config.model.param_dtype=float64"], "config.model.param_dtype='float64' is not"),
+        (["--topology", "h100:2", "--config.model.vocab_size=256"], "vocab_size=256 .* 0 or at least 257, which"),
     ],
 )
 def test_errors_are_one_line(arguments, message):
     with pytest.raises(UserError, match=message) as error:
         plan.main([*TINY, *arguments])
     assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_of_labels_may_be_smaller_than_the_tokenizers():
+    config = parse(["--config", f"{ROOT}/configs/brody_majority.py:tiny"])
+    assert program.prepare(config).model.vocab_size == 8
 
 
 @pytest.mark.parametrize("option", ["--hlo", "--json"])

@@ -33,12 +33,16 @@ class OutOfMemory:
 
 
 def prepare(config: Config) -> Config:
-    """Sets the config's vocabulary size without reading any text. Raises UserError if param_dtype is float64."""
+    """Sets the config's vocabulary size without reading any text. Raises UserError if param_dtype is float64, or the
+    vocabulary is too small. A tokenizer's file is read only for a config without a size: it may not be on this machine."""
+    from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import vocab_size
 
     allowed = "float32 in a plan, because these chips are not designed for float64"
     require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, allowed)
-    return with_vocabulary(config, config.model.vocab_size or vocab_size(config.data))
+    given = config.model.vocab_size
+    known = given and (config.data.tokenizer not in ("bytes", "bpe") or trains_on_labels(config.data))
+    return with_vocabulary(config, given if known else vocab_size(config.data))
 
 
 def trace(config: Config, mesh):
