@@ -234,3 +234,13 @@ def test_coefficients_have_a_row_for_each_token_and_choice(options, x64):
     without = replaced(lambda h: h.at[1, 3].set(0))
     assert (without[1, 3] == 0).all()
     np.testing.assert_array_equal(without.at[1, 3].set(y_BLD[1, 3]), y_BLD)
+
+
+def test_only_the_routers_product_has_full_precision():
+    """On TPUs and GPUs, a float32 product with the default precision rounds its factors."""
+    config = model({"blocks.main.feed_forward.kind": "moe", "dtype": "bfloat16", "depth": 1})
+    tokens_BL, E = tokens_for(config), config.blocks["main"].feed_forward.moe.experts
+    text = jax.jit(lambda params: forward(config, params, tokens_BL)[0]).lower(random_params(config)).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    (of_router,) = (line for line in products if "HIGHEST" in line)
+    assert of_router.endswith(f"-> tensor<{tokens_BL.size}x{E}xf32>") and len(products) > 4

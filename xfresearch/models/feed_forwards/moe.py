@@ -160,7 +160,9 @@ class MixtureOfExperts(SublayerModule):
     @reads(HiddenOptions, GatedHidden)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache (with a capacity: how often each expert has been chosen), losses and statistics."""
-        logits_BLE = ctx.tap("router_logits", self.router(self._router_input(x_BLD, ctx), ctx))
+        with jax.default_matmul_precision("highest"):  # by default, a float32 product rounds its factors on TPUs and GPUs
+            logits_BLE = self.router(self._router_input(x_BLD, ctx), ctx)
+        logits_BLE = ctx.tap("router_logits", logits_BLE)
         log_s = jax.nn.log_softmax if self.config.scores == "softmax" else jax.nn.log_sigmoid
         log_BLE = log_s(logits_BLE)
         if ctx.wants("router_probabilities"):
