@@ -7,7 +7,7 @@
 # make lock       writes requirements.lock, the exact versions for every supported Python
 # make libtpu     installs the TPU compiler for python -m xfresearch.plan; it runs without a TPU
 # make plans      compiles the named plans for TPUs; hours on two cores, continues after an interruption
-# make studies    runs what is missing of the studies of docs/questions; from nothing 23 hours on two cores, continues after an interruption
+# make studies    runs what is missing of the studies of docs/questions; from nothing 24 hours on two cores, continues after an interruption
 # make docs       regenerates the generated parts of docs/ from the code and docs/data/
 PYTHON ?= python3
 VENV := .venv
