@@ -143,13 +143,13 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache, unbroken):
-    """Sums have another order, so losses agree up to rounding. The data agrees exactly (see tests/data)."""
-    done = run(tmp_path, cache, "--config.mesh.fsdp=2", "--config.steps=20", "--config.checkpoint.every=20", devices=4)
-    assert done.returncode == 0
-    single = run(tmp_path / "single", cache, "--config.steps=20", "--config.checkpoint.every=20")
-    assert single.returncode == 0
-    for a, b in zip(curve(tmp_path)[:10], curve(tmp_path / "single")[:10], strict=True):
+def test_other_numbers_of_devices_see_exactly_the_same_batches(tmp_path, cache):
+    """Sums have another order, so losses agree up to rounding. The data agrees exactly (see tests/data). The model is dense:
+    where two experts are nearly equal, rounding decides between them, and losses differ by far more."""
+    flags = [f"--config.{key}" for key in ("model.blocks.main.feed_forward.kind=swiglu", "steps=20", "checkpoint.every=20")]
+    run(tmp_path / "four", cache, *flags, "--config.mesh.fsdp=2", devices=4)
+    run(tmp_path / "single", cache, *flags)
+    for a, b in zip(curve(tmp_path / "four")[:10], curve(tmp_path / "single")[:10], strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
