@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def require_only(options: argparse.Namespace, names: tuple[str, ...], beside: str) -> None:
-    """Raises UserError if a flag is given that is none of `names`: it is not allowed beside another one."""
+    """Raises UserError if a flag is given that is none of `names`. The message says that it is not allowed with `beside`."""
     for name, value in vars(options).items():
         if value and name not in names:
             raise UserError(f"--{name.replace('_', '-')} is not allowed with {beside}")

@@ -103,15 +103,15 @@ def _seconds_to_match(study, options) -> dict:
 
 def _report_again(options, flags: list[str]) -> None:
     """Writes the report of the results that a directory has."""
+    command.require_only(options, ("report", "workdir"), "--report, which only reads results.json")
+    if flags:
+        raise UserError(f"{flags[0]} is not allowed with --report, which only reads results.json")
     from etils import epath
 
     from xfresearch.files import read_object
     from xfresearch.studies import conducting, report
 
     workdir = options.workdir
-    command.require_only(options, ("report", "workdir"), "--report, which only reads results.json")
-    if flags:
-        raise UserError(f"{flags[0]} is not allowed with --report, which only reads results.json")
     results = read_object(epath.Path(workdir) / conducting.RESULTS)
     try:
         report.write(epath.Path(workdir), results)
@@ -125,13 +125,13 @@ def _report_again(options, flags: list[str]) -> None:
 
 def _compare(options, flags: list[str]) -> None:
     """The report on existing runs."""
+    command.require_only(options, ("runs", "workdir"), "--runs, which trains nothing")
     from etils import epath
 
     from xfresearch import compare
     from xfresearch.files import check_output, exists
     from xfresearch.studies.conducting import DESIGN
 
-    command.require_only(options, ("runs", "workdir"), "--runs, which trains nothing")
     for file, owner in ((DESIGN, "a study"), ("config.json", "a run")):
         if exists(epath.Path(options.workdir) / file):
             raise UserError(f"--workdir={options.workdir} is not allowed with --runs: {owner} has its report there")
