@@ -6,6 +6,7 @@ import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import bench
+from xfresearch.benchmarks import arrays, update
 from xfresearch.errors import UserError
 from xfresearch.training import operations as operations_module
 
@@ -29,7 +30,7 @@ def test_errors_name_the_flag(words, message):
 
 
 def test_implementations_that_support_the_call_are_compared(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "FLOOR_SIZE", 64)
+    monkeypatch.setattr(arrays, "FLOOR_SIZE", 64)
     sizes = ["--batch", "1", "--length", "16", "--heads", "2", "--kv-heads", "1", "--memory", "3", "--rounds", "1"]
     bench.main(["attention", *sizes, "--json", str(tmp_path / "figures.json")])
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
@@ -59,4 +60,4 @@ def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
     assert [row["config"] for row in rows] == [*configs, f"{configs[0]}, 3 runs in one program"]
     assert rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
     assert all(row["ms"] > 0 and row["GFLOP/s"] > 0 and row["page faults"] >= 0 for row in rows)
-    assert capsys.readouterr().out.count("\n") == 4 + 2 + bench.SHOWN + 1
+    assert capsys.readouterr().out.count("\n") == 4 + 2 + update.SHOWN + 1

@@ -21,7 +21,7 @@ FILES = {
 }
 # A package may import the packages in its own group and in the groups below it.
 ORDER = (
-    {"studies"},
+    {"studies", "benchmarks"},
     {"analysis", "editing", "surgery", "planning", "harness", "comparing"},
     {"interop"},
     {"training"},
