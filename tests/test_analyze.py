@@ -32,12 +32,13 @@ def workdir(tmp_path_factory, corpus):
 
 
 def test_it_writes_data_pictures_and_a_report(workdir, capsys):
-    analyze.main(["attention", "--workdir", str(workdir), "--rows", "3"])
+    analyze.main(["attention", "--workdir", str(workdir), "--rows", "3", "--json", str(workdir / "attention.json")])
     out, err = capsys.readouterr()
     assert re.search(r"figure +value +\+-\n", out) and "Induction" in out and "report.html" in err
     target = workdir / "analysis" / "attention"
     written = json.loads((target / "data.json").read_text())
     assert written["analysis"] == "attention" and written["step"] == 20 and "3 rows of" in written["about"]
+    assert json.loads((workdir / "attention.json").read_text()) == written
     arrays = np.load(target / "arrays.npz")
     lm_found = analysis.attention(analyze.opened(analyze.parse(["attention", "--workdir", str(workdir)])), count=3)
     for name, value in lm_found.data.items():
@@ -50,7 +51,10 @@ def test_it_writes_data_pictures_and_a_report(workdir, capsys):
 
 
 def test_every_step_gives_curves(workdir, capsys):
-    analyze.main(["norms", "--workdir", str(workdir), "--step", "all", "--rows", "2", "--sequence-length", "16"])
+    also = workdir / "norms.json"
+    flags = ["--step", "all", "--rows", "2", "--sequence-length", "16", "--json", str(also)]
+    analyze.main(["norms", "--workdir", str(workdir), *flags])
+    assert [found["step"] for found in json.loads(also.read_text())] == [10, 20]
     series = json.loads((workdir / "analysis" / "norms" / "series.json").read_text())
     assert [point[0] for point in series["angle of queries"]] == [10, 20]
     assert "Over training" in (workdir / "analysis" / "norms" / "report.html").read_text()

@@ -9,12 +9,12 @@ model. This writes data.json (numbers), arrays.npz, the pictures and report.html
 import sys
 from collections.abc import Iterator
 
-from xfresearch import command, held_out
+from xfresearch import arguments as flags
+from xfresearch import command
 from xfresearch.errors import UserError, nearest
+from xfresearch.files import exists, write_json
 from xfresearch.tables import table
 
-FLAGS = ("corpora", "clean", "corrupted", "answers", "receiver", "tap", "target", "sizes", "k", "steps")  # of some analyses
-FLAGS += ("window", "samples")
 EPILOG = """\
 examples:
   python -m xfresearch.analyze attention --workdir runs/quickstart
@@ -48,6 +48,9 @@ def main(arguments: list[str]) -> None:
         state = {"resume": target / f"unfinished_{each.step}.npz"} if analysis.takes("resume") else {}
         results.append(analysis.run(each, **arguments, **state))
     write(target, results)
+    if options.json:
+        found = [each.as_dict() for each in results]
+        write_json(options.json, found if options.step == "all" else found[0])
     for file in target.glob("unfinished_*.npz"):
         file.unlink()
     print(shown(results[-1]))
@@ -63,31 +66,10 @@ def parse(arguments: list[str]):
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     add("--workdir", metavar="DIR", default="", help=models)
     add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest), or all of a run")
-    help_data = "corpus to run on (default: the run's first, held-out part); recall, trace: facts[:PATH]; trace: FILE.json"
-    add("--data", default="", metavar="CORPUS[:PATH]", help=help_data)
-    help_rows = "rows of tokens, or facts (default: that of the analysis)"
-    add("--rows", type=held_out.at_least(1), default=0, metavar="N", help=help_rows)
-    help_length = "tokens per row (default: as in training)"
-    add("--sequence-length", type=held_out.at_least(2), default=0, metavar="N", help=help_length)
-    help_corpora = "routing: more corpora, to compare the experts that they use"
-    add("--corpora", nargs="+", default=(), metavar="CORPUS[:PATH]", help=help_corpora)
-    help_window = "trace: layers of a window (default: the share of the paper, 10 of 48)"
-    add("--window", type=held_out.at_least(1), default=0, metavar="N", help=help_window)
-    help_samples = "trace: draws of the noise for each fact"
-    add("--samples", type=held_out.at_least(1), default=0, metavar="N", help=help_samples)
-    add("--clean", default="", metavar="TEXT", help="patching: the prompt whose values are patched")
-    add("--corrupted", default="", metavar="TEXT", help="patching: the prompt into which they are, of as many tokens")
-    add("--answers", nargs=2, metavar="TOKEN", help="patching: the two answers (default: the tokens that change most)")
-    help_receiver = "patching: sublayer that direct paths lead to, such as blocks.3.attention (default: final, the head)"
-    add("--receiver", default="", metavar="NAME", help=help_receiver)
-    add("--tap", default="", metavar="NAME", help="features: the tap to read (default: the stream after the middle layer)")
-    add("--target", default="", metavar="NAME", help="features: the tap to predict (default: the one that is read)")
-    help_sizes = "features: numbers of features of the dictionaries (default: 2, 4 and 8 times the width of the tap)"
-    add("--sizes", nargs="+", type=held_out.at_least(1), default=(), metavar="N", help=help_sizes)
-    add("--k", type=held_out.at_least(1), default=0, metavar="N", help="features: mean number of features of a token")
-    help_steps = "features, tuned_lens: batches of training (default: that of the analysis)"
-    add("--train-steps", dest="steps", type=held_out.at_least(1), default=0, metavar="N", help=help_steps)
+    flags.add_flags(parser)
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
+    help_json = "also write the figures as JSON; with --step all a list of those of each step"
+    add("--json", metavar="FILE", help=help_json)
     options = parser.parse_args(arguments)
     if options.step not in ("", "all") and not options.step.isdecimal():
         raise UserError(f"--step={options.step} is not allowed: it must be a number or all")
@@ -114,7 +96,6 @@ def directory(options):
     from etils import epath
 
     from xfresearch import loading
-    from xfresearch.files import exists
 
     if options.to:
         return epath.Path(options.to).expanduser()
@@ -152,14 +133,12 @@ def settings(options, analysis) -> dict:
     """The arguments of an analysis. Raises UserError for flags that it does not take."""
     from xfresearch.analysis.registry import ANALYSES
 
-    given = {"data": options.data or None, "count": options.rows, "length": options.sequence_length}
-    given |= {name: getattr(options, name) for name in FLAGS}
-    given = {name: value for name, value in given.items() if value}
-    flags = {"count": "--rows", "length": "--sequence-length", "steps": "--train-steps"}
+    known = flags.ARGUMENTS
+    given = {name: value for name in known if (value := getattr(options, name)) is not None}
     for name in given:
         if not analysis.takes(name):
             takers = [each for each, found in ANALYSES.items() if found.takes(name)]
-            flag = flags.get(name, f"--{name}")
+            flag = known[name].flag
             raise UserError(f"{flag} is not allowed with {options.name}: it is a flag of {', '.join(takers)}")
     if analysis.prompts and not (options.clean and options.corrupted):
         raise UserError(f"{options.name} needs --clean TEXT and --corrupted TEXT")

@@ -22,7 +22,7 @@ examples:
   python -m xfresearch.edit --diff runs/facts runs/edited"""
 # The flags that some methods take, and the names of their arguments.
 FLAGS = {"data": "--data", "tokens": "--tokens", "key": "--key", "ridge": "--ridge", "weight": "--weight", "rate": "--rate"}
-FLAGS |= {"largest": "--largest", "steps": "--steps", "seed": "--seed"}
+FLAGS |= {"largest": "--largest", "steps": "--steps", "seed": "--seed", "prompts": "--prompts"}
 
 
 def main(arguments: list[str]) -> None:
@@ -49,6 +49,8 @@ def parse(arguments: list[str]):
     help_place = "memories to edit, such as blocks.3.feed_forward (default: by the model's own trace of the requests)"
     add("--place", default="", metavar="NAME[,NAME]", help=help_place)
     add("--alone", action="store_true", help="edit the model with each request alone, and write the report only, no model")
+    help_prompts = "paraphrases, neighbours and consequences of a request that are asked (default: all)"
+    add("--prompts", type=held_out.at_least(1), metavar="N", help=help_prompts)
     add("--data", metavar="CORPUS", help="rome, memit: corpus of the covariance (default: the run's first)")
     add("--tokens", type=held_out.at_least(1), metavar="N", help="rome, memit: tokens of the covariance")
     help_key = "rome: mean, or published: the two keys of its code; memit: the key after each prefix, or their mean"

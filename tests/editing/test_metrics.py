@@ -31,6 +31,18 @@ def test_each_measure_of_a_network_that_is_known():
     assert np.isnan(values["paraphrase, score"][1])
 
 
+def test_every_prompt_of_a_request_counts():
+    """Two of four paraphrases, and ten of twelve other prompts of each kind, have the new object."""
+    neighbours = (("Cid", "blue"),) * 10 + (("Ada", "blue"),) * 2
+    consequences = tuple((*each, "red") for each in neighbours)
+    request = Record("Bea", "{}", "red", "blue", "", ("Bea", "Bea", "Ada", "Dov"), neighbours, consequences)
+    lm = knowing(strength=2.0)
+    values = measure(lm, [request], generate=False).values
+    assert values["paraphrase, score"][0] == 0.5
+    assert values["neighbourhood, generated"][0] == values["ripple, score"][0] == pytest.approx(10 / 12)
+    assert measure(lm, [request], generate=False, prompts=2).values["paraphrase, score"][0] == 1.0
+
+
 def test_forced_and_generated_objects_differ():
     """Of two tokens the second is right after the right first one, which the model does not say."""
     lm = knowing()

@@ -38,6 +38,10 @@ def test_slots_that_heads_share_get_values_of_their_own():
         ({"bias": "('value',)", "sink": "off_by_one"}, "weights that sum to 1: sink="),
         ({"bias": "('value',)", "shaping": "skip_init"}, "weights that sum to 1: shaping="),
         ({"bias": "('value',)", "sees_itself": False}, "weights that sum to 1: .*the first token sees none"),
+        (
+            {"bias": "('value',)", "sees_itself": False, "memory_slots": 6, "memory_activation": "gelu"},
+            "weights that sum to 1: .*the first token sees none",
+        ),
         ({"bias": "('value',)", "output_gate": "head"}, "weights that sum to 1: output_gate="),
         ({"bias": "('value',)", "dropout": 0.1}, "weights that sum to 1: dropout=0.1 drops some"),
     ],

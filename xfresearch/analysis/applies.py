@@ -1,23 +1,46 @@
-"""The check that an analysis applies to a model. Each analysis makes it first."""
+"""The checks that every analysis makes first: that it applies to the model, its arguments, and the model's parameters."""
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 
+import jax
+import jax.numpy as jnp
+
+from xfresearch import arguments
 from xfresearch.errors import UserError
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.trees import path_name
 
 
 def only_if(applies: Callable[[ModelConfig], str]) -> Callable:
     """A decorator of analyses (lm, ...) -> Result. The analysis raises UserError if applies(lm.config) is not '': it is the
-    reason why the analysis does not apply to the model."""
+    reason why the analysis does not apply to the model. It also does for an argument that is not allowed (arguments.py), and
+    for a model whose parameters are not all finite."""
 
     def decorate(analysis: Callable) -> Callable:
         @wraps(analysis)
-        def checked(lm, *arguments, **options):
+        def checked(lm, *given, **options):
             if reason := applies(lm.config):
                 raise UserError(f"{analysis.__name__} does not apply to this model: {reason}")
-            return analysis(lm, *arguments, **options)
+            arguments.check(inspect.signature(analysis).bind(lm, *given, **options).arguments)
+            require_finite(lm)
+            return analysis(lm, *given, **options)
 
         return checked
 
     return decorate
+
+
+def require_finite(lm) -> None:
+    """Raises UserError if a parameter is NaN or infinite: no figure of such a model means anything."""
+    finite = jax.tree_util.tree_leaves_with_path(_finite(lm.params))
+    wrong = [path_name(path) for path, leaf in finite if not leaf]
+    if wrong:
+        at = f" at step {lm.step}" if lm.step else ""
+        raise UserError(f"the model has parameters{at} that are not finite numbers: {wrong[0]}")
+
+
+@jax.jit
+def _finite(params: dict) -> dict:
+    return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params)

@@ -83,7 +83,7 @@ def features(
     tokens_NL = rows(lm, data, count, length)
     taps = two_taps(lm.config, tap, target, tokens_NL.shape[1])
     widths = [width_of(lm.config, name) for name in taps]
-    sizes = checked([n * widths[0] for n in WIDTHS] if sizes is None else sizes, k, steps)
+    sizes = checked([n * widths[0] for n in WIDTHS] if sizes is None else sizes, k)
     if training is None:
         training = data if isinstance(data, str) else None
     needed = -(-steps * TOKENS // tokens_NL.shape[1])
@@ -110,15 +110,13 @@ def two_taps(model: ModelConfig, tap: str, target: str, length: int) -> tuple[st
     return tap, after
 
 
-def checked(sizes, k: int, steps: int) -> tuple[int, ...]:
-    """The sizes in order. Raises UserError for numbers that are not allowed."""
+def checked(sizes, k: int) -> tuple[int, ...]:
+    """The sizes in order. Raises UserError if there are none, and for a k above the smallest."""
     sizes = tuple(sorted({int(size) for size in sizes}))
-    if not sizes or sizes[0] < 1:
-        raise UserError(f"sizes={list(sizes)} is not allowed: it must be one number or more, each at least 1")
-    if steps < 1:
-        raise UserError(f"steps={steps} is not allowed: it must be at least 1")
-    if not 1 <= k <= sizes[0]:
-        raise UserError(f"k={k} is not allowed: it must be at least 1 and at most the smallest size, {sizes[0]}")
+    if not sizes:
+        raise UserError("sizes=() is not allowed: it must be one number or more")
+    if k > sizes[0]:
+        raise UserError(f"k={k} is not allowed: it must be at most the smallest size, {sizes[0]}")
     return sizes
 
 

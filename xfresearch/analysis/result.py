@@ -86,13 +86,16 @@ class Result:
         """Writes one static HTML page, which loads nothing from the network."""
         write_report(path, [self])
 
+    def as_dict(self) -> dict:
+        """The summary and the numbers of the data, as values of JSON."""
+        numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
+        return {"analysis": self.name, "about": self.about, "step": self.step, "summary": self.summary, "data": numbers}
+
     def save(self, directory) -> None:
         """Writes data.json (numbers), arrays.npz, the pictures, the files and report.html, which has links to the pages."""
         directory = epath.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        numbers = {name: value for name, value in self.data.items() if np.ndim(value) == 0}
-        found = {"analysis": self.name, "about": self.about, "step": self.step, "summary": self.summary, "data": numbers}
-        write_json(directory / "data.json", found)
+        write_json(directory / "data.json", self.as_dict())
         write_arrays(directory / "arrays.npz", {n: v for n, v in self.data.items() if np.ndim(v)})
         for number, drawing in enumerate(self.drawings()):
             write_bytes(directory / f"picture_{number}.svg", drawing)

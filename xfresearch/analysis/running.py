@@ -24,8 +24,6 @@ def rows(lm: LanguageModel, data=None, count: int = ROWS, length: int = 0, split
     """Token ids [N, L]: `count` rows of a corpus (its name; None for that of the model's run), or the given token ids
     [N, L] (those of a text are lm.tokens(text)). The default split is that of the held-out text. Raises UserError if there
     are none, and for rows of a single token, which predicts nothing."""
-    if count < 1:
-        raise UserError(f"count={count} is not allowed: it must be at least 1")
     if data is None or isinstance(data, str):
         tokens_NL = _of_corpus(lm, data or lm.run.data.corpus[0], count, length or lm.run.sequence_length, split)
     else:

@@ -18,7 +18,6 @@ from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, batches, rows
-from xfresearch.errors import UserError
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import has_dual
 from xfresearch.progress import stage
@@ -46,8 +45,6 @@ def tuned_lens(lm, data=None, count: int = ROWS, length: int = 0, steps: int = S
     .data: loss, agreement, divergence, tuned_loss, tuned_agreement, tuned_divergence [N], the same for each row (name_rows),
     and the translators: matrix [N, D, D], bias [N, D]. The intervals of .summary are over rows. Raises UserError for data
     that cannot be read."""
-    if steps < 1:
-        raise UserError(f"steps={steps} is not allowed: it must be at least 1")
     tokens_NL = rows(lm, data, count, length)
     if training is None:
         training = data if isinstance(data, str) else None

@@ -41,11 +41,13 @@ def finetune(
     steps: int = STEPS,
     known: Sequence[Fact] | None = None,
     alone: bool = False,
+    prompts: int = 0,
 ):
     """(edited model, report.Report) for requests with target_new, all at once. place: the memory, such as
-    'blocks.3.feed_forward'; by default the one that the model's own trace finds. rate, steps: of Adam. known, alone: as in
-    report.of. Raises UserError for requests that cannot be made."""
-    return _report(lm, requests, place, "finetune", {"rate": rate, "steps": steps}, np.inf, known, alone)
+    'blocks.3.feed_forward'; by default the one that the model's own trace finds. rate, steps: of Adam. known, alone,
+    prompts: as in report.Asked. Raises UserError for requests that cannot be made."""
+    settings = {"rate": rate, "steps": steps}
+    return _report(lm, requests, place, "finetune", settings, np.inf, report.Asked(known, alone, prompts))
 
 
 def constrained_finetune(
@@ -57,18 +59,19 @@ def constrained_finetune(
     steps: int = STEPS,
     known: Sequence[Fact] | None = None,
     alone: bool = False,
+    prompts: int = 0,
 ):
     """The same, with a bound. largest: the largest change of a parameter."""
     check_numbers(largest=largest)
     settings = {"largest": largest, "rate": rate, "steps": steps}
-    return _report(lm, requests, place, "constrained_finetune", settings, largest, known, alone)
+    return _report(lm, requests, place, "constrained_finetune", settings, largest, report.Asked(known, alone, prompts))
 
 
-def _report(lm, requests, place: str, method: str, settings: dict, largest: float, known, alone: bool):
-    check_numbers(rate=settings["rate"], steps=settings["steps"])
-    requests, known = prepared(lm, requests, known)
+def _report(lm, requests, place: str, method: str, settings: dict, largest: float, asked: report.Asked):
+    check_numbers(prompts=asked.prompts, rate=settings["rate"], steps=settings["steps"])
+    requests, known = prepared(lm, requests, asked.known)
     edit = partial(_tuned, place=place_of(lm, requests, place), method=method, settings=settings, largest=largest)
-    return report.of(lm, requests, edit, method, settings, known, alone)
+    return report.of(lm, requests, edit, method, settings, asked._replace(known=known))
 
 
 def _tuned(lm, requests, place: str, method: str, settings: dict, largest: float):

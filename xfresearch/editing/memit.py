@@ -53,6 +53,7 @@ def memit(
     seed: int = 0,
     known: Sequence[Fact] | None = None,
     alone: bool = False,
+    prompts: int = 0,
 ):
     """(edited model, report.Report) for requests with target_new, all at once.
 
@@ -60,11 +61,12 @@ def memit(
     finds and the one before it, or the first two. data, tokens: the corpus and the tokens of C (keys.py). key: 'each' or
     'mean', see above. weight: of the keys of the corpus against one request, divided by the number of coefficients: with 1
     and no other request, about half of what is asked is written for a key like those of the corpus. ridge: as in rome.
-    known, alone: as in report.of. Raises UserError for requests that cannot be made, and for a model that normalises what
+    known, alone, prompts: as in
+    report.Asked. Raises UserError for requests that cannot be made, and for a model that normalises what
     the memory writes before it is added to the stream."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
-    check_numbers(tokens=tokens, weight=weight, ridge=ridge)
+    check_numbers(prompts=prompts, tokens=tokens, weight=weight, ridge=ridge)
     requests, known = prepared(lm, requests, known)
     places = check_places(lm, places) or memories(lm, traced(lm, requests), LAYERS)
     for place in places:
@@ -74,7 +76,7 @@ def memit(
     C = {place: ridged(covariance(lm, place, data, tokens), ridge) for place in places}
     edit = partial(_edited, places=places, C=C, prefixes=prefixes, key=key, weight=weight, settings=settings)
     about = {"key": key, "weight": weight, "ridge": ridge, **settings._asdict()}
-    return report.of(lm, requests, edit, "memit", about, known, alone)
+    return report.of(lm, requests, edit, "memit", about, report.Asked(known, alone, prompts))
 
 
 def _edited(lm, requests, places, C: dict[str, np.ndarray], prefixes, key: str, weight: float, settings: Settings):

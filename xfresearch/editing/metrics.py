@@ -43,7 +43,6 @@ from xfresearch.statistics import bootstrap_interval, mean_of_known
 SCORED = ("efficacy", "paraphrase", "neighbourhood")  # what S is made of
 KINDS = (*SCORED, "ripple")
 MEASURES = ("score", "magnitude", "teacher forced", "generated")
-PARAPHRASES, NEIGHBOURS = 2, 10  # of a request, as in CounterFact
 TOKENS, TOP_K = 100, 5  # of generated texts, as in the published code
 TEXTS = 3  # of a request
 
@@ -57,9 +56,9 @@ class Measured(NamedTuple):
     texts: tuple[tuple[str, ...], ...] = ()  # that the model generates for each request
 
 
-def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0) -> Measured:
-    """The measures of each request. Without `generate` no texts are generated."""
-    asked = [(number, *prompt) for number, record in enumerate(requests) for prompt in prompts_of(record)]
+def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0, prompts: int = 0) -> Measured:
+    """The measures of each request. Without `generate` no texts are generated. prompts: as in `prompts_of`."""
+    asked = [(number, *prompt) for number, record in enumerate(requests) for prompt in prompts_of(record, prompts)]
     rows = [(prompt, wanted) for _, _, prompt, wanted, _ in asked] + [(prompt, other) for *_, prompt, _, other in asked]
     known = [bool(wanted and other) for *_, wanted, other in asked]
     filled = [(prompt, object_ or "?") for prompt, object_ in rows]
@@ -88,12 +87,14 @@ def measure(lm, requests: Sequence[Record], generate: bool = True, seed: int = 0
     return Measured(values, new, old, tuple(map(tuple, texts)))
 
 
-def prompts_of(record: Record) -> list[tuple[str, str, str, str]]:
-    """(kind, prompt, the object that it should have after the edit, the other one) of a request."""
+def prompts_of(record: Record, most: int = 0) -> list[tuple[str, str, str, str]]:
+    """(kind, prompt, the object that it should have after the edit, the other one) of a request: of each kind the first
+    `most`, 0 for all."""
+    most = most or None
     asked = [("efficacy", record.text, record.target_new, record.target)]
-    asked += [("paraphrase", text, record.target_new, record.target) for text in record.paraphrases[:PARAPHRASES]]
-    asked += [("neighbourhood", text, answer, record.target_new) for text, answer in record.neighbours[:NEIGHBOURS]]
-    return asked + [("ripple", text, after, before) for text, after, before in record.consequences[:NEIGHBOURS]]
+    asked += [("paraphrase", text, record.target_new, record.target) for text in record.paraphrases[:most]]
+    asked += [("neighbourhood", text, answer, record.target_new) for text, answer in record.neighbours[:most]]
+    return asked + [("ripple", text, after, before) for text, after, before in record.consequences[:most]]
 
 
 def joined(parts: Sequence[Measured], requests: Sequence[Record]) -> Measured:

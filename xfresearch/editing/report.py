@@ -119,30 +119,41 @@ def _rounded(value: float) -> float | str:
     return round(float(value), 4) if value == value else ""
 
 
-def of(lm, requests, edit: Callable, method: str, settings: dict, known: Sequence[Fact] | None = None, alone: bool = False):
-    """(the model after the edits, which carries them; their report). edit(lm, requests) -> (edited model, edits).
+class Asked(NamedTuple):
+    """How edits are measured.
 
-    known: facts, to measure what else changed. alone: each request is made on the model `lm`, as papers measure an edit, and
-    this model is returned; bits per byte after the edits are a mean over them, and no facts are asked."""
-    if alone:
-        return lm, _alone(lm, requests, edit, method, settings | {"alone": True})
-    before, drift_before = measure(lm, requests), drift(lm, requests, known)
+    known: facts, to measure what else changed. alone: each request is made on the model before all edits, as papers measure
+    an edit; bits per byte after the edits are a mean over them, and no facts are asked. prompts: paraphrases, neighbours and
+    consequences of a request that are asked, the first ones of each; 0 for all."""
+
+    known: Sequence[Fact] | None = None
+    alone: bool = False
+    prompts: int = 0
+
+
+def of(lm, requests, edit: Callable, method: str, settings: dict, asked: Asked):
+    """(the model after the edits, which carries them, or `lm` if they are made alone; their report).
+    edit(lm, requests) -> (edited model, edits)."""
+    settings = settings | {name: getattr(asked, name) for name in ("alone", "prompts") if getattr(asked, name)}
+    if asked.alone:
+        return lm, _alone(lm, requests, edit, method, settings, asked.prompts)
+    before, drift_before = measure(lm, requests, prompts=asked.prompts), drift(lm, requests, asked.known)
     edited, edits = edit(lm, requests)
-    after, drift_after = measure(edited, requests), drift(edited, requests, known)
+    after, drift_after = measure(edited, requests, prompts=asked.prompts), drift(edited, requests, asked.known)
     failures = failed(edits, before, after) + broken(drift_before, drift_after)
     report = Report(method, settings, edits, before, after, drift_before, drift_after, failures)
     applied = carried.applied(lm.config, lm.params, edited.params, report.as_dict())
     return edited.with_params(edited.params, (*lm.edits, applied)), report
 
 
-def _alone(lm, requests: Sequence[Record], edit: Callable, method: str, settings: dict) -> Report:
-    before, drift_before = measure(lm, requests), drift(lm, requests, ())
+def _alone(lm, requests: Sequence[Record], edit: Callable, method: str, settings: dict, prompts: int) -> Report:
+    before, drift_before = measure(lm, requests, prompts=prompts), drift(lm, requests, ())
     edits, parts, drifts = [], [], []
     with stage(f"{method}, one by one", len(requests), "requests") as progress:
         for record in requests:
             edited, edits_of_one = edit(lm, [record])
             edits += edits_of_one
-            parts.append(measure(edited, [record]))
+            parts.append(measure(edited, [record], prompts=prompts))
             drifts.append(drift(edited, [record], ()))
             progress.update(1)
     after, bits_per_byte = joined(parts, requests), float(np.mean([each.bits_per_byte for each in drifts]))

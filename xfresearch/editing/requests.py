@@ -137,7 +137,7 @@ def check_places(lm, given: Sequence[str]) -> tuple[str, ...]:
 def check_numbers(**given: float) -> None:
     """Raises UserError for a setting of a method that is out of its range."""
     for name, value in given.items():
-        least = {"ridge": 0, "tokens": 1, "steps": 1}.get(name)
+        least = {"ridge": 0, "tokens": 1, "steps": 1, "prompts": 0}.get(name)
         if not (math.isfinite(value) and (value > 0 if least is None else value >= least)):
             allowed = "above 0" if least is None else f"at least {least}"
             raise UserError(f"{name}={value} is not allowed: it must be a number {allowed}")

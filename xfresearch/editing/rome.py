@@ -39,23 +39,26 @@ def rome(
     seed: int = 0,
     known: Sequence[Fact] | None = None,
     alone: bool = False,
+    prompts: int = 0,
 ):
     """(edited model, report.Report) for requests with target_new, one after another.
 
     place: the memory, such as 'blocks.3.feed_forward'; by default the one that the model's own trace finds (requests.py).
     data, tokens: the corpus and the tokens of C (keys.py). key: 'mean' or 'published', see above. ridge: added to the
-    diagonal of C, relative to its mean. known, alone: as in report.of. Raises UserError for requests that cannot be
+    diagonal of C, relative to its mean. known, alone, prompts: as in
+    report.Asked. Raises UserError for requests that cannot be
     made."""
     if key not in KEYS:
         raise UserError(f"key={key!r} is not allowed: it must be one of {', '.join(KEYS)}")
-    check_numbers(tokens=tokens, ridge=ridge)
+    check_numbers(prompts=prompts, tokens=tokens, ridge=ridge)
     requests, known = prepared(lm, requests, known)
     place = place_of(lm, requests, place)
     prefixes = prefixes_of(lm, seed)
     check_fit(lm, requests, prefixes)
     factors = factored(ridged(covariance(lm, place, data, tokens), ridge))
     edit = partial(_edited, place=place, factors=factors, prefixes=prefixes, key=key, settings=settings)
-    return report.of(lm, requests, edit, "rome", {"key": key, "ridge": ridge, **settings._asdict()}, known, alone)
+    about = {"key": key, "ridge": ridge, **settings._asdict()}
+    return report.of(lm, requests, edit, "rome", about, report.Asked(known, alone, prompts))
 
 
 def _edited(lm, requests, place: str, factors: list, prefixes: list[str], key: str, settings: Settings):

@@ -68,7 +68,7 @@ def _check_bias(a: SoftmaxConfig, params: Params, where: str) -> None:
     refuse_unless(a.sink == "none", f"{sums}: sink={a.sink!r} adds a term to the denominator")
     refuse_unless(a.shaping == "none", f"{sums}: shaping={a.shaping!r} mixes them with I and C")
     refuse_unless(a.output_gate == "none", f"{sums}: output_gate={a.output_gate!r} multiplies each head")
-    refuse_unless(a.sees_itself or a.memory_slots, f"{sums}: with sees_itself=False the first token sees none")
+    refuse_unless(a.sees_itself or softmax_slots(a), f"{sums}: with sees_itself=False the first token sees none")
     refuse_unless(not a.dropout, f"{sums}: dropout={a.dropout} drops some of them in training")
 
 

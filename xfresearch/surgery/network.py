@@ -10,6 +10,7 @@ to the parameter of one layer.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import count
 
 import jax
 import jax.numpy as jnp
@@ -131,11 +132,21 @@ def with_layers(model: ModelConfig, blocks: tuple[LayerBlock, ...]) -> ModelConf
     change = {"depth": len(names), "blocks": options}
     fits = len(names) == model.depth and names == [at.block for at in layers.layers(model)]
     if not fits:
+        new = {name: _no_stack(name, options) for name in options}
+        names, change["blocks"] = [new[name] for name in names], {new[name]: each for name, each in options.items()}
         change |= _arranged(names)
     try:
         return resolve_model(replace(model, **change))
     except UserError as error:  # the variant with these options does not exist
         raise Refused(f"the result is not a model that this project has: {error}") from error
+
+
+def _no_stack(name: str, names: Iterable[str]) -> str:
+    """A name that no stack has: if a block X is repeated, its stacks are X_0, X_1 and so on (models/layers.py)."""
+    block, _, number = name.rpartition("_")
+    if not number.isdigit() or block not in names:
+        return name
+    return next(new for n in count(int(number)) if (new := f"{block}_v{n}") not in names)
 
 
 def _with_read_norms(block: BlockConfig) -> BlockConfig:
@@ -153,9 +164,9 @@ def _with_read_norms(block: BlockConfig) -> BlockConfig:
 
 def _arranged(names: list[str]) -> dict:
     """Options `pattern` and `segments` for layers with these names."""
-    count = len(names)
-    period = next(p for p in range(1, count + 1) if count % p == 0 and names == names[:p] * (count // p))
-    if period <= max(1, count // 2):
+    total = len(names)
+    period = next(p for p in range(1, total + 1) if total % p == 0 and names == names[:p] * (total // p))
+    if period <= max(1, total // 2):
         return {"pattern": tuple(names[:period]), "segments": ()}
     runs: list[list] = []
     for name in names:
@@ -174,7 +185,7 @@ def _named(blocks: tuple[LayerBlock, ...]) -> tuple[list[str], dict[str, BlockCo
     for each in blocks:
         name, number = each.name, 2
         while name in options and options[name] != each.block:
-            name, number = f"{each.name}_{number}", number + 1
+            name, number = f"{each.name}_v{number}", number + 1
         options[name] = each.block
         names.append(name)
     return names, options
