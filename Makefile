@@ -1,5 +1,6 @@
 # make train      installs what the main job needs and trains the quickstart, from a bare machine
 # make test       runs the test suite
+# make newest     runs a slim part of the suite on the newest JAX, in a separate environment; needs Python 3.12 or later
 # make long       runs slow tests, including randomized ones
 # make parity     compares our variants with PyTorch libraries, in a separate environment
 # make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour on 2 cores
@@ -13,8 +14,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
+NEWEST := .venv-newest
+NEWEST_PYTHON ?= $(shell .ci/newest-python)
+# Kernels, a contract of every variant, training and resuming, and what reads the texts and lists of JAX and XLA.
+NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/test_behaviour.py \
+	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
+	tests/planning/test_work.py tests/test_hardware.py
 
-.PHONY: train test long mutations parity eval lock libtpu plans studies docs clean
+.PHONY: train test newest long mutations parity eval lock libtpu plans studies docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -22,6 +29,10 @@ train: $(VENV)/.ready
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+newest: $(NEWEST)/.ready
+	@$(NEWEST)/bin/python -c "import platform, jax; print('newest JAX:', jax.__version__, 'on Python', platform.python_version())"
+	$(NEWEST)/bin/python -m pytest -n auto --dist loadfile $(NEWEST_TESTS)
 
 long: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m long
@@ -73,13 +84,20 @@ $(VENV)/.ready-eval: requirements-eval.txt $(VENV)/.ready-test
 	$(BIN)/python -m pip install --quiet -r requirements-eval.txt
 	touch $@
 
+$(NEWEST)/.ready: requirements.txt requirements-test.txt
+	@test -n "$(NEWEST_PYTHON)" || { echo "make newest needs Python 3.12 or later, which is not installed here" >&2; exit 1; }
+	$(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --no-compile -r requirements-test.txt || \
+		{ echo "newest JAX: NOT TESTED, because it cannot be installed" >&2; exit 1; }
+	touch $@
+
 $(PARITY)/.ready: requirements.txt requirements-test.txt requirements-parity.txt
 	$(PYTHON) -m venv $(PARITY)
 	$(PARITY)/bin/python -m pip install --quiet -r requirements-parity.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PARITY) runs
+	rm -rf $(VENV) $(PARITY) $(NEWEST) runs
 
 docs: $(VENV)/.ready
 	$(BIN)/python -m docs.write

@@ -38,8 +38,9 @@ PEAK_TFLOPS = (
     ("NVIDIA A10G", 70),
     ("NVIDIA A10", 125),
 )
-# PCI device ids of TPUs v2 to 7x. The vendor id alone is not enough: Google's network card has the same one.
-TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
+# PCI device ids of Google that are no TPU: a disk (NVMe) and a network card (gVNIC) of Compute Engine machines. This list
+# and not the one of TPUs, which grows with every version of JAX: a TPU that is newer than this file must not be missed.
+NOT_TPUS = ("0x001f", "0x0042")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "array_record")
 PACKAGES += (
     "tokenizers",
@@ -80,12 +81,13 @@ def start_without_tpu() -> None:
 
 
 def _tpu_attached(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether the PCI bus has a TPU. The same test as JAX's hardware_utils.py, whose import would be slow."""
+    """Whether the PCI bus has a device of Google that may be a TPU. JAX then decides; its own list is slow to import."""
 
     def read(path: Path) -> str:
         return path.read_text().strip()
 
-    return any(read(path) == "0x1ae0" and read(path.with_name("device")) in TPUS for path in devices.glob("*/vendor"))
+    of_google = [path for path in devices.glob("*/vendor") if read(path) == "0x1ae0"]
+    return any(read(path.with_name("device")) not in NOT_TPUS for path in of_google)
 
 
 def describe_machine() -> dict:

@@ -4,8 +4,6 @@ For whole updates on meshes see tests/training/test_meshes.py.
 """
 
 import json
-import math
-import re
 import sys
 
 import jax
@@ -23,10 +21,13 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, Taps
+from xfresearch.planning import hlo
+from xfresearch.planning.collectives import collectives
 from xfresearch.sharding.mesh import AXES
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 
 B, L, E, D, F = 8, 16, 8, 32, 32
+FLOAT64 = 8  # bytes
 LENGTHS = [16, 7, 1, 16, 11, 5, 14, 9]  # tokens of each sequence before its padding
 MOE = "blocks.main.feed_forward.moe."
 CAPACITY = {MOE + "capacity": 0.75}
@@ -98,23 +99,17 @@ def run(case: str) -> dict:
     found, expected = jax.jit(tapped, static_argnums=2)(*placed, mesh), tapped(params, x_BLD, None)
     errors |= {f"tapped {name}": relative_error(value, expected[name]) for name, value in found.items()}
     drops = int(expected_sums.get("router_drops", np.zeros(1)).sum())
-    return {"errors": errors, "drops": drops, "moves": collectives(program.as_text(), mesh)}
+    return {"errors": errors, "drops": drops, "moves": moves(program.as_text(), mesh)}
 
 
 def mesh_sizes(case: str) -> dict[str, int]:
     return {axis: int(size) for axis, size in (text.split("=") for text in case.split()[1:])}
 
 
-def collectives(text: str, mesh) -> list:
-    """(kind, elements, whether its groups are those of mesh axis `expert`) of each collective in a compiled program."""
-    along_expert = np.moveaxis(np.arange(8).reshape(mesh.devices.shape), AXES.index("expert"), -1)
-    groups = str(along_expert.reshape(-1, mesh.shape["expert"]).tolist()).replace(" ", "")
-    groups = groups.replace("[", "{").replace("]", "}")
-    found = []
-    for shapes, kind, rest in re.findall(r"= (.*?) (all-gather|reduce-scatter|all-to-all)\((.*)", text):
-        sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"\w\[([\d,]+)\]", shapes)]
-        found.append((kind, sum(sizes), f"replica_groups={groups}" in rest))
-    return found
+def moves(text: str, mesh) -> list:
+    """(kind, bytes, whether its groups are those of mesh axis `expert`) of each collective in a compiled program."""
+    found = collectives(hlo.parse(text), dict(mesh.shape))
+    return [(one.kind, one.payload, one.axes == ("expert",) and one.whole) for one in found]
 
 
 pytestmark = pytest.mark.xdist_group("dispatch")  # one program computes all results: run it in one worker
@@ -141,10 +136,10 @@ def test_tokens_are_sent_to_experts_and_experts_are_not_sent(results, case):
     """No device gathers the kernels of other experts. Tokens are sent to their experts and back in both passes."""
     sizes = mesh_sizes(case)
     moves = results[case]["moves"]
-    own = E // sizes.get("expert", 1) * D * F // sizes.get("tensor", 1)
-    rows = B * L * sizes.get("tensor", 1) // 8
+    own = FLOAT64 * E // sizes.get("expert", 1) * D * F // sizes.get("tensor", 1)
+    tokens = FLOAT64 * B * L * sizes.get("tensor", 1) // 8 * D
     assert max((size for kind, size, _ in moves if kind == "all-gather"), default=0) <= own
-    of_tokens = [along_expert for kind, size, along_expert in moves if kind == "all-to-all" and size >= rows * D]
+    of_tokens = [along_expert for kind, size, along_expert in moves if kind == "all-to-all" and size >= tokens]
     assert all(of_tokens) and len(of_tokens) >= (4 if "expert" in sizes else 0)
 
 
