@@ -1,4 +1,4 @@
-"""The five lines that a run prints first: their words, and where they appear."""
+"""The lines that a run prints first: their words, and where they appear."""
 
 import json
 from dataclasses import replace
@@ -76,8 +76,10 @@ def test_the_lines_have_the_figures_of_the_run(tmp_path):
     model = outline.model_line(config.model, config.sequence_length)
     assert model.startswith("35.7 k parameters, ") and "FLOPs per token; width 32" in model
     mesh = make_mesh(config)
-    devices = outline.devices_line(config, mesh, kernel_choices(config, mesh))
-    assert devices.startswith(f"{jax.device_count()} x {jax.devices()[0].device_kind}") and "; attention: " in devices
+    assert outline.devices_line(config, mesh).startswith(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
+    execution = outline.execution_line(config, mesh, kernel_choices(config, mesh))
+    assert execution.startswith("attention: blocked (skips masked keys") and "; layers: unroll (" in execution
+    assert "; loss of 1,024 tokens at a time (" in execution and "vocabulary" not in execution
     assert "runs/a: config.json" in outline.output_line(config, "runs/a")
     apart = outline.output_line(tiny_config(checkpoint__every=15, checkpoint__seconds=60.0), "runs/a")
     assert "checkpoints/ every 15 updates and at least 60 s apart" in apart
@@ -92,7 +94,7 @@ def test_print_config_prints_every_key_and_trains_nothing(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_prints_its_stages_and_five_lines_first(tmp_path, capsys):
+def test_a_run_prints_its_stages_and_its_outline_first(tmp_path, capsys):
     """Standard error is no terminal: one line for each stage, then the outline, then the compilation, then the steps."""
     (tmp_path / "notes.txt").write_text("".join(f"line {number} of the notes\n" for number in range(4000)))
     options = ["--config.data.tokenizer=bpe", "--config.data.bpe_vocab=300", "--config.steps=2"]

@@ -20,23 +20,23 @@ from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
 from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
+from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution
-from xfresearch.models.decoding import fast_layers
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes" for text
 
 
 def make_scorer(
-    model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None, execution: Execution = AUTO
+    model: ModelConfig, layers: str = "auto", rows: int = 0, mesh=None, execution: Execution = AUTO
 ) -> Callable:
     """Returns a jitted scorer(params, batch) -> (nll_BL, correct_BL), 0 at tokens of weight 0. Make it once: every
     scorer compiles its own programs.
 
-    A device holds the logits of `rows` tokens at a time. The parameters and batches are sharded over `mesh`.
+    A device holds the logits of `rows` tokens at a time (0: its default). Parameters and batches are sharded over `mesh`.
     """
-    layers = fast_layers(mesh) if layers == "auto" else layers
+    layers = fast_layers(model.depth, mesh).name if layers == "auto" else layers
 
     @jax.jit
     def scorer(params, batch):
@@ -50,7 +50,7 @@ def make_scorer(
     return scorer
 
 
-def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 1024, mesh=None) -> Callable:
+def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 0, mesh=None) -> Callable:
     """Returns a jitted evaluator(params, batch, byte_lengths_V=None) -> sums over each sequence, {name: [B]}. The names are
     SUMS, and "bytes" unless byte_lengths_V is None."""
     scorer = make_scorer(model, layers, rows, mesh)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.errors import UserError, nearest
-from xfresearch.models import decoding, layers, transformer
+from xfresearch.kernels.defaults import fast_layers
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.models.tap_aliases import lens_names
@@ -174,4 +175,4 @@ def forward(
     if positions_BL is None:
         positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
     ctx = Context(positions_BL, segments_BL)
-    return lm, lm(tokens_BL, ctx, layers=decoding.fast_layers(), taps=taps)
+    return lm, lm(tokens_BL, ctx, layers=fast_layers(model.depth).name, taps=taps)

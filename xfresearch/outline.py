@@ -3,7 +3,9 @@
     model      840 k parameters, 1.9 M FLOPs per token; width 128: 4 x pre-norm [RMSNorm, 4 heads of 32, SwiGLU 344]
     data       notes: 12.3 MB, 12.3 M tokens to train on; validation 610 kB, 610 k tokens; tokenizer bytes
     optimizer  AdamW, learning rate 0.001 (cosine, warm-up of 100 updates); 400 updates of 16 x 256 tokens
-    devices    1 x cpu, float32; attention: chunked (the fastest one on CPU)
+    devices    1 x cpu, float32
+    execution  attention: blocked (skips masked keys and saves its weights; fast on CPU); layers: unroll (a scan copies each
+               layer's parameters); loss of 1,024 tokens at a time (small enough for any device)
     output     runs/a: config.json, metrics.jsonl, checkpoints/ every 100 updates, report.html at the end
 """
 
@@ -18,17 +20,19 @@ from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.words import model_in_words
 from xfresearch.progress import amount
 from xfresearch.tables import count
+from xfresearch.training.kernel_choices import layers_choice, loss_rows_choice, padded_vocabulary
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 
 
 def of_run(config: Config, workdir, train: list, held_out, mesh, kernels: dict) -> str:
-    """The five lines that a run prints before it trains. train, held_out: as in data_line."""
+    """The lines that a run prints before it trains. train, held_out: as in data_line."""
     parts = {
         "model": model_line(config.model, config.sequence_length),
         "data": data_line(config, train, held_out),
         "optimizer": optimizer_line(config),
-        "devices": devices_line(config, mesh, kernels),
+        "devices": devices_line(config, mesh),
+        "execution": execution_line(config, mesh, kernels),
         "output": output_line(config, workdir),
     }
     return lines(parts)
@@ -79,10 +83,14 @@ def optimizer_line(config: Config) -> str:
     return f"{name}, {rate}{only}; {size}"
 
 
-def devices_line(config: Config, mesh, kernels: dict) -> str:
-    """The devices, the axes of the mesh, the dtype, and the kernel of each sublayer with the reason for it."""
-    parts = [kinds_of(mesh.devices.flat)]
-    parts += [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
+def devices_line(config: Config, mesh) -> str:
+    """The devices, the axes of the mesh, and the dtype."""
+    axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
+    return ", ".join([kinds_of(mesh.devices.flat), *axes, config.model.dtype])
+
+
+def execution_line(config: Config, mesh, kernels: dict) -> str:
+    """What the device decides, each with the reason: the kernel of each sublayer, layers, rows of the loss, vocabulary."""
     where = {}
     for (block, sublayer), choice in kernels.items():
         where.setdefault((sublayer, choice), []).append(block)
@@ -91,7 +99,14 @@ def devices_line(config: Config, mesh, kernels: dict) -> str:
         f"{sublayer}{' of ' + ' and '.join(blocks) if several else ''}: {choice.name} ({choice.reason})"
         for (sublayer, choice), blocks in where.items()
     ]
-    return "; ".join([f"{', '.join(parts)}, {config.model.dtype}", *chosen])
+    layers = layers_choice(config, mesh)
+    rows = loss_rows_choice(config, mesh)
+    chosen.append(f"layers: {layers.name} ({layers.reason})")
+    chosen.append(f"loss of {rows.name:,} tokens at a time ({rows.reason})")
+    ids, reason = padded_vocabulary(config, mesh)
+    if ids * mesh.shape["tensor"] != config.model.vocab_size:
+        chosen.append(f"vocabulary padded to {ids:,} ids ({reason})")
+    return "; ".join(chosen)
 
 
 def output_line(config: Config, workdir) -> str:

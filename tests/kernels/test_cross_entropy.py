@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.kernels import cross_entropy
+from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
 from xfresearch.kernels.head import Head
 
@@ -154,9 +156,46 @@ def test_differentiation_has_three_matrix_products():
     assert str(jax.make_jaxpr(step)(x, head)).count("dot_general[") == 3
 
 
+@pytest.fixture
+def padded(monkeypatch):
+    """The vocabulary is padded as on a GPU, to a multiple of 8."""
+    monkeypatch.setattr(cross_entropy, "vocabulary_multiple", lambda mesh: Choice(8, ""))
+
+
+def products(function, *arguments) -> list:
+    """The sizes of the operands of every matrix product."""
+    lines = str(jax.make_jaxpr(function)(*arguments)).splitlines()
+    return [line.split(" = ")[0] for line in lines if "dot_general[" in line]
+
+
+@pytest.mark.parametrize("V", [11, 16])
+def test_a_padded_vocabulary_changes_only_the_products(V, padded, x64):
+    x, head, labels, weights = draw(V=V, bias=True, softcap=1.5)
+    weights = weights.astype("float64")
+
+    def tiled(x, head, weights):
+        return linear_cross_entropy(x, head, labels, weights, z_loss=0.3, rows=5)
+
+    for actual, expected in zip(tiled(x, head, weights), reference(x, head, labels, weights, 0.3), strict=True):
+        assert relative_error(actual, expected) < TOLERANCE["float64"]
+    gradient = jax.grad(lambda *a: tiled(*a)[0], (0, 1, 2))
+    expected = jax.grad(lambda *a: naive(a[0], a[1], labels, a[2], 0.3), (0, 1, 2))(x, head, weights)
+    found = gradient(x, head, weights)
+    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == e.shape and relative_error(a, e) < TOLERANCE["float64"]
+    logits, _, table = products(gradient, x, head, weights)
+    assert "f64[5,16]" in logits and "f64[16,5]" in table
+    nll_T, correct_T = token_nll(x, head, labels, rows=4)
+    logits = logits_in_numpy(x, head)
+    assert relative_error(nll_T, np.log(np.exp(logits).sum(1)) - logits[np.arange(13), labels]) < TOLERANCE["float64"]
+    np.testing.assert_array_equal(correct_T, logits.argmax(1) == labels)
+
+
 SHARDED = """
 import jax, numpy as np, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from xfresearch.kernels import cross_entropy
+from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.cross_entropy import linear_cross_entropy, token_nll
 from xfresearch.kernels.head import Head
 rng = np.random.default_rng(0)
@@ -186,10 +225,13 @@ mesh = Mesh(np.array(jax.devices()).reshape(1, 2, 1, 2, 1), ("data", "fsdp", "ex
 kept = Head(NamedSharding(mesh, P("tensor", "fsdp")), NamedSharding(mesh, P("tensor")), 2.0)
 rows = [a.reshape(4, 16, *a.shape[1:]) for a in (x, labels, weights)]
 x, labels, weights = (put(a, P("fsdp")) for a in rows)
-found = jax.jit(lambda *a: step(*a, mesh=mesh))(x, jax.device_put(head, kept), labels, weights)
-check(found, step(rows[0], head, *rows[1:]))
-nll = jax.jit(lambda *a: token_nll(*a, rows=16, mesh=mesh))(x, jax.device_put(head, kept), labels)
-check(nll[0], token_nll(rows[0], head, rows[1])[0])
+expected = step(rows[0], head, *rows[1:]), token_nll(rows[0], head, rows[1])[0]
+for multiple in (1, 8):  # 8: the 12 ids of a shard are padded to 16, as on a GPU
+    cross_entropy.vocabulary_multiple = lambda mesh: Choice(multiple, "")
+    found = jax.jit(lambda *a: step(*a, mesh=mesh))(x, jax.device_put(head, kept), labels, weights)
+    check(found, expected[0])
+    nll = jax.jit(lambda *a: token_nll(*a, rows=16, mesh=mesh))(x, jax.device_put(head, kept), labels)
+    check(nll[0], expected[1])
 print('"equal"')
 """
 

@@ -182,7 +182,7 @@ def test_rows_beyond_the_groups_are_zeros_without_gradient(implementation, x64):
     "call, name",
     [
         (Call("cpu"), "blocked"),
-        (Call("gpu", "bfloat16"), "blocked"),
+        (Call("gpu", "bfloat16"), "ragged"),
         (Call("tpu", "bfloat16"), "megablox"),
         (Call("tpu", "float64"), "ragged"),
     ],

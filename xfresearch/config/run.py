@@ -81,9 +81,11 @@ class TrainingConfig:
         decides="execution",
     )
     layers: Literal["auto", "scan", "unroll"] = option(
-        "auto", "how layers are compiled; auto: unroll on CPU, scan elsewhere", decides="execution"
+        "auto", "how layers are compiled; auto: the fastest on the device (docs/kernels.md)", decides="execution"
     )
-    loss_rows: int = option(1024, "tokens whose logits the loss computes at a time", low=1, decides="execution")
+    loss_rows: int = option(
+        0, "tokens whose logits the loss computes at a time; 0: by the device (docs/kernels.md)", low=0, decides="execution"
+    )
     attention_kernel: Literal["auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "ring"] = option(
         "auto",
         "implementation of attention (docs/kernels.md); auto: the fastest one that supports the platform and the model",

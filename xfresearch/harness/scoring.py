@@ -16,9 +16,9 @@ import numpy as np
 
 from xfresearch.evaluation import on_host
 from xfresearch.kernels.cross_entropy import token_nll
+from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution
-from xfresearch.models.decoding import fast_layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.sharding import placing
 
@@ -62,12 +62,12 @@ def continuation_windows(context: list[int], continuation: list[int], length: in
 
 
 @cache  # so that two models with the same config share their compiled programs
-def make_scorer(model: ModelConfig, rows: int = 1024, mesh=None, execution: Execution = AUTO) -> Callable:
+def make_scorer(model: ModelConfig, rows: int = 0, mesh=None, execution: Execution = AUTO) -> Callable:
     """Returns a jitted scorer(params, inputs, targets) -> (nll_BS, correct_BS), with S the targets of a row.
 
-    A device holds the logits of `rows` tokens at a time. The parameters and batches are sharded over `mesh`.
+    A device holds the logits of `rows` tokens at a time (0: its default). Parameters and batches are sharded over `mesh`.
     """
-    layers = fast_layers(mesh)
+    layers = fast_layers(model.depth, mesh).name
 
     @jax.jit
     def scorer(params, inputs, targets):

@@ -22,6 +22,7 @@ from xfresearch.kernels.blocked_attention import blocked
 from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.chunked_attention import chunked
 from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.defaults import ATTENTION, preferred
 from xfresearch.kernels.masks import CAUSAL, Mask, Shaping, Slots
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
@@ -120,20 +121,11 @@ REFUSALS = {
     "chunked": _refuse_fused_except_softcap,
     "ring": _refuse_ring,
 }
-WINDOW = "computes only the window"
-NO_MATRIX = "skips masked blocks, holds no matrix of weights"
-# platform: the kernels that 'auto' tries in turn before plain, each with the reason to prefer it
-PREFERENCES = {
-    "cpu": {"banded": WINDOW, "blocked": "skips masked keys and saves its weights; fast on CPU"},
-    "gpu": {"cudnn": NO_MATRIX, "banded": WINDOW, "chunked": "holds no matrix of weights"},
-    "tpu": {"splash": NO_MATRIX, "banded": WINDOW},
-}
 
 
 def choose_attention(call: Call, implementation="auto") -> Choice:
     """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
-    preferred = PREFERENCES.get(call.platform, {})
-    return choose("training.attention_kernel", implementation, call, REFUSALS, preferred, "plain")
+    return choose("training.attention_kernel", implementation, call, REFUSALS, preferred(ATTENTION, call), "plain")
 
 
 def alteration(**features) -> str:

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from xfresearch.errors import UserError, nearest
 
+BY_NAME = "selected by name"
+
 
 class Choice(NamedTuple):
-    name: str
+    name: str | int
     reason: str
 
 
@@ -28,7 +30,7 @@ def choose(key: str, asked: str, call, refusals: dict[str, Callable], preferred:
         refusal = refusals[asked](call)
         if refusal:
             raise UserError(f"config.{key}={asked!r} is not allowed here: {refusal}")
-        return Choice(asked, "selected by name")
+        return Choice(asked, BY_NAME)
     reasons = []
     for name, reason in preferred.items():
         refusal = refusals[name](call)

@@ -3,8 +3,9 @@
     logits_t = head(x_t)        nll = sum_t w_t (lse_t - logits_t[label_t])        z = z_loss sum_t w_t lse_t^2
     lse_t = log sum_v exp(logits_t[v])
 
-Tokens are processed in tiles. Under differentiation the forward pass also computes the gradients, from the logits it
-already has: three matrix products in all, and nothing is computed twice.
+Tokens are processed in tiles, and on a GPU with a vocabulary padded to a round number (defaults.py): inside the matrix
+products alone, so that nothing else sees the rows of zeros. Under differentiation the forward pass also computes the
+gradients, from the logits it already has: three matrix products in all, and nothing is computed twice.
 
 On a mesh each device has its own tokens and its own shard of the vocabulary. A tile needs three values from the other
 shards: the largest logit, the sum of exponentials and the logit at the label. Gradients are summed over devices once,
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from xfresearch.kernels.defaults import loss_rows, vocabulary_multiple
 from xfresearch.kernels.head import Head
 from xfresearch.sharding.letters import BATCH
 from xfresearch.sharding.partition import activation_spec, parameter_spec
@@ -24,18 +26,20 @@ from xfresearch.sharding.partition import activation_spec, parameter_spec
 TOKEN_AXES = (*BATCH, "context")  # the mesh axes that shard tokens
 
 
-def linear_cross_entropy(x_BLD, head: Head, labels_BL, weights_BL, *, z_loss=0.0, rows=1024, mesh=None):
+def linear_cross_entropy(x_BLD, head: Head, labels_BL, weights_BL, *, z_loss=0.0, rows=0, mesh=None):
     """(total, nll_sum): nll + z, and nll alone. Scalars, float32 (float64 for float64 inputs).
 
-    rows: each device holds the logits of at most this many tokens at once.
+    rows: each device holds the logits of at most this many tokens at once; 0: the default of the device (defaults.py).
     `total` has gradients for x, the head and the weights. `nll_sum` has no gradient.
     """
+    rows = rows or _rows(head, mesh)
     total, nll = _sums(x_BLD, head, labels_BL, weights_BL.astype(_wide(x_BLD)), float(z_loss), rows, mesh)
     return total, jax.lax.stop_gradient(nll)
 
 
-def token_nll(x_BLD, head: Head, labels_BL, rows=1024, mesh=None):
+def token_nll(x_BLD, head: Head, labels_BL, rows=0, mesh=None):
     """(nll_BL, correct_BL). correct: the label is the most likely id (the first one, if several are equal)."""
+    rows = rows or _rows(head, mesh)
 
     def local(part: VocabularyShard, x_TD, head, labels_T):
         def tile(_, inputs):
@@ -90,7 +94,7 @@ def _sums_forward(x_BLD, head, labels_BL, weights_BL, z_loss, rows, mesh):
         inputs = tuple(_tiles(a, rows) for a in (x_TD, labels_T, weights_T))
         (sums, dhead), outputs = jax.lax.scan(tile, start, inputs)
         dx_TD, dweights_T = (_untile(a, x_TD.shape[0]) for a in outputs)
-        return *sums, dx_TD, dhead, dweights_T
+        return *sums, dx_TD, dhead.unpadded(), dweights_T
 
     total, nll, dx_BLD, dhead, dweights_BL = _on_devices(local, mesh, "11THT", x_BLD, head, labels_BL, weights_BL)
     dhead = jax.tree.map(lambda d, a: d.astype(a.dtype), dhead, head)
@@ -113,9 +117,12 @@ def _on_devices(local, mesh, outputs: str, x_BLD, head, *rest_BL):
     H: a sum over tokens for the head's arrays, sharded like the parameters.
     """
 
+    multiple = vocabulary_multiple(mesh).name
+
     def flat(head, x_BLD, *rest_BL):
         part = VocabularyShard(sharded=mesh is not None and mesh.shape["tensor"] > 1)
-        results = local(part, x_BLD.reshape(-1, x_BLD.shape[-1]), head, *(a.reshape(-1) for a in rest_BL))
+        x_TD = x_BLD.reshape(-1, x_BLD.shape[-1])
+        results = local(part, x_TD, head.padded(multiple), *(a.reshape(-1) for a in rest_BL))
         finishers = (partial(finish, kind, x_BLD.shape[:-1]) for kind in outputs)
         return tuple(jax.tree.map(finisher, a) for finisher, a in zip(finishers, results, strict=True))
 
@@ -193,6 +200,11 @@ class VocabularyShard:
     def token_losses(self, logits_TV, lse_T, labels_T, z_loss):
         nll_T = lse_T - self.at_label(logits_TV, labels_T)
         return nll_T + z_loss * jnp.square(lse_T), nll_T
+
+
+def _rows(head: Head, mesh) -> int:
+    """The default number of rows for the part of the vocabulary that a device has."""
+    return loss_rows(head.table_VD.shape[0] // (1 if mesh is None else mesh.shape["tensor"]), mesh).name
 
 
 def _wide(x):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from xfresearch.kernels.blocked_matmul import blocked
 from xfresearch.kernels.choice import Choice, choose
+from xfresearch.kernels.defaults import EXPERTS, preferred
 from xfresearch.kernels.megablox import megablox
 
 # Rows per block. Small blocks compute few rows twice; on a GPU a block must fill the device.
@@ -38,23 +39,11 @@ def _refuse_megablox(call: Call) -> str:
 
 # name: function of a call that returns why the kernel does not support it, or ''
 REFUSALS = {"ragged": lambda call: "", "blocked": lambda call: "", "megablox": _refuse_megablox}
-# platform: the kernels that 'auto' tries in turn, each with the reason to prefer it
-PREFERENCES = {
-    "cpu": {"blocked": "computes only chosen experts, in blocks; ragged_dot computes all of them"},
-    "gpu": {
-        "blocked": "computes only chosen experts, in blocks, on any GPU; ragged_dot computes all of them for gradients"
-    },
-    "tpu": {
-        "megablox": "computes only chosen experts; ragged_dot computes all of them with some versions of libtpu",
-        "ragged": "supports every dtype",
-    },
-}
 
 
 def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
     """The kernel for `call`, and the reason. Raises UserError if a kernel selected by name does not support it."""
-    preferred = PREFERENCES[call.platform]
-    return choose("training.expert_kernel", implementation, call, REFUSALS, preferred, "ragged")
+    return choose("training.expert_kernel", implementation, call, REFUSALS, preferred(EXPERTS, call), "ragged")
 
 
 def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):

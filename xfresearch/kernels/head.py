@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["table_VD", "bias_V"], meta_fields=["softcap"])
+@partial(jax.tree_util.register_dataclass, data_fields=["table_VD", "bias_V"], meta_fields=["softcap", "ids"])
 @dataclass(frozen=True)
 class Head:
     """The arrays of an output head, or a value for each of them: a gradient, a sharding."""
@@ -17,11 +17,25 @@ class Head:
     table_VD: jax.Array  # in the computation's dtype
     bias_V: jax.Array | None = None
     softcap: float = 0.0  # 0 is none
+    ids: int = 0  # number of ids, if rows of zeros follow them in the table; 0 if not
+
+    def padded(self, multiple: int) -> "Head":
+        """This head with rows of zeros in its table, up to a multiple. Its logits and the gradients of x and the bias have
+        the same shapes as before: only the matrix products are larger."""
+        V = self.table_VD.shape[0]
+        if V % multiple == 0:
+            return self
+        return Head(_with_rows(self.table_VD, V + -V % multiple, axis=0), self.bias_V, self.softcap, ids=V)
+
+    def unpadded(self) -> "Head":
+        """This head, or its gradient, without those rows."""
+        return Head(self.table_VD[: self.ids], self.bias_V, self.softcap) if self.ids else self
 
     def logits(self, x):
         """Logits [..., V] for x [..., D], float32 or wider."""
         wide = jnp.promote_types(x.dtype, jnp.float32)
         logits = jnp.einsum("...D,VD->...V", x, self.table_VD, preferred_element_type=wide)
+        logits = logits[..., : self.ids] if self.ids else logits
         logits = logits if self.bias_V is None else logits + self.bias_V.astype(wide)
         return softcapped(logits, self.softcap)
 
@@ -30,7 +44,13 @@ class Head:
         wide = dlogits_TV.dtype
         dlogits_TV = dlogits_TV * softcap_slope(logits_TV, self.softcap)
         dbias_V = None if self.bias_V is None else dlogits_TV.sum(0)
-        dlogits_TV = dlogits_TV.astype(x_TD.dtype)
+        dlogits_TV = _with_rows(dlogits_TV.astype(x_TD.dtype), self.table_VD.shape[0], axis=1)
         dx_TD = jnp.einsum("TV,VD->TD", dlogits_TV, self.table_VD, preferred_element_type=wide)
         dtable_VD = jnp.einsum("TV,TD->VD", dlogits_TV, x_TD, preferred_element_type=wide)
-        return dx_TD, Head(dtable_VD, dbias_V, self.softcap)
+        return dx_TD, Head(dtable_VD, dbias_V, self.softcap, self.ids)
+
+
+def _with_rows(x, count: int, axis: int):
+    """x with zeros at the end of an axis, up to `count` numbers."""
+    widths = [(0, count - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths) if x.shape[axis] < count else x

@@ -21,12 +21,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from xfresearch.errors import require
+from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.taps import NO_TAPS, Request
-from xfresearch.sharding.devices import platform
 from xfresearch.sharding.partition import activation_spec, constrain
 
 CHUNK = 16  # tokens per jitted call: few enough to stream, enough to hide the overhead of the call
@@ -56,7 +56,8 @@ def generate(
     if mesh is not None:
         tokens_BP, segments_BP, keys_B = shard_rows(mesh, tokens_BP, segments_BP, keys_B)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
-    settings = (model, sampling, stops, vocab_size or model.vocab_size, fast_layers(mesh), mesh)
+    layers = fast_layers(model.depth, mesh).name
+    settings = (model, sampling, stops, vocab_size or model.vocab_size, layers, mesh)
     state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh, taps)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
@@ -68,12 +69,6 @@ def generate(
         ended = [end or len(text) < count for end, text in zip(ended, texts, strict=True)]
         yield texts
         max_new_tokens -= count
-
-
-def fast_layers(mesh=None) -> str:
-    """The faster way to run layers on the mesh's devices: "unroll" on CPU, otherwise "scan", which compiles in constant
-    time."""
-    return "unroll" if platform(mesh) == "cpu" else "scan"
 
 
 def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

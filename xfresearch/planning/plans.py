@@ -211,7 +211,7 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
     mesh = make_mesh(config, devices)
     kernel_choices(config, mesh)  # raises UserError if the config names a kernel that does not support this machine
     sizes = dict(mesh.shape)
-    found = estimate_step(config, sizes)
+    found = estimate_step(with_loss_rows(config, topology, sizes), sizes)
     timed = time_collectives(found.collectives, topology, locations(topology, mesh.devices.flat))
     plan = header(config, topology, sizes, "formula")
     plan["memory"] = _memory_by_formula(config, sizes, found, topology)
@@ -219,6 +219,17 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
     plan["collectives"] = _table(timed)
     return plan | estimate(plan, roofline(topology.chip, found.works, timed, config.model.dtype), topology, tokens)
+
+
+def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:
+    """The config with the number of rows that a run on this topology would use."""
+    from xfresearch.kernels.defaults import LOSS_ROWS, Setting, choose_default
+
+    platform = "tpu" if topology.tpu else "gpu"
+    vocabulary = config.model.vocab_size // mesh["tensor"]
+    auto = choose_default(LOSS_ROWS, Setting(platform, int(topology.chip.memory), vocabulary=vocabulary))
+    rows = config.training.loss_rows or auto.name
+    return replace(config, training=replace(config.training, loss_rows=rows))
 
 
 def _memory_by_formula(config: Config, mesh: dict, found, topology: Topology) -> dict:

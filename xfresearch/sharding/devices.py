@@ -1,4 +1,4 @@
-"""Platform and kind of the devices of a mesh, which may be abstract (a machine that is not here)."""
+"""Platform, kind and memory of the devices of a mesh, which may be abstract (a machine that is not here)."""
 
 import jax
 from jax.sharding import Mesh
@@ -18,6 +18,14 @@ def compute_capability(mesh=None) -> tuple[int, ...]:
     """The compute capability of NVIDIA GPUs, e.g. (9, 0); () for other devices or if it is not known."""
     words = str(getattr(_device(mesh), "compute_capability", "")).split(".")
     return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()  # AMD gives a name, e.g. gfx942
+
+
+def memory(mesh=None) -> int:
+    """The bytes that JAX may use of one GPU of this process; 0 if it is not known: of other devices, of a machine that is
+    not here, and with several processes, which need one number for all of them."""
+    device = _device(mesh)
+    known = device.platform == "gpu" and isinstance(device, jax.Device) and jax.process_count() == 1
+    return (device.memory_stats() or {}).get("bytes_limit", 0) if known else 0
 
 
 def _device(mesh):

@@ -1,13 +1,20 @@
-"""The kernel of each sublayer of a run, chosen before anything is traced."""
+"""How a run computes its model: the kernel of each sublayer, layers, rows of the loss. Chosen before anything is traced."""
+
+import typing
+from dataclasses import replace
 
 from xfresearch.config.run import Config, TrainingConfig
-from xfresearch.kernels.choice import Choice
+from xfresearch.errors import UserError
+from xfresearch.kernels import attention, defaults, grouped_matmul
+from xfresearch.kernels.choice import BY_NAME, Choice
 from xfresearch.models.context import Execution
 from xfresearch.models.kinds import kind_of
 
+ROWS = (1024, 4096, 8192, 16_384, 32_768)  # values of training.loss_rows that a sweep measures
+
 
 def execution(training: TrainingConfig) -> Execution:
-    """How a run computes its model."""
+    """How a run computes its sublayers."""
     return Execution(training.attention_kernel, training.expert_kernel)
 
 
@@ -24,3 +31,53 @@ def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
         if choice is not None:
             found[name, sublayer.name] = choice
     return found
+
+
+def layers_choice(config: Config, mesh=None) -> Choice:
+    """'scan' or 'unroll', and the reason."""
+    training = config.training
+    if training.layers != "auto":
+        return Choice(training.layers, BY_NAME)
+    return defaults.fast_layers(config.model.depth, mesh, training.expert_kernel)
+
+
+def loss_rows_choice(config: Config, mesh=None) -> Choice:
+    """The number of tokens whose logits a device computes at a time, and the reason."""
+    if config.training.loss_rows:
+        return Choice(config.training.loss_rows, BY_NAME)
+    return defaults.loss_rows(_vocabulary(config, mesh), mesh)
+
+
+def padded_vocabulary(config: Config, mesh=None) -> Choice:
+    """The number of ids in a device's products with the vocabulary, and the reason."""
+    multiple, reason = defaults.vocabulary_multiple(mesh)
+    return Choice(-(-_vocabulary(config, mesh) // multiple) * multiple, reason)
+
+
+def _vocabulary(config: Config, mesh) -> int:
+    return config.model.vocab_size // (1 if mesh is None else mesh.shape["tensor"])
+
+
+def choices(config: Config, mesh=None) -> dict[str, tuple]:
+    """{key: the values that it may have on these devices} of the options of execution, to measure which is the fastest.
+    Options of which only one value is possible are left out."""
+    tokens = config.batch_size * config.sequence_length
+    found = {
+        "training.layers": ("scan", "unroll"),
+        "training.loss_rows": tuple(rows for rows in ROWS if rows < 2 * tokens),
+        "training.attention_kernel": _supported(config, mesh, "attention_kernel", attention.REFUSALS),
+        "training.expert_kernel": _supported(config, mesh, "expert_kernel", grouped_matmul.REFUSALS),
+        "training.remat": typing.get_args(typing.get_type_hints(TrainingConfig)["remat"]),
+    }
+    return {key: values for key, values in found.items() if len(values) > 1}
+
+
+def _supported(config: Config, mesh, option: str, names) -> tuple[str, ...]:
+    """The kernels that no sublayer of the config refuses; none if they make no difference to it."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = kernel_choices(replace(config, training=replace(config.training, **{option: name})), mesh)
+        except UserError:
+            continue
+    return tuple(found) if len({tuple(each.values()) for each in found.values()}) > 1 else ()

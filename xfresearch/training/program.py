@@ -23,9 +23,10 @@ from xfresearch.evaluation import make_evaluator
 from xfresearch.models import transformer
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyper import hyper_of, learning_rate, without_hyper
+from xfresearch.training.kernel_choices import layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
 from xfresearch.training.routing import router_metrics
-from xfresearch.training.step import gradients, init_params, layer_norms, layers_mode, tokens_in, within_bounds
+from xfresearch.training.step import gradients, init_params, layer_norms, tokens_in, within_bounds
 from xfresearch.trees import join
 
 BATCH = {"tokens": "int32", "targets": "int32", "segments": "int32", "positions": "int32", "weights": "float32"}
@@ -85,7 +86,7 @@ class Program:
     @cached_property
     def evaluate(self) -> Callable:
         """The jitted evaluator of a batch (evaluation.py)."""
-        mode = layers_mode(self.config, self.mesh)
+        mode = layers_choice(self.config, self.mesh).name
         return make_evaluator(self.config.model, mode, self.config.training.loss_rows, self.mesh)
 
     @cached_property

@@ -14,15 +14,9 @@ from xfresearch.config.run import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
-from xfresearch.models.decoding import fast_layers
-from xfresearch.training.kernel_choices import execution
+from xfresearch.training.kernel_choices import execution, layers_choice
 from xfresearch.training.optimizer import trainable
 from xfresearch.trees import by_path, join
-
-
-def layers_mode(config: Config, mesh=None) -> str:
-    """'scan' or 'unroll'. 'auto' is the faster one on the mesh's devices (without a mesh, JAX's default device)."""
-    return fast_layers(mesh) if config.training.layers == "auto" else config.training.layers
 
 
 def init_params(config: Config, seed) -> dict:
@@ -32,7 +26,7 @@ def init_params(config: Config, seed) -> dict:
 
 def make_loss(config: Config, mesh=None) -> Callable:
     """loss(params, batch, key, totals) -> (scalar, metrics). `totals`: weights and tokens of the whole update."""
-    layers = layers_mode(config, mesh)
+    layers = layers_choice(config, mesh).name
     training = config.training
 
     def loss(params, batch, key, totals):
