@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xfresearch.errors import UserError, require_new
+from xfresearch.formats import check_whole
 
 
 def in_bucket(path) -> bool:
@@ -120,6 +121,7 @@ def read_object(path) -> dict:
     try:
         value = json.loads(epath.Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
+        check_whole(epath.Path(path))
         raise UserError(f"{path}: not valid JSON: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None

@@ -16,10 +16,16 @@ from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.errors import UserError
 from xfresearch.files import exists
+from xfresearch.formats import refused, sniff
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
+
+LOADED = (
+    "it must be a run's directory (with config.json and checkpoints/), one of its checkpoints (runs/a/checkpoints/500), "
+    "a Hugging Face folder (config.json and safetensors) or a llama2.c .bin file"
+)
 
 
 def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageModel:
@@ -99,12 +105,10 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
             raise UserError(f"step={step} is not allowed with {path}, which holds one model")
         return path, None
     if not exists(path / "config.json"):
+        if path.is_file():
+            raise refused(path, sniff(path), LOADED)
         problem = "is not a run's directory" if path.exists() else "does not exist"
-        raise UserError(
-            f"{path} {problem}: it must be a run's directory (with config.json and checkpoints/), one of its "
-            "checkpoints (runs/a/checkpoints/500), a Hugging Face folder (config.json and safetensors) or a llama2.c "
-            ".bin file"
-        )
+        raise UserError(f"{path} {problem}: {LOADED}")
     return path, step
 
 

@@ -9,6 +9,7 @@ import re
 import urllib.error
 import urllib.request
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -49,12 +50,10 @@ BAD_FILES = {
         gzip.compress(b"text\n" * 100)[:-6],
         "{file}: the compressed file is damaged: Compressed file ended before the end-of-stream marker was reached",
     ),
-    "plain.txt.gz": (b"not gzip", "{file}: the compressed file is damaged: Not a gzipped file (b'no')"),
     "cut.txt.xz": (
         lzma.compress(b"text\n" * 100)[:-6],
         "{file}: the compressed file is damaged: Compressed file ended before the end-of-stream marker was reached",
     ),
-    "plain.txt.xz": (b"not xz either", "{file}: the compressed file is damaged: Input format not supported by decoder"),
 }
 
 
@@ -105,7 +104,7 @@ def test_file_that_cannot_be_opened(tmp_path, data, monkeypatch):
     def refuse(path, mode):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("xfresearch.data.files.open", refuse, raising=False)
+    monkeypatch.setattr(Path, "open", refuse)
     found = message(lambda: list(documents(f"text_files:{tmp_path / 'a.txt'}", "train", data())))
     assert found == f"{tmp_path / 'a.txt'}: cannot be read: Permission denied"
 

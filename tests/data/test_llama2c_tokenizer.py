@@ -84,7 +84,7 @@ def test_begin_of_text_is_also_the_separator(tmp_path):
 
 GOOD = pack([*BASE_PIECES, (-1.0, b" ")])
 BROKEN = {
-    "empty": (b"", "ids 3 to 258 must be the bytes"),
+    "without pieces": (bytes(4), "ids 3 to 258 must be the bytes"),
     "cut in a piece": (GOOD[:-1], "piece 259 is damaged or truncated"),
     "cut in a length": (GOOD[:-3], "piece 259 is damaged or truncated"),
     "cut in a score": (GOOD[:-6], "piece 259 is damaged or truncated"),

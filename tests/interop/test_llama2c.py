@@ -139,7 +139,7 @@ def test_the_tokenizer_named_by_the_vocabulary_size_comes_before_the_common_one(
 
 
 DAMAGE = {
-    "empty": (lambda good: b"", "not a llama2.c model: its header is truncated at 0 bytes"),
+    "empty": (lambda good: b"", "the file is empty"),
     "truncated header": (lambda good: good[:27], "not a llama2.c model: its header is truncated at 27 bytes"),
     "truncated": (lambda good: good[:-4], "bytes; a llama2.c model with dim=36, hidden_dim=20, n_layers=3, n_heads=6"),
     "too long": (lambda good: good + b"\0", "bytes; a llama2.c model with dim=36"),
@@ -152,7 +152,7 @@ DAMAGE = {
     "huge": (lambda good: struct.pack("<7i", *[2**30] * 3, 2, 2, *[2**30] * 2), "bytes; a llama2.c model with"),
     "version 2": (lambda good: struct.pack("<Ii", 0x616B3432, 2).ljust(256, b"\0"), "version 2 of llama2.c's files is not"),
     "truncated version 1": (lambda good: struct.pack("<Ii", 0x616B3432, 1), "its header is truncated at 8 bytes"),
-    "zip": (lambda good: b"PK\3\4" + good, "a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors"),
+    "zip": (lambda good: b"PK\3\4" + good, "a zip file: it must be a model of llama2.c"),
     "pickle": (lambda good: pickle.dumps({"a": 1}, 2), "which can run arbitrary code: convert it to safetensors"),
     "tokenizer": (lambda good: tokenizer(300), "a llama2.c tokenizer: it must be a model"),
     "text": (lambda good: b"once upon a time there was a text", "not a llama2.c model: dim=1701015151 must be"),

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from xfresearch.data.download import Published
-from xfresearch.data.files import find_files, read_documents
+from xfresearch.data.files import READER, find_files, read_documents
 from xfresearch.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -97,7 +97,7 @@ class TextFiles:
         stats = [(str(path.absolute()), path.stat()) for path in self.files]
         # An edit may keep the size and set the time of modification back, but not that of the change.
         files = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats]
-        return {"field": self.field, "files": files}
+        return {"reader": READER, "field": self.field, "files": files}
 
     def documents(self, split: str) -> Iterator[bytes]:
         cut = len(self._split_by_document) <= 2

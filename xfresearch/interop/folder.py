@@ -7,6 +7,7 @@ from pathlib import Path
 
 from xfresearch.errors import UserError
 from xfresearch.files import read_object
+from xfresearch.formats import check_whole
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
 
 INDEX = "model.safetensors.index.json"
@@ -48,6 +49,8 @@ def read_config(folder: Path) -> dict:
     """The folder's config.json. Raises UserError if it is missing or not a JSON object."""
     file = folder / "config.json"
     if not file.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise UserError(f"{folder}: an adapter (LoRA) without its model: merge it into the model, and give that folder")
         raise UserError(f"{file}: file not found: a Hugging Face folder must have one")
     return read_object(file)
 
@@ -76,6 +79,7 @@ def _files(folder: Path) -> list[Path]:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             files = [folder / name for name in names]
         except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
+            check_whole(index)
             raise UserError(f"{index}: not an index of safetensors files") from None
         for file in files:
             if not file.is_file() or file.parent != folder:

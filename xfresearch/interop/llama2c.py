@@ -23,6 +23,7 @@ from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.errors import UserError
+from xfresearch.formats import refused, sniff
 from xfresearch.interop.mapping import rope_order
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.block_config import BLOCKS
@@ -91,10 +92,11 @@ def read_layout(path: Path) -> Layout:
     """The layout that the header gives, checked for consistency and against the file's size."""
     if not path.is_file():
         raise UserError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
+    found = sniff(path)
+    if found.kind not in ("llama2.c", "tokens", "binary", "text"):
+        raise refused(path, found, "it must be a model of llama2.c")
     with path.open("rb") as file:
         head = file.read(VERSION_1_BYTES)
-    if head[:2] == b"PK" or (head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")):
-        raise UserError(f"{path}: a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors")
     try:
         layout = _layout(path, head)
     except UserError:

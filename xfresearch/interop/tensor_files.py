@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from xfresearch.errors import UserError
+from xfresearch.formats import refused, sniff
 
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 METADATA = "__metadata__"
@@ -92,8 +93,10 @@ def tensors_in(file: Path) -> Iterator[StoredTensor]:
     except DuplicateKey as error:
         raise UserError(f"{file}: not a safetensors file: its header has two entries {error}") from None
     except (ValueError, RecursionError):
+        _check_kind(file)
         raise UserError(f"{file}: not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
+        _check_kind(file)
         raise UserError(
             f"{file}: not a complete safetensors file: its header is truncated or not an object ({size:,} bytes)"
         )
@@ -104,6 +107,13 @@ def tensors_in(file: Path) -> Iterator[StoredTensor]:
     except SafetensorError as error:
         raise UserError(f"{file}: not a safetensors file: {error}") from None
     yield from stored
+
+
+def _check_kind(file: Path) -> None:
+    """Raises UserError for a file of another kind, which it names."""
+    found = sniff(file)
+    if found.kind not in ("safetensors", "binary", "misnamed"):
+        raise refused(file, found, "it must be a safetensors file")
 
 
 class DuplicateKey(ValueError):

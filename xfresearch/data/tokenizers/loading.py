@@ -13,8 +13,12 @@ from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.errors import UserError, nearest
 from xfresearch.files import exists, is_directory
+from xfresearch.formats import refused, sniff
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
+# Damaged files are of any of these kinds; the libraries say what is wrong with them.
+_KINDS = ("tokenizer.json", "sentencepiece", "tokens", "binary", "text", "json object", "json array", "json lines")
+TOKENIZERS = "a tokenizer must be a tokenizer.json, GPT-2's two files, a SentencePiece .model or a llama2.c .bin"
 
 
 def vocab_size(data: DataConfig) -> int:
@@ -48,9 +52,12 @@ def load_tokenizer(path) -> Tokenizer:
             f"config.data.tokenizer={str(path)!r} is not allowed: it must be 'bytes', 'bpe', or the path of"
             f" an existing tokenizer file or directory{nearest(str(path), ('bytes', 'bpe'))}"
         )
+    found = sniff(file)
+    if found.kind not in _KINDS or found.compression:
+        raise refused(file, found, TOKENIZERS)
     special = special_tokens.read(path) if is_directory(path) else special_tokens.NO_SPECIAL_TOKENS
     try:
-        return _load(file, special)
+        return _load(file, found.kind, special)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except (KeyboardInterrupt, SystemExit):
@@ -78,8 +85,8 @@ def _tokenizer_file(directory: epath.Path) -> epath.Path:
     return found[0]
 
 
-def _load(file: epath.Path, special: special_tokens.SpecialTokens) -> Tokenizer:
-    if file.suffix == ".model":
+def _load(file: epath.Path, kind: str, special: special_tokens.SpecialTokens) -> Tokenizer:
+    if kind == "sentencepiece" or file.suffix == ".model":
         return SentencePieceTokenizer(file.read_bytes(), special)
     if file.suffix == ".bin":
         return Llama2cTokenizer(file.read_bytes())

@@ -1,0 +1,88 @@
+"""Files of rows: what the readers yield, where an error stands, and how much memory a long file takes."""
+
+import json
+import random
+
+import pytest
+
+from xfresearch.data import rows
+from xfresearch.data.files import find_files, read_documents
+from xfresearch.errors import UserError
+from xfresearch.formats import sniff
+
+
+def read(path, content: bytes, field: str = "text") -> list[bytes]:
+    path.write_bytes(content)
+    return list(read_documents(path, field))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_a_json_array_is_parsed_across_the_ends_of_what_is_read(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(rows, "_CHUNK", chunk)
+    rng = random.Random(0)
+    texts = ["".join(rng.choices('"\\[]{},: \n\u4e2d\U0001f409a1', k=rng.randrange(40))) for _ in range(30)]
+    values = [{"text": text, "n": [1.5e10, -7, None, {"text": "inner"}]} for text in texts]
+    content = json.dumps(values, ensure_ascii=bool(chunk % 2), indent=chunk % 3 or None).encode()
+    assert read(tmp_path / "a.json", content) == [text.encode() for text in texts]
+
+
+@pytest.mark.parametrize("content, place", [
+    (b'[{"text": "a"},\n{"text": "b"}\n{"text": "c"}]', "3: invalid JSON: Expecting ',' delimiter"),
+    (b'[{"text": "a"},\n\n{"text": }]', "3: invalid JSON: Expecting value"),
+    (b'[{"text": "a"},\n12, {"text": "b"}]', "2: the line is a JSON int; it must be an object with field 'text'"),
+    (b'[{"text": "a"}', "1: invalid JSON: Expecting ',' delimiter"),
+    (b'[{"text": "a"}]\n\nx', "3: invalid JSON: Extra data"),
+    (b"[" * 100_000, "1: invalid JSON: maximum recursion depth exceeded"),
+])  # fmt: skip
+def test_an_error_in_a_json_array_names_its_line(tmp_path, content, place):
+    with pytest.raises(UserError) as raised:
+        read(tmp_path / "a.json", content)
+    assert str(raised.value).startswith(f"{tmp_path / 'a.json'}:{place}")
+
+
+def test_a_row_that_never_ends_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "LONGEST", 1 << 12)
+    monkeypatch.setattr(rows, "_CHUNK", 1 << 10)
+    monkeypatch.setattr("xfresearch.formats.HEAD", 1 << 10)
+    long = json.dumps({"text": "a" * 10_000}).encode()
+    for name, content, words in (
+        ("a.jsonl", long, ":1: the line is longer than 0 MiB"),
+        ("a.json", b"[" + long + b"]", ":1: invalid JSON: an element does not end within 0 MiB"),
+        ("a.csv", b'text\n"' + b"a" * 10_000 + b'"\n', ":2: not a valid CSV row: field larger than field limit"),
+    ):
+        with pytest.raises(UserError) as raised:
+            read(tmp_path / name, content)
+        assert words in str(raised.value)
+
+
+def test_a_long_line_is_sniffed_by_its_beginning(tmp_path):
+    """As in one record of a book: its first line is longer than what is looked at."""
+    text = "word " * 50_000
+    content = json.dumps({"text": text}).encode()
+    for name in ("a.json", "a.txt"):
+        assert read(tmp_path / name, content + b"\n" + content) == [text.encode()] * 2
+
+
+def test_a_directory_gives_its_text_and_rows_and_not_its_settings(tmp_path):
+    files = {"a.txt": b"text", "b.jsonl.zst": b"", "c.parquet": b"", "d.json": b'[{"text": "a"}]', "e.json": b'{"a": 1}'}
+    files |= {"f.json": b"version https://git-lfs.github.com/spec/v1\n", "g.bin": b"", "h.ndjson.gz": b"", "i.csv": b""}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    found = [path.name for path in find_files(str(tmp_path), "")]
+    assert found == ["a.txt", "b.jsonl.zst", "c.parquet", "d.json", "f.json", "h.ndjson.gz", "i.csv"]
+
+
+@pytest.mark.parametrize("content, name, kind", [
+    ((b"{" + b'"a": 1, ' * 9_000 + b'"b": 2}\n') * 2, "a.json", "json lines"),
+    (b'{"a": "\\"weight_map\\": {"}\n' * 3, "a.json", "json lines"),
+    (b'{"model_type": "llama"}\n' * 3, "a.json", "json lines"),
+    (b'{"model_type": 262, "architectures": 263}', "vocab.json", "json object"),
+    (b"text,label\n", "a.csv.gz", "csv"),
+    ("\u4e2d\u6587".encode("utf-16-le") * 9, "a.txt", "text"),
+    (bytes(range(1, 32)) * 9 + b"\xff", "a.txt", "binary"),
+    (b"caf\xe9", "a.txt", "text"),
+    (b"\xff\xfe\0\0a\0\0\0", "a.txt", "text"),
+])  # fmt: skip
+def test_kinds_that_are_easily_taken_for_others(tmp_path, content, name, kind):
+    (tmp_path / name).write_bytes(content)
+    assert sniff(tmp_path / name).kind == kind

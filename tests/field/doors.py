@@ -1,0 +1,41 @@
+"""The doors of the table: what reads a file, as a command does, and the figure that it gives. Each returns one line."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from xfresearch.config.run import DataConfig
+
+
+def documents(texts: Iterable[bytes]) -> str:
+    """'6 documents 0123456789ab': the digest is of the documents in the order of their bytes."""
+    texts = sorted(texts)
+    return f"{len(texts)} documents {hashlib.sha256(b'|'.join(texts)).hexdigest()[:12]}"
+
+
+def corpus(path: Path, field: str) -> str:
+    """The documents of config.data.corpus=PATH with config.data.field=FIELD."""
+    from xfresearch.data.corpora import open_corpus
+    from xfresearch.data.files import read_documents
+
+    files = open_corpus(str(path), DataConfig(field=field or "text")).source.files
+    return documents(text for file in files for text in read_documents(file, field or "text"))
+
+
+def tokenizer(path: Path, text: str) -> str:
+    """The ids of a text."""
+    from xfresearch.data.tokenizers import load_tokenizer
+
+    return " ".join(map(str, load_tokenizer(path).encode(text.encode())))
+
+
+def model(path: Path, _: str) -> str:
+    """The mean of the absolute logits of the tokens 1 2 3."""
+    import numpy as np
+
+    import xfresearch as xf
+
+    return f"logits {np.abs(xf.load(path)([[1, 2, 3]])).mean():.6f}"
+
+
+DOORS: dict[str, Callable[[Path, str], str]] = {"corpus": corpus, "tokenizer": tokenizer, "model": model}

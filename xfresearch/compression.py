@@ -1,0 +1,101 @@
+"""Reads compressed files as streams: gzip, zstandard, bzip2 and xz. Their first bytes tell them apart, not their names.
+
+zstandard is read by pyarrow: the `zstandard` library's stream ends silently where a file was cut. Memory is bounded: a file
+that was made with a window of more than WINDOW is refused.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from xfresearch.errors import UserError
+
+_CHUNK = 1 << 16
+WINDOW = 1 << 27  # bytes; pyarrow has the same limit
+MAGIC = {
+    "gzip": rb"\x1f\x8b\x08",
+    "zstandard": rb"(?:\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)",  # a frame, or one that readers skip
+    "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
+    "xz": rb"\xfd7zXZ\x00",
+}
+SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
+_ERRORS = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+def compression_of(head: bytes) -> str:
+    """The compression of a file that begins with `head`: a name of MAGIC, or '' for none."""
+    return next((name for name, magic in MAGIC.items() if re.match(magic, head)), "")
+
+
+@contextmanager
+def opened(path, compression: str) -> Iterator[BinaryIO]:
+    """The decompressed content of a file. Raises UserError for a file that cannot be read, or is damaged."""
+    try:
+        with path.open("rb") as file, _stream(file, compression) as stream:
+            yield stream
+    except _ERRORS as error:
+        raise UserError(f"{path}: the compressed file is damaged: {error}") from None
+    except OSError as error:  # pyarrow's and bzip2's errors of content have no number
+        if compression and error.errno is None:
+            raise UserError(f"{path}: the compressed file is damaged: {error}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _stream(file: BinaryIO, compression: str) -> BinaryIO:
+    if compression == "zstandard":
+        import pyarrow
+
+        return io.BufferedReader(Chunks(_zstandard(pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd"))))
+    if compression == "xz":
+        return io.BufferedReader(Chunks(_xz(file)))
+    if compression == "gzip":
+        return gzip.open(file)
+    return bz2.open(file) if compression == "bzip2" else file
+
+
+class Chunks(io.RawIOBase):
+    """A file whose content is that of an iterator of bytes."""
+
+    def __init__(self, chunks: Iterator[bytes]):
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk)
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+
+def _zstandard(stream) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+
+
+def _xz(file: BinaryIO) -> Iterator[bytes]:
+    """The content of the streams of a .xz file. Unlike lzma.open, a header that asks for much memory is an error."""
+    chunk = file.read(_CHUNK)
+    while chunk:
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2 * WINDOW)
+        while not stream.eof:
+            if stream.needs_input and not chunk:
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            yield stream.decompress(chunk, _CHUNK)
+            chunk = file.read(_CHUNK) if stream.needs_input else b""
+        chunk = stream.unused_data or file.read(_CHUNK)
+        while chunk and not chunk.strip(b"\0"):  # zeros may follow a stream
+            chunk = file.read(_CHUNK)
+        chunk = chunk.lstrip(b"\0")

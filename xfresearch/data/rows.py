@@ -1,0 +1,270 @@
+"""The rows of files of records: JSON lines, a JSON array, CSV, TSV, parquet, arrow. They are read as streams.
+
+A reader yields where a row stands, for messages, and the row: a JSON value, or {column: value}. Of parquet and arrow, only
+one column is read. Raises UserError for a damaged file, with the line or the number of the row.
+"""
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from xfresearch.compression import Chunks, opened
+from xfresearch.errors import UserError, nearest
+from xfresearch.formats import HEAD, Found
+
+LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
+_BATCH = 256  # rows of a parquet file that are decoded at once
+_CHUNK = 1 << 20  # bytes, or characters of a JSON array
+_SHOWN = 20  # fields in a message
+_SPACES = re.compile(r"[ \t\r\n]*")
+
+
+@contextmanager
+def utf8(path, found: Found) -> Iterator[BinaryIO]:
+    """The content of a text file, decompressed and in UTF-8, which is not checked if the file is in UTF-8 already."""
+    with opened(path, found.compression) as stream:
+        yield stream if found.encoding == "utf-8" else io.BufferedReader(Chunks(_recoded(stream, path, found.encoding)))
+
+
+def _recoded(stream: BinaryIO, path, encoding: str) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        while content := stream.read(HEAD):
+            yield decoder.decode(content).encode()
+        decoder.decode(b"", True)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not {encoding.upper()}: {error.reason}") from None
+
+
+def check_utf8(text: bytes, path, line: int = 1) -> None:
+    """Raises UserError with the line of the first byte that is not UTF-8. `line` is the line at which `text` starts."""
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += text.count(b"\n", 0, error.start)
+        raise UserError(f"{path}:{line}: not UTF-8: byte 0x{text[error.start]:02x} ({error.reason})") from None
+
+
+def text_of(row, where: str, field: str) -> bytes:
+    """The text in a field of a row, in UTF-8. Raises UserError, which lists the fields that there are."""
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: the line is a JSON {type(row).__name__}; it must be an object with field {field!r}")
+    if field not in row:
+        raise no_field(where, field, row)
+    text = row[field]
+    if not isinstance(text, str):
+        kind = "null" if text is None else f"a {type(text).__name__}"
+        raise UserError(f"{where}: field {field!r} is {kind}; it must be a string{_strings(row, field)}")
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: field {field!r} holds half of a surrogate pair, which UTF-8 cannot encode") from None
+
+
+def _strings(row: dict, field: str) -> str:
+    others = [name for name, value in row.items() if isinstance(value, str) and name != field]
+    return f"; fields with strings: {_listed(others)} (config.data.field)" if others else ""
+
+
+def no_field(where: str, field: str, fields) -> UserError:
+    """The error of a row, or of a file, that has no such field."""
+    present = f"fields present: {_listed(fields)}{nearest(field, fields)}"
+    return UserError(f"{where}: no field {field!r}; {present} (config.data.field)")
+
+
+def _listed(fields) -> str:
+    names = [str(name) if len(str(name)) <= 40 else f"{str(name)[:37]}..." for name in fields]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "none").replace("\n", " ") + more
+
+
+def json_lines(path, found: Found, field: str = "") -> Iterator[tuple[str, object]]:
+    """The JSON value on each line that is not blank. Lines end with LF or CRLF."""
+    with utf8(path, found) as stream:
+        number = 0
+        while line := stream.readline(LONGEST):
+            number += 1
+            if len(line) == LONGEST:
+                raise UserError(f"{path}:{number}: the line is longer than {LONGEST >> 20} MiB")
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not line.isspace():
+                check_utf8(line, path, number)
+                yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+
+
+def _parsed(line: bytes, where: str):
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: invalid JSON: {getattr(error, 'msg', error)}") from None
+
+
+def json_array(path, found: Found, field: str = "") -> Iterator[tuple[str, object]]:
+    """The elements of a JSON array, parsed one by one."""
+    with utf8(path, found) as stream:
+        yield from _Array(stream, path).elements()
+
+
+class _Array:
+    """Parses a JSON array from a stream. What was read and is not yet parsed is text[at:]; text[at] is on `line`."""
+
+    def __init__(self, stream: BinaryIO, path):
+        self.stream = stream
+        self.path = path
+        self.text = ""
+        self.at = 0
+        self.line = 1
+        self.ended = False
+        self.utf8 = codecs.getincrementaldecoder("utf-8-sig")()
+
+    def elements(self) -> Iterator[tuple[str, object]]:
+        self._take("[", "Expecting '['")
+        last = self._next() == "]"
+        while not last:
+            self._next()  # so that the line is that of the element's beginning
+            yield f"{self.path}:{self.line}", self._value()
+            last = self._next() != ","
+            if not last:
+                self._take(",", "")
+        self._take("]", "Expecting ',' delimiter")
+        if self._next():
+            raise self._invalid("Extra data")
+
+    def _value(self):
+        decoder = json.JSONDecoder()
+        while True:
+            try:
+                value, end = decoder.raw_decode(self.text, self.at)
+                if end < len(self.text) or self.ended:  # otherwise a number may go on
+                    self._go(end)
+                    return value
+            except RecursionError as error:
+                raise self._invalid(str(error)) from None
+            except ValueError as error:
+                if self.ended:
+                    raise self._invalid(getattr(error, "msg", str(error))) from None
+            left = len(self.text) - self.at
+            if left > LONGEST:
+                raise self._invalid(f"an element does not end within {LONGEST >> 20} MiB")
+            self._read(left)  # as much again: what is parsed from its beginning stays linear in all
+
+    def _next(self) -> str:
+        """The next character that is no space, which is then the first one of what is left; '' at the end."""
+        while True:
+            self._go(_SPACES.match(self.text, self.at).end())
+            if self.at < len(self.text) or self.ended:
+                return self.text[self.at : self.at + 1]
+            self._read()
+
+    def _take(self, character: str, message: str) -> None:
+        if self._next() != character:
+            raise self._invalid(message)
+        self._go(self.at + 1)
+
+    def _go(self, to: int) -> None:
+        self.line += self.text.count("\n", self.at, to)
+        self.at = to
+
+    def _read(self, least: int = 0) -> None:
+        content = self.stream.read(max(least, _CHUNK))
+        self.ended = not content
+        try:
+            self.text = self.text[self.at :] + self.utf8.decode(content, self.ended)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.path}: not UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})") from None
+        self.at = 0
+
+    def _invalid(self, message: str) -> UserError:
+        return UserError(f"{self.path}:{self.line}: invalid JSON: {message}")
+
+
+def table(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
+    """The rows of a CSV or TSV file. The first one names the columns; every row must have as many values."""
+    dialect = csv.excel if found.kind == "csv" else csv.excel_tab
+    limit = csv.field_size_limit(LONGEST)
+    try:
+        with utf8(path, found) as stream:
+            lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+            reader = csv.reader(lines, dialect, strict=True)
+            columns = next(reader, [])
+            if columns.count(field) != 1:
+                twice = f"{path}: two columns are named {field!r}"
+                raise UserError(twice) if field in columns else no_field(f"{path}:1", field, columns)
+            for row in reader:
+                where = f"{path}:{reader.line_num}"
+                if row and len(row) != len(columns):
+                    raise UserError(f"{where}: the row has {len(row)} values; the first line names {len(columns)} columns")
+                if row:
+                    yield where, dict(zip(columns, row, strict=True))
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: not a valid {found.kind.upper()} row: {error}") from None
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x} ({error.reason})"
+        raise UserError(f"{path}: not UTF-8 after line {reader.line_num}: {byte}") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def columns(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
+    """The rows of a parquet or arrow file, with one column. Raises UserError for a compressed one: it is not a stream."""
+    import pyarrow
+
+    if found.compression:
+        raise UserError(f"{path}: {found.kind}, compressed with {found.compression}: decompress it first")
+    number = 0
+    try:
+        for batch in _batches(path, found.kind, field):
+            column = batch.column(field)
+            if not _is_string(column.type):
+                raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string (config.data.field)")
+            for value in column.to_pylist():
+                yield f"{path}, row {number}", {field: value.decode() if isinstance(value, bytes) else value}
+                number += 1
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None):
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{path}: a damaged {found.kind} file, after row {number}: {reason}") from None
+
+
+def _batches(path, kind: str, field: str) -> Iterator:
+    from pyarrow import OSFile, ipc, parquet
+
+    if kind == "parquet":
+        with parquet.ParquetFile(str(path), buffer_size=_CHUNK, pre_buffer=False) as file:
+            _check_column(path, field, file.schema_arrow.names)
+            yield from file.iter_batches(_BATCH, columns=[field], use_threads=False)
+        return
+    with OSFile(str(path)) as stream:
+        reader = ipc.open_file(stream) if kind == "arrow" else ipc.open_stream(stream)
+        _check_column(path, field, reader.schema.names)
+        yield from map(reader.get_batch, range(reader.num_record_batches)) if kind == "arrow" else reader
+
+
+def _check_column(path, field: str, names: list[str]) -> None:
+    if names.count(field) != 1:
+        raise UserError(f"{path}: two columns are named {field!r}") if field in names else no_field(path, field, names)
+
+
+def _is_string(kind) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view,
+                                       types.is_binary, types.is_large_binary, types.is_null))  # fmt: skip
+
+
+READERS = {
+    "json lines": json_lines,
+    "json array": json_array,
+    "csv": table,
+    "tsv": table,
+    "parquet": columns,
+    "arrow": columns,
+    "arrow stream": columns,
+}

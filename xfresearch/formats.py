@@ -1,0 +1,221 @@
+"""What a file is: decided once, by its first bytes, then by its first lines, then by its name.
+
+A command that is given a file asks `sniff`, reads the kinds that it can read, and refuses the others with `refused`, which
+names the kind. A kind that no command reads (BROKEN) is refused wherever it stands.
+"""
+
+import codecs
+import json
+import re
+from typing import NamedTuple
+
+from xfresearch.compression import SUFFIXES, compression_of, opened
+from xfresearch.errors import UserError
+
+HEAD = 1 << 16  # bytes that are looked at
+# Of these names, the content is text, whatever it looks like.
+PROSE = (".md", ".rst", ".tex", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".js", ".ts", ".sh")
+HTML = (".html", ".htm", ".xhtml", *PROSE)
+JSON = (".json", ".jsonl", ".ndjson")
+BINARY = (".parquet", ".arrow", ".feather", ".npy", ".npz", ".zip", ".tar")
+BINARY += (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".h5")
+
+BROKEN = {
+    "empty": "the file is empty",
+    "git-lfs": "a git-lfs pointer, not the file that it stands for: fetch that with `git lfs pull` or `hf download`",
+    "html": "an HTML page, as a failed download leaves one: download the file again",
+    "answer": "the answer of a server that refused a download: download the file again",
+}
+WHAT = BROKEN | {
+    "text": "text",
+    "json lines": "JSON lines",
+    "json array": "a JSON array",
+    "json object": "one JSON object",
+    "csv": "CSV",
+    "tsv": "TSV",
+    "misnamed": "text under the name of a binary file: give it the name of what it is",
+    "parquet": "a parquet file",
+    "arrow": "an arrow file",
+    "arrow stream": "an arrow stream",
+    "array_record": "an ArrayRecord file, which a TensorFlow Datasets folder holds",
+    "tfrecord": "a TFRecord file",
+    "safetensors": "a safetensors file, a model's weights",
+    "adapter": "weights of an adapter (LoRA), not a whole model",
+    "adapter config": "the config of an adapter (LoRA), not of a whole model",
+    "gguf": "a GGUF file, the weights of llama.cpp",
+    "pickle": "a pickle, such as a PyTorch checkpoint, which can run arbitrary code: convert it to safetensors",
+    "llama2.c": "a model of llama2.c",
+    "tokens": "binary data named .bin, such as token ids or weights: give the text that the ids were made from",
+    "numpy": "a NumPy array",
+    "sentencepiece": "a SentencePiece model",
+    "tiktoken": "a vocabulary of tiktoken",
+    "tokenizer.json": "a tokenizer.json",
+    "config.json": "the config.json of a Hugging Face folder",
+    "index": "an index of safetensors files",
+    "zip": "a zip file",
+    "tar": "a tar file",
+    "compressed": "another compressed file",
+    "lz4": "compressed with lz4",
+    "7z": "a 7z file",
+    "rar": "a rar file",
+    "hdf5": "an HDF5 file",
+    "sqlite": "an SQLite file",
+    "orc": "an ORC file",
+    "avro": "an Avro file",
+    "pdf": "a PDF file",
+    "binary": "binary data of an unknown kind",
+}
+_MAGIC = {
+    "gguf": rb"GGUF|[a-z]{2}gg[\x01-\x0f]\0\0\0",
+    "parquet": rb"PAR1|PARE",
+    "arrow": rb"ARROW1\0\0",
+    "arrow stream": rb"\xff{4}...\0[\x0c\x10]\0\0\0",
+    "array_record": rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f",
+    "pickle": rb"\x80[\x02-\x05]|PK\x03\x04.{26}[^\x00]*?/(data\.pkl|\.format_version|\.storage_alignment|byteorder)",
+    "numpy": rb"\x93NUMPY|PK\x03\x04.{26}[^\x00]*?\.npy",
+    "zip": rb"PK\x03\x04|PK\x05\x06",
+    "llama2.c": rb"24ka",
+    "hdf5": rb"\x89HDF\r\n\x1a\n",
+    "sqlite": rb"SQLite format 3\0",
+    "avro": rb"Obj\x01",
+    "orc": rb"ORC[\x00-\x1f]",
+    "pdf": rb"%PDF-",
+    "lz4": rb"\x04\x22\x4d\x18",
+    "7z": rb"7z\xbc\xaf\x27\x1c",
+    "rar": rb"Rar!\x1a\x07",
+    "tar": rb".{257}ustar",
+    # Its first piece is the unknown one: field 1, length, field 1, length, <unk>.
+    "sentencepiece": rb"\n[\x02-\x40]\n[\x01-\x30](<unk>|<pad>|<s>|\[UNK\]|\xe2\x96\x81)",
+    "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
+    "answer": rb"(Entry|Repository|Revision) not found\s*\Z|Invalid username or password\.\s*\Z|"
+    rb"(<\?xml[^>]*>\s*)?<Error>\s*<Code>",
+}
+_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # they begin with those of UTF-16
+_MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_PAGE = re.compile(rb"(<!--.*?-->\s*)*<(!doctype\s+html|html)\b", re.I | re.S)
+_KEYS = {
+    "adapter config": rb'"peft_type"\s*:\s*"',
+    "tokenizer.json": rb'"added_tokens"\s*:\s*\[.*"model"\s*:\s*\{|"model"\s*:\s*\{\s*"type"\s*:',
+    "index": rb'"weight_map"\s*:\s*\{',
+    "config.json": rb'"model_type"\s*:\s*"|"architectures"\s*:\s*\[',
+}
+
+
+class Found(NamedTuple):
+    kind: str  # one of WHAT
+    compression: str = ""  # one of compression.MAGIC
+    encoding: str = "utf-8"  # of text; Python's name
+
+
+def sniff(path) -> Found:
+    """What the file at `path` is. Raises UserError if it cannot be read, or if its compressed beginning is damaged."""
+    with opened(path, "") as file:
+        head = file.read(HEAD)
+    compression = compression_of(head)
+    if compression:
+        with opened(path, compression) as file:
+            head = file.read(HEAD)
+        if compression_of(head):
+            return Found("compressed", compression)
+    found = found_in(head, suffix_of(path))
+    return found._replace(compression=compression)
+
+
+def suffix_of(path) -> str:
+    """The ending of a file's name, in lower case, without that of its compression: '.jsonl' of A.jsonl.zst."""
+    name = path.name.lower()
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name[name.rfind(".") :] if "." in name else ""
+
+
+def found_in(head: bytes, suffix: str = "") -> Found:
+    """What a file is that begins with `head`, its first HEAD bytes, and whose name ends in `suffix`."""
+    if not head:
+        return Found("empty")
+    for kind, magic in _MAGIC.items():
+        if re.match(magic, head, re.S):
+            return Found(kind)
+    if 2 <= int.from_bytes(head[:8], "little") <= 100_000_000 and head[8:9] == b"{":
+        return Found("adapter" if re.search(rb"\.lora_[AB]\b|\.lora_embedding_", head) else "safetensors")
+    encoding = _encoding(head)
+    if suffix in (".bin", ".idx") and (b"\0" in head or not encoding):
+        return Found("tokens")
+    if ".tfrecord" in suffix:
+        return Found("tfrecord")
+    if not encoding:
+        return Found("binary")
+    start = head if encoding == "utf-8" else head.decode(encoding, "ignore").encode()
+    return Found(_text(start.removeprefix(codecs.BOM_UTF8).lstrip(), suffix, len(head) == HEAD), encoding=encoding)
+
+
+def _encoding(head: bytes) -> str:
+    """Python's name of the encoding of a text: of UTF-8, and of encodings of single bytes, 'utf-8'. '' for binary data."""
+    for marks, name in _MARKS.items():
+        if head.startswith(marks):
+            return name
+    zeros = [head[offset::2].count(0) / max(1, len(head) // 2) for offset in (0, 1)]
+    if len(head) % 2 == 0 and max(zeros) > 0.4 and min(zeros) == 0:  # most of the characters are Latin
+        return "utf-16-be" if zeros[0] else "utf-16-le"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+        return "utf-8"
+    except UnicodeDecodeError:
+        control = len(re.findall(rb"[\x01-\x08\x0e-\x1f\x7f]", head))
+        return "" if b"\0" in head or control > len(head) // 50 else "utf-8"
+
+
+def _text(start: bytes, suffix: str, cut: bool) -> str:
+    """The kind of a text that begins with `start`, which is no space. `cut`: there is more of it."""
+    if _PAGE.match(start) and suffix not in HTML:
+        return "html"
+    if suffix in PROSE:
+        return "text"
+    if suffix in (".model", ".tiktoken") and re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", start):
+        return "tiktoken"
+    if suffix in (".csv", ".tsv"):
+        return suffix[1:]
+    if suffix in BINARY:
+        return "misnamed"
+    if suffix in (".jsonl", ".ndjson"):
+        return "json lines"
+    if start.startswith(b"["):
+        return "json array" if suffix in JSON or re.match(rb"\[\s*\{\s*\"", start) else "text"
+    if re.match(rb"\{\s*[\"}]", start):
+        return _object(start, suffix, cut)
+    return "json lines" if suffix in JSON else "text"  # whose reader says that this is not JSON
+
+
+def _object(start: bytes, suffix: str, cut: bool) -> str:
+    """The kind of a text that begins with a JSON object. `cut`: there is more of it."""
+    *lines, last = start.split(b"\n")
+    lines = [line for line in (lines if cut else [*lines, last]) if line.strip()]
+    objects = all(map(_is_object, lines))  # of a line that is longer than the head, only the beginning can be seen
+    if objects and len(lines) > 1:
+        return "json lines"
+    for kind, keys in _KEYS.items():
+        if re.search(keys, start, re.S):
+            return kind
+    if cut and not lines or (suffix in JSON and len(lines) > 1 and _is_object(lines[0])):
+        return "json lines"
+    return "json object" if suffix in JSON else "text"
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def refused(path, found: Found, wanted: str) -> UserError:
+    """The error that names what the file is, and what is wanted, unless WHAT says what to do."""
+    what = f"{found.compression} of " * bool(found.compression) + WHAT[found.kind]
+    return UserError(f"{path}: {what}" if ": " in what or found.kind in BROKEN else f"{path}: {what}: {wanted}")
+
+
+def check_whole(path) -> None:
+    """Raises UserError for a file that is BROKEN: an empty one, a git-lfs pointer, a server's page."""
+    found = sniff(path)
+    if found.kind in BROKEN:
+        raise refused(path, found, "")
