@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     if not (RUN / "checkpoints").exists():
         raise UserError(f"{RUN} has no model: `make train` makes it")
     import xfresearch as xf
-    from docs.environment import environment
+    from xfresearch.hardware import environment
 
     models = {"quickstart": (xf.load(RUN), None)}
     if options.stories:

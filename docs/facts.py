@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> None:
     if not there:
         raise UserError(f"--runs={options.runs} has none of {', '.join(MODELS.values())}: train them with configs/facts.py")
     import xfresearch as xf
-    from docs.environment import environment
     from docs.facts_page import draw
+    from xfresearch.hardware import environment
 
     for name, path in there.items():
         lm = xf.load(path)

@@ -1,14 +1,18 @@
-"""The kernel benchmark: which implementations it compares, and its error messages."""
+"""The benchmarks: what they compare, their figures, and their error messages."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import bench
-from xfresearch.benchmarks import arrays, update
+from xfresearch.benchmarks import arrays, operations, rates, update
+from xfresearch.data import pipeline
 from xfresearch.errors import UserError
-from xfresearch.training import operations as operations_module
+from xfresearch.models.closed_form import costs
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -20,7 +24,7 @@ from xfresearch.training import operations as operations_module
         ("cross_entropy --rows 8,0", "--rows=8,0.* positive integers"),
         ("grouped_matmul --tokens 0", "argument --tokens: 0 is not allowed: it must be an integer of at least 1"),
         ("grouped_matmul --config.steps=3", "unrecognized arguments: --config.steps=3"),
-        ("update configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
+        ("update --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
         ("grouped_matmul --rounds -1", "argument --rounds: -1 is not allowed: it must be an integer of at least 1"),
     ],
 )
@@ -48,16 +52,51 @@ def test_decoding_of_models_is_compared(tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 3
 
 
+SMALL = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_size=2", "--config.sequence_length=16")
+
+
 def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(operations_module, "UPDATES", 2)
-    configs = ["configs/gpt2.py:tiny", "configs/llama.py:tiny"]
-    small = ("--config.model.width=32", "--config.model.depth=1", "--config.batch_size=2")
-    more = ("--rounds", "2", "--together", "3", "--by-operation", "--json", str(tmp_path / "figures.json"))
-    bench.main(["update", *configs, *small, *more])
+    monkeypatch.setattr(operations, "UPDATES", 2)
+    monkeypatch.setattr(rates, "ROWS", {"cpu": 64})
+    monkeypatch.setattr(rates, "BYTES", 2**16)
+    monkeypatch.setattr(pipeline, "Batches", None)  # random tokens: a corpus would be downloaded
+    configs = ["configs/gpt2.py:5m", "configs/llama.py:tiny"]
+    more = ("--rounds", "3", "--together", "3", "--profile", "--json", str(tmp_path / "figures.json"))
+    bench.main(["update", "--config", configs[0], "--config", configs[1], *SMALL, *more])
     figures = json.loads((tmp_path / "figures.json").read_text())
-    rows, operations = figures["rows"], figures["operations"]
-    assert operations["matrix products"] > 0 and min(operations.values()) >= 0
+    rows, profile = figures["rows"], {row["operation"]: row for row in figures["operations"]}
+    assert profile["matrix products"]["floors"] > 0 and all(row["seconds"] >= 0 for row in profile.values())
     assert [row["config"] for row in rows] == [*configs, f"{configs[0]}, 3 runs in one program"]
-    assert rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
-    assert all(row["ms"] > 0 and row["GFLOP/s"] > 0 and row["page faults"] >= 0 for row in rows)
-    assert capsys.readouterr().out.count("\n") == 4 + 2 + update.SHOWN + 1
+    assert rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0 and figures["commit"] and figures["machine"]["cores"]
+    for row in rows:
+        assert row["ms_low"] <= row["ms"] <= row["ms_high"] and len(row["seconds"]) == 3
+        assert row["MFU"] == pytest.approx(row["flops"] / row["ms"] * 1e3 / figures["peak_flops"])
+        assert row["memory_bytes"] > 0 and row["compile_seconds"] > 0 and row["page faults"] >= 0
+    state = 3 * 4 * costs(update.read(configs[0], SMALL).model, 16).parameters  # parameters and two moments
+    assert state < rows[0]["memory_bytes"] < rows[2]["memory_bytes"]
+    assert "MFU is relative to" in capsys.readouterr().out
+
+
+def test_a_checkout_runs_the_same_config(tmp_path, capsys):
+    """Here: this one. Its process is another one."""
+    config = ["--config", "configs/gpt2.py:tiny", *SMALL]
+    bench.main(["update", *config, "--rounds", "1", "--against", str(ROOT), "--json", str(tmp_path / "figures.json")])
+    ours, theirs = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    assert theirs["config"] == str(ROOT) and theirs["ratio"] > 0 and theirs["tokens/s"] > 0
+    assert theirs["memory_bytes"] == ours["memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("configs/moe.py:tiny --against torch", "GPT-2 or a Llama, and .*kind"),
+        ("configs/all_attention.py:tiny --against torch_compile", "GPT-2 or a Llama, and "),
+        ("configs/gpt2.py:tiny --against torch --config.optimizer.kind=lion", "optimizer.kind='lion'.*'adamw' with"),
+        ("configs/gpt2.py:tiny --against torch --config.model.dropout=0.1", "embd_pdrop is 0.1, and must be 0.0"),
+        ("configs/gpt2.py:tiny --against torch --torch-python /nothing", "--torch-python=/nothing.*must import torch"),
+        ("configs/gpt2.py:tiny --against tests", "--against=tests is not allowed: it must be torch, torch_compile"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        bench.main(["update", "--config", *words.split()])

@@ -5,11 +5,9 @@
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
     python -m xfresearch.bench decode runs/a runs/b
-    python -m xfresearch.bench update configs/gpt2.py:3m configs/moe.py:3m
+    python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m
 
-Every round calls each implementation once, so that a busy machine slows all of them equally. A figure is the fastest
-round. The floor is the time that the operation's matrix products would take at the rate of one large product, which is
-measured in the same run.
+Every round calls each row once, so that a busy machine slows all of them equally. Each operation has its own --help.
 """
 
 from xfresearch.benchmarks import attention, cross_entropy, decode, grouped_matmul, import_hf, update

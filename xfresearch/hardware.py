@@ -4,6 +4,7 @@ import importlib.util
 import os
 import platform
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def describe_machine() -> dict:
         "processes": jax.process_count(),
         "matmul_precision": jax.config.jax_default_matmul_precision or "default",
     }
+
+
+def environment() -> dict:
+    """The date, machine, library versions and commit of a measurement."""
+    found = {"machine": describe_machine(), "versions": versions(), "commit": git_commit()}
+    return {"date": time.strftime("%Y-%m-%d")} | found
 
 
 def kinds_of(devices) -> str:

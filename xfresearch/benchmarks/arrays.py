@@ -7,8 +7,7 @@ measured in the same run.
 
 import time
 
-from xfresearch.benchmarks.flags import add_json, add_sizes
-from xfresearch.files import write_json
+from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
 
 FLOOR = "floor"
 FLOOR_SIZE = 1536  # rows and columns of both matrices of the large product
@@ -43,9 +42,7 @@ def run(options, prepare) -> None:
             figures = row[phase]
             cells.append(f"{figures['ms']:{width}.2f}{figures['ratio']:10.2f}{figures['floors']:8.2f}")
         print("".join(cells))
-    if options.json:
-        figures = {"backend": jax.default_backend(), "flops": flops, "rows": rows}
-        write_json(options.json, {"arguments": vars(options), **figures})
+    write_figures(options, {"flops": flops, "rows": rows})
 
 
 def forward_and_backward(function):

@@ -3,8 +3,7 @@ tokens."""
 
 import time
 
-from xfresearch.benchmarks.flags import add_json, add_sizes
-from xfresearch.files import write_json
+from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
 
 
 def add_flags(parser) -> None:
@@ -41,5 +40,4 @@ def run(a) -> None:
     for row in rows:
         speed, ratio, parameters, cache = (row[name] for name in list(row)[1:])
         print(f"{speed:10.1f}{ratio:8.2f}{parameters:14,}{cache:24,}  {row['model']}")
-    if a.json:
-        write_json(a.json, {"arguments": vars(a), "rows": rows})
+    write_figures(a, {"rows": rows})

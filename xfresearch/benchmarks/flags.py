@@ -1,5 +1,6 @@
-"""Flags that the operations share."""
+"""Flags that the operations share, and the file of figures that they write."""
 
+from xfresearch.files import write_json
 from xfresearch.held_out import at_least
 
 
@@ -12,3 +13,11 @@ def add_sizes(parser, sizes: dict[str, int]) -> None:
 
 def add_json(parser) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+
+
+def write_figures(options, figures: dict) -> None:
+    """Writes the figures to the file of --json, if it is given, with the command's options, machine, versions and commit."""
+    if options.json:
+        from xfresearch.hardware import environment
+
+        write_json(options.json, {"arguments": vars(options)} | environment() | figures)

@@ -1,8 +1,7 @@
 """Reading a random Llama from a Hugging Face folder into parameters, compared with only reading the bytes, and with only
 filling as much memory (interop/speed.py)."""
 
-from xfresearch.benchmarks.flags import add_json, add_sizes
-from xfresearch.files import write_json
+from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
 
 
 def add_flags(parser) -> None:
@@ -23,5 +22,4 @@ def run(a) -> None:
         rows = speed.measure(folder, a.rounds)
     for row in rows:
         print(f"{row['what']:8}{row['seconds']:8.2f} s{row['MB/s']:8.0f} MB/s")
-    if a.json:
-        write_json(a.json, {"arguments": vars(a), "rows": rows})
+    write_figures(a, {"rows": rows})

@@ -1,69 +1,218 @@
-"""Updates of training runs: time, training FLOPs per second, page faults, and tokens per second beside the first one."""
+"""Updates of training runs on random tokens, side by side: no data are read.
 
-from xfresearch.benchmarks.flags import add_json, add_sizes
-from xfresearch.files import write_json
+    python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m --config.batch_size=4
+    python -m xfresearch.bench update --config configs/llama.py:3m --against torch,torch_compile
+    python -m xfresearch.bench update --config configs/gpt2.py:3m --against ../checkout-of-before
+
+Every round runs one update of each row. Columns: the median of a row's rounds with its quartiles; tokens per second at the
+median; MFU, the matrix products of training (three times those of a forward pass, with all pairs of causal attention) per
+second, as a share of what the device can do; memory of the compiled update; seconds to compile, or to read the program from
+JAX's cache on disk; page faults of an update; and the speed relative to the first row, the median over rounds.
+
+--against torch and torch_compile time the same model in PyTorch with the same weights, in its own process. Before that, the
+losses of tokens must agree in float32 to 1e-4, and those of the first two updates to 1e-3 (bfloat16: 2e-2). Memory is the
+peak of what PyTorch allocated, on a CPU what the process grew by. A path is a checkout, whose code runs the same config.
+"""
+
+import tempfile
+from pathlib import Path
+
+from xfresearch.benchmarks import peers
+from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
 from xfresearch.held_out import at_least
 
-SHOWN = 9  # operations of an update
+COLUMNS = ("ms", "quartiles", "tokens/s", "MFU", "GB", "compile s", "faults", "speed", "config")
 
 
 def add_flags(parser) -> None:
-    parser.add_argument(
-        "configs", nargs="+", metavar="FILE[:arg]", help="configs; --config.key=value changes all of them"
-    )
+    more = "a config; may be given several times; --config.key=value changes all of them"
+    parser.add_argument("--config", action="append", required=True, metavar="FILE[:arg]", help=more)
     add_sizes(parser, {"rounds": 15})
     add_json(parser)
+    against = "also time the first config in PyTorch (torch, torch_compile), or with the code of a checkout (its path)"
+    parser.add_argument("--against", default="", metavar="NAME,...", help=against)
+    python = "the Python that has PyTorch (default: this one)"
+    parser.add_argument("--torch-python", default="", metavar="PYTHON", help=python)
+    apart = "one row after the other and not in rounds, so that each has the device's whole memory"
+    parser.add_argument("--apart", action="store_true", help=apart)
     together = "also update N runs of the first config in one program (jax.vmap); its figures are for one of them"
     parser.add_argument("--together", type=at_least(1), default=1, metavar="N", help=together)
-    parser.add_argument(
-        "--by-operation", action="store_true", help="also the time of each operation of the first config"
-    )
+    profile = "also the time of each operation of the first config, as a multiple of its floor"
+    parser.add_argument("--profile", action="store_true", help=profile)
 
 
 def run(a) -> None:
+    _share_memory(a)
+    configs = {name: read(name, a.overrides) for name in a.config}
+    first = next(iter(configs.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        starts = {name: _ours(config, 1) for name, config in configs.items()}
+        if a.together > 1:
+            starts[f"{a.config[0]}, {a.together} runs in one program"] = _ours(first, a.together)
+        starts |= _theirs(a, first, Path(folder))
+        rows = measured(starts, a.rounds, a.apart)
+    found = report(rows, first)
+    operations = _profile(first) if a.profile else []
+    write_figures(a, {"rows": rows, "operations": operations} | found)
+
+
+def read(name: str, overrides: list[str]):
+    """The config with its vocabulary, of which no data are read."""
+    from xfresearch.config.files import parse
+    from xfresearch.planning.program import prepare
+
+    return prepare(parse(["--config", name, *overrides]))
+
+
+def _share_memory(a) -> None:
+    """Leaves memory of a GPU to the other processes: JAX would take three quarters of it at its start."""
+    import os
+
+    if a.against:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+class Row:
+    """What is timed: calls run one update. Made by the functions that _ours and _theirs return."""
+
+    def __init__(self, config, timer, runs: int = 1, error: str = ""):
+        self.config, self.timer, self.runs, self.error = config, timer, runs, error
+
+    def __call__(self) -> float:
+        return self.timer()
+
+    def figures(self) -> dict:
+        """Figures that one update does not show. A row of another process has ended then."""
+        if isinstance(self.timer, peers.Peer):
+            return {"compile_seconds": self.timer.start["compile_seconds"], **self.timer.end()}
+        return {"compile_seconds": self.timer.compile_seconds, "memory_bytes": self.timer.memory_bytes()}
+
+
+def _ours(config, runs: int):
+    def start() -> Row:
+        from xfresearch.training.timing import Timer
+
+        return Row(config, Timer(config, runs), runs)
+
+    return start
+
+
+def _theirs(a, config, folder: Path) -> dict:
+    """{name: function that starts the row} of --against."""
+    from xfresearch.benchmarks import torch_model
+
+    names = [name for name in a.against.split(",") if name]
+    wanted = [name for name in names if name in peers.TORCH]
+    for name in {*names} - {*wanted}:
+        peers.checkout_root(name)
+    if wanted:
+        torch_model.require_expressible(config)
+        a.torch_python = peers.torch_python(a.torch_python, wanted[0])
+        torch_model.write(config, folder, a.rounds + 2)
+
+    def torch(name: str) -> Row:
+        peer = peers.torch_peer(name, a.torch_python, folder)
+        return Row(config, peer, error=torch_model.tokens_differ(folder))
+
+    def checkout(name: str) -> Row:
+        return Row(config, peers.checkout_peer(name, ["--config", a.config[0], *a.overrides]))
+
+    return {name: lambda name=name: (torch if name in peers.TORCH else checkout)(name) for name in names}
+
+
+def measured(starts: dict, rounds: int, apart: bool) -> list[dict]:
+    """A row of figures for each name. Rows run in turns, or with `apart` one after the other, the last one first."""
     import numpy as np
 
-    from xfresearch.config.files import parse as read
-    from xfresearch.config.resolving import with_vocabulary
-    from xfresearch.data.tokenizers import vocab_size
+    from xfresearch.benchmarks.torch_model import updates_differ
+
+    groups = [{name: start} for name, start in reversed(starts.items())] if apart else [starts]
+    rows = {}
+    for group in groups:
+        rows |= _together(group, rounds)
+    rows = {name: rows[name] for name in starts}
+    first = next(iter(rows.values()))
+    first_R = np.array(first["seconds"])
+    for name, row in rows.items():
+        if name in peers.TORCH and not row["error"]:
+            row["error"] = updates_differ(row["losses"], first["losses"], row["dtype"])
+        speed_3 = [None] * 3
+        if not row["error"]:
+            ratios_R = first_R / row["seconds"] * (row["tokens"] / first["tokens"])
+            if apart:  # rounds are not pairs
+                ratios_R = np.array([np.median(first_R) / np.median(row["seconds"])])
+            speed_3 = np.quantile(ratios_R, (0.5, 0.25, 0.75)).tolist()
+        row |= dict(zip(("ratio", "ratio_low", "ratio_high"), speed_3, strict=True))
+    return list(rows.values())
+
+
+def _together(starts: dict, rounds: int) -> dict[str, dict]:
+    import numpy as np
+
     from xfresearch.models.closed_form import costs
-    from xfresearch.training.timing import Timer, timed_rounds
+    from xfresearch.training.timing import timed_rounds
 
-    configs = {name: read(["--config", name, *a.overrides]) for name in a.configs}
-    configs = {
-        name: with_vocabulary(each, each.model.vocab_size or vocab_size(each.data)) for name, each in configs.items()
-    }
-    timed = [(name, config, 1) for name, config in configs.items()]
-    if a.together > 1:
-        name, config, _ = timed[0]
-        timed.append((f"{name}, {a.together} runs in one program", config, a.together))
-    runs_N1 = np.array([[runs] for _, _, runs in timed])
-    tokens_N1 = np.array([[config.batch_size * config.sequence_length] for _, config, _ in timed])
-    timers = [Timer(config, runs) for _, config, runs in timed]
-    seconds_NR, faults_NR = timed_rounds(timers, a.rounds) / runs_N1
-    rates_NR = tokens_N1 / seconds_NR
-    rows = []
-    for i, (name, config, _) in enumerate(timed):
-        flops = float(costs(config.model, config.sequence_length).training_flops_per_token)
-        row = {"config": name, "ms": 1e3 * seconds_NR[i].min(), "GFLOP/s": flops * rates_NR[i].max() / 1e9}
-        row |= {"page faults": np.median(faults_NR[i]), "tokens/s": rates_NR[i].max()}
-        rows.append(row | {"ratio": np.median(rates_NR[i] / rates_NR[0])})
-    print(f"{'ms':>10}{'GFLOP/s':>10}{'page faults':>13}{'tokens/s':>12}{'ratio':>8}  config")
+    timed = {}
+    try:
+        for name, start in starts.items():
+            timed[name] = start()
+        running = [row for row in timed.values() if not row.error]
+        seconds_NR, faults_NR = timed_rounds(running, rounds)
+        rows = {}
+        for name, row in timed.items():
+            config, losses = row.config, row.timer.losses
+            found = {"config": name, "error": row.error, "losses": losses, "dtype": config.model.dtype, "seconds": []}
+            found["tokens"] = config.batch_size * config.sequence_length
+            found["flops"] = float(costs(config.model, config.sequence_length).training_flops_per_token) * found["tokens"]
+            if not row.error:
+                i = running.index(row)
+                found["seconds"] = (seconds_NR[i] / row.runs).tolist()
+                ours = not isinstance(row.timer, peers.Peer)
+                found["page faults"] = float(np.median(faults_NR[i])) / row.runs if ours else None
+                found |= row.figures()
+            rows[name] = found
+        return rows
+    finally:
+        for row in timed.values():
+            if isinstance(row.timer, peers.Peer):
+                row.timer.kill()
+
+
+def report(rows: list[dict], config) -> dict:
+    """Prints the table; adds medians, tokens/s and MFU to the rows. Returns what they are relative to."""
+    import numpy as np
+
+    from xfresearch.benchmarks.rates import peak_or_measured
+    from xfresearch.tables import table, to_columns
+
+    peak, source = peak_or_measured(config.model.dtype)
     for row in rows:
-        print("{ms:10.1f}{GFLOP/s:10.1f}{page faults:13,.0f}{tokens/s:12,.0f}{ratio:8.2f}  {config}".format(**row))
-    operations = _print_operations(timers[0]) if a.by_operation else {}
-    if a.json:
-        write_json(a.json, {"arguments": vars(a), "rows": rows, "operations": operations})
+        if not row["error"]:
+            low, row_median, high = np.quantile(row["seconds"], (0.25, 0.5, 0.75))
+            row |= {"ms": 1e3 * row_median, "ms_low": 1e3 * low, "ms_high": 1e3 * high}
+            row |= {"tokens/s": row["tokens"] / row_median, "GFLOP/s": row["flops"] / row_median / 1e9}
+            row["MFU"] = row["flops"] / row_median / peak
+    print(table(to_columns(COLUMNS, [_cells(row) for row in rows])))
+    print(f"MFU is relative to {source}.")
+    return {"peak_flops": peak, "peak_source": source}
 
 
-def _print_operations(timer) -> dict[str, float]:
-    """Prints and returns the seconds of each operation of an update, summed over threads."""
-    from xfresearch.training.operations import by_operation
+def _cells(row: dict) -> tuple[str, ...]:
+    if row["error"]:
+        return (*["-"] * (len(COLUMNS) - 1), f"{row['config']}: {row['error']}")
 
-    found = by_operation(timer)
-    total, most = sum(found.values()), list(found.items())[:SHOWN]
-    rest = total - sum(seconds for _, seconds in most)
-    print(f"\n{'ms':>10}{'share':>8}  operation, over all threads")
-    for name, seconds in [*most, (f"{len(found) - len(most)} others", rest)]:
-        print(f"{1e3 * seconds:10.1f}{seconds / total:8.1%}  {name}")
-    return found
+    def shown(name: str, form: str, factor: float = 1.0) -> str:
+        return "-" if row.get(name) is None else format(factor * row[name], form)
+
+    quartiles = f"{row['ms_low']:.1f} to {row['ms_high']:.1f}"
+    speed = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+    cells = [shown("ms", ".1f"), quartiles, shown("tokens/s", ",.0f"), shown("MFU", ".3f")]
+    cells += [shown("memory_bytes", ".2f", 1e-9), shown("compile_seconds", ".1f"), shown("page faults", ",.0f")]
+    return (*cells, speed, row["config"])
+
+
+def _profile(config) -> list[dict]:
+    from xfresearch.benchmarks import operations
+    from xfresearch.training.timing import Timer
+
+    return operations.report(Timer(config), config.model.dtype)

@@ -124,7 +124,7 @@ def choose(model: ModelConfig, name: str = "", own: str = "") -> Family:
         if not found[family.name]:
             return family
     subject = f"{name} cannot express this model" if name else "no family can express this model"
-    raise Unsupported(f"{subject}: {_reason(found) if found else next(iter(errors.values()))}")
+    raise Unsupported(f"{subject}: {reason(found) if found else next(iter(errors.values()))}")
 
 
 def missing(family: Family, model: ModelConfig) -> list[Difference]:
@@ -135,7 +135,7 @@ def missing(family: Family, model: ModelConfig) -> list[Difference]:
     return differences(model, read_model(family, write_config(family, model)))
 
 
-def _reason(found: dict[str, list[Difference]]) -> str:
+def reason(found: dict[str, list[Difference]]) -> str:
     """How a model differs from the nearest family. The first difference is the one that most families share."""
     nearest = min(found, key=lambda name: len(found[name]))
     own = {name: [difference for difference in each if not difference.follows] for name, each in found.items()}

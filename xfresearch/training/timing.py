@@ -14,43 +14,71 @@ TURNS, MOST_TURNS = 3, 9  # the fewest and the most turns of each of two configs
 AGREE = 1.03  # the most that the second fastest turn may take, relative to the fastest one
 
 
+def random_batch(config: Config) -> dict[str, np.ndarray]:
+    """A batch of random tokens, with the shapes and types of a run's batches. No data are read."""
+    from xfresearch.training.program import BATCH
+
+    B, L = config.batch_size, config.sequence_length
+    text_BL = np.random.default_rng(config.seed).integers(config.model.vocab_size, size=(B, L + 1))
+    values = {"tokens": text_BL[:, :-1], "targets": text_BL[:, 1:], "positions": np.broadcast_to(np.arange(L), (B, L))}
+    return {name: values.get(name, np.ones((B, L))).astype(dtype) for name, dtype in BATCH.items()}
+
+
 class Timer:
-    """Calls of it run one update of a config, and return its seconds. The first update, which compiles, has run.
+    """Calls of it run one update of a config on random tokens, and return its seconds. The first update has run.
 
     runs: update as many runs of different seeds in one program (jax.vmap).
+    compile_seconds: to trace and compile the update, or to read it from JAX's cache on disk.
+    losses: of each update so far, before the parameters move.
     """
 
     def __init__(self, config: Config, runs: int = 1):
         import jax
 
-        from xfresearch.data.pipeline import Batches
         from xfresearch.sharding.mesh import make_mesh
+        from xfresearch.sharding.partition import batch_sharding
         from xfresearch.training import loop
         from xfresearch.training.hyper import hyper_of
         from xfresearch.training.program import shared_program
 
         loop.setup_jax(config)
-        program, batch = shared_program(config, make_mesh(config)), Batches(config).batch(0)
+        mesh, batch = make_mesh(config), random_batch(config)
+        program = shared_program(config, mesh)
         if runs == 1:
-            self._update, self._batch, self._state = program.jit_update, batch, program.jit_init(hyper_of(config))
+            self._update, self._state = program.jit_update, program.jit_init(hyper_of(config))
+            self._batch = jax.device_put(batch, batch_sharding(mesh))
         else:
             hypers = [hyper_of(replace(config, seed=seed)) for seed in range(runs)]
             self._update = jax.jit(jax.vmap(program.update), donate_argnums=0)
             self._batch = {name: np.stack([value] * runs) for name, value in batch.items()}
             self._state = jax.jit(jax.vmap(program.init))(jax.tree.map(lambda *values: np.stack(values), *hypers))
+        self.losses: list[float] = []
+        began = time.perf_counter()
+        self._compiled()
+        self.compile_seconds = time.perf_counter() - began
         self()
 
     def __call__(self) -> float:
         import jax
 
         began = time.perf_counter()
-        self._state, _ = jax.block_until_ready(self._update(self._state, self._batch))
-        return time.perf_counter() - began
+        self._state, metrics = jax.block_until_ready(self._update(self._state, self._batch))
+        seconds = time.perf_counter() - began
+        self.losses.append(float(metrics["loss"].mean()))
+        return seconds
+
+    def memory_bytes(self) -> int:
+        """Bytes that the compiled update needs on a device: state, batch, outputs and temporary arrays."""
+        sizes = self._compiled().memory_analysis()
+        outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        return sizes.argument_size_in_bytes + outputs + sizes.temp_size_in_bytes
 
     def compiled_text(self) -> str:
         """The compiled program, in the language of XLA."""
-        return self._update.lower(self._state, self._batch).compile().as_text()
+        return self._compiled().as_text()
 
+    def _compiled(self):
+        return self._update.lower(self._state, self._batch).compile()  # jax.jit keeps it for the calls
 
 def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarray:
     """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once."""

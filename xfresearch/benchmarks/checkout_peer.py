@@ -1,0 +1,33 @@
+"""python checkout_peer.py CHECKOUT --config FILE ...
+
+Times updates of a config with the code of a checkout, which PYTHONPATH puts before all others (peers.py has the protocol).
+So it imports only what every checkout has.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main(root: str, arguments: list[str]) -> None:
+    os.chdir(root)
+    import xfresearch
+    from xfresearch import memory
+
+    assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
+    memory.reuse()
+    from xfresearch.config.files import parse
+    from xfresearch.planning.program import prepare
+    from xfresearch.training.timing import Timer
+
+    timer = Timer(prepare(parse(arguments)))
+    print(json.dumps({"compile_seconds": getattr(timer, "compile_seconds", None)}), flush=True)
+    for _ in sys.stdin:
+        seconds = timer()
+        print(json.dumps({"seconds": seconds, "loss": None}), flush=True)
+    print(json.dumps({"memory_bytes": timer.memory_bytes() if hasattr(timer, "memory_bytes") else None}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
