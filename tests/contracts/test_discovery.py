@@ -6,8 +6,8 @@ from _pytest.mark.expression import Expression
 from tests.conftest import pytest_make_parametrize_id as case_id
 from tests.contracts import variants
 from tests.covers import covered
-from tests.models import reference
-from tests.models.reference_attention import ATTENTIONS
+from tests.reference import feed_forward, layouts, norms
+from tests.reference.attention import ATTENTIONS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.kinds import FEED_FORWARDS, MIXERS
 from xfresearch.models.layouts import LAYOUTS
@@ -15,11 +15,11 @@ from xfresearch.models.norms import NORMS
 
 FIELDS = variants.fields()
 TABLES = {
-    "layouts": (reference.LAYOUTS, LAYOUTS),
-    "norms": (reference.NORMS, NORMS),
-    "activations": (reference.ACTIVATIONS, ACTIVATIONS),
+    "layouts": (layouts.LAYOUTS, LAYOUTS),
+    "norms": (norms.NORMS, NORMS),
+    "activations": (feed_forward.ACTIVATIONS, ACTIVATIONS),
     "mixers": (ATTENTIONS, MIXERS),
-    "feed-forward layers": (reference.FEED_FORWARDS, FEED_FORWARDS),
+    "feed-forward layers": (feed_forward.FEED_FORWARDS, FEED_FORWARDS),
 }
 
 
@@ -41,7 +41,7 @@ def test_every_norm_site_is_set_in_some_variant():
     assert wanted == {site for b in blocks for site, norm in vars(b.norms).items() if norm.kind}
 
 
-@pytest.mark.parametrize("table, field", [(LAYOUTS, "layout"), (NORMS, "norm")])
+@pytest.mark.parametrize("table, field", [(LAYOUTS, "layout"), (norms.NORMS, "norm")])
 def test_every_entry_of_a_table_is_used_by_a_variant(table, field):
     assert set(table) == {getattr(b, field) for config in variants.VARIANTS.values() for b in config.blocks.values()}
 

@@ -1,4 +1,4 @@
-"""Contract 5: every variant equals the NumPy reference model in tests/models/reference.py.
+"""Contract 5: every variant equals the NumPy reference model in tests/reference/, in the value of every tap.
 
 Scanned and jitted, the default run has few variants; `long` has all. It follows that scanned equals unrolled (contract 3).
 test_sharded.py compares their gradients.
@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from tests.contracts.passes import forward
+from tests.contracts.passes import forward, run
 from tests.contracts.variants import ALL, DISTINCT, in_float64, marked, random_params, tokens_for
-from tests.models import reference
+from tests.reference import model as reference
 from tests.tolerances import TOLERANCE, relative_error
+from xfresearch.model_inputs import tap_shapes
+from xfresearch.models.taps import captured
 
 
 def expected(config, params, tokens_BL):
@@ -37,6 +39,29 @@ def check(config, layers, tolerance):
 @pytest.mark.parametrize("name", ALL)
 def test_unrolled_equals_the_reference_in_float64(name, x64):
     check(in_float64(ALL[name]), "unroll", TOLERANCE["float64"])
+
+
+def check_taps(config, **context):
+    """Every tap of the model has the value that the reference records. context: segments_BL, positions_BL."""
+    params, tokens_BL, names = random_params(config), tokens_for(config), tap_shapes(config)
+    found = captured(config, run(config, params, tokens_BL, record=names, **context)[1].captures, names)
+    _, values = reference.passed(config, params, tokens_BL, **context)
+    assert found.keys() <= values.keys()
+    for name, value in found.items():
+        dropped = values.get(f"{name.rpartition('.')[0]}.dropped")
+        given, wanted = np.asarray(value), values[name]
+        if dropped is not None and wanted.ndim == 4:  # an expert without room computes nothing
+            given, wanted = (np.where(dropped[..., None], 0, each) for each in (given, wanted))
+        assert relative_error(given, wanted) < TOLERANCE["float64"], name
+
+
+TAPPED = ("base", "layout=", "attention.kind", "pattern", "memory-layers", "feed_forward.kind=moe")
+TAPPED = [name for name in ALL if name.startswith(TAPPED)]
+
+
+@pytest.mark.parametrize("name", marked(TAPPED, [name for name in ALL if ALL[name].causal]))
+def test_every_tap_equals_the_reference_in_float64(name, x64):
+    check_taps(in_float64(ALL[name]))
 
 
 # In a scan, norms, biases and identities run the same sublayers. Named configs consist of blocks that other variants have.

@@ -7,7 +7,8 @@ import pytest
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
-from tests.models import reference
+from tests.reference import model as reference
+from tests.reference.feed_forward import expert_choice
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
@@ -92,7 +93,7 @@ def test_expert_choice_equals_the_reference(scores, x64):
     config, first, p, x_BLD = mixture(scores=scores)
     y_BLD, _, aux = first(x_BLD, Context(positions_BL=None))
     for b in range(2):
-        expected = reference.expert_choice(p, np.asarray(x_BLD[b]), config.blocks["main"].feed_forward)
+        expected = expert_choice(p, np.asarray(x_BLD[b]), config.blocks["main"].feed_forward)
         assert relative_error(y_BLD[b], expected) < TOLERANCE["float64"]
     np.testing.assert_array_equal(aux.statistics["router_load"], np.full((2, 8), SLOTS))
     assert aux.losses.keys() == {"router_z_loss"}
@@ -104,7 +105,7 @@ def test_experts_take_no_padding(x64):
     y_BLD, _, aux = first(x_BLD, Context(positions_BL=None, segments_BL=segments_BL))
     assert (y_BLD[segments_BL == 0] == 0).all() and jnp.isfinite(y_BLD).all()
     np.testing.assert_array_equal(aux.statistics["router_load"], np.repeat([[SLOTS], [2]], 8, 1))
-    all_two = reference.expert_choice(p, np.asarray(x_BLD[1, :2]), config.blocks["main"].feed_forward)
+    all_two = expert_choice(p, np.asarray(x_BLD[1, :2]), config.blocks["main"].feed_forward)
     assert (all_two != np.asarray(y_BLD[1, :2])).any()  # without padding, each expert would take ceil(3 * 2 / 8) = 1
 
 

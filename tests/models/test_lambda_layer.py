@@ -8,9 +8,9 @@ from jax.extend import core
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params, tree_error
-from tests.models import reference_attention as reference
 from tests.models.test_decoding import check_cached_logits
 from tests.models.test_errors import assert_one_line
+from tests.reference import attention as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.kernels.lambda_scan import empty_state, flops_per_token, lambda_scan

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.passes import capture
 from tests.contracts.variants import VARIANTS, change, in_float64, model, random_params, tokens_for
-from tests.models import reference
+from tests.reference import feed_forward as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS

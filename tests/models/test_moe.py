@@ -12,7 +12,9 @@ import pytest
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import VARIANTS, in_float64, model, random_params, tokens_for
-from tests.models import reference
+from tests.reference import model as reference
+from tests.reference.feed_forward import scores
+from tests.reference.norms import softmax
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import model_inputs
 from xfresearch.errors import UserError
@@ -53,7 +55,7 @@ def expected_statistics(p, x_LD, config, real):
     """The router statistics from their definitions, token by token."""
     moe = config.blocks["main"].feed_forward.moe
     z_LE = x_LD @ p["router"]["kernel"]
-    s_LE = reference.scores(moe, z_LE)
+    s_LE = scores(moe, z_LE)
     E = moe.experts
     k = moe.top_k
     by_LE = s_LE + p.get("router_bias", 0)
@@ -156,7 +158,7 @@ def test_gates_are_not_renormalised_after_drops(x64):
     mixture(jnp.asarray(x_BLD), context(taps=taps))
     gates_BLk = np.asarray(taps.values["gates"])
     top_BLk = np.sort(x_BLD @ p["router"]["kernel"], -1)[..., :-3:-1]
-    assert relative_error(gates_BLk, np.where(gates_BLk > 0, reference.softmax(top_BLk), 0)) < TOLERANCE["float64"]
+    assert relative_error(gates_BLk, np.where(gates_BLk > 0, softmax(top_BLk), 0)) < TOLERANCE["float64"]
     assert {0, 1, 2} == set((gates_BLk > 0).sum(-1).ravel().tolist())
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
-from tests.models import reference
-from tests.models.reference_norms import layer_norm
+from tests.reference import feed_forward
+from tests.reference import model as reference
+from tests.reference import norms as reference_norms
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models import norms, positions
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
@@ -50,14 +51,14 @@ def wide(x):
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5])
 def test_norms_equal_the_reference(kind, dtype, epsilon, x64):
     x = 3 * values(4, 7, dtype=dtype) + 2
-    expected = reference.NORMS[kind]({"alpha": 1.0, "shift": 0.0}, wide(x), epsilon)
+    expected = reference_norms.NORMS[kind]({"alpha": 1.0, "shift": 0.0}, wide(x), epsilon)
     assert relative_error(NORMS[kind](x, epsilon), expected) < TOLERANCE[dtype]
 
 
 def test_layer_norm_subtracts_the_mean_before_it_squares():
     """E[x^2] - E[x]^2 would lose three digits."""
     x = values(4, 64, dtype="float32") + 30
-    assert relative_error(norms.layer(x, 1e-5), layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
+    assert relative_error(norms.layer(x, 1e-5), reference_norms.layer_norm({}, wide(x), 1e-5)) < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,7 +67,7 @@ def test_activations_equal_the_reference(kind, dtype, x64):
     x = 4 * values(300, dtype=dtype)
     found = ACTIVATIONS[kind].function(x)
     assert found.dtype == dtype
-    assert relative_error(found, reference.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
+    assert relative_error(found, feed_forward.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import change, model, random_params, tokens_for
-from tests.models import reference_attention as reference
+from tests.reference import attention as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.files import parse
 from xfresearch.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.passes import PLAIN, forward
 from tests.contracts.variants import KINDS, NAMED, VARIANTS, in_float64, marked, random_params, tokens_for
-from tests.models import reference
+from tests.reference import model as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.models.context import AUTO
 

@@ -41,7 +41,7 @@ def test_a_block_that_has_the_name_of_a_stack_gets_another():
     lm = tiny_model(**BARE)
     network = take_apart(lm.config, lm.params)
     other = replace(network.layers[0].block, norm_epsilon=0.1)
-    named = [LayerBlock("main_2", other), LayerBlock("main_v2", replace(other, norm_epsilon=0.2))]
+    named = [LayerBlock("main_3", other), LayerBlock("main_v3", replace(other, norm_epsilon=0.2))]
     network = replace(network, layers=(network.layers[0], *named, network.layers[0]))
     found = network.resolved
     assert [found.blocks[at.block].norm_epsilon for at in layers.layers(found)][1:3] == [0.1, 0.2]

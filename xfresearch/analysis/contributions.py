@@ -65,7 +65,7 @@ def directions(found: Pass, towards_BLD) -> dict[str, jax.Array]:
 
     def total(raw: dict):
         def written(block, sublayer, at: str) -> dict:
-            return {} if sublayer.bare else {at: _scaled(block, sublayer, raw[at], found.values[f"{at}.raw"])}
+            return {} if sublayer.bare else {at: scaled(block, sublayer, raw[at], found.values[f"{at}.raw"])}
 
         terms = _followed(found, {}, written)
         return sum((term_BLD * towards_BLD).sum() for term_BLD in terms.values())
@@ -135,12 +135,12 @@ def _written(block, sublayer, at: str, values: dict, by_head: bool) -> dict:
         gate = values[f"{at}.gate"]
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
     parts = jnp.einsum("blhv,hvd->hbld", heads, linear.kernel[...].astype(heads.dtype))
-    parts = [_scaled(block, sublayer, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
+    parts = [scaled(block, sublayer, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
     found = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
     return found | {f"{at}.rest": out_BLD - sum(parts)}
 
 
-def _scaled(block, sublayer, part_BLD, raw_BLD):
+def scaled(block, sublayer, part_BLD, raw_BLD):
     """A part of what a sublayer writes, `raw`, after the sublayer's own norm and gain."""
     norm = getattr(block, f"{sublayer.name}_norm_out", None)
     part_BLD = part_BLD if norm is None else norm.frozen(part_BLD, raw_BLD)

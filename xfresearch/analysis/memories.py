@@ -1,21 +1,23 @@
 """The feed-forward layer as a memory (Geva et al. 2021), and with it experts and the persistent slots of attention.
 
-A memory is y = sum_i m_i v_i with coefficients m_i of keys k_i (coefficients.py). Over a corpus:
+A memory is y = sum_i m_i v_i with coefficients m_i of keys k_i (coefficients.py). Over a corpus, with r, the stream before the
+layer, y, what the layer adds to it, and o, the stream after the layer:
 
     triggers     of each key, the tokens (ends of prefixes) with the t largest coefficients, as far as these are above 0: a
                  key that no token activates has none
     shared, shared_2, shared_word, agreement: patterns of the triggers, each beside its rate by chance (patterns.py)
     active       mean share of the keys whose coefficient is above 0
     composed     share of tokens at which the most likely token of y is that of no active value (the paper: at least 68 %)
-    refinement   of the stream r before the layer and o = r + y after it: the share of tokens at which the most likely token
-                 stays (`residual`), becomes that of y (`written`), is the same for all (`both`), or becomes a third one
-                 (`third`); `third of changes` is the share of the changes that end on a third token. NaN in layouts that do
-                 not add y to r, such as those with skip gains, without skips, and deep_norm
+    refinement   the share of tokens at which the most likely token of o is that of r (`residual`), of y (`written`), of both
+                 (`both`), or a third one (`third`); `third of changes` is the share of the changes from r to o that end on a
+                 third token. NaN in layouts that do not add y to r, such as those with skip gains, without skips, and
+                 deep_norm
 
 Triggers are those of all rows; the last three figures are of the first 16 rows. A vector's most likely token is that of the
-final norm and the output head, as in the logit lens. y is all that the sublayer writes before its own norm and gain: with
-slots it includes what attention reads from tokens. r is the stream, as the paper defines it; its released code compares the
-values with the output o instead of y.
+final norm and the output head, as in the logit lens. y is all that the sublayer adds, after its own norm (peri_norm,
+output_norm) and gain, and v_i is as well, with that norm as the linear map that it is at v_i: with slots, y includes what
+attention reads from tokens. o is after a norm of the sum (post_norm, all_attention). r is the stream, as the paper defines it;
+its released code compares the values with the output o instead of y.
 """
 
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ import numpy as np
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.coefficients import of_keys, places, sites, where, written_by
+from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.patterns import patterns
 from xfresearch.analysis.result import HeatMap, Result, Table
@@ -125,8 +128,8 @@ def _update(state: dict, place: str, m_TK, first: int) -> None:
 
 @partial(jax.jit, static_argnums=0)
 def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
-    """{memory: {m [B, L, K], before, raw, out [B, L, D]}}."""
-    wanted = {place: [f"{written_by(place)}.{value}" for value in ("before", "raw", "out")] for place in memories_of(model)}
+    """{memory: {m [B, L, K], and of its sublayer before, out, residual [B, L, D]}}."""
+    wanted = {place: [f"{written_by(place)}.{value}" for value in ("before", "out", "residual")] for place in memories_of(model)}
     names = [name for place, found in wanted.items() for name in (*sites(model, place), *found)]
     values = captured(model, forward(model, params, tokens_BL, request(model, names))[1].captures, names)
     return {
@@ -137,11 +140,19 @@ def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
 
 def value_tokens(lm, place: str) -> np.ndarray:
     """[K, 5]: the most likely tokens of each value, the most likely first."""
-    writes = memory(lm.config, lm.params, *where(place)).writes
-    flat_KD = writes.reshape(-1, writes.shape[-1])
+    flat_KD = as_added(lm.config, lm.params, place)
     many = min(WORDS, lm.config.vocab_size)
     parts = [jax.lax.top_k(lm.unembed(flat_KD[first : first + 4096]), many)[1] for first in range(0, len(flat_KD), 4096)]
     return np.concatenate([np.asarray(part) for part in parts])
+
+
+def as_added(model: ModelConfig, params: dict, place: str):
+    """[K, D]: each value as the block adds it to the stream, after the sublayer's own norm and gain."""
+    writes = memory(model, params, *where(place)).writes
+    flat_KD = writes.reshape(-1, writes.shape[-1])
+    at = layers.layer(model, where(place)[0])
+    block = jax.tree.map(lambda leaf: leaf[at.index], transformer.bind(model, params).blocks[at.stack])
+    return scaled(block, _sublayer(model, place)[1], flat_KD, flat_KD)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -153,7 +164,7 @@ def _composition(model: ModelConfig, refines: bool, params: dict, found: dict, v
         return lm.logits(lm.final_norm(x_BLD)).argmax(-1)
 
     active_BLK = found["m"] > 0
-    r, y, o = (likeliest(x) for x in (found["before"], found["raw"], found["before"] + found["out"]))
+    r, y, o = (likeliest(found[name]) for name in ("before", "out", "residual"))
     agrees_BL = (active_BLK & (value_token_K == y[..., None])).any(-1)
     figures = {
         "active": active_BLK.mean((1, 2)),

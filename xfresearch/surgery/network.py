@@ -185,7 +185,7 @@ def _named(blocks: tuple[LayerBlock, ...]) -> tuple[list[str], dict[str, BlockCo
     for each in blocks:
         name, number = each.name, 2
         while name in options and options[name] != each.block:
-            name, number = f"{each.name}_v{number}", number + 1
+            name, number = f"{each.name}_{number}", number + 1
         options[name] = each.block
         names.append(name)
     return names, options

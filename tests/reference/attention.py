@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from tests.models.reference_norms import ELEMENTWISE, logistic, norm_of, softcap, softmax
+from tests.reference.norms import ELEMENTWISE, logistic, norm_of, softcap, softmax
+from tests.reference.records import record
 
 # RoPE. Su et al. 2021, eq. 34 in complex numbers; dimension i is paired with i + K/2.
 
@@ -131,43 +132,62 @@ def attention(p, x_LD, block, positions, segments, shared, longest, causal, laye
     G = config.kv_heads
     reach = config.window or 10**9
     nearest = int(not config.sees_itself)
-    o = []
     allowed = np.array([[segments[s] == segments[t] and (not causal or nearest <= t - s < nearest + reach)
                          for s in range(L)] for t in range(L)])  # fmt: skip
     slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
-    queries, keys, values = queries_keys_values(p, x_LD, block)
+    bare, queries, keys, values = positioned(*queries_keys_values(p, x_LD, block), positions, config)
+    w, beside, slot_values = [], [], []
     for h in range(H):
         g = h // (H // G)
-        q_slots = queries[h]  # without RoPE
-        q = queries[h]
-        k = keys[g]
-        v = values[g]
-        if config.position == "rope":
-            q, k = rope(q, positions, config.rope), rope(k, positions, config.rope)
+        q, k = queries[:, h], keys[:, g if keys.shape[1] > 1 else 0]
         bias = np.array([[logit_bias(p, shared, config, longest, q[t], h, t, s) if allowed[t, s] else 0 for s in range(L)]
                          for t in range(L)])  # fmt: skip
         scores = np.where(allowed, softcap(q @ k.T * scale(config, q.shape[1]), config.softcap) + bias, -np.inf)
         if slots:
-            to_slots, slot_values = slots_of(slots, config, q_slots, g)
-            scores, v = np.concatenate([scores, to_slots], -1), np.concatenate([v, slot_values])
+            to_slots, of_head = slots_of(slots, config, bare[:, h], g)  # without RoPE
+            scores = np.concatenate([scores, to_slots], -1)
+            slot_values.append(of_head)
         if config.sink != "none":  # gpt-oss 2025: e^s / (e^b + sum e^s); Miller 2023: b = 0
             sink = np.full((L, 1), p["sink"][h] if config.sink == "learned" else 0.0)
-            scores, v = np.concatenate([scores, sink], -1), np.concatenate([v, np.zeros((1, v.shape[1]))])
-        w = np.array([softmax(row) if np.isfinite(row).any() else 0 * allowed[0] for row in scores])
+            scores = np.concatenate([scores, sink], -1)
+        each = np.array([softmax(row) if np.isfinite(row).any() else 0 * row.clip(0) for row in scores])
         if config.shaping != "none":
             a, b, c = (p["shaping"].get(n, np.zeros(H))[h] for n in ("identity", "weights", "uniform"))
-            w = a * np.eye(L) + b * w - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
-        o.append(w @ v)
+            each = a * np.eye(L) + b * each - c * allowed / np.maximum(allowed.sum(-1, keepdims=True), 1)
+        w.append(each[:, :L])
+        beside.append(each[:, L:])
+    w_HLS = record("weights", np.stack(w))
+    o = [w_HLS[h] @ values[:, h // (H // G) if values.shape[1] > 1 else 0] for h in range(H)]
+    if slots or config.sink != "none":
+        name = "coefficients" if slots or not config.memory_slots else "sink_weight"
+        m_HLM = record(name, np.stack(beside))
+        o = [each + m[:, : len(v)] @ v for each, m, v in zip(o, m_HLM, slot_values, strict=True)] if slots else o
+    o = list(record("heads", np.stack(o, 1)).swapaxes(0, 1))
     o = gated(p, o, x_LD) if config.output_gate != "none" else o
     y_LD = output(p, o)
     return y_LD + wide_memory(p["memory"], config, x_LD) if config.memory_slots and not slots else y_LD
+
+
+def positioned(queries, keys, values, positions, config):
+    """Queries before RoPE, and queries, keys and values [L, heads, K]. A key or a value that is all of x is one head."""
+    q_LHK, k_LGK, v_LGV = (np.stack(heads, 1) for heads in (queries, keys, values))
+    k_LGK = k_LGK[:, :1] if getattr(config, "key", "") == "identity_whole" else k_LGK
+    v_LGV = v_LGV[:, :1] if getattr(config, "value", "") == "identity_whole" else v_LGV
+    bare_LHK = q_LHK
+    if config.position == "rope":
+        bare_LHK, k_LGK = record("unrotated_query", q_LHK), record("unrotated_key", k_LGK)
+        q_LHK, k_LGK = (np.stack([rope(x, positions, config.rope) for x in heads.swapaxes(0, 1)], 1)
+                        for heads in (bare_LHK, k_LGK))  # fmt: skip
+    q_LHK, k_LGK = record("query", q_LHK), record("key", k_LGK)
+    return bare_LHK if config.position == "rope" else q_LHK, q_LHK, k_LGK, record("value", v_LGV)
 
 
 def gated(p, heads, x_LD):
     """Qiu et al. 2025, eq. 5: Y' = Y * sigmoid(X W), for each number of a head or each head."""
     W = p["gate"]["kernel"]
     gates = [logistic(x_LD @ (W[:, h] if W.ndim == 3 else W[:, h : h + 1])) for h in range(len(heads))]
-    return [o * g for o, g in zip(heads, gates, strict=True)]
+    gate = record("gate", np.stack(gates, 1) if W.ndim == 3 else np.concatenate(gates, 1)).reshape(len(x_LD), len(heads), -1)
+    return [o * gate[:, h] for h, o in enumerate(heads)]
 
 
 def output(p, heads):
@@ -185,20 +205,22 @@ def slots_of(p, config, q, g):
 
 
 def wide_memory(p, config, x_LD):
-    return ELEMENTWISE[config.memory_activation](x_LD @ p["key"].T + p["bias"]) @ p["value"]
+    z_LM = record("pre_activation", x_LD @ p["key"].T + p["bias"])
+    return record("coefficients", ELEMENTWISE[config.memory_activation](z_LM)) @ p["value"]
 
 
 def slot_attention(p, x_LD, block, positions, segments, shared, longest, causal, layer):
     """Attention to slots only."""
     config = block.attention
-    o = []
     if config.memory_activation != "softmax":
         return wide_memory(p["memory"], config, x_LD) + p.get("output", {}).get("bias", 0)
-    for h in range(config.heads):
-        q = head_of(p.get("query"), config.query, x_LD, h, config.head_size)
-        logits, values = slots_of(p["memory"], config, q, h // (config.heads // config.kv_heads))
-        o.append(softmax(logits) @ values)
-    return output(p, o)
+    queries = [head_of(p.get("query"), config.query, x_LD, h, config.head_size) for h in range(config.heads)]
+    q_LHK = record("query", np.stack(queries, 1))
+    share = config.heads // config.kv_heads
+    of_head = [slots_of(p["memory"], config, q_LHK[:, h], h // share) for h in range(config.heads)]
+    m_HLM = record("coefficients", np.stack([softmax(logits) for logits, _ in of_head]))
+    o = [m_LM @ values for m_LM, (_, values) in zip(m_HLM, of_head, strict=True)]
+    return output(p, list(record("heads", np.stack(o, 1)).swapaxes(0, 1)))
 
 
 # Lambda layer. Bello 2021, sec. 3.1-3.2 (multi-query lambda layer; intra-depth in app. C). The context is limited to
@@ -216,23 +238,26 @@ def lambda_layer(p, x_LD, block, positions, segments, shared, longest, causal, l
         "lambda_key": len(p["distances"][0]),
         "lambda_value": len(p["distances"][0]),
     }
-    return mix_by_lambdas(
-        *([project(name, i) for i in range(n)] for name, n in parts.items()), p["distances"], segments
-    )
+    q, k, v = ([project(name, i) for i in range(n)] for name, n in parts.items())
+    for name, heads in (("query", q), ("key", k), ("value", v)):
+        record(name, np.stack(heads, 1))
+    return mix_by_lambdas(q, k, v, p["distances"], segments)
 
 
 def mix_by_lambdas(q, k, v, distances, segments):
     """y [L, H V]. Lists of q [L, K] per head, of k [L, K] and v [L, V] per depth; distances [R, U, K]."""
-    L = len(q[0])
-    depths = range(len(k))
-    y = []
+    L, depths = len(q[0]), range(len(k))
+    factors = np.zeros((L, L, len(k), q[0].shape[1]))  # of the values, for each number of a query
     for n in range(L):
         seen = [m for m in range(n + 1) if segments[m] == segments[n]]
-        content = sum(softmax(k[u][seen].T) @ v[u][seen] for u in depths)
-        near = [m for m in seen if n - m < len(distances)]
-        position = sum(np.outer(distances[n - m, u], v[u][m]) for u in depths for m in near)
-        y.append(np.concatenate([(content + position).T @ head[n] for head in q]))
-    return np.array(y)
+        for u in depths:
+            factors[n, seen, u] = softmax(k[u][seen].T).T
+            for m in (m for m in seen if n - m < len(distances)):
+                factors[n, m, u] += distances[n - m, u]
+    state_LKV = record("state", np.einsum("lsuk,usv->lkv", factors, np.stack(v)))
+    record("weights", np.einsum("hlk,lsuk->hlsu", np.stack(q), factors))
+    y_LHV = record("heads", np.einsum("hlk,lkv->lhv", np.stack(q), state_LKV))
+    return y_LHV.reshape(L, -1)
 
 
 # Differential attention. Ye et al. 2024, eq. 1-3. In their code, all heads share the RMSNorm of a head.
@@ -249,21 +274,19 @@ def differential(p, x_LD, block, positions, segments, shared, longest, causal, l
     first = 0.8 - 0.6 * math.exp(-0.3 * layer)  # layers count from 1 in the paper
     terms = [math.exp(p[f"lambda_query_{i}"] @ p[f"lambda_key_{i}"]) for i in (1, 2)]
     weight = terms[0] - terms[1] + first
+    # The 2 H queries are ordered by (key-value head, map, head of its group), the 2 G keys by (head, map).
+    parts = [[x_LD @ kernel for kernel in p[name]["kernel"].swapaxes(0, 1)] for name in ("query", "key", "value")]
+    _, q, k, v = positioned(*parts, positions, a)
+    scores = [np.where(allowed, q[:, n] @ k[:, n // (H // G)].T / math.sqrt(K), -np.inf) for n in range(2 * H)]
+    w = record("weights", np.stack([[softmax(row) for row in each] for each in scores]))
     heads = []
     for h in range(H):
         g, r = divmod(h, H // G)
-        maps = []
-        for i in (0, 1):
-            # The 2 H queries are ordered by (key-value head, map, head of its group), the 2 G keys by (head, map).
-            q = x_LD @ p["query"]["kernel"][:, (2 * g + i) * (H // G) + r]
-            k = x_LD @ p["key"]["kernel"][:, 2 * g + i]
-            if a.position == "rope":
-                q, k = rope(q, positions, a.rope), rope(k, positions, a.rope)
-            maps.append([softmax(row) for row in np.where(allowed, q @ k.T / math.sqrt(K), -np.inf)])
-        o = (np.array(maps[0]) - weight * np.array(maps[1])) @ (x_LD @ p["value"]["kernel"][:, g])
+        maps = [w[(2 * g + i) * (H // G) + r] for i in (0, 1)]
+        o = (maps[0] - weight * maps[1]) @ v[:, g]
         o = o / np.sqrt((o * o).mean(-1, keepdims=True) + block.norm_epsilon) * p["head_norm"]["gain"]
         heads.append((1 - first) * o)
-    return output(p, heads)
+    return output(p, list(record("heads", np.stack(heads, 1)).swapaxes(0, 1)))
 
 
 ATTENTIONS = {

@@ -1,0 +1,120 @@
+"""The layouts of the NumPy reference, each from its paper: where a block's norms, skips and factors are.
+
+x: the residual stream. a: attention, f: feed-forward layer, as `Part`s. n[site]: norm, b[name]: trained gain, N: depth. Each
+function returns the stream after the block.
+"""
+
+from collections.abc import Callable
+
+from tests.reference.records import at, record
+
+
+class Part:
+    """A sublayer in a block. `y` is what it adds to the stream."""
+
+    def __init__(self, name: str, function: Callable):
+        self.name, self.function, self.y = name, function, 0.0
+
+    def __call__(self, x, h, after: Callable = lambda y: y):
+        """after(function(h)), with the stream x at this point: what it reads, a norm of it, or something else."""
+        with at(self.name):
+            record("before", x)
+            self.y = record("out", after(record("raw", self.function(record("in", h)))))
+        return self.y
+
+    def end(self, x, norm: Callable | None = None):
+        """The stream after the sublayer, with a norm of the sum x."""
+        with at(self.name):
+            return record("residual", x if norm is None else norm(record("sum", x)))
+
+
+def _pre_norm(x, a, f, n, b, N):
+    x = a.end(x + a(x, n["attention_in"](x)))
+    return f.end(x + f(x, n["feed_forward_in"](x)))
+
+
+def _post_norm(x, a, f, n, b, N, alpha=1.0):
+    x = a.end(alpha * x + a(x, x), n["attention_post"])
+    return f.end(alpha * x + f(x, x), n["feed_forward_post"])
+
+
+def _peri_norm(x, a, f, n, b, N):
+    x = a.end(x + a(x, n["attention_in"](x), n["attention_out"]))
+    return f.end(x + f(x, n["feed_forward_in"](x), n["feed_forward_out"]))
+
+
+def _output_norm(x, a, f, n, b, N):
+    x = a.end(x + a(x, x, n["attention_out"]))
+    return f.end(x + f(x, x, n["feed_forward_out"]))
+
+
+def _no_norm_between(x, a, f, n, b, N):
+    x = a.end(x + a(x, n["attention_in"](x)))
+    return f.end(x + f(x, x))
+
+
+def _parallel(x, a, f, n, b, N):
+    h = n["attention_in"](x)
+    x = a.end(x + a(x, h))
+    return f.end(x + f(x, h))
+
+
+def _parallel_two_norms(x, a, f, n, b, N):
+    h, g = n["attention_in"](x), n["feed_forward_in"](x)
+    x = a.end(x + a(x, h))
+    return f.end(x + f(x, g))
+
+
+def _fused_output(x, a, f, n, b, N):
+    y = a.end(a(x, n["attention_in"](x)))
+    return f.end(x + f(y, y))
+
+
+def _no_skip(x, a, f, n, b, N):
+    x = a.end(a(x, n["attention_in"](x)))
+    return f.end(f(x, n["feed_forward_in"](x)))
+
+
+def _attention_only(x, a, f, n, b, N):
+    return a.end(x + a(x, n["attention_in"](x)))
+
+
+# He & Hofmann 2023, eq. 1 with alpha_SA = 0: x = beta_SA a(norm(x)), then alpha_FF x + beta_FF f(norm(x)). In SAS-P
+# (their fig. 10) both sublayers read norm(x), and alpha_FF = 0 as well.
+
+
+def _skipless(x, a, f, n, b, N):
+    x = a.end(a(x, n["attention_in"](x), lambda y: b["attention_gain"] * y))
+    z = f(x, n["feed_forward_in"](x), lambda z: b["feed_forward_gain"] * z)
+    return f.end(b["feed_forward_skip_gain"] * x + z)
+
+
+def _skipless_parallel(x, a, f, n, b, N):
+    h = n["attention_in"](x)
+    x = a.end(a(x, h, lambda y: b["attention_gain"] * y))
+    return f.end(x + f(x, h, lambda z: b["feed_forward_gain"] * z))
+
+
+def _all_attention(x, a, f, n, b, N):
+    return a.end(x + a(x, x), n["attention_post"])
+
+
+LAYOUTS = {
+    "pre_norm": _pre_norm,
+    "post_norm": _post_norm,
+    "peri_norm": _peri_norm,
+    "sandwich_norm": _peri_norm,
+    "output_norm": _output_norm,
+    "parallel": _parallel,
+    "parallel_two_norms": _parallel_two_norms,
+    "no_norm_between": _no_norm_between,
+    "fused_output": _fused_output,
+    "no_residual_between": _fused_output,
+    "no_skip": _no_skip,
+    "attention_only": _attention_only,
+    "skipless": _skipless,
+    "skipless_parallel": _skipless_parallel,
+    "all_attention": _all_attention,
+    "deep_norm": lambda x, a, f, n, b, N: _post_norm(x, a, f, n, b, N, alpha=(2 * N) ** 0.25),
+    "resi_dual": _post_norm,
+}

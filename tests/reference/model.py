@@ -1,0 +1,129 @@
+"""The reference model in NumPy float64: slow loops, written from the papers' equations and not from our code.
+
+`p` holds the parameters of one layer: a nested dict of arrays, as `transformer.init` returns it. Each function takes
+one sequence. `passed` has the values of all taps.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from tests.reference.attention import ATTENTIONS
+from tests.reference.feed_forward import FEED_FORWARDS
+from tests.reference.layouts import LAYOUTS, Part
+from tests.reference.norms import norm_of, softcap
+from tests.reference.records import at, record, recording
+
+# Positions added to the embedding. Vaswani et al. 2017, sec. 3.5.
+
+
+def sinusoidal(positions, width):
+    table = np.zeros((len(positions), width))
+    for row, position in enumerate(positions):
+        for i in range(width):
+            angle = position / 10_000 ** (2 * (i // 2) / width)
+            table[row, i] = math.cos(angle) if i % 2 else math.sin(angle)
+    return table
+
+
+def block(p, x_LD, config, positions, segments, model_config, shared, layer):
+    """x_LD after one block, what its sublayers wrote, and its auxiliary losses."""
+    losses = {}
+    real = np.asarray(segments) > 0
+    longest = getattr(config.attention, "window", 0) or model_config.max_length
+
+    def attend(x):
+        if getattr(config.attention, "span", "full") == "adaptive":
+            mean = np.mean(p["attention"]["span"]["fraction"]) * longest
+            losses["span_loss"] = config.attention.span_loss * mean * real.sum()
+        attend = ATTENTIONS[config.attention.kind]
+        return attend(p["attention"], x, config, positions, segments, shared, longest, model_config.causal, layer)
+
+    def feed(x):
+        reference = FEED_FORWARDS[config.feed_forward.kind]
+        y, more = reference(p["feed_forward"], x, config, segments, model_config)
+        losses.update(more)
+        return y
+
+    def norm(site):
+        name, place = site.rsplit("_", 1)
+        own = getattr(config.norms, site)
+        epsilon = config.norm_epsilon if own.epsilon is None else own.epsilon
+        at = replace(config, norm_epsilon=epsilon)
+        return lambda x: norm_of(own.kind or config.norm, p.get(f"{name}_norm_{place}", {}), x, at)
+
+    norms = {site: norm(site) for site in vars(config.norms)}
+    parts = Part("attention", attend), Part("feed_forward", feed)
+    x_LD = LAYOUTS[config.layout](x_LD, *parts, norms, p, model_config.depth)
+    return x_LD, parts, losses
+
+
+def layer_order(config):
+    """(block, name of the stack in the parameters, index in the stack) of each layer. Repeated names get a number."""
+    segments = config.segments or ((config.pattern, config.depth // len(config.pattern)),)
+    names = [name for pattern, _ in segments for name in pattern]
+    found = []
+    start = 0
+    for pattern, repeats in segments:
+        for repeat in range(repeats):
+            for i, name in enumerate(pattern):
+                found.append((name, name if names.count(name) == 1 else f"{name}_{start + i}", repeat))
+        start += len(pattern)
+    return found
+
+
+def model(config, params, tokens, positions=None, segments=None):
+    """Logits [L, V] of one sequence of token ids, and its auxiliary losses, summed over layers."""
+    positions = np.arange(len(tokens)) if positions is None else positions
+    segments = np.ones(len(tokens)) if segments is None else segments
+    order = layer_order(config)
+    first = config.blocks[order[0][0]]
+    losses = {}
+    factor = {"none": 1, "sqrt_width": math.sqrt(config.width), "learned": params.get("embedding_scale")}
+    x_LD = params["embed"]["table"][tokens] * factor[config.embedding_scale]
+    if config.position == "learned":
+        x_LD = x_LD + params["position"]["table"][positions + config.position_offset]
+    if config.position == "sinusoidal":
+        x_LD = x_LD + sinusoidal(positions, config.width)
+    shared = params.get("shared", {})
+    x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
+    total = x_LD = record("embed", x_LD)
+    # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all sublayers' outputs.
+    dual = any(b.layout == "resi_dual" for b in config.blocks.values())
+    for layer, (name, stack, repeat) in enumerate(order):
+        p = pick(params["blocks"][stack], repeat)
+        with at(f"blocks.{layer}"):
+            x_LD, parts, more = block(p, x_LD, config.blocks[name], positions, segments, config, shared, layer)
+            for part in parts if dual else ():
+                with at(part.name):
+                    total = record("dual", total + part.y)
+        losses = {key: losses.get(key, 0) + more.get(key, 0) for key in losses | more}
+    final = lambda x: norm_of(config.final_norm, params.get("final_norm", {}), x, first)  # noqa: E731
+    x_LD = record("final", x_LD + final(total) if dual else final(x_LD))
+    logits_LV = x_LD @ params["embed" if config.tie_embeddings else "head"]["table"].T
+    logits_LV += params.get("head_bias", {}).get("bias", 0)
+    return softcap(logits_LV, config.logit_softcap), losses
+
+
+def pick(tree, index):
+    """Layer `index` of a stack of layers."""
+    return {k: pick(v, index) if isinstance(v, dict) else np.asarray(v[index], np.float64) for k, v in tree.items()}
+
+
+def passed(config, params, tokens_BL, segments_BL=None, positions_BL=None, changes=None):
+    """Logits [B, L, V], and {tap: value [B, ...]} of all taps. changes: {tap: function} of the value of a row."""
+    params = tree(params)
+    rows = []
+    for row, tokens in enumerate(tokens_BL):
+        segments, positions = (None if each is None else each[row] for each in (segments_BL, positions_BL))
+        with recording(changes) as values:
+            logits_LV, _ = model(config, params, tokens, positions, segments)
+        rows.append((logits_LV, values))
+    stacked = {name: np.stack([values[name] for _, values in rows]) for name in rows[0][1]}
+    return np.stack([logits for logits, _ in rows]), stacked
+
+
+def tree(params) -> dict:
+    """The parameters as arrays in float64."""
+    return {k: tree(v) if isinstance(v, dict) else np.asarray(v, np.float64) for k, v in params.items()}
