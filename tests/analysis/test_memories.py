@@ -36,53 +36,6 @@ def test_fewer_tokens_than_triggers_leave_places_empty():
     np.testing.assert_array_equal(state["at"], [[11, 10, -1, -1], [10, 11, -1, -1]])
 
 
-@pytest.mark.parametrize(
-    "name, sublayer, changes",
-    [
-        ("gpt2", "feed_forward", {"feed_forward__kind": "relu"}),
-        ("llama", "feed_forward", {}),
-        ("moe", "feed_forward", {}),
-        ("all_attention", "attention", {}),
-        pytest.param("gpt2", "feed_forward", {"layout": "peri_norm"}, marks=pytest.mark.long),
-    ],
-)
-def test_figures_are_those_of_the_definition(name, sublayer, changes):
-    lm = tiny_model(name, **{f"model__blocks__main__{key}": value for key, value in changes.items()})
-    found = analysis.memories(lm, TOKENS_NL, top=4).data
-    place = f"blocks.1.{sublayer}"
-    number, at = list(found["places"]).index(place), f"{place}."
-    sites = [f"{at}{value}" for value in ("before", "raw", "out", "coefficients", "chosen")]
-    sites = [name for name in sites if name in lm.tap_names()]
-    values = {tap.removeprefix(at): np.asarray(value) for tap, value in lm.capture(TOKENS_NL, sites).items()}
-    m = values["coefficients"]
-    N, L = TOKENS_NL.shape
-    writes = np.asarray(lm.memory(1, sublayer).writes)
-    if sublayer == "attention":
-        m = m.transpose(0, 2, 1, 3)[..., : writes.shape[1]].reshape(N, L, -1)
-    if "chosen" in values:
-        dense = np.zeros((N, L, *writes.shape[:2]), np.float32)
-        for n, t, k in np.ndindex(values["chosen"].shape):
-            dense[n, t, values["chosen"][n, t, k]] = m[n, t, k]
-        m = dense.reshape(N, L, -1)
-    tops = lambda x: np.asarray(lm.unembed(x).argmax(-1))  # noqa: E731
-    value_K = tops(writes.reshape(-1, writes.shape[-1]))
-    r, y, o = tops(values["before"]), tops(values["raw"]), tops(values["before"] + values["out"])
-    agrees = [[(value_K[m[n, t] > 0] == y[n, t]).any() for t in range(L)] for n in range(N)]
-    expected = {"active": (m > 0).mean(), "composed": 1 - np.mean(agrees), "changes": (o != r).mean()}
-    expected |= {"residual": ((o == r) & (o != y)).mean(), "written": ((o == y) & (o != r)).mean()}
-    expected |= {"both": ((o == r) & (o == y)).mean(), "third": ((o != r) & (o != y)).mean()}
-    for figure, value in expected.items():
-        assert found[figure][number] == pytest.approx(value, abs=1e-6), figure
-    np.testing.assert_array_equal(found[f"{place}/value_tokens"][:, 0], value_K)
-    flat = m.reshape(N * L, -1)
-    best = np.sort(flat, 0)[::-1][:4].T
-    np.testing.assert_allclose(found[f"{place}/coefficients"], best, rtol=1e-4, atol=1e-6)
-    at_KT = found[f"{place}/triggers"]
-    picked = np.where(at_KT >= 0, np.take_along_axis(flat.T, at_KT, 1), 0)
-    np.testing.assert_allclose(picked, np.maximum(best, 0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(at_KT >= 0, found[f"{place}/coefficients"] > 0)
-
-
 def planted(seed: int | None = None) -> LanguageModel:
     """One block whose attention writes zeros. Key i of 24 is the embedding of token i, and its value is that of token i + 1.
     With a seed, all parameters are random."""

@@ -72,6 +72,53 @@ def test_memories_that_agree_on_a_token_that_is_the_first_of_none():
     np.testing.assert_array_equal(found["blocks.0.feed_forward/value_tokens"][:, 0], first)
 
 
+LAST = 18  # tokens 19 and 20 are apart
+
+
+@pytest.mark.parametrize(
+    "layout, gain, share",
+    [
+        ("pre_norm", None, {"written": 1.0}),
+        ("output_norm", "norm_out", {"written": 1.0}),
+        ("peri_norm", "norm_out", {"written": 1.0}),
+        ("post_norm", "norm_post", {"residual": 1.0}),
+        ("all_attention", "norm_post", {"residual": 1.0}),
+    ],
+)
+def test_the_memory_of_a_layout_with_a_planted_gain(layout, gain, share):
+    """Unit or slot i reads token i and writes 5 times token i + 1, and token 20. The gain of an out-norm raises token 20
+    above the others: it is what the layer writes. That of a post-norm prefers earlier tokens: the stream keeps token i."""
+    V, alone = 24, layout == "all_attention"
+    of_memory = {"feed_forward.kind": "relu", "feed_forward.hidden": V}
+    of_memory = {"attention.memory_slots": V, "attention.head_size": V} if alone else of_memory
+    changes = {"layout": layout, "norm": "rms", "norm_epsilon": 1e-30} | of_memory
+    config, params = network({"width": V, "vocab_size": V}, changes)
+    params["embed"]["table"][:] = np.eye(V)
+    block = params["blocks"]["main"]
+    for name, norm in block.items():
+        if "_norm_" in name:
+            norm["gain"][:] = 1.0
+    writes_VD = 5 * np.eye(V)[(np.arange(V) + 1) % V] + np.eye(V)[20]
+    if alone:
+        block["attention"]["query"]["kernel"][0, :, 0] = 100 * np.eye(V)
+        block["attention"]["memory"]["key"][0, :, 0] = np.eye(V)
+        block["attention"]["memory"]["value"][0, :, 0] = writes_VD / np.sqrt(V)
+        block["attention"]["output"]["kernel"][0, 0] = np.eye(V)
+    else:
+        block["feed_forward"]["up"]["kernel"][0] = np.eye(V)
+        block["feed_forward"]["down"]["kernel"][0] = writes_VD
+    if gain == "norm_post":
+        block["attention_norm_post" if alone else "feed_forward_norm_post"]["gain"][0] = 6.0 ** -np.arange(V)
+    elif gain:
+        block["feed_forward_norm_out"]["gain"][0, 20] = 100.0
+    tokens_NL = np.random.default_rng(0).integers(LAST + 1, size=(4, 12))
+    found = analysis.memories(finished(config, params), tokens_NL, top=3).data
+    assert {name: found[name][0] for name in share} == share and found["third"][0] == 0
+    place = found["places"][0]
+    token_K = 20 if gain and gain.endswith("out") else (np.arange(V) + 1) % V
+    np.testing.assert_array_equal(found[f"{place}/value_tokens"][: LAST + 1, 0], np.broadcast_to(token_K, V)[: LAST + 1])
+
+
 def test_the_tuned_lens_undoes_a_change_of_basis(monkeypatch):
     """Layer 1 rotates the stream. The translator of layer 0 learns the rotation; that of layer 1 has nothing to learn."""
     D, V = 12, 40

@@ -37,9 +37,9 @@ def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0), norm=None, record=re
         h = record("hidden", GATED[kind](z) * record("multiplier", x @ up + biases[0]))
         return record("coefficients", h) @ down + biases[2]
     z = record("pre_activation", x @ up + biases[0])
-    h = record("hidden", z * np.exp(z - z.max(-1, keepdims=True)) if norm else PLAIN[kind](z))
+    h = record("hidden", PLAIN[kind](z))
     if norm:  # SoLU without its denominator: a factor per token, which the norm cancels
-        h = norm(h)
+        h = norm(z * np.exp(z - z.max(-1, keepdims=True)))
     return record("coefficients", h) @ down + biases[2]
 
 
@@ -74,7 +74,7 @@ def mixture(p, x_LD, config, segments, max_length):
     free_E = np.full(moe.experts, math.ceil(moe.capacity * moe.top_k * max_length / moe.experts) or len(x_LD))
     top_Lk = record("chosen", np.argsort(-(s_LE + p.get("router_bias", 0)), -1)[:, : moe.top_k])
     gates_Lk = np.take_along_axis(s_LE, top_Lk, -1)
-    gates_Lk = record("gates", gates_Lk / gates_Lk.sum(-1, keepdims=True) if moe.renormalise else gates_Lk)
+    gates_Lk = gates_Lk / gates_Lk.sum(-1, keepdims=True) if moe.renormalise else gates_Lk
     y_LD, chosen_LE = np.zeros_like(x_LD), np.zeros_like(z_LE)
     dropped_Lk, hidden = np.zeros(top_Lk.shape, bool), []
     for t in range(len(x_LD)):
@@ -82,10 +82,12 @@ def mixture(p, x_LD, config, segments, max_length):
             hidden.append({})
             y_D = expert(p["experts"], e, moe.expert, x_LD[t], hidden[-1])
             dropped_Lk[t, k] = free_E[e] <= 0
-            y_LD[t] += 0 if dropped_Lk[t, k] else gates_Lk[t, k] * y_D
+            gates_Lk[t, k] *= not dropped_Lk[t, k]
+            y_LD[t] += gates_Lk[t, k] * y_D
             free_E[e] -= real[t]
             chosen_LE[t, e] = 1 / moe.top_k
     record("dropped", dropped_Lk)
+    record("gates", gates_Lk)
     for name in hidden[0]:
         record(name, np.stack([each[name] for each in hidden]).reshape(*top_Lk.shape, -1))
     if moe.shared:

@@ -46,17 +46,22 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
         losses.update(more)
         return y
 
-    def norm(site):
-        name, place = site.rsplit("_", 1)
-        own = getattr(config.norms, site)
-        epsilon = config.norm_epsilon if own.epsilon is None else own.epsilon
-        at = replace(config, norm_epsilon=epsilon)
-        return lambda x: norm_of(own.kind or config.norm, p.get(f"{name}_norm_{place}", {}), x, at)
+    def norm(name):
+        kind, own, options = site(config, p, name)
+        return lambda x: norm_of(kind, own, x, options)
 
-    norms = {site: norm(site) for site in vars(config.norms)}
+    norms = {name: norm(name) for name in vars(config.norms)}
     parts = Part("attention", attend), Part("feed_forward", feed)
     x_LD = LAYOUTS[config.layout](x_LD, *parts, norms, p, model_config.depth)
     return x_LD, parts, losses
+
+
+def site(config, p, name):
+    """The kind, the parameters and the options of the norm at a site of a block, such as 'attention_post'."""
+    sublayer, place = name.rsplit("_", 1)
+    own = getattr(config.norms, name)
+    epsilon = config.norm_epsilon if own.epsilon is None else own.epsilon
+    return own.kind or config.norm, p.get(f"{sublayer}_norm_{place}", {}), replace(config, norm_epsilon=epsilon)
 
 
 def layer_order(config):

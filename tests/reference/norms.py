@@ -75,3 +75,14 @@ NORMS = {
 def norm_of(kind, p, x, block):
     """Norms x with the options of `block`. p: the parameters of the norm."""
     return NORMS[kind](p, x, block.norm_epsilon, block.norm_offset)
+
+
+def frozen(kind, p, block, at, x):
+    """The norm as the linear map that it is at the value `at`, of x: norm(at) = frozen(at) + norm(0)."""
+    if kind in ("dyt", "derf"):
+        return x * (norm_of(kind, p, at, block) - norm_of(kind, p, np.zeros_like(at), block)) / at
+    if kind == "none":
+        return x
+    centred = (lambda v: v - v.mean(-1, keepdims=True)) if kind in ("layer", "project") else (lambda v: v)
+    size = 1.0 if kind == "project" else np.sqrt((centred(at) ** 2).mean(-1, keepdims=True) + block.norm_epsilon)
+    return centred(x) / size * (p["gain"] + block.norm_offset if "gain" in p else 1)

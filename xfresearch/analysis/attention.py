@@ -31,7 +31,7 @@ import numpy as np
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated, rows
+from xfresearch.analysis.running import ROWS, about, by_layer, measure, repeated, rows, wide
 from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
 from xfresearch.models import layers
 from xfresearch.models.mixers.softmax.config import longest
@@ -117,7 +117,7 @@ def statistics(values: dict, sink: bool) -> dict:
     """{name: [B, H]} of one layer's weights; see the top of the file. sink: whether the last coefficient is a sink's."""
     if "attention.weights" not in values or values["attention.weights"].ndim != 4:
         return {}
-    w_BHLS = values["attention.weights"].astype(jnp.float32)
+    w_BHLS = wide(values["attention.weights"])
     m_BHLM = values.get("attention.sink_weight", values.get("attention.coefficients"))
     length = w_BHLS.shape[2]
     distance_LS = jnp.arange(length)[:, None] - jnp.arange(length)
@@ -129,7 +129,7 @@ def statistics(values: dict, sink: bool) -> dict:
     }
     all_BHLX = w_BHLS
     if m_BHLM is not None and m_BHLM.ndim == 4:
-        m_BHLM = m_BHLM.astype(jnp.float32)
+        m_BHLM = wide(m_BHLM)
         all_BHLX = jnp.concatenate([w_BHLS, m_BHLM], -1)
         of_slots = m_BHLM[..., :-1] if sink else m_BHLM
         found |= {"sink": m_BHLM[:, :, 1:, -1].mean(-1)} if sink else {}
@@ -141,12 +141,12 @@ def statistics(values: dict, sink: bool) -> dict:
 
 def _own_value(values: dict) -> dict:
     """{"own_value": [B, H]}: the cosine of each head's output and the value of its own token."""
-    o_BLHV, v_BLGV = (values[f"attention.{site}"].astype(jnp.float32) for site in ("heads", "value"))
+    o_BLHV, v_BLGV = (wide(values[f"attention.{site}"]) for site in ("heads", "value"))
     if v_BLGV.shape[-1] != o_BLHV.shape[-1]:
         return {}
     v_BLHV = jnp.repeat(v_BLGV, o_BLHV.shape[2] // v_BLGV.shape[2], 2)
     norms = jnp.linalg.norm(o_BLHV, axis=-1) * jnp.linalg.norm(v_BLHV, axis=-1)
-    cosines_BLH = (o_BLHV * v_BLHV).sum(-1) / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)
+    cosines_BLH = (o_BLHV * v_BLHV).sum(-1) / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny)
     return {"own_value": cosines_BLH[:, 1:].mean(1)}
 
 
@@ -157,7 +157,7 @@ def statistics_of(sink: bool):
 
     def all_of(values: dict) -> dict:
         found = statistics(values, sink)
-        return found and found | {"received": values["attention.weights"][:, :, 1:].astype(jnp.float32).mean(2)}
+        return found and found | {"received": wide(values["attention.weights"][:, :, 1:]).mean(2)}
 
     return all_of
 
@@ -172,7 +172,7 @@ def repetition(values: dict, half: int) -> dict:
     """{name: [B, H]}: weights on the last occurrence of the current token, and on the token after it."""
     if "attention.weights" not in values or values["attention.weights"].ndim != 4:
         return {}
-    w_BHLS = values["attention.weights"].astype(jnp.float32)
+    w_BHLS = wide(values["attention.weights"])
     second = np.arange(half, 2 * half)
     return {
         "induction": w_BHLS[:, :, second, second - half + 1].mean(-1),

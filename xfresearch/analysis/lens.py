@@ -101,7 +101,7 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
         own_BL = jnp.take_along_axis(log_p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]
         return {
             "loss": -own_BL.mean(1),
-            "agreement": (log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).mean(1),
+            "agreement": (log_p_BLV.argmax(-1) == final_BLV.argmax(-1)).mean(1, dtype=final_BLV.dtype),
             "divergence": (jnp.exp(final_BLV) * (final_BLV - log_p_BLV)).sum(-1).mean(1),
             "token": log_p_BLV.argmax(-1),
             "probability": jnp.exp(log_p_BLV.max(-1)),

@@ -1,7 +1,7 @@
 """The feed-forward layer as a memory (Geva et al. 2021), and with it experts and the persistent slots of attention.
 
-A memory is y = sum_i m_i v_i with coefficients m_i of keys k_i (coefficients.py). Over a corpus, with r, the stream before the
-layer, y, what the layer adds to it, and o, the stream after the layer:
+A memory is y = sum_i m_i v_i with coefficients m_i of keys k_i (coefficients.py). Over a corpus, with the stream r before
+the layer, y, which the layer adds to it, and the stream o after the layer:
 
     triggers     of each key, the tokens (ends of prefixes) with the t largest coefficients, as far as these are above 0: a
                  key that no token activates has none
@@ -16,8 +16,8 @@ layer, y, what the layer adds to it, and o, the stream after the layer:
 Triggers are those of all rows; the last three figures are of the first 16 rows. A vector's most likely token is that of the
 final norm and the output head, as in the logit lens. y is all that the sublayer adds, after its own norm (peri_norm,
 output_norm) and gain, and v_i is as well, with that norm as the linear map that it is at v_i: with slots, y includes what
-attention reads from tokens. o is after a norm of the sum (post_norm, all_attention). r is the stream, as the paper defines it;
-its released code compares the values with the output o instead of y.
+attention reads from tokens. o is after a norm of the sum (post_norm, all_attention). r is the stream, as the paper defines
+it; its released code compares the values with the output o instead of y.
 """
 
 from collections.abc import Iterator
@@ -122,14 +122,16 @@ def memories(lm, data=None, count: int = ROWS, length: int = 0, top: int = TOP, 
 def _update(state: dict, place: str, m_TK, first: int) -> None:
     """Merges the coefficients of T tokens, the first of which has the number `first`, into the triggers of a memory."""
     best = {name: jnp.asarray(state[f"{place}/{name}"]) for name in ("values", "at") if f"{place}/{name}" in state}
-    best = update(best or empty(m_TK.shape[1], int(state["top"])), m_TK, first)
+    wide = jnp.promote_types(m_TK.dtype, jnp.float32)
+    best = update(best or empty(m_TK.shape[1], int(state["top"]), wide), m_TK, first)
     state |= {f"{place}/{name}": value for name, value in best.items()}
 
 
 @partial(jax.jit, static_argnums=0)
 def _values(model: ModelConfig, params: dict, tokens_BL) -> dict:
     """{memory: {m [B, L, K], and of its sublayer before, out, residual [B, L, D]}}."""
-    wanted = {place: [f"{written_by(place)}.{value}" for value in ("before", "out", "residual")] for place in memories_of(model)}
+    stream = ("before", "out", "residual")
+    wanted = {place: [f"{written_by(place)}.{value}" for value in stream] for place in memories_of(model)}
     names = [name for place, found in wanted.items() for name in (*sites(model, place), *found)]
     values = captured(model, forward(model, params, tokens_BL, request(model, names))[1].captures, names)
     return {
@@ -160,21 +162,25 @@ def _composition(model: ModelConfig, refines: bool, params: dict, found: dict, v
     """{figure: [B]} of one batch in one memory. Without `refines`, the figures of the stream are NaN."""
     lm = transformer.bind(model, params)
 
+    def wide(x):
+        return x.astype(jnp.promote_types(found["out"].dtype, jnp.float32))
+
     def likeliest(x_BLD):
         return lm.logits(lm.final_norm(x_BLD)).argmax(-1)
 
     active_BLK = found["m"] > 0
     r, y, o = (likeliest(found[name]) for name in ("before", "out", "residual"))
     agrees_BL = (active_BLK & (value_token_K == y[..., None])).any(-1)
-    figures = {
-        "active": active_BLK.mean((1, 2)),
-        "composed": (~agrees_BL).mean(1),
-        "residual": ((o == r) & (o != y)).mean(1),
-        "written": ((o == y) & (o != r)).mean(1),
-        "both": ((o == r) & (o == y)).mean(1),
-        "third": ((o != r) & (o != y)).mean(1),
+    counted = {
+        "active": active_BLK,
+        "composed": ~agrees_BL,
+        "residual": (o == r) & (o != y),
+        "written": (o == y) & (o != r),
+        "both": (o == r) & (o == y),
+        "third": (o != r) & (o != y),
+        "changes": o != r,
     }
-    figures |= {"changes": (o != r).mean(1)}
+    figures = {name: wide(where).reshape(len(o), -1).mean(1) for name, where in counted.items()}
     of_stream = {} if refines else {name: jnp.full(len(o), jnp.nan) for name in (*PARTS, "changes")}
     return figures | of_stream
 

@@ -12,12 +12,11 @@ LayerNorm is x -> sqrt(D) P x / |P x| with P = I - 1 1^T / D, then a gain and a 
 Equal vectors of a row are one vector. In D dimensions, at most D + 1 vectors in general position hide none.
 """
 
-import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.running import about, by_layer, measure, rows
+from xfresearch.analysis.running import about, by_layer, measure, rows, wide
 from xfresearch.analysis.selectable import selectable
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
@@ -71,11 +70,11 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
 
 
 def vectors(values: dict) -> dict:
-    """The inputs and keys of a layer with keys, in float32."""
+    """The inputs and keys of a layer with keys, in float32 or wider."""
     if "attention.key" not in values:
         return {}
     names = {site: f"attention.{site}" for site in SITES}
-    return {site: values[name].astype(jnp.float32) for site, name in names.items() if name in values}
+    return {site: wide(values[name]) for site, name in names.items() if name in values}
 
 
 def _of_layer(lm, number: int, values: dict) -> dict[str, np.ndarray]:

@@ -15,12 +15,11 @@ Mass, entropy and margin are those of the statistics of training (models/feed_fo
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
-from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows
+from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows, wide
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig, mixtures
 from xfresearch.statistics import mean_interval, mean_of_known
@@ -87,7 +86,7 @@ def choices(values: dict) -> dict:
     """The choices of a layer with experts that tokens choose, and what their figures need."""
     if "feed_forward.chosen" not in values:
         return {}
-    scores_BLE = values["feed_forward.router_probabilities"].astype(jnp.float32)
+    scores_BLE = wide(values["feed_forward.router_probabilities"])
     p_BLE = scores_BLE / scores_BLE.sum(-1, keepdims=True)
     entropy_BL = -jax.scipy.special.xlogy(p_BLE, p_BLE).sum(-1)
     found = {"chosen": values["feed_forward.chosen"], "scores": scores_BLE, "entropy": entropy_BL}
@@ -98,7 +97,7 @@ def biases(lm) -> dict[int, np.ndarray]:
     """{layer: [E]}: what the choice of each layer with experts adds to the scores; 0 without balance='bias'."""
     of_stack = {name: block.get("feed_forward", {}).get("router_bias") for name, block in lm.params["blocks"].items()}
     found = {layer.number: (of_stack[layer.stack], layer.index) for layer in layers.layers(lm.config)}
-    return {number: np.float32(0) if b is None else np.asarray(b[at], np.float32) for number, (b, at) in found.items()}
+    return {number: np.float32(0) if b is None else np.asarray(b[at]) for number, (b, at) in found.items()}
 
 
 def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.data.labels import has_labels, open_data_set
@@ -74,6 +75,11 @@ def measure(
         name: {number: np.concatenate(found)[: len(tokens_NL)] for number, found in by_layer.items()}
         for name, by_layer in parts.items()
     }
+
+
+def wide(x):
+    """x in float32, or wider if it is."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def taps_of(model: ModelConfig, pattern: str) -> list[str]:
