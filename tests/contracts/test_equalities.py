@@ -23,7 +23,7 @@ from tests.contracts.variants import (
     tokens_for,
 )
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 
 CHUNKS = [(5, 1, 1, 1), (1, 5, 1, 1)]  # few sizes: each is compiled anew
@@ -92,14 +92,14 @@ def decode(config, params, tokens_BL, chunks, step) -> jax.Array:
     return jnp.concatenate(pieces, 1)
 
 
-def decoding_step(config, layers="unroll"):
+def decoding_step(config):
     """A compiled pass over a chunk of tokens: (params, tokens_BC, position of the first, caches) -> logits_BCV, caches."""
 
     @jax.jit
     def step(params, tokens_BC, start, caches):
         model = transformer.bind(config, params)
         positions_BC = jnp.broadcast_to(start + jnp.arange(tokens_BC.shape[1]), tokens_BC.shape)
-        out = model(tokens_BC, Context(positions_BC, cache_index=start), caches, layers=layers)
+        out = model(tokens_BC, Context(positions_BC, cache_index=start), caches)
         return model.logits(out.hidden_BLD), out.caches
 
     return step
@@ -109,8 +109,9 @@ def test_cached_decoding_equals_the_full_pass(variant):
     config, params, tokens_BL = variant
     logits = jax.jit(lambda params: forward(config, params, tokens_BL)[0])(params)
     step = decoding_step(config)  # compiled once for each size of chunk
+    apart = layers.apart(config, params)
     for chunks in CHUNKS:
-        assert relative_error(decode(config, params, tokens_BL, chunks, step), logits) < TOLERANCE["float64"], chunks
+        assert relative_error(decode(config, apart, tokens_BL, chunks, step), logits) < TOLERANCE["float64"], chunks
 
 
 @pytest.mark.parametrize("name", KINDS_OF_ATTENTION)
@@ -122,14 +123,14 @@ def test_padding_before_a_prompt_changes_nothing(name, x64):
     logits, _ = forward(config, params, tokens_BL)
     padded_BL = np.pad(tokens_BL, ((0, 0), (PADDING, 0)))
     segments_BL = np.broadcast_to(np.arange(PADDING + LENGTH) >= PADDING, padded_BL.shape).astype(np.int32)
-    model = transformer.bind(config, params)
+    model = transformer.bind(config, layers.apart(config, params))
     pieces = []
     caches = model.init_caches(BATCH, PADDING + LENGTH)
     for part in (slice(0, -1), slice(-1, None)):
         positions_BL = np.maximum(np.cumsum(segments_BL, 1) - 1, 0)[:, part]
         start = PADDING + LENGTH - 1 if part.start else 0
         ctx = Context(positions_BL, segments_BL[:, part], cache_index=start, cache_segments_BS=segments_BL)
-        out = model(padded_BL[:, part], ctx, caches, layers="unroll")
+        out = model(padded_BL[:, part], ctx, caches)
         pieces.append(model.logits(out.hidden_BLD))
         caches = out.caches
     found = jnp.concatenate(pieces, 1)[:, PADDING:]
@@ -141,5 +142,5 @@ def test_scanned_cached_decoding_equals_the_full_pass(x64):
     params = random_params(config)
     tokens_BL = tokens_for(config)
     logits, _ = forward(config, params, tokens_BL)
-    decoded = decode(config, params, tokens_BL, (LENGTH - 1, 1), decoding_step(config, layers="scan"))
+    decoded = decode(config, params, tokens_BL, (LENGTH - 1, 1), decoding_step(config))
     assert relative_error(decoded, logits) < TOLERANCE["float64"]

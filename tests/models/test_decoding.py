@@ -72,13 +72,12 @@ def test_cached_logits_equal_uncached_ones(name, layers, x64):
 def check_cached_logits(config, layers):
     """Asserts that cached logits of left-padded prompts and four more tokens equal a full pass over each text alone."""
     params = random_params(config)
+    read = decoding.taken_apart(config, params) if layers == "unroll" else params
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
     keys_B = decoding.row_keys(PROMPTS, 0)
-    state = decoding.prefill(config, layers, 24, params, tokens_BP, segments_BP, keys_B)
+    state = decoding.prefill(config, 24, read, tokens_BP, segments_BP, keys_B)
     texts = [list(prompt) for prompt in PROMPTS]
-    advance = jax.jit(
-        lambda state, token_B: decoding.advance(transformer.bind(config, params), layers, state, token_B, -1)
-    )
+    advance = jax.jit(lambda state, token_B: decoding.advance(transformer.bind(config, read), state, token_B, -1))
     seen = [state["logits"]]
     for step in range(4):
         token_B = jnp.array([(5 * step + row) % config.vocab_size for row in range(len(texts))], jnp.int32)
@@ -156,8 +155,8 @@ def test_decoding_stops_when_every_text_has_ended():
     chunks = list(decoding.generate(config, params, [[1]], 1000, GREEDY, stops=(end,)))
     assert chunks == [[[]]]
     tokens_BP, segments_BP = decoding.pad_left([[1]])
-    state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
-    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, "scan", None), params, state, 9)
+    state = decoding.prefill(config, 64, params, tokens_BP, segments_BP, decoding.row_keys([[1]], 0))
+    state, _ = decoding.decode_chunk((config, GREEDY, (end,), config.vocab_size, None), params, state, 9)
     assert int(state["drawn"]) == 1
 
 
@@ -171,13 +170,13 @@ def test_a_step_reads_memory_only_from_the_cache():
     config = config_of("all_attention, learned")
     params = random_params(config)
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
-    state = decoding.prefill(config, "scan", 24, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
+    state = decoding.prefill(config, 24, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
     poisoned = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * jnp.nan if "memory" in jax.tree_util.keystr(path) else leaf, params
     )
     assert any(np.isnan(leaf).any() for leaf in jax.tree.leaves(poisoned))
     token_B = jnp.array([1, 2, 3], jnp.int32)
-    after = [decoding.advance(transformer.bind(config, p), "scan", state, token_B, -1) for p in (params, poisoned)]
+    after = [decoding.advance(transformer.bind(config, p), state, token_B, -1) for p in (params, poisoned)]
     np.testing.assert_array_equal(after[0]["logits"], after[1]["logits"])
 
 
@@ -185,9 +184,9 @@ def test_the_cache_is_donated():
     config = config_of("all_attention, learned")
     params = random_params(config)
     tokens_BP, segments_BP = decoding.pad_left(PROMPTS)
-    state = decoding.prefill(config, "scan", 64, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
+    state = decoding.prefill(config, 64, params, tokens_BP, segments_BP, decoding.row_keys(PROMPTS, 0))
     caches = jax.tree.leaves(state["caches"])
-    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, "scan", None), params, state, 3)
+    decoding.decode_chunk((config, GREEDY, -1, config.vocab_size, None), params, state, 3)
     assert all(cache.is_deleted() for cache in caches)
 
 

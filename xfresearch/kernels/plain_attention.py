@@ -51,8 +51,9 @@ def scores(q_BLHK, k):
     B, L, H, K = q_BLHK.shape
     S, G = k.shape[-3:-1]
     q_BGNK = q_BLHK.transpose(0, 2, 1, 3).reshape(B, G, -1, K)
-    product = "BGNK,BSGK->BGNS" if k.ndim == 4 else "BGNK,SGK->BGNS"
-    return jnp.einsum(product, q_BGNK, k, preferred_element_type=softmax_dtype(k)).reshape(B, H, L, S) / math.sqrt(K)
+    product = "BGNK,BGSK->BGNS" if k.ndim == 4 else "BGNK,GSK->BGNS"
+    logits = jnp.einsum(product, q_BGNK, k.swapaxes(-3, -2), preferred_element_type=softmax_dtype(k))
+    return logits.reshape(B, H, L, S) / math.sqrt(K)
 
 
 def mix(w_BHLS, v):

@@ -5,10 +5,15 @@ cache. Padding is segment 0, to which no token of a prompt attends. Positions co
 A jitted call generates up to CHUNK tokens. The cache is donated to it, and the host only sees chunks. The cache also
 holds the slots in the form that attention reads, so that a step never reads their parameters.
 
+A step of a small batch takes as long as reading the parameters. So where layers are unrolled, `generate` first takes them
+apart, into copies that live as long as it does: a step that reads stacks would copy each layer out of them. Each layer has
+its own cache then, which a step changes in place.
+
 The output of a prompt does not depend on the other prompts: its random keys are made from the seed, the prompt, the
 number of equal prompts before it, and the number of the token.
 """
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,11 +27,12 @@ from jax.sharding import NamedSharding
 
 from xfresearch.errors import require
 from xfresearch.kernels.defaults import fast_layers
-from xfresearch.models import transformer
+from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.taps import NO_TAPS, Request
+from xfresearch.sharding.devices import memory
 from xfresearch.sharding.partition import activation_spec, constrain
 
 CHUNK = 16  # tokens per jitted call: few enough to stream, enough to hide the overhead of the call
@@ -56,9 +62,10 @@ def generate(
     if mesh is not None:
         tokens_BP, segments_BP, keys_B = shard_rows(mesh, tokens_BP, segments_BP, keys_B)
     length = _round_up(tokens_BP.shape[1] + max_new_tokens, 64)
-    layers = fast_layers(model.depth, mesh).name
-    settings = (model, sampling, stops, vocab_size or model.vocab_size, layers, mesh)
-    state = prefill(model, settings[4], length, params, tokens_BP, segments_BP, keys_B, mesh, taps)
+    settings = (model, sampling, stops, vocab_size or model.vocab_size, mesh)
+    if fast_layers(model.depth, mesh).name == "unroll" and has_room(params, mesh):
+        params = taken_apart(model, params)
+    state = prefill(model, length, params, tokens_BP, segments_BP, keys_B, mesh, taps)
     ended = [False] * len(prompts)
     while max_new_tokens > 0 and not all(ended):
         count = min(CHUNK, max_new_tokens)
@@ -106,9 +113,26 @@ def shard_rows(mesh, tokens_BP, segments_BP, keys_B) -> tuple:
     return shard(tokens_BP), shard(segments_BP), keys_B
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 7))
+def has_room(params: dict, mesh=None) -> bool:
+    """Whether a copy of the parameters leaves a quarter of the device's memory, if that is known."""
+
+    def held(leaf) -> int:
+        shape = leaf.sharding.shard_shape(leaf.shape) if isinstance(leaf, jax.Array) else leaf.shape
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    known = memory(mesh)
+    return not known or 2 * sum(map(held, jax.tree.leaves(params))) <= 3 / 4 * known
+
+
+@partial(jax.jit, static_argnums=0)
+def taken_apart(model: ModelConfig, params: dict) -> dict:
+    """`layers.apart`, compiled."""
+    return layers.apart(model, params)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 6))
 def prefill(
-    model: ModelConfig, layers: str, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS
+    model: ModelConfig, length: int, params, tokens_BP, segments_BP, keys_B, mesh=None, taps=NO_TAPS
 ) -> dict:
     """The decoding state after the prompts, with caches for `length` tokens per row."""
     B, P = tokens_BP.shape
@@ -116,7 +140,7 @@ def prefill(
     positions_BP = jnp.maximum(jnp.cumsum(segments_BP, 1) - 1, 0)
     segments_BS = jnp.pad(segments_BP, ((0, 0), (0, length - P)), constant_values=1)
     ctx = Context(positions_BP, segments_BP, cache_segments_BS=segments_BS, mesh=mesh)
-    out = lm(tokens_BP, ctx, lm.init_caches(B, length), layers=layers, taps=taps)
+    out = lm(tokens_BP, ctx, lm.init_caches(B, length), taps=taps)
     return {
         "caches": out.caches,
         "segments": segments_BS,
@@ -133,7 +157,7 @@ def prefill(
 def decode_chunk(settings: tuple, params, state: dict, count, taps: Request = NO_TAPS) -> tuple[dict, jax.Array]:
     """The state and the tokens [B, CHUNK] after `count` (at most CHUNK) more tokens per row. It stops early once every
     row has ended."""
-    model, sampling, stops, vocab_size, layers, mesh = settings
+    model, sampling, stops, vocab_size, mesh = settings
     lm = transformer.bind(model, params)
 
     def unfinished(carry):
@@ -144,14 +168,14 @@ def decode_chunk(settings: tuple, params, state: dict, count, taps: Request = NO
         done, state, tokens_BC = carry
         keys_B = jax.vmap(jax.random.fold_in, (0, None))(state["keys"], state["drawn"])
         token_B = draw(state["logits"][:, :vocab_size], keys_B, sampling)
-        return done + 1, advance(lm, layers, state, token_B, stops, mesh, taps), tokens_BC.at[:, done].set(token_B)
+        return done + 1, advance(lm, state, token_B, stops, mesh, taps), tokens_BC.at[:, done].set(token_B)
 
     tokens_BC = jnp.zeros((state["ended"].shape[0], CHUNK), jnp.int32)
     _, state, tokens_BC = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, tokens_BC))
     return state, constrain(mesh, tokens_BC, "NN")  # replicated, because every process reads all rows
 
 
-def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=None, taps=NO_TAPS) -> dict:
+def advance(lm, state: dict, token_B, stops: tuple[int, ...], mesh=None, taps=NO_TAPS) -> dict:
     """The state after each row has read one more token."""
     segments_B1 = jnp.ones_like(token_B)[:, None]
     ctx = Context(
@@ -161,7 +185,7 @@ def advance(lm, layers: str, state: dict, token_B, stops: tuple[int, ...], mesh=
         cache_segments_BS=state["segments"],
         mesh=mesh,
     )
-    out = lm(token_B[:, None], ctx, state["caches"], layers=layers, taps=taps)
+    out = lm(token_B[:, None], ctx, state["caches"], taps=taps)
     return state | {
         "caches": out.caches,
         "index": state["index"] + 1,

@@ -98,6 +98,21 @@ def put_leaf(model, params: dict, number: int, path: tuple[str, ...], value) -> 
     return params | {"blocks": params["blocks"] | {at.stack: put_in(params["blocks"][at.stack], path)}}
 
 
+def apart(model, params: dict) -> dict:
+    """`params` with the layers of each stack apart: {number in the stack: its parameters}. These are copies of the arrays.
+
+    A program that reads the stacks copies each layer out of them before its products. One that runs many times, such as
+    the decoding of a token, is given copies.
+    """
+    blocks = {place.name: unstack(params["blocks"][place.name], place.repeats) for place in stacks(model)}
+    return params | {"blocks": {name: dict(enumerate(each)) for name, each in blocks.items()}}
+
+
+def are_apart(params: dict) -> bool:
+    """Whether `apart` made the parameters."""
+    return any(0 in of_layers for of_layers in params.get("blocks", {}).values())
+
+
 def stack(trees: list):
     """Stacks the trees of several layers into one tree, with the dimension N in front."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -202,6 +202,17 @@ def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
     return nnx.Dict(found)
 
 
+def take_apart(stack: StackConfig, blocks) -> nnx.Dict:
+    """The blocks of each stack as a list of single layers."""
+    return nnx.Dict(
+        {place.name: nnx.List(layers.unstack(blocks[place.name], place.repeats)) for place in layers.stacks(stack)}
+    )
+
+
+def are_apart(blocks) -> bool:
+    return any(isinstance(each, nnx.List) for each in blocks.values())
+
+
 class Pass(NamedTuple):
     """The results of a pass through the blocks, besides the stream."""
 
@@ -249,11 +260,15 @@ def scan(stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat
 def unroll(
     stack: StackConfig, blocks, stream: Stream, ctx: Context, caches, remat, taps: Request
 ) -> tuple[Stream, Pass]:
-    """Like `scan`, but each layer is compiled separately."""
+    """Like `scan`, but each layer is compiled separately, and its cache is an array of its own: {stack: caches of the
+    layers}. Blocks may be apart, too (`layers.apart`)."""
     all_stacks = layers.stacks(stack)
-    single = {place.name: layers.unstack(blocks[place.name], place.repeats) for place in all_stacks}
-    cached = {place.name: caches and layers.unstack(caches[place.name], place.repeats) for place in all_stacks}
+    single = {
+        place.name: blocks[place.name] if are_apart(blocks) else layers.unstack(blocks[place.name], place.repeats)
+        for place in all_stacks
+    }
     of_layers = {place.name: [] for place in all_stacks}
+    new_caches = {place.name: [] for place in all_stacks}
     losses, sites = {}, {}
     for layer in layers.layers(stack):
 
@@ -265,16 +280,17 @@ def unroll(
             sites[layer.stack] = list(values)
             return stream, cache, aux, values
 
-        cache = caches and cached[layer.stack][layer.index]
+        cache = caches and caches[layer.stack][layer.index]
         stream, cache, aux, values = remat(call)(single[layer.stack][layer.index], stream, cache)
-        of_layers[layer.stack].append((cache, aux.statistics, values))
+        new_caches[layer.stack].append(cache)
+        of_layers[layer.stack].append((aux.statistics, values))
         losses = add_losses(losses, aux.losses)
     stacked = {name: layers.stack(trees) for name, trees in of_layers.items()}
     return stream, Pass(
-        {name: cache for name, (cache, _, _) in stacked.items()} if caches else None,
+        new_caches if caches else None,
         losses,
-        {name: statistics for name, (_, statistics, _) in stacked.items()},
-        {name: {site: values[site] for site in sites[name]} for name, (_, _, values) in stacked.items()},
+        {name: statistics for name, (statistics, _) in stacked.items()},
+        {name: {site: values[site] for site in sites[name]} for name, (_, values) in stacked.items()},
     )
 
 

@@ -19,7 +19,7 @@ from xfresearch.models import stack
 from xfresearch.models.block import Stream
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.layers import stacks
+from xfresearch.models.layers import are_apart, stacks
 from xfresearch.models.linear import Bias
 from xfresearch.models.model_config import ModelConfig, position_rows
 from xfresearch.models.norms import Norm
@@ -65,12 +65,12 @@ class Transformer(nnx.Module):
     def __call__(
         self, tokens_BL, ctx: Context, caches=None, layers: str = "scan", remat: str = "none", taps: Request = NO_TAPS
     ) -> Output:
-        """The final hidden states. `layers` is 'scan' or 'unroll', with the same result. `taps` are the values to record
-        and to change."""
+        """The final hidden states. `layers` is 'scan' or 'unroll', with the same result; layers that are apart are
+        unrolled. `taps` are the values to record and to change."""
         outside = taps.outside()
         ctx = replace(ctx, taps=outside, shared=self.shared.values())
         x_BLD = ctx.tap("embed", ctx.shard(self.embedded(tokens_BL, ctx), "BLD"))
-        run_blocks = stack.unroll if layers == "unroll" else stack.scan
+        run_blocks = stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
         stream = Stream(x_BLD, x_BLD if stack.has_dual(self.config) else None)
         stream, found = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
         hidden_BLD = ctx.tap("final", self.end(stream))
@@ -109,9 +109,11 @@ class Transformer(nnx.Module):
         return self.logit_head().logits(hidden_BLD)
 
     def init_caches(self, batch: int, length: int) -> dict:
-        """Empty caches to decode up to `length` tokens of `batch` sequences, stacked like the parameters."""
+        """Empty caches to decode up to `length` tokens of `batch` sequences, stacked or apart like the parameters."""
         allowed = "True to decode: the model reads each token before the next one is known"
         require(self.config.causal, "model.causal", False, allowed)
+        if stack.are_apart(self.blocks):
+            return {name: [block.init_cache(batch, length) for block in each] for name, each in self.blocks.items()}
         make = jax.vmap(lambda block: block.init_cache(batch, length))
         return {name: make(layers) for name, layers in self.blocks.items()}
 
@@ -137,14 +139,21 @@ def abstract(model: ModelConfig) -> dict:
     return nnx.to_pure_dict(_split(model)[1])
 
 
-def _split(model: ModelConfig):
-    return _traced(model, jax.config.jax_enable_x64)
+def _split(model: ModelConfig, apart: bool = False):
+    return _traced(model, apart, jax.config.jax_enable_x64)
 
 
 @cache
-def _traced(model: ModelConfig, x64: bool):
+def _traced(model: ModelConfig, apart: bool, x64: bool):
     """The graph and the abstract state of a model. `x64` is JAX's setting, on which float64 parameters depend."""
-    return nnx.split(nnx.eval_shape(lambda: Transformer(model, Rngs(jax.random.key(0)))))
+
+    def make():
+        lm = Transformer(model, Rngs(jax.random.key(0)))
+        if apart:
+            lm.blocks = stack.take_apart(model, lm.blocks)
+        return lm
+
+    return nnx.split(nnx.eval_shape(make))
 
 
 def axes(model: ModelConfig) -> dict:
@@ -159,8 +168,9 @@ def axes(model: ModelConfig) -> dict:
 
 
 def bind(model: ModelConfig, params: dict) -> Transformer:
-    """The model with the parameters `params`. Under jit this only happens during tracing, so it is cheap."""
-    return with_params(_split(model), params)
+    """The model with the parameters `params`, whose layers are stacked or apart (`layers.apart`). Under jit this only
+    happens during tracing, so it is cheap."""
+    return with_params(_split(model, are_apart(params)), params)
 
 
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:

@@ -27,7 +27,7 @@ from xfresearch.kernels.masks import Mask
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
-from xfresearch.models.mixers.softmax.attention import extended
+from xfresearch.models.mixers import key_values
 from xfresearch.models.mixers.softmax.config import HEAD_OPTIONS, check_rope, heads_in_words, with_sizes
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.mixers.softmax.rope import rotate
@@ -97,9 +97,9 @@ class DifferentialAttention(SublayerModule):
         v_BLGV = ctx.shard(ctx.tap("value", self.value(x_BLD, ctx)), "BLGK")
         k_segments_BS = ctx.segments_BL
         if cache is not None:
-            cache = extended(cache, k_BLGK, v_BLGV, ctx.cache_index)
-            k_BLGK = cache["key"]
-            v_BLGV = cache["value"]
+            new = k_BLGK, v_BLGV
+            cache = key_values.extended(cache, *new, ctx.cache_index)
+            k_BLGK, v_BLGV = key_values.read(cache, *new)
             k_segments_BS = ctx.cache_segments_BS
         tapped = ctx.wants("weights")  # only the plain kernel holds the weights of all keys
         maps_BLHV = attention(  # 2 H query heads, 2 G key heads and G value heads
@@ -146,8 +146,7 @@ class DifferentialAttention(SublayerModule):
     def init_cache(self, batch: int, length: int) -> dict:
         G = self.options.kv_heads
         K = self.options.head_size
-        shapes = {"key": (2 * G, K), "value": (G, 2 * K)}
-        return {name: jnp.zeros((batch, length, *shape), self.dtype) for name, shape in shapes.items()}
+        return key_values.empty({"key": (2 * G, K), "value": (G, 2 * K)}, batch, length, self.dtype)
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:

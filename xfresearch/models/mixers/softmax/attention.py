@@ -34,6 +34,7 @@ from xfresearch.kernels.masks import Mask, Shaping
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.linear import Linear, Shape
+from xfresearch.models.mixers import key_values
 from xfresearch.models.mixers.memory import HeadSlots, WideSlots, slot_heads, softmax_slots, wide_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.logit_bias import AdaptiveSpan, logit_bias, relative_flops, shared_tables
@@ -133,8 +134,8 @@ class Attention(SublayerModule):
                 raise UserError(
                     "generate cannot replace the key or the value with attention.value='key': the cache has them once"
                 )
-            cache = extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
-            k_BSGK, v_BSGV = cache["key"], cache.get("value", cache["key"])
+            cache = key_values.extended(cache, p.k_BLGK, p.v_BLGV, ctx.cache_index)
+            k_BSGK, v_BSGV = key_values.read(cache, p.k_BLGK, p.v_BLGV)
             k_segments_BS = ctx.cache_segments_BS
         mask = self._mask(ctx)
         # Slots of the model's width have the tap of coefficients, and the kernel's memory is then a sink alone.
@@ -200,10 +201,7 @@ class Attention(SublayerModule):
 
     def init_cache(self, batch: int, length: int) -> dict:
         """An empty cache for `length` tokens of each of `batch` sequences, with the keys and values of slots."""
-        entries = {
-            name: jnp.zeros((batch, length, *shape), self.dtype)
-            for name, shape in cache_shapes(self.options, self.sizes).items()
-        }
+        entries = key_values.empty(cache_shapes(self.options, self.sizes), batch, length, self.dtype)
         memory = self.slots(jnp.dtype(self.dtype))
         return entries | ({"memory": memory} if memory else {})
 
@@ -290,15 +288,6 @@ def cache_shapes(a: SoftmaxConfig, sizes) -> dict[str, tuple[int, int]]:
     once = a.value == "key" and a.position != "rope" and a.qk_norm == "none"
     value = {} if once else {"value": (sizes.value_heads, sizes.v)}
     return {"key": (sizes.key_heads, sizes.qk)} | value
-
-
-def extended(cache: dict, k_BLGK, v_BLGV, index) -> dict:
-    """`cache` with the keys and values written at positions from `index` on."""
-    new = {name: x for name, x in (("key", k_BLGK), ("value", v_BLGV)) if name in cache}
-    return cache | {
-        name: jax.lax.dynamic_update_slice(cache[name], x.astype(cache[name].dtype), (0, index, 0, 0))
-        for name, x in new.items()
-    }
 
 
 def training_call(place: Place, length: int, segments: bool, mesh=None):
