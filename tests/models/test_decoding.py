@@ -1,5 +1,7 @@
 """Cached decoding equals the uncached model, does not depend on other prompts, and samples as specified."""
 
+import math
+import re
 from functools import partial
 
 import jax
@@ -254,3 +256,27 @@ def test_the_error_for_bad_sampling_names_the_option(arguments):
     (name,) = arguments
     with pytest.raises(UserError, match=f"{name}=.*must be"):
         Sampling(**arguments)
+
+
+def arrays_made_in_loop(text: str) -> list[tuple[str, int]]:
+    """(instruction, size) of the arrays that the body of a compiled program's only loop makes, not as part of a fusion."""
+    (body,) = set(re.findall(r"while\(.*body=%?([\w.-]+)", text))
+    lines = re.search(rf"^%?{re.escape(body)} \(.*?^}}", text, re.DOTALL | re.MULTILINE)[0].splitlines()
+    made = re.compile(r" *(?:ROOT )?(%?\S+ = \w+\[([\d,]+)\]\S* (?!get-tuple-element|bitcast|constant)[\w-]+)\(")
+    return [(found[1], math.prod(map(int, found[2].split(",")))) for found in map(made.match, lines) if found]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads a program for a CPU")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_copies_neither_weights_nor_caches(rows):
+    """Of the arrays as large as a layer's cache or matrix, the loop's body makes none but the caches, in place."""
+    config = config_of("gpt2, learned, GQA", width=64, max_length=256)
+    params = decoding.taken_apart(config, random_params(config))
+    tokens_BP, segments_BP = decoding.pad_left([[1]] * rows)
+    state = decoding.prefill(config, 256, params, tokens_BP, segments_BP, decoding.row_keys([[1]] * rows, 0))
+    sizes = {leaf.size for leaf in jax.tree.leaves((params["blocks"], state["caches"])) if leaf.size >= 64 * 32}
+    lowered = decoding.decode_chunk.lower((config, GREEDY, (), config.vocab_size, None), params, state, 3)
+    made = [line for line, size in arrays_made_in_loop(lowered.compile().as_text()) if size in sizes]
+    caches = len(jax.tree.leaves(state["caches"]))
+    assert len(made) == caches == 4, made
+    assert all("dynamic-update-slice" in line for line in made)
