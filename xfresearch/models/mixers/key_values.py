@@ -1,8 +1,8 @@
 """The cache of keys and values of softmax attention: {"key": [B, G, S, K], "value": [B, G, S, V]}.
 
-A step of decoding writes one token into each array and reads all of it. The layout lets XLA on CPU do so without a copy of
-the cache: heads come before tokens, as in the products of attention, and B, G, K and V are left out where they are 1. A cache
-without "value" has keys that are the values too.
+A step of decoding writes one token into each array and reads all of it. The layout lets XLA on CPU do so without a copy
+of the cache: heads come before tokens, as in the products of attention, and B, G, K and V are left out where they are 1.
+A cache without "value" has keys that are the values too.
 """
 
 import jax
