@@ -70,9 +70,8 @@ def make_evaluator(model: ModelConfig, layers: str = "auto", rows: int = 0, mesh
 def sums_of_batches(evaluator: Callable, params: dict, batches: Iterable[dict], byte_lengths) -> dict:
     """The sums over each sequence of all `batches` [U], by the evaluator's names. Batches may be sharded over any mesh.
 
-    `byte_lengths` [V] is the tokenizer's, or None for labels.
+    `byte_lengths` int32[V] is the tokenizer's, or None for labels.
     """
-    byte_lengths = None if byte_lengths is None else np.asarray(byte_lengths, np.int32)
     names = SUMS if byte_lengths is None else (*SUMS, "bytes")
     parts = []
     pending = None  # the host fetches one batch's sums while the device computes the next

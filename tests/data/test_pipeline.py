@@ -7,7 +7,7 @@ import pytest
 
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
-from xfresearch.data.pipeline import Batches, evaluation_batches, prepare, stream_tokens
+from xfresearch.data.pipeline import Batches, Prefetch, evaluation_batches, prepare, stream_tokens
 from xfresearch.data.tokenizers import tokenizer_for
 
 
@@ -85,47 +85,34 @@ def test_every_epoch_has_every_sequence_once_in_a_new_order(make_config, text_di
     assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
 
 
-def test_iterate_makes_batches_in_order_in_one_other_thread(two_corpora):
-    batches, threads = Batches(two_corpora), set()
-
-    def place(batch):
-        threads.add(threading.get_ident())
-        return batch["tokens"]
-
-    with batches.iterate(3, 9, rows=[4, 5, 6, 7], place=place) as steps:
-        for number, (step, tokens) in enumerate(steps, 3):
-            assert step == number and np.array_equal(tokens, batches.batch(step)["tokens"][4:])
-    assert number == 8 and threading.get_ident() not in threads and len(threads) == 1
-
-
-def test_iterate_measures_the_time_spent_waiting(two_corpora):
+def test_iterate_makes_batches_in_order(two_corpora):
     batches = Batches(two_corpora)
-
-    def consume(make_takes: float, use_takes: float) -> float:
-        steps = batches.iterate(0, 8, place=lambda batch: time.sleep(make_takes))
-        for _ in steps:
-            time.sleep(use_takes)
-        return steps.wait_seconds
-
-    late = consume(0.03, 0.0)
-    assert late > 0.15 and consume(0.0, 0.03) < late / 2
+    with batches.iterate(3, 9, rows=[4, 5, 6, 7]) as steps:
+        for number, (step, batch) in enumerate(steps, 3):
+            assert step == number and np.array_equal(batch["tokens"], batches.batch(step)["tokens"][4:])
+    assert number == 8
 
 
-def test_iterate_reads_no_further_ahead_than_prefetch_and_closes_early(two_corpora):
+def test_iterate_makes_batches_in_one_other_thread_no_further_ahead_than_prefetch(two_corpora, monkeypatch):
     made = []
-    with Batches(two_corpora).iterate(0, 10_000, place=lambda batch: made.append(1)) as steps:
+    monkeypatch.setattr(Batches, "batch", lambda self, step, rows: made.append(threading.get_ident()))
+    with Batches(two_corpora).iterate(0, 10_000) as steps:
         next(steps)
         time.sleep(0.3)
         assert len(made) <= two_corpora.data.prefetch + 1
+        assert threading.get_ident() not in made and len(set(made)) == 1
     assert not any(thread.name.startswith("prefetch") and thread.is_alive() for thread in threading.enumerate())
 
 
-def test_iterate_raises_the_error_of_its_thread(two_corpora):
-    def place(batch):
-        raise ValueError("out of device memory")
+def test_prefetch_raises_an_error_at_its_step():
+    def make(step):
+        return 1 / (3 - step)
 
-    with pytest.raises(ValueError, match="out of device memory"):
-        list(Batches(two_corpora).iterate(0, 3, place=place))
+    with Prefetch(make, range(8), ahead=4) as steps:
+        assert [next(steps)[0] for _ in range(3)] == [0, 1, 2]
+        assert isinstance(steps._waiting[0][1].exception(), ZeroDivisionError) and not steps.ready()
+        with pytest.raises(ZeroDivisionError):
+            next(steps)
 
 
 def test_stream_packing_joins_documents_with_the_separator(make_config, text_dir):

@@ -22,6 +22,8 @@ from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Request, request
 from xfresearch.pages.panel import CAPTIONS
+from xfresearch.sharding.first_execution import alone_at_first
+from xfresearch.sharding.placing import replicated
 
 LENGTH = 256
 REPEATED = 32  # random tokens before the repetition
@@ -41,8 +43,8 @@ class Panel:
         repeated_BL = np.concatenate([random_BL, random_BL], 1).astype(tokens_BL.dtype)
         everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._model = model
-        self._rows = jax.tree.map(partial(_placed, sharding=everywhere), (tokens_BL, repeated_BL))
-        self._measure = jax.jit(partial(_measure, model), out_shardings=everywhere)
+        self._rows = tuple(replicated(mesh, rows_BL) for rows_BL in (tokens_BL, repeated_BL))
+        self._measure = alone_at_first(jax.jit(partial(_measure, model), out_shardings=everywhere))
 
     def __call__(self, params: dict) -> dict[str, list[float]]:
         """{figure: a number for each layer}, NaN for a layer without it. Every process must call this."""
@@ -52,10 +54,6 @@ class Panel:
             for name, value_R in found.get(layer.stack, {}).items():
                 of_all.setdefault(name, [np.nan] * self._model.depth)[layer.number] = float(value_R[layer.index])
         return {name: of_all[name] for name in CAPTIONS if name in of_all}
-
-
-def _placed(x, sharding):
-    return jnp.asarray(x) if sharding is None else jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
 
 def _measure(model: ModelConfig, params: dict, tokens_BL, repeated_BL) -> dict:

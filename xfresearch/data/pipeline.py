@@ -3,7 +3,6 @@
 There is no iterator state to save: a resumed run asks for the next step, on any number of hosts.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,22 +65,19 @@ class Batches:
         ]
         return counts[0] / counts[1] or None
 
-    def iterate(
-        self, start: int, stop: int, rows: Sequence[int] | None = None, place: Callable = lambda batch: batch
-    ) -> "Prefetch":
-        """(step, place(batch)) for steps in [start, stop). A thread prefetches config.data.prefetch of them."""
-        return Prefetch(lambda step: place(self.batch(step, rows)), range(start, stop), self.config.data.prefetch)
+    def iterate(self, start: int, stop: int, rows: Sequence[int] | None = None) -> "Prefetch":
+        """(step, batch) for steps in [start, stop). A thread prefetches config.data.prefetch of them."""
+        return Prefetch(lambda step: self.batch(step, rows), range(start, stop), self.config.data.prefetch)
 
 
 class Prefetch:
-    """Iterator over (step, make(step)) that prefetches `ahead` results. `wait_seconds` is the time spent waiting.
+    """Iterator over (step, make(step)) that prefetches `ahead` results.
 
-    One thread makes them in order, so `make` may put arrays on devices. An error in `make` is raised at its step.
-    To stop early, use it in a `with` block or call `close()`.
+    Another thread makes them in order. It must not touch a device (sharding/first_execution.py). An error in `make` is
+    raised at its step. To stop early, use it in a `with` block or call `close()`.
     """
 
     def __init__(self, make: Callable, steps, ahead: int):
-        self.wait_seconds = 0.0
         self._make = make
         self._steps = iter(steps)
         self._waiting = deque()
@@ -102,15 +98,18 @@ class Prefetch:
             self.close()
             raise StopIteration
         step, future = self._waiting.popleft()
-        began = time.perf_counter()
         try:
             made = future.result()
         except BaseException:
             self.close()
             raise
-        self.wait_seconds += time.perf_counter() - began
         self._submit()
         return step, made
+
+    def ready(self) -> bool:
+        """Whether the next result is there: `next` neither waits nor raises."""
+        future = self._waiting[0][1] if self._waiting else None
+        return future is not None and future.done() and future.exception() is None
 
     def close(self) -> None:
         self._waiting.clear()

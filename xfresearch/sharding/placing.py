@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from xfresearch.errors import require
 from xfresearch.sharding.letters import row_parts
@@ -32,7 +32,21 @@ def place(sharding: Sharding, shape: tuple[int, int], rows: Sequence[int], batch
 
         return shard
 
-    return {name: jax.make_array_from_callback(shape, sharding, shard_of(values)) for name, values in batch.items()}
+    return {name: _made(shape, sharding, shard_of(values)) for name, values in batch.items()}
+
+
+def replicated(mesh: Mesh | None, values: np.ndarray) -> jax.Array:
+    """An array that every device holds in full. Each process has all `values`."""
+    if mesh is None:
+        return jax.device_put(values)
+    return _made(values.shape, NamedSharding(mesh, PartitionSpec()), lambda index: values[index])
+
+
+def _made(shape: tuple[int, ...], sharding: Sharding, shard: Callable) -> jax.Array:
+    """jax.make_array_from_callback, which needs no agreement of processes. jax.transfer_guard takes it for an implicit
+    transfer; here it is meant."""
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(shape, sharding, shard)
 
 
 def batch_placer(mesh: Mesh | None, batch_size: int, length: int) -> tuple[int, Callable]:

@@ -3,7 +3,8 @@
     state = newest intact checkpoint, or a fresh state
     for step, batch in batches from state.step on:
         state, metrics = train_step(state, batch)          # returns at once; the device computes asynchronously
-        report the metrics of the step before              # so that the host never waits for the device
+        place the next batch                               # another thread has read it
+        report the metrics of the step before              # so that the device never waits for the host
         evaluate and save if they are due                  # after a notice to stop: save, and leave evaluation to a resume
 
 The batch and all random numbers of a step are functions of (seed, step) alone. So a resumed run continues bit for bit
@@ -31,10 +32,12 @@ from xfresearch.files import move_damaged
 from xfresearch.hardware import peak_flops
 from xfresearch.models.closed_form import costs
 from xfresearch.progress import stage
+from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding
-from xfresearch.sharding.placing import local_rows, place, round_up
+from xfresearch.sharding.placing import local_rows, place, replicated, round_up
 from xfresearch.training import start
+from xfresearch.training.feed import Feed
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
@@ -86,7 +89,7 @@ class Run:
         manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = self.batches.bytes_per_token()
-        self.byte_lengths = tokenizer.byte_lengths if tokenizer else None
+        self.byte_lengths = replicated(self.mesh, tokenizer.byte_lengths) if tokenizer else None
         self.utilisation_per_rate = _utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
         self.program = shared_program(config, self.mesh)
@@ -110,7 +113,7 @@ class Run:
             self.progress = progress or Progress(config.steps, self.start, self.bytes_per_token)
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
-        self.evaluate_batch = self.program.evaluate
+        self.evaluate_batch = alone_at_first(self.program.evaluate)
         self.last_evaluation = meta.get("evaluation", {})
 
     def _restore_or_init(self) -> tuple[dict, dict]:
@@ -164,7 +167,7 @@ class Run:
     def compile(self):
         """The training step, compiled for the shapes of this run."""
         with self.clock.measure("compile"), stage("compiling the update"):
-            return self.program.compiled_update
+            return alone_at_first(self.program.compiled_update)
 
     def _local_rows(self, batch_size: int) -> np.ndarray:
         """The rows of a batch that this process reads."""
@@ -183,9 +186,11 @@ class Run:
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
             self.state, metrics = step_function(self.state, batch)
         gathered = None
-        if self.host_times:
+        if self.host_times and step > self.start + 1:  # the first update is awaited: its time is that of the devices
             self.host_times.count(time.perf_counter() - began, waited)
             gathered = self.host_times.gather() if self.host_times.due(step, self.config.log.every) else None
+        for value in jax.tree.leaves((metrics, gathered)):
+            value.copy_to_host_async()  # when it is computed, so that `report` only picks it up
         if self.profile:
             self.profile.after(step, metrics)
         return metrics, gathered
@@ -196,7 +201,7 @@ class Run:
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
         """Logs the metrics of an update. Raises Diverged if it is not finite, unless the config says skip."""
-        metrics = jax.tree.map(np.asarray, metrics)
+        metrics = jax.device_get(metrics)
         finite = bool(metrics.pop("finite"))
         tokens = int(metrics.pop("tokens"))
         values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
@@ -316,7 +321,7 @@ def train(
         distributed.handle_preemption(False)
         return run.result(run.start, "")
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
-    batches = run.batches.iterate(run.start, config.steps, run.rows, run.place)
+    batches = Feed(run.batches.iterate(run.start, config.steps, run.rows), run.place)
     pending = None
     done = run.start
     run.clock.begin()
@@ -327,6 +332,7 @@ def train(
             run.checkpoints.add_loss(done, run.measure(done, stopping))
         for index, batch in () if run.unmeasured else batches:
             metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
+            batches.place_ahead()
             if pending:
                 run.report(*pending)
             done = index + 1
