@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent.parent
         ("grouped_matmul --tokens 0", "argument --tokens: 0 is not allowed: it must be an integer of at least 1"),
         ("grouped_matmul --config.steps=3", "unrecognized arguments: --config.steps=3"),
         ("update --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
+        ("loop --updates 3", "the following arguments are required: --config"),
+        ("loop --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
         ("grouped_matmul --rounds -1", "argument --rounds: -1 is not allowed: it must be an integer of at least 1"),
     ],
 )

@@ -6,11 +6,12 @@
     python -m xfresearch.bench import_hf --layers 16
     python -m xfresearch.bench decode runs/a runs/b
     python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m
+    python -m xfresearch.bench loop --config configs/gpt2.py:3m
 
 Every round calls each row once, so that a busy machine slows all of them equally. Each operation has its own --help.
 """
 
-from xfresearch.benchmarks import attention, cross_entropy, decode, grouped_matmul, import_hf, update
+from xfresearch.benchmarks import attention, cross_entropy, decode, grouped_matmul, import_hf, loop, update
 from xfresearch.command import Parser, run
 
 OPERATIONS = {
@@ -20,8 +21,9 @@ OPERATIONS = {
     "import_hf": import_hf,
     "decode": decode,
     "update": update,
+    "loop": loop,
 }
-OVERRIDABLE = ("update",)  # operations that take --config.key=value
+OVERRIDABLE = ("update", "loop")  # operations that take --config.key=value
 
 
 def parse(arguments):

@@ -4,8 +4,8 @@ At the first execution of a program with cuDNN in it, XLA loads the cuDNN graphs
 stream of the computations gets for a moment. A transfer that begins or ends in that moment is recorded too, and breaks the
 recording: "cuda_graph_end_capture ... failed with capturing stream has unjoined work". So
 
-- the thread that executes programs also puts arrays on devices and copies them to the host. Other threads, which read batches
-  or write checkpoints, get and give NumPy arrays;
+- the thread that executes programs also puts arrays on devices and copies them to the host. Other threads, which read
+  batches or write checkpoints, use NumPy arrays;
 - a program that runs beside transfers is wrapped in `alone_at_first`.
 """
 
