@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.errors import UserError
-from xfresearch.kernels import blocked_matmul
-from xfresearch.kernels.blocked_matmul import computed_rows
-from xfresearch.kernels.grouped_matmul import BLOCKS, Call, choose_grouped_matmul, grouped_matmul
+from xfresearch.kernels import blocked_rows
+from xfresearch.kernels.blocked_rows import computed_rows
+from xfresearch.kernels.grouped_matmul import (
+    BLOCKS,
+    Call,
+    choose_grouped_matmul,
+    grouped,
+    grouped_matmul,
+    rows_per_block,
+)
 from xfresearch.kernels.megablox import megablox
 
 
@@ -68,6 +75,31 @@ def test_values_and_gradients_in_bfloat16():
     check("blocked", (30, 0, 7), 8, 6, 0, "bfloat16")
 
 
+def expert(product, x, gate):
+    """A gated expert with two matrices, one of which it uses in a product that is not linear."""
+    return product(jnp.sin(product(x, "up")) * x[:, :1] * gate, "down")
+
+
+@pytest.mark.parametrize("saved", [(), ("up",), ("up", "down")])
+def test_a_whole_expert_in_blocks_equals_its_products_alone(saved, x64, monkeypatch):
+    """Values, and gradients of rows, gates and matrices; the rows beyond the groups are zeros and have no gradient."""
+    monkeypatch.setitem(BLOCKS, "cpu", 8)
+    rng = np.random.default_rng(0)
+    sizes = np.array([13, 0, 8, 3])
+    x, gate, up, down, dy = (rng.normal(size=s) for s in ((30, 4), (30, 1), (4, 4, 5), (4, 5, 3), (30, 3)))
+
+    def run(implementation, x, gate, up, down):
+        weights = {"up": up, "down": down}
+        return grouped(expert, (x, gate), weights, sizes, saved=saved, whole=False, implementation=implementation)
+
+    (y, vjp), (expected, expected_vjp) = (
+        jax.vjp(partial(run, name), x, gate, up, down) for name in ("blocked", "ragged")
+    )
+    assert not y[24:].any() and y[:24].all()
+    for actual, e in zip((y, *vjp(dy)), (expected, *expected_vjp(dy)), strict=True):
+        assert relative_error(actual, e) < TOLERANCE["float64"]
+
+
 def test_transformations_of_blocked():
     """vmap over rows and weights equals NumPy; scan over layers under remat equals `ragged`."""
     rng = np.random.default_rng(0)
@@ -87,30 +119,37 @@ def test_transformations_of_blocked():
         assert relative_error(actual, expected) < TOLERANCE["float64"]
 
 
-def sliced_rows(function, monkeypatch) -> int:
-    """Number of rows that the products in `function` read, counted at run time."""
+def rows_of_blocks(function, monkeypatch) -> int:
+    """Number of rows in the blocks that `function` computes, counted at run time."""
     counted = []
+    place = blocked_rows._place
 
-    def counting(x, row, block):
-        jax.debug.callback(lambda _: counted.append(block), row)
-        return jax.lax.dynamic_slice_in_dim(x, row, block)
+    def counting(start, size, i, block, T):
+        jax.debug.callback(lambda _: counted.append(block), i)
+        return place(start, size, i, block, T)
 
-    monkeypatch.setattr(blocked_matmul, "_slice", counting)
-    jax.block_until_ready(function())
-    jax.effects_barrier()
+    with monkeypatch.context() as patch:
+        patch.setattr(blocked_rows, "_place", counting)
+        jax.block_until_ready(function())
+        jax.effects_barrier()
     return sum(counted)
 
 
 @pytest.mark.parametrize("sizes", [(700, 0, 1, 129, 1218), (64, 3), (0, 0, 5)])
 def test_computed_rows_equals_the_rows_of_all_blocks_at_run_time(sizes, monkeypatch):
-    """The forward product and x's gradient read each block once. w's gradient reads the blocks of both its inputs."""
+    """The forward and the backward pass compute each block once."""
     x = jnp.ones((sum(sizes), 2))
     w = jnp.ones((len(sizes), 2, 3))
     run = partial(grouped_matmul, sizes_E=jnp.array(sizes), implementation="blocked")
-    rows = computed_rows(sizes, BLOCKS["cpu"])
-    assert sliced_rows(lambda: run(x, w), monkeypatch) == rows
-    both = sliced_rows(lambda: jax.grad(lambda x, w: run(x, w).sum(), (0, 1))(x, w), monkeypatch)
-    assert both == rows + rows + 2 * rows
+    rows = computed_rows(sizes, rows_per_block("cpu", sum(sizes), len(sizes)))
+    assert rows_of_blocks(lambda: run(x, w), monkeypatch) == rows
+    both = rows_of_blocks(lambda: jax.grad(lambda x, w: run(x, w).sum(), (0, 1))(x, w), monkeypatch)
+    assert both == 2 * rows
+
+
+def test_blocks_are_at_most_half_of_an_average_group_but_not_tiny():
+    assert [rows_per_block("cpu", 8 * size, 8) for size in (1, 63, 64, 300, 512, 4096)] == [32, 32, 32, 128, 256, 256]
+    assert rows_per_block("gpu", 65_536, 8) == 512
 
 
 def loads(kind: str, choices=16 * 256 * 2, E=8) -> np.ndarray:
@@ -129,9 +168,9 @@ def loads(kind: str, choices=16 * 256 * 2, E=8) -> np.ndarray:
 def test_a_dropless_layer_computes_at_most_half_more_rows_than_its_active_experts_need(kind):
     sizes = loads(kind)
     assert sizes.sum() == 8192
-    assert computed_rows(sizes, BLOCKS["cpu"]) <= 1.5 * sizes.sum()
-    worst = sizes.sum() + len(sizes) * (BLOCKS["cpu"] - 1)  # for any load
-    assert computed_rows(sizes, BLOCKS["cpu"]) <= worst <= 1.5 * sizes.sum()
+    block = rows_per_block("cpu", int(sizes.sum()), len(sizes))
+    worst = sizes.sum() + len(sizes) * (block - 1)  # for any load
+    assert computed_rows(sizes, block) <= worst <= 1.5 * sizes.sum()
 
 
 SIZES = [((300, 0, 7, 128),), ((0, 0, 200, 0),), ((0, 435),), ((1, 1, 1),), ((0, 0, 0),), ((600, 0, 100, 0),)]

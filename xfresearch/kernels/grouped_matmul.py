@@ -6,22 +6,24 @@ Rows are sorted by group.
 versions of libtpu, it multiplies every row by every group's matrix and discards the other results.
 
 `megablox` (megablox.py) is JAX's Pallas kernel for TPU. It works in tiles of rows; a tile shared by two groups is
-computed once for each. `blocked` (blocked_matmul.py) supports every platform.
+computed once for each. `blocked` (blocked_rows.py) supports every platform, and computes a whole expert in one pass over
+the rows.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.blocked_matmul import blocked
+from xfresearch.kernels.blocked_rows import by_block
 from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.defaults import EXPERTS, preferred
 from xfresearch.kernels.megablox import megablox
 
-# Rows per block. Small blocks compute few rows twice; on a GPU a block must fill the device.
-BLOCKS = {"cpu": 128, "gpu": 512, "tpu": 512}
+# The most rows in a block. Small blocks add few rows; on a GPU a block must fill the device.
+BLOCKS = {"cpu": 256, "gpu": 512, "tpu": 512}
 
 
 class Call(NamedTuple):
@@ -46,6 +48,28 @@ def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
     return choose("training.expert_kernel", implementation, call, REFUSALS, preferred(EXPERTS, call), "ragged")
 
 
+def rows_per_block(platform: str, rows: int, groups: int) -> int:
+    """At most half of an average group, so that `blocked` computes on average at most a quarter more rows. But not too
+    few, because small products are slow."""
+    most = BLOCKS[platform]
+    half = 1 << max(rows // (2 * groups), 1).bit_length() - 1
+    return min(max(half, most // 8), most)
+
+
+def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=(), whole=True, **choice):
+    """function(product, *rows): product(x, name) multiplies each row of x with the matrix weights[name][e] of the row's
+    group e. `blocked` calls the function for blocks of rows (by_block has the arguments), and the others for all rows.
+
+    choice: implementation, platform and kind, as in `grouped_matmul`.
+    """
+    platform = choice.get("platform") or jax.default_backend()
+    call = Call(platform, str(rows[0].dtype))
+    if choose_grouped_matmul(call, choice.get("implementation", "auto")).name == "blocked":
+        block = rows_per_block(platform, len(rows[0]), len(sizes_E))
+        return by_block(function, rows, weights, sizes_E, block, saved)
+    return function(lambda x, name: grouped_matmul(x, weights[name], sizes_E, whole=whole, **choice), *rows)
+
+
 def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):
     """y_TF in x's dtype. Rows of x are sorted by group; sizes_E is the number of rows of each group.
 
@@ -58,7 +82,15 @@ def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None
     products = {
         "ragged": lambda x_TD, w_EDF, sizes_E: jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32)),
         "megablox": partial(megablox, kind=kind),
-        "blocked": lambda *inputs: blocked(*inputs, BLOCKS[platform]),
+        "blocked": partial(_blocked, block=rows_per_block(platform, len(x_TD), len(sizes_E))),
     }
     y_TF = products[name](x_TD, w_EDF, sizes_E)
     return y_TF if whole else jnp.where(jnp.arange(len(y_TF))[:, None] < sizes_E.sum(), y_TF, 0)
+
+
+def _blocked(x_TD, w_EDF, sizes_E, block: int):
+    return by_block(_one_product, (x_TD,), {"w": w_EDF}, sizes_E, block)
+
+
+def _one_product(product, x_ND):
+    return product(x_ND, "w")

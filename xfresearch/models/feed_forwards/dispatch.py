@@ -16,6 +16,7 @@ Taps see values in the order of tokens. A pass with taps of the hidden units of 
 back for each of the experts' matrices.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xfresearch.errors import require
-from xfresearch.kernels.grouped_matmul import grouped_matmul
+from xfresearch.kernels.grouped_matmul import grouped
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.exchange import exchange, has_ragged, route
 from xfresearch.models.feed_forwards.experts import AXES, TAPS
@@ -35,15 +36,14 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     """y_BLD: the sum of the outputs of a token's k experts, times their gates."""
     if ctx.wants(*TAPS):
         x_BLkD = jnp.broadcast_to(x_BLD[:, :, None], (*expert_BLk.shape, x_BLD.shape[-1]))
-        y_BLkD = experts(x_BLkD, partial(_product, experts, expert_BLk, ctx), ctx.tap)
-        return (y_BLkD * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
+        gates_BLk1 = gates_BLk[..., None].astype(x_BLD.dtype)
+        return experts(x_BLkD, partial(_product, experts, expert_BLk, ctx), ctx.tap, gates_BLk1).sum(2)
 
     def local(mesh, kernels, x_BLD, expert_BLk, gates_BLk):
-        def run(x_RD, product):
-            return experts(x_RD, product, ctx.tap)
+        def run(product, x_RD, gates_R1=None):
+            return experts(x_RD, product, ctx.tap, gates_R1)
 
-        y_BLkD = _sent(mesh, kernels, run, x_BLD.reshape(-1, x_BLD.shape[-1]), expert_BLk, ctx)
-        return (y_BLkD * gates_BLk[..., None].astype(x_BLD.dtype)).sum(2)
+        return _sent(mesh, kernels, run, x_BLD.reshape(-1, x_BLD.shape[-1]), expert_BLk, ctx, gates_BLk).sum(2)
 
     kernels = experts.kernels(x_BLD.dtype)
     return _on_devices(local, experts, kernels, ctx, (x_BLD, expert_BLk, gates_BLk), ("BLD", "BLN", "BLN"), "BLD")
@@ -54,48 +54,40 @@ def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str):
 
     def local(mesh, kernels, x_BLkI, expert_BLk):
         x_NI = x_BLkI.reshape(-1, x_BLkI.shape[-1])
-        return _sent(mesh, kernels, lambda x_RI, product: product(x_RI, name), x_NI, expert_BLk, ctx)
+        return _sent(mesh, kernels, lambda product, x_RI: product(x_RI, name), x_NI, expert_BLk, ctx)
 
     kernels = {name: experts.kernels(x_BLkI.dtype)[name]}
     letters = ("BLNF", "BLND") if name == "down" else ("BLND", "BLNF")
     return _on_devices(local, experts, kernels, ctx, (x_BLkI, expert_BLk), (letters[0], "BLN"), letters[1])
 
 
-def _sent(mesh, kernels: dict, run, x_TI, expert_BLk, ctx: Context):
-    """y_BLkO: the output of each choice's expert, in the order of tokens.
+def _sent(mesh, kernels: dict, run, x_TI, expert_BLk, ctx: Context, gates_BLk=None):
+    """y_BLkO: the output of each choice's expert, in the order of tokens, times its gate if there are gates.
 
-    x_TI: a row for each token, or one for each choice. run(x_RI, product): the outputs of rows that are sorted by
-    expert; product(x, name) multiplies them with the kernel `name` of their experts.
+    x_TI: a row for each token, or one for each choice. run(product, x_RI[, gates_R1]): the outputs of rows that are
+    sorted by expert; product(x, name) multiplies them with the kernel `name` of their experts. Gates stay on the device
+    of the token: where rows are sent to other devices, they multiply the outputs that come back.
     """
     B, L, k = expert_BLk.shape
     E = next(iter(kernels.values())).shape[0] * _parts(mesh, "expert")
     order_N = jnp.argsort(expert_BLk.reshape(-1), stable=True)  # N = B L k choices, sorted by expert
-    row_N = jnp.argsort(order_N)  # the row of each choice in this order
+    row_N = jnp.zeros_like(order_N).at[order_N].set(jnp.arange(B * L * k), unique_indices=True)  # of each choice
     each = len(order_N) // len(x_TI)
     x_NI = take(x_TI, order_N // each, row_N.reshape(-1, each))
+    gates = () if gates_BLk is None else (take(gates_BLk.reshape(-1, 1).astype(x_TI.dtype), order_N, row_N[:, None]),)
     sizes_E = jnp.bincount(expert_BLk.reshape(-1), length=E)
     parts = _parts(mesh, "expert")
-    platform_name = platform(ctx.mesh)
-    kind = device_kind(ctx.mesh)
-
-    def apply(x, sizes_E, whole):
-        multiply = partial(
-            grouped_matmul,
-            sizes_E=sizes_E,
-            implementation=ctx.execution.expert_kernel,
-            platform=platform_name,
-            kind=kind,
-            whole=whole,
-        )
-        return run(x, lambda x, name: multiply(x, kernels[name]))
-
+    place = {"platform": platform(ctx.mesh), "kind": device_kind(ctx.mesh)}
+    saved = tuple(name for name in kernels if name != "down")
+    apply = partial(grouped, run, weights=kernels, implementation=ctx.execution.expert_kernel, saved=saved, **place)
     if parts == 1:
-        y_NO = apply(x_NI, sizes_E, whole=True)
+        y_NO = apply((x_NI, *gates), sizes_E=sizes_E)
     else:
         to_experts, sizes_E = route(sizes_E, "expert", parts)
-        ragged = has_ragged(platform_name, kind, ctx.mesh.size)
+        ragged = has_ragged(*place.values(), ctx.mesh.size)
         x_RI = exchange(x_NI, to_experts, min(k * parts, E) * B * L, ragged)
-        y_NO = exchange(apply(x_RI, sizes_E, whole=False), to_experts.back(), k * B * L, ragged)
+        y_NO = exchange(apply((x_RI,), sizes_E=sizes_E, whole=False), to_experts.back(), k * B * L, ragged)
+        y_NO = math.prod(gates, start=y_NO)
     return take(y_NO, row_N, order_N[:, None]).reshape(B, L, k, -1)
 
 

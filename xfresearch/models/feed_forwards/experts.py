@@ -58,13 +58,16 @@ class Experts(nnx.Module):
         kernels = {"up": self.up, "gate": self.gate, "down": self.down}
         return {name: kernel[...].astype(dtype) for name, kernel in kernels.items() if kernel is not None}
 
-    def __call__(self, x, product, tap):
-        """y: the output of each row's expert. product(x, name) multiplies each row with the kernel `name` of its expert.
-        tap(name, value) sees the hidden units, before and after the activation."""
+    def __call__(self, x, product, tap, gates=None):
+        """y: the output of each row's expert, times the row's gate [..., 1] if there are gates.
+
+        product(x, name) multiplies each row with the kernel `name` of its expert. tap(name, value) sees the hidden units,
+        before and after the activation. Gates multiply the hidden units: their gradient then needs no output."""
         pre = tap("pre_activation", product(x, "up" if self.gate is None else "gate"))
         h = self.activation(pre)
         h = h if self.gate is None else h * tap("multiplier", product(x, "up"))
-        return product(tap("coefficients", tap("hidden", h)), "down")
+        h = tap("coefficients", tap("hidden", h))
+        return product(h if gates is None else h * gates, "down")
 
 
 TAPS = ("pre_activation", "multiplier", "hidden", "coefficients")  # of Experts
