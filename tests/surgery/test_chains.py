@@ -28,7 +28,10 @@ def test_a_chain_has_one_certificate_with_a_control_for_each_step(run, tmp_path,
     found = json.loads((new / "certificate.json").read_text())
     assert found == json.loads((tmp_path / "found.json").read_text())
     assert found["exact"] and found["conversions"] == ["fold_norm", "merge_query_key"] and len(found["controls"]) == 2
-    assert "fold_norm, merge_query_key" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "fold_norm, merge_query_key" in text and "all 257 tokens, positions 0 to 63, " in text
+    assert "the same with parameters rounded to float32" in text
+    assert found["relative"] < 1e-12 < 1e-9 < found["rounded"]["float32"] < 1e-4 and found["seconds"] > 0
     lm = xf.load(new)
     assert lm.config.blocks["main"].attention.query == "merged" and lm.step == 10
     assert abs(lm([[1, 2, 3]]) - xf.load(run)([[1, 2, 3]])).max() < 1e-3

@@ -1,42 +1,48 @@
 """The certificate of a conversion: how much two models differ, measured, and how much a broken conversion differs.
 
-The models are compared in float64, on held-out text and on random tokens of full length, with and without the cache of
-decoding. A difference is the largest one over all logits; relative means over the largest logit.
+The models are compared in float64, on held-out text, on sequences that together have every token, up to the last row of
+every table of positions, with every expert in turn, and with and without the cache of decoding. A difference is the largest
+one over all logits, relative to the spread of the logits of the same token.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models.closed_form import costs
-from xfresearch.models.model_config import ModelConfig, longest_sequence
+from xfresearch.models.model_config import ModelConfig, longest_sequence, mixtures
 from xfresearch.surgery.layerwise import Runner
-from xfresearch.surgery.network import Network
+from xfresearch.surgery.network import Network, Params
 from xfresearch.tables import count
 
 BOUND = 1e-10  # relative, in float64: an exact conversion that misses it writes nothing
 CONTROL = 1000 * BOUND  # the control must differ by at least this much
-LONGEST = 1024  # tokens of a comparison
+LONGEST = 1024  # tokens of a sequence, if no table has more rows
 CACHED = 4  # tokens that are decoded one by one
 DTYPES = ("float32", "bfloat16")
 
 
 @dataclass
 class Certificate:
-    """The measurements of one chain of conversions; every difference is relative to the largest logit."""
+    """The measurements of one chain of conversions; differences of logits are those of `difference_of_logits`."""
 
     conversions: list[str]
     approximate: bool
     differences: dict[str, dict[str, float]] = field(default_factory=dict)  # in float64: {tokens: {absolute, relative}}
     gradient: float = 0.0  # of the loss for a factor of each token's embedding, float64: it has no basis
     controls: dict[str, float] = field(default_factory=dict)  # {step that was left out: difference}
-    other_dtypes: dict[str, float] = field(default_factory=dict)  # as information
+    rounded: dict[str, float] = field(default_factory=dict)  # {dtype: difference in float64 with parameters of this dtype}
+    other_dtypes: dict[str, float] = field(default_factory=dict)  # of the computation, as information
     bits_per_byte: dict[str, float] = field(default_factory=dict)  # before, after
     costs: dict[str, dict[str, float]] = field(default_factory=dict)  # {name: {before, after}}
     figures: dict[str, float] = field(default_factory=dict)  # condition numbers, error bounds
     first_difference: str = ""  # the tap at which the models first differ; '' if they do not
+    domain: str = ""  # what the logits were compared on
+    seconds: float = 0.0  # that the comparison took
 
     @property
     def relative(self) -> float:
@@ -62,9 +68,10 @@ class Certificate:
     def __str__(self) -> str:
         """The certificate as a table. Differences are relative."""
         verdict = "exact" if self.exact else "approximate" if self.approximate else "NOT exact"
-        rows = [(", ".join(self.conversions), verdict)]
+        rows = [(", ".join(self.conversions), verdict), ("compared on", f"{self.domain}, in {self.seconds:.0f} s")]
         differences = {name: each["relative"] for name, each in self.differences.items()}
         rows += [(f"difference of logits, {name}, float64", f"{each:.1e}") for name, each in differences.items()]
+        rows += [(f"the same with parameters rounded to {dtype}", f"{each:.1e}") for dtype, each in self.rounded.items()]
         rows += [("difference of the embedding's gradient, float64", f"{self.gradient:.1e}")]
         rows += [(f"control: {name}, float64", f"{each:.1e}") for name, each in self.controls.items()]
         rows += [(f"difference of logits, {dtype}", f"{each:.1e}") for dtype, each in self.other_dtypes.items()]
@@ -79,39 +86,103 @@ class Certificate:
 def certify(found: Certificate, before: Network, after: Network, broken: dict[str, Network], text_BL, n_bytes: int) -> None:
     """Fills in `found` by comparing two networks. `broken` are the controls by name. `text_BL` are token ids of held-out
     text with `n_bytes` bytes, or None. Call it with JAX in 64 bits."""
-    inputs = {"random tokens": random_tokens(before.resolved)} | ({} if text_BL is None else {"text": text_BL})
-    length = min(rows.shape[1] for rows in inputs.values())
-    tokens_BL = np.concatenate([rows[:, :length] for rows in inputs.values()])
+    began = time.perf_counter()
+    domain = Domain.of(before, after, text_BL)
+    tokens_BL = domain.batches[0]
     runners = [Runner(network, "float64") for network in (before, after)]
-    cached = min(CACHED, length - 1) if before.model.causal else 0
+    cached = min(CACHED, tokens_BL.shape[1] - 1) if before.model.causal else 0
     old, new = (runner.run(tokens_BL, cached) for runner in runners)
-    first = 0
-    for name, rows in inputs.items():
-        at = slice(first, first + len(rows))
-        found.differences[name] = difference(old.logits_BLV[at], new.logits_BLV[at])
-        first += len(rows)
+    found.differences = {"all tokens": difference_of_logits(old.logits_BLV[:1], new.logits_BLV[:1])}
+    if text_BL is not None:
+        found.differences["text"] = difference_of_logits(old.logits_BLV[1:], new.logits_BLV[1:])
     if cached:
-        found.differences["with the cache"] = difference(old.cached_BCV, new.cached_BCV)
+        found.differences["with the cache"] = difference_of_logits(old.cached_BCV, new.cached_BCV)
     gradients = (each.gradient(tokens_BL, made.streams) for each, made in zip(runners, (old, new), strict=True))
     found.gradient = difference(*gradients)["relative"]
     for name, network in broken.items():
-        other = Runner(network, "float64").run(tokens_BL).logits_BLV
-        found.controls[name] = difference(old.logits_BLV, other)["relative"]
+        found.controls[name] = difference_of_logits(old.logits_BLV, _logits(network, tokens_BL))["relative"]
     for dtype in DTYPES:
-        sides = (Runner(network, dtype).run(tokens_BL).logits_BLV for network in (before, after))
-        found.other_dtypes[dtype] = difference(*sides)["relative"]
+        sides = (_logits(network, tokens_BL, dtype) for network in (before, after))
+        found.other_dtypes[dtype] = difference_of_logits(*sides)["relative"]
+    saved = after.resolved.param_dtype
+    found.rounded[saved] = difference_of_logits(old.logits_BLV, _logits(rounded(after, saved), tokens_BL))["relative"]
     if text_BL is not None:
         logits = {"before": old.logits_BLV, "after": new.logits_BLV}
-        found.bits_per_byte = {name: _bits(each[1:], text_BL[:, :length], n_bytes) for name, each in logits.items()}
-    found.costs = _costs(before.resolved, after.resolved, length)
+        found.bits_per_byte = {name: _bits(each[1:], tokens_BL[1:], n_bytes) for name, each in logits.items()}
+    found.costs = _costs(before.resolved, after.resolved, tokens_BL.shape[1])
+    del old, new
+    wrong = domain.compare(found, runners)
     if not found.relative <= BOUND:
-        found.first_difference = first_difference(*runners, old.streams, new.streams)
+        streams = (runner.run(tokens_BL if wrong is None else wrong).streams for runner in runners)
+        found.first_difference = first_difference(*runners, *streams)
+    found.domain, found.seconds = str(domain), time.perf_counter() - began
 
 
-def random_tokens(model: ModelConfig) -> np.ndarray:
-    """Random token ids [1, L] of the longest length that the model supports, at most LONGEST."""
-    length = min(longest_sequence(model) or model.max_length or LONGEST, LONGEST)
-    return np.random.default_rng(0).integers(model.vocab_size, size=(1, length))
+class Domain(NamedTuple):
+    """What two networks are compared on.
+
+    batches: tokens [B, L] each. Their first rows together have every token of the vocabulary; the other rows of the first
+    batch are text. length: of one more sequence, if a table has a row for each position or distance up to it; 0 without.
+    experts: whether tokens are also sent to every expert in turn."""
+
+    batches: list[np.ndarray]
+    vocab_size: int
+    length: int
+    experts: bool
+
+    @classmethod
+    def of(cls, before: Network, after: Network, text_BL) -> "Domain":
+        model = before.resolved
+        limit = longest_sequence(model) or model.max_length or LONGEST
+        L = min(limit, LONGEST, *([] if text_BL is None else [text_BL.shape[1]]))
+        text_TL = np.zeros((0, L), int) if text_BL is None else text_BL[:, :L]
+        B, V = 1 + len(text_TL), model.vocab_size
+        rng = np.random.default_rng(0)
+        rows = 1 + B * max(0, -(-(V - L) // (B * L)))  # batches of one shape share compiled programs
+        tokens_RL = np.concatenate([rng.permutation(V), rng.integers(V, size=rows * L)])[: rows * L].reshape(rows, L)
+        batches = [np.concatenate([tokens_RL[:1], text_TL])] + [tokens_RL[n : n + B] for n in range(1, rows, B)]
+        experts = [moe for each in (model, after.resolved) for moe in mixtures(each)]
+        return cls(batches, V, limit if has_tables(before) and limit > L else 0, bool(experts))
+
+    def compare(self, found: Certificate, runners: list[Runner]) -> np.ndarray | None:
+        """Adds what the batches after the first one, the longest sequence and the experts show. The tokens of the first
+        batch that differs; None if none does."""
+        rng = np.random.default_rng(1)
+        cases = [("all tokens", tokens_BL, False) for tokens_BL in self.batches[1:]]
+        cases += [("all positions", rng.integers(self.vocab_size, size=(1, self.length)), False)] if self.length else []
+        cases += [("all experts", self.batches[0], True)] if self.experts else []
+        wrong = None
+        for name, tokens_BL, in_turn in cases:
+            new = difference_of_logits(*(runner.run(tokens_BL, in_turn=in_turn).logits_BLV for runner in runners))
+            old = found.differences.get(name, new)
+            found.differences[name] = {measure: float(np.max([old[measure], new[measure]])) for measure in new}
+            wrong = tokens_BL if wrong is None and not new["relative"] <= BOUND else wrong
+        return wrong
+
+    def __str__(self) -> str:
+        length = self.length or self.batches[0].shape[1]
+        text = f"{len(self.batches[0]) - 1} rows of text" if len(self.batches[0]) > 1 else "no text"
+        parts = [f"all {self.vocab_size:,} tokens", f"positions 0 to {length - 1:,}", text]
+        return ", ".join(parts + ["every expert"] * self.experts)
+
+
+def has_tables(network: Network) -> bool:
+    """Whether a table has a row for each position, or for each distance of two positions."""
+    outside = any(path.startswith(("position/", "shared/")) for path in network.outside)
+    return outside or any(getattr(each.block.attention, "kind", "") == "lambda" for each in network.layers)
+
+
+def rounded(network: Network, dtype: str) -> Network:
+    """The network with its parameters as they are saved in `dtype`."""
+
+    def of(params: Params) -> Params:
+        return {path: leaf.astype(dtype).astype(np.float64) for path, leaf in params.items()}
+
+    return replace(network, outside=of(network.outside), params=lambda number: of(network.params(number)))
+
+
+def _logits(network: Network, tokens_BL, dtype: str = "float64") -> np.ndarray:
+    return Runner(network, dtype).run(tokens_BL).logits_BLV
 
 
 def difference(a, b) -> dict[str, float]:
@@ -119,6 +190,27 @@ def difference(a, b) -> dict[str, float]:
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     absolute = float(np.abs(a - b).max())
     return {"absolute": absolute, "relative": absolute / (float(np.abs(a).max()) or 1.0)}
+
+
+def difference_of_logits(a_BLV, b_BLV) -> dict[str, float]:
+    """The largest absolute difference, and the largest relative one: that of each logit, divided by the spread of its
+    token's logits in the first array (the middle half of them are in an interval of this size) or, for an outlier, by its
+    distance from their median. So an outlier hides no other difference."""
+    found = [_of_tokens(a_LV, b_LV) for a_LV, b_LV in zip(a_BLV, b_BLV, strict=True)]
+    absolute, relative = np.max(found, 0)  # NaN if one is NaN
+    return {"absolute": float(absolute), "relative": float(relative)}
+
+
+def _of_tokens(a_LV, b_LV) -> tuple[float, float]:
+    a_LV, b_LV = np.asarray(a_LV, np.float64), np.asarray(b_LV, np.float64)
+    last = a_LV.shape[1] - 1
+    at = [last // 4, last // 2, -(-3 * last // 4)]
+    low_L1, middle_L1, high_L1 = (np.partition(a_LV, at, 1)[:, [place]] for place in at)
+    spread_L1 = high_L1 - low_L1
+    spread_L1 = np.where(spread_L1 > 0, spread_L1, a_LV.std(1, keepdims=True))
+    scale_LV = np.maximum(spread_L1, np.abs(a_LV - middle_L1))
+    error_LV = np.abs(a_LV - b_LV)
+    return error_LV.max(), (error_LV / np.where(scale_LV > 0, scale_LV, 1.0)).max()
 
 
 def _bits(logits_BLV: np.ndarray, tokens_BL: np.ndarray, n_bytes: int) -> float:

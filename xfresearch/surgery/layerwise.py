@@ -19,7 +19,7 @@ from xfresearch.models.block import Block, Stream
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.parameters import Rngs, with_params
-from xfresearch.models.taps import EVERYTHING, Taps
+from xfresearch.models.taps import EVERYTHING, Patch, Taps
 from xfresearch.surgery.network import Network
 from xfresearch.trees import nested
 
@@ -50,14 +50,15 @@ class Runner:
         arrays = self._arrays(self.network.params(number))
         return (self.model, name), (arrays, self.outside.get("shared", {}), number)
 
-    def run(self, tokens_BL, cached: int = 0) -> Pass:
-        """The logits of a pass over the tokens, and of the last `cached` tokens decoded with the cache."""
+    def run(self, tokens_BL, cached: int = 0, in_turn: bool = False) -> Pass:
+        """The logits of a pass over the tokens, and of the last `cached` tokens decoded with the cache. in_turn: each token
+        is sent to the next experts, instead of those that its router chooses."""
         tokens_BL = jnp.asarray(tokens_BL, jnp.int32)
         streams = [_embed(self.model, self.outside, tokens_BL)]
         decoded = streams[0]
         for number in range(len(self.network.layers)):
             static, arrays = self.layer(number)
-            streams.append(_layer(*static, *arrays, streams[-1]))
+            streams.append(_layer(*static, *arrays, streams[-1], in_turn=in_turn))
             decoded = _decode(*static, cached, *arrays, decoded) if cached else decoded
         cached_BCV = self._logits(decoded)[:, -cached:] if cached else None
         return Pass(self._logits(streams[-1]), streams, cached_BCV)
@@ -113,10 +114,18 @@ def _logits(model: ModelConfig, outside: dict, stream: Stream):
     return lm.logits(lm.end(stream))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _layer(model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream) -> Stream:
-    ctx = Context(_positions(stream), shared=shared).layer(number, name)
+@partial(jax.jit, static_argnums=(0, 1), static_argnames="in_turn")
+def _layer(model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream, in_turn=False) -> Stream:
+    moe = getattr(getattr(model.blocks[name], "feed_forward", None), "moe", None)
+    in_turn = in_turn and moe is not None and moe.routing == "token_choice"
+    patches = {"feed_forward.chosen": [Patch(partial(_next_experts, moe.experts))]} if in_turn else {}
+    ctx = Context(_positions(stream), shared=shared).layer(number, name, Taps(patches=patches))
     return _bind(model, name, params)(stream, ctx)[0]
+
+
+def _next_experts(experts: int, chosen_BLk):
+    """k experts for each token, such that all have tokens if there are enough tokens."""
+    return (jnp.arange(chosen_BLk.size).reshape(chosen_BLk.shape) % experts).astype(chosen_BLk.dtype)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -1,0 +1,103 @@
+"""A certificate covers every row of every table: one entry that is broken by 1e-3 is noticed, whatever tensor it is in."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from tests.tiny_runs import tiny_model
+from xfresearch.surgery import certificate as module
+from xfresearch.surgery.certificate import BOUND, Certificate, Domain, difference_of_logits
+from xfresearch.surgery.layerwise import Runner
+from xfresearch.surgery.network import Network, take_apart
+
+BLOCK = "model__blocks__main__"
+
+
+def broken(network: Network, path: str, at: tuple, layer: int = -1) -> Network:
+    """The network with 1e-3 added to one entry of a parameter, outside the blocks or in a layer."""
+
+    def changed(params: dict) -> dict:
+        new = params[path].copy()
+        new[at] += 1e-3
+        return params | {path: new}
+
+    if layer < 0:
+        return replace(network, outside=changed(network.outside))
+    return replace(network, params=lambda n: changed(network.params(n)) if n == layer else network.params(n))
+
+
+def difference(before: Network, after: Network) -> float:
+    """What the certificate measures on its whole domain, without text."""
+    found = Certificate(["broken"], False)
+    with jax.enable_x64(True):
+        domain, runners = Domain.of(before, after, None), [Runner(each, "float64") for each in (before, after)]
+        both = (runner.run(domain.batches[0]).logits_BLV for runner in runners)
+        found.differences["all tokens"] = difference_of_logits(*both)
+        domain.compare(found, runners)
+    return found.relative
+
+
+MODELS = {
+    "gpt2": {BLOCK + "attention__memory_slots": 3, BLOCK + "attention__kv_heads": 2},
+    "moe": {BLOCK + "feed_forward__moe__shared": 1, BLOCK + "attention__position": "relative_key"},
+    "vanilla_2017": {},
+    "all_attention": {"model__head_bias": True},
+}
+# They add the same number to all logits of a softmax, or are the same for all keys: no logit of the model depends on them.
+IDLE = ("key/bias",)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_broken_entry_of_any_tensor_is_noticed(name):
+    lm = tiny_model(name, **MODELS[name])
+    network, rng = take_apart(lm.config, lm.params), np.random.default_rng(0)
+    assert difference(network, network) == 0
+    for layer in range(-1, lm.config.depth):
+        for path, leaf in (network.outside if layer < 0 else network.params(layer)).items():
+            if not path.endswith(IDLE):
+                at = tuple(rng.integers(size) for size in leaf.shape)
+                assert difference(network, broken(network, path, at, layer)) > BOUND, (layer, path, at)
+
+
+def test_every_token_and_the_last_position_count(monkeypatch):
+    """A row of any token, and a position that no sequence of text reaches."""
+    monkeypatch.setattr(module, "LONGEST", 16)
+    lm = tiny_model("gpt2", model__tie_embeddings=False)
+    network = take_apart(lm.config, lm.params)
+    domain = Domain.of(network, network, None)
+    assert len(domain.batches) == 1 + 257 // 16 and domain.length == lm.config.max_length > 16
+    assert {*np.concatenate(domain.batches).ravel()} == set(range(257))
+    for token in (0, 100, 256):
+        assert difference(network, broken(network, "embed/table", (token, 5))) > BOUND
+    assert difference(network, broken(network, "position/table", (lm.config.max_length - 1, 5))) > BOUND
+    assert str(domain) == f"all 257 tokens, positions 0 to {lm.config.max_length - 1}, no text"
+
+
+def test_an_expert_that_no_token_chooses_counts():
+    lm = tiny_model("moe")
+    router = lm.params["blocks"]["main"]["feed_forward"]["router"]
+    router["kernel"] = router["kernel"].at[..., 1:].set(0)  # expert 0 or the first ones of equal scores
+    network = take_apart(lm.config, lm.params)
+    last = lm.config.blocks["main"].feed_forward.moe.experts - 1
+    assert difference(network, broken(network, "feed_forward/experts/down", (last, 3, 5), 0)) > BOUND
+
+
+def test_an_outlier_hides_no_difference():
+    """One token is masked with a logit of -5e6: it must not be the scale of the others' errors."""
+    a_BLV = np.random.default_rng(0).standard_normal((1, 4, 50))
+    a_BLV[..., 7] = -5e6
+    b_BLV = a_BLV.copy()
+    b_BLV[0, 2, 9] += 1e-6
+    found = difference_of_logits(a_BLV, b_BLV)
+    assert found["absolute"] == pytest.approx(1e-6) and 1e-7 < found["relative"] < 1e-5
+    b_BLV = a_BLV * (1 + 1e-16 * np.sign(a_BLV))
+    b_BLV[..., 7] = np.nextafter(-5e6, 0)  # rounding of the outlier itself
+    assert difference_of_logits(a_BLV, b_BLV)["relative"] < 1e-15
+
+
+def test_equal_logits_and_nan_are_no_exception():
+    same = np.zeros((1, 2, 8))
+    assert difference_of_logits(same, same)["relative"] == 0 < difference_of_logits(same, same + 1e-3)["relative"]
+    assert np.isnan(difference_of_logits(np.ones((1, 2, 8)), np.full((1, 2, 8), np.nan))["relative"])
