@@ -142,7 +142,7 @@ def test_losses_and_intervals_over_documents(comparison, documents):
     difference, *interval = interval_by_hand(*second, *first)
     pair = comparison.runs[1]["held_out"]["pair"]
     assert pair["difference"] == pytest.approx(difference) and pair["interval"] == pytest.approx(interval)
-    assert interval[0] > 0 and pair["verdict"] == "worse" and "pair" not in comparison.runs[0]["held_out"]
+    assert interval[0] > 0 and pair["verdict"] == "worse on this text" and "pair" not in comparison.runs[0]["held_out"]
 
 
 def sums(evaluated: dict, loss: str, size: str) -> tuple[list, list]:
@@ -152,7 +152,7 @@ def sums(evaluated: dict, loss: str, size: str) -> tuple[list, list]:
 
 def test_equal_models_are_equal_within_a_margin(comparison):
     pair = comparison.runs[2]["held_out"]["pair"]
-    assert pair["difference"] == 0 and pair["interval"] == [0, 0] and pair["verdict"] == "equal within 0.01"
+    assert pair["difference"] == 0 and pair["interval"] == [0, 0] and pair["verdict"] == "equal within 0.01 on this text"
 
 
 def test_other_tokenizers_are_compared_in_bits_per_byte(trained, other_tokenizer, documents, tmp_path, capsys):
@@ -218,11 +218,14 @@ def test_the_table_has_costs_and_what_was_trained(comparison, trained):
     tokens = STEPS * tiny_config("moe").batch_size * 16
     assert (run["steps"], run["tokens"], run["seconds"]) == (STEPS, tokens, 2.0 * STEPS)
     assert run["training_loss"] == pytest.approx(5.5 - 2.05)  # the mean of the last 20 of 30 rows
-    options, losses, meaning, *_ = comparison.text.split("\n\n")
+    options, losses, meaning, groups, *_ = comparison.text.split("\n\n")
     assert options.split()[:2] == ["option", str(trained[0])]
-    assert "verdict" in losses.splitlines()[0] and f" {own.parameters / 1000:.3g}k " in losses.splitlines()[2]
-    assert [line.split()[-1] for line in losses.splitlines()[1:]] == ["reference", "worse", "0.01"]
+    assert "these runs" in losses.splitlines()[0] and f" {own.parameters / 1000:.3g}k " in losses.splitlines()[2]
+    ends = ["reference", "worse on this text", "equal within 0.01 on this text"]
+    assert all(line.endswith(end) for line, end in zip(losses.splitlines()[1:], ends, strict=True))
     assert "another seed" in meaning
+    first, second, third = groups.splitlines()[1:]
+    assert first.endswith("reference") and "none: one seed each; with 0." in second and third.endswith("none: one seed each")
 
 
 def test_options_that_differ(comparison, trained, imported):
@@ -359,7 +362,7 @@ def test_evaluate_names_the_new_command():
 def test_two_processes_compare_as_one(trained, tmp_path):
     alone = compared(tmp_path, *trained)
     done = Processes(2, "xfresearch.compare", *map(str, trained), f"--json={tmp_path}/two.json").succeed()
-    assert "verdict" in done[0][1] and not done[1][1]  # only process 0 prints
+    assert "these runs" in done[0][1] and not done[1][1]  # only process 0 prints
     both = json.loads((tmp_path / "two.json").read_text())
     one, two = (found["runs"][str(trained[1])]["held_out"]["pair"] for found in (alone, both))
     assert two["units"] == one["units"] and two["difference"] == pytest.approx(one["difference"], rel=1e-4)

@@ -27,7 +27,7 @@ def test_each_run_is_compared_with_the_first():
 
 def test_tasks_are_several_tests():
     alone, _ = tasks.compare({"a": RIGHT, "b": WRONG}, 0.0)
-    assert alone["piqa"]["acc"]["b"]["verdict"] == "worse"
+    assert alone["piqa"]["acc"]["b"]["verdict"] == "worse on this task"
     both, _ = tasks.compare({"a": RIGHT | {"boolq": RIGHT["piqa"]}, "b": WRONG | {"boolq": RIGHT["piqa"]}}, 0.0)
     assert both["piqa"]["acc"]["b"]["p_holm"] == 2 * alone["piqa"]["acc"]["b"]["p"]
     assert both["piqa"]["acc"]["b"]["verdict"] == "no difference shown"
@@ -36,14 +36,14 @@ def test_tasks_are_several_tests():
 def test_the_margin_applies_to_shares_of_correct_answers_only():
     one = {"lambada": answers(acc=[1.0, 0.0] * 50, log_likelihood=[-1.0, -2.0] * 50)}
     found, _ = tasks.compare({"a": one, "b": one}, 0.05)
-    assert found["lambada"]["acc"]["b"]["verdict"] == "equal within 0.05"
+    assert found["lambada"]["acc"]["b"]["verdict"] == "equal within 0.05 on this task"
     assert found["lambada"]["log_likelihood"]["b"]["verdict"] == "no difference shown"
 
 
 def test_lower_can_be_better():
     one, other = ({"bias": answers(lower_is_better=["score"], score=[x + i / 100 for i in range(9)])} for x in (1, 0))
     found, _ = tasks.compare({"a": one, "b": other}, 0.0)
-    assert found["bias"]["score"]["b"]["verdict"] == "better"
+    assert found["bias"]["score"]["b"]["verdict"] == "better on this task"
 
 
 def test_metrics_without_a_finite_number_for_every_item_are_left_out():

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from xfresearch import loading
-from xfresearch.comparing import held_out, runs, tasks
+from xfresearch.comparing import groups, held_out, runs, tasks
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.errors import UserError
 from xfresearch.held_out import settings
@@ -34,11 +34,13 @@ def collect(options) -> Comparison:
     losses = held_out.compare(sums, measure, options.margin) if measured else {}
     compared, task_notes = tasks.compare({path: model.tasks for path, model in measured.items()}, options.task_margin)
     target = "label" if trains_on_labels(each[0].config.data) else "token"
+    summaries = {run.path: runs.summary(run, measure) | {"held_out": losses.get(run.path)} for run in each}
     found = {
         "unit": UNITS[measure].format(target=target),
         "measure": measure,
         "differences": runs.differences(each),
-        "runs": {run.path: runs.summary(run, measure) | {"held_out": losses.get(run.path)} for run in each},
+        "runs": summaries,
+        "groups": groups.compare(each, summaries, options.margin),
         "held_out": settings(reference.data) | {"description": reference.data.description} if reference else None,
         "tasks": compared,
         "notes": [*notes, *gaps(each, measured), *other_machines(each), *task_notes],

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from xfresearch import evaluation, held_out
 from xfresearch.checkpoints import manifest
-from xfresearch.comparing.pairing import correct, pair_ratios, ratio, verdict
+from xfresearch.comparing.pairing import correct, of_runs, pair_ratios, ratio
 from xfresearch.config.run import Config
 from xfresearch.harness.measuring import saved_tasks
 from xfresearch.language_model import LanguageModel
@@ -121,7 +121,7 @@ def compare(sums: dict[str, dict[str, np.ndarray]], measure: str, margin: float)
     first, *others = losses
     pairs = {run: pair_ratios(losses[run], losses[first]) for run in others}
     correct(pairs.values())
-    judged = {run: {"pair": pair | {"verdict": verdict(pair, margin)}} for run, pair in pairs.items()}
+    judged = {run: {"pair": pair | {"verdict": of_runs("text", pair, margin)}} for run, pair in pairs.items()}
     return {run: ratio(*losses[run]) | judged.get(run, {}) for run in losses}
 
 

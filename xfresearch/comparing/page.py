@@ -25,6 +25,8 @@ def write(path, comparison: Comparison) -> None:
         losses=[(path, *text.loss_cells(run)) for path, run in found["runs"].items()],
         cost_titles=("run", *text.COST_TITLES),
         costs=[(path, *text.cost_cells(run)) for path, run in found["runs"].items()],
+        group_titles=text.GROUP_TITLES,
+        groups=text.group_rows(found),
         explanations=text.explanations(found),
         task_titles=text.TASK_TITLES,
         tasks=text.task_rows(found),

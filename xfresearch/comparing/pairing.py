@@ -157,3 +157,10 @@ def verdict(found: dict, margin: float = 0.0) -> str:
     if not (low > rounding or high < -rounding) or not found["p_holm"] < 1 - CONFIDENCE:
         return "no difference shown"
     return "worse" if (low > 0) == found["lower_is_better"] else "better"
+
+
+def of_runs(sample: str, found: dict, margin: float = 0.0) -> str:
+    """The verdict on two runs, in words that name what it speaks about, this `sample`. It says nothing about what
+    distinguishes the runs, which have one seed each (groups.py)."""
+    words = verdict(found, margin)
+    return words if words in ("not finite", "no difference shown") else f"{words} on this {sample}"

@@ -22,6 +22,7 @@ class Run(NamedTuple):
     config: Config
     rows: list[dict]  # of metrics.jsonl
     tokenizer: str  # its digest; '' without one
+    step: int | None = None  # of the parameters that were measured
 
 
 def has_metrics(path: str) -> bool:
@@ -34,10 +35,15 @@ def read(path: str, measured=None) -> Run:
     workdir, _ = loading.locate(path)
     rows = read_metrics(workdir / "metrics.jsonl") if has_metrics(path) else []
     if measured:
-        return Run(path, measured.config, rows, measured.tokenizer)
+        return Run(path, measured.config, rows, measured.tokenizer, measured.step)
     folder = workdir / "tokenizer"
     digest = load_tokenizer(folder).digest if has_tokenizer(folder) else ""
     return Run(path, loading.run_config(path), rows, digest)
+
+
+def options(run: Run) -> dict:
+    """{path: leaf} of the options of a run, without paths and thread counts of a machine."""
+    return {leaf.path: leaf for leaf in leaves(run.config) if leaf.decides != "machine"}
 
 
 def differences(runs: list[Run]) -> dict[str, dict]:
@@ -48,10 +54,10 @@ def differences(runs: list[Run]) -> dict[str, dict]:
     the options of the model are those of a model without a run.
     """
     found = {}
-    options = {run.path: {leaf.path: leaf for leaf in leaves(run.config) if leaf.decides != "machine"} for run in runs}
-    for name in sorted(set().union(*options.values())):
+    of_runs = {run.path: options(run) for run in runs}
+    for name in sorted(set().union(*of_runs.values())):
         asked = [run for run in runs if run.rows or name.startswith("model.")]
-        owners = {run.path: options[run.path][name] for run in asked if name in options[run.path]}
+        owners = {run.path: of_runs[run.path][name] for run in asked if name in of_runs[run.path]}
         if len(owners) == len(asked):
             differs = len({repr(leaf.value) for leaf in owners.values()}) > 1
         else:

@@ -2,7 +2,7 @@
 
 import math
 
-from xfresearch.comparing.pairing import MCNEMAR, correct, pair, verdict
+from xfresearch.comparing.pairing import MCNEMAR, correct, of_runs, pair
 
 
 def compare(tasks: dict[str, dict[str, dict]], margin: float) -> tuple[dict, list[str]]:
@@ -50,4 +50,4 @@ def _judge(comparison: dict, margin: float) -> None:
         tests = [found for metrics in comparison.values() for found in metrics.get(metric, {}).values()]
         correct(tests)
         for found in tests:
-            found["verdict"] = verdict(found, margin if found["test"] == MCNEMAR else 0.0)
+            found["verdict"] = of_runs("task", found, margin if found["test"] == MCNEMAR else 0.0)

@@ -1,14 +1,17 @@
 """A comparison as text for the terminal: tables, and what they leave open."""
 
+import math
+
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.pages.html import short
 from xfresearch.tables import table, to_columns
 
 ABSENT = "-"
 COST_TITLES = ("parameters", "FLOPs/token", "steps", "tokens", "seconds", "training loss")
-LOSS_TITLES = ("held-out loss", "+-", "difference", "95 % interval", "p, Holm", "verdict")
+LOSS_TITLES = ("held-out loss", "+-", "difference", "95 % interval", "p, Holm", "these runs")
+GROUP_TITLES = ("first run", "seeds", "each seed's loss", "mean", "95 % +-", "difference", "95 % interval", "the change")
 TASK_TITLES = ("task", "metric", "items", "run", "value", "first", "difference", "95 % interval", "higher", "lower",
-               "p, Holm", "verdict")  # fmt: skip
+               "p, Holm", "these runs")  # fmt: skip
 
 
 def text(comparison: Comparison) -> str:
@@ -20,6 +23,7 @@ def text(comparison: Comparison) -> str:
         names = [run.path for run in comparison.runs]
         parts = [table(to_columns(("option", *names), difference_rows(found)))]
     parts += [table(to_columns(("run", *COST_TITLES, *LOSS_TITLES), rows)), "\n".join(explanations(found))]
+    parts.append(table(to_columns(GROUP_TITLES, group_rows(found))))
     if found["tasks"]:
         parts.append(table(to_columns(TASK_TITLES, task_rows(found))))
     parts += ["\n".join(f"note: {note}" for note in found["notes"])]
@@ -55,6 +59,19 @@ def _pair_cells(pair: dict) -> tuple[str, ...]:
     return f"{pair['difference']:+.4f}", interval, f"{pair['p_holm']:.2g}", pair["verdict"]
 
 
+def group_rows(found: dict) -> list[tuple[str, ...]]:
+    """The cells of each group of runs that differ in the seed alone, under GROUP_TITLES."""
+    rows = []
+    for group in found["groups"]:
+        seeds = ", ".join(ABSENT if seed is None else str(seed) for seed in group["seeds"])
+        own = (", ".join(f"{loss:.4f}" for loss in group["losses"]) or ABSENT, _known(group["mean"], "{:.4f}"))
+        half = "" if math.isnan(group["half"]) else f"{group['half']:.4f}"
+        change = f"{group['difference']:+.4f}" if "difference" in group else ""
+        interval = "{:+.4f} to {:+.4f}".format(*group["interval"]) if "interval" in group else ""
+        rows.append((group["runs"][0], seeds, *own, half, change, interval, group.get("verdict", "reference")))
+    return rows
+
+
 def _known(value: float | None, form: str) -> str:
     return ABSENT if value is None else form.format(value)
 
@@ -81,6 +98,7 @@ def explanations(found: dict) -> list[str]:
         lines += [
             f"Held-out loss: {data['corpus']}, {data['split']}, {data['description']}. +- is the standard error.",
             f"Differences are to {first}, paired over {units:,} {data['unit']}.",
-            "The intervals are over the held-out text. They do not say how much another seed would change.",
+            "Those intervals are over the held-out text: they do not say how much another seed would change.",
+            "Runs that differ in the seed alone are one row of the last table, whose intervals are over seeds.",
         ]
     return lines

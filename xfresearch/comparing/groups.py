@@ -1,0 +1,93 @@
+"""Runs whose configs differ in the seed alone, as one group: what a comparison says about a change, and not about one seed.
+
+The loss of a group is the mean over its runs, with Student's interval over seeds. The difference of two groups has the
+interval and the test of Welch (1947), which needs two seeds of each. With one seed nothing is said about the change.
+"""
+
+import math
+
+import numpy as np
+
+from xfresearch.comparing.pairing import CONFIDENCE, correct, verdict
+from xfresearch.comparing.runs import Run, options
+from xfresearch.statistics import mean_interval
+
+WELCH = "Welch"
+SAME_COST = 0.01  # relative: FLOPs of training that differ by more are not equal
+
+
+def grouped(each: list[Run]) -> list[list[Run]]:
+    """The runs in groups, in the order of their first runs. Runs of one group have equal options but for the seed, and as
+    many steps; no seed is in a group twice. A model without a run is a group alone."""
+    found: dict[tuple, list[Run]] = {}
+    for number, run in enumerate(each):
+        same = {path: repr(leaf.value) for path, leaf in options(run).items() if path != "seed"}
+        key = (*sorted(same.items()), run.rows[-1]["step"], run.step) if run.rows else (number,)
+        again = run.config.seed in {other.config.seed for other in found.get(key, ())}
+        found.setdefault((*key, number) if again else key, []).append(run)
+    return list(found.values())
+
+
+def compare(each: list[Run], summaries: dict[str, dict], margin: float) -> list[dict]:
+    """What is known of each group: its runs, seeds and losses, their `mean` (None without one) and `half`, the half width of
+    its interval, and `flops`, those of training relative to the first group (None if unknown). Groups after the first one
+    have the `difference` of means and a `verdict`, with two seeds or more of both also the interval and p. `summaries` has
+    each run's costs and held-out loss."""
+    found = []
+    for group in grouped(each):
+        paths = [run.path for run in group]
+        losses = [summaries[path]["held_out"]["value"] for path in paths if summaries[path]["held_out"]]
+        mean, half = mean_interval(losses)
+        seeds = [run.config.seed if run.rows else None for run in group]
+        known = {"losses": losses, "mean": mean if losses else None, "half": half}
+        found.append({"runs": paths, "seeds": seeds, **known, "flops": _flops(summaries[paths[0]])})
+    first = found[0]
+    for group in found[1:]:
+        group |= _difference(group["losses"], first["losses"])
+    correct(group for group in found[1:] if "p" in group)
+    for group in found[1:]:
+        group["verdict"] = _words(group, first, margin)
+    start = first["flops"]
+    for group in found:
+        group["flops"] = group["flops"] / start if group["flops"] and start else None
+    return found
+
+
+def _flops(summary: dict) -> float | None:
+    """The FLOPs of training."""
+    return 3 * summary["flops_per_token"] * summary["tokens"] if summary["tokens"] else None
+
+
+def _difference(losses: list[float], reference: list[float]) -> dict:
+    """Welch's difference of two means, with its interval and p; without them if there are fewer than two of each, and {} if
+    there are none."""
+    if not losses or not reference:
+        return {}
+    found = {"difference": float(np.mean(losses) - np.mean(reference)), "reference": float(np.mean(reference))}
+    if min(len(losses), len(reference)) < 2:
+        return found
+    from scipy.stats import t
+
+    parts = [np.var(values, ddof=1) / len(values) for values in (losses, reference)]
+    error = math.sqrt(sum(parts))
+    if not error:  # copies of one run
+        return found
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (losses, reference), strict=True))
+    margin = error * float(t.ppf((1 + CONFIDENCE) / 2, freedom))
+    interval = [found["difference"] - margin, found["difference"] + margin]
+    p = float(2 * t.sf(abs(found["difference"]) / error, freedom))
+    return found | {"interval": interval, "test": WELCH, "p": p, "lower_is_better": True}
+
+
+def _words(group: dict, first: dict, margin: float) -> str:
+    """The verdict on what distinguishes a group from the first one, and whether their costs are equal."""
+    counts = len(group["losses"]), len(first["losses"])
+    if "interval" in group:
+        words = f"{verdict(group, margin)}, over {counts[0]} and {counts[1]} seeds"
+    elif not min(counts):
+        words = "none: no held-out loss"
+    else:
+        words = "none: one seed each" if max(counts) == 1 else f"none: {counts[0]} and {counts[1]} seeds"
+    if group["flops"] and first["flops"] and abs(group["flops"] / first["flops"] - 1) > SAME_COST:
+        words += f"; with {group['flops'] / first['flops']:.2f} times the FLOPs"
+    return words
