@@ -72,6 +72,11 @@ NEEDS = {
     ("attention.rope.scaling", "linear"): {"attention.position": "rope"},
     ("attention.rope.scaling", "llama3"): {"attention.position": "rope", "attention.rope.original_length": 64},
     ("attention.rope.scaling", "yarn"): {"attention.position": "rope", "attention.rope.original_length": 64},
+    ("attention.rope.truncate", False): {
+        "attention.position": "rope",
+        "attention.rope.scaling": "yarn",
+        "attention.rope.original_length": 64,
+    },
     ("attention.sees_itself", False): {"attention.position": "relative_key", "attention.memory_slots": 32},
     ("attention.span", "adaptive"): {"attention.window": 6, "attention.span_ramp": 4},
     ("norm_alpha", "*"): {"norm": "dyt"},

@@ -34,8 +34,8 @@ def greedy(lm, prompts_BP: np.ndarray, count: int) -> np.ndarray:
 
 
 def choices(lm, tokens_BL: np.ndarray, k: int) -> np.ndarray:
-    """The k experts of each token, in ascending order of their logits: [layers, B, L, k]."""
-    names = [f"blocks.{layer}.feed_forward.router_logits" for layer in range(lm.config.depth)]
+    """The k experts of each token, in ascending order of their logits, for each layer with experts: [layers, B, L, k]."""
+    names = [name for name in lm.tap_names() if name.endswith(".feed_forward.router_logits")]
     captured = lm.capture(tokens_BL, names)
     return np.stack([highest(captured[name], k) for name in names])
 

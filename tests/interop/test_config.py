@@ -61,11 +61,12 @@ def test_missing_rope_keys_have_the_defaults_of_transformers():
     assert rope("mixtral", LLAMA).theta == 1e6
 
 
-def test_yarn_without_truncation_is_not_supported():
-    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
-    assert read("llama", LLAMA | {"rope_scaling": scaling}).blocks["main"].attention.rope.scaling == "yarn"
-    with pytest.raises(Unsupported, match="truncate=False of rope_scaling"):
-        read("llama", LLAMA | {"rope_scaling": scaling | {"truncate": False}})
+@pytest.mark.parametrize("truncate", [True, False])
+def test_truncate_of_yarn_is_read_and_written(truncate):
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16, "truncate": truncate}
+    model = read("llama", LLAMA | {"rope_scaling": scaling})
+    assert model.blocks["main"].attention.rope.truncate is truncate
+    assert write_config(get_family("llama"), model)["rope_scaling"].get("truncate", True) is truncate
 
 
 def test_opt_with_an_embedding_of_another_width_is_not_supported():

@@ -26,6 +26,7 @@ def test_a_published_model_has_its_number_of_parameters(config, count):
 REWRITTEN = {
     "google/gemma-2b": {"hidden_act": "gelu"},
     "EleutherAI/gpt-j-6b": {"n_inner": None},
+    "EleutherAI/gpt-neo-125m": {"intermediate_size": None},
 }
 
 

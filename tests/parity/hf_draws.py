@@ -139,6 +139,56 @@ def layer_types(draw: Draw, layers: int) -> list[str] | None:
     return draw.pick(None, any_order)
 
 
+def qwen3_moe(draw: Draw):
+    """Experts in all layers, in each second one, or in all but one."""
+    from transformers import Qwen3MoeConfig
+
+    sizes = {**llama_like(draw), "head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    renormalised = draw.pick(True, False)
+    chosen = experts(draw, "num_experts", *((2, 3) if renormalised else (1, 2, 3)))
+    where = draw.pick({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0]})
+    if sizes["num_hidden_layers"] == 1:
+        where = {}
+    window = {"use_sliding_window": draw.pick(True, False), "sliding_window": draw.pick(4, 9)}
+    hidden = {"moe_intermediate_size": draw.size(31, 75), "norm_topk_prob": renormalised}
+    return Qwen3MoeConfig(**{**sizes, **chosen, **where, **window, **hidden})
+
+
+def phi3(draw: Draw):
+    from transformers import Phi3Config
+
+    sizes = llama_like(draw)
+    rotary = {"rope_type": "default", "partial_rotary_factor": rotary_fraction(draw, sizes)}
+    sizes["rope_parameters"] = {"rope_theta": sizes["rope_parameters"]["rope_theta"], **rotary}
+    return Phi3Config(**sizes, sliding_window=draw.pick(None, 5, 11))
+
+
+def by_type(draw: Draw, sizes: dict) -> dict:
+    """`sizes` with a RoPE for each type of layer, the scaling in the layers with full attention."""
+    sliding = {"rope_type": "default", "rope_theta": float(draw.size(501, 9001))}
+    return {**sizes, "rope_parameters": {"full_attention": sizes["rope_parameters"], "sliding_attention": sliding}}
+
+
+def olmo3(draw: Draw):
+    from transformers import Olmo3Config
+
+    sizes = by_type(draw, llama_like(draw))
+    types = layer_types(draw, sizes["num_hidden_layers"])
+    more = {"sliding_window": draw.pick(4, 9), "attention_bias": draw.pick(True, False)}
+    return Olmo3Config(**sizes, **more, layer_types=types)
+
+
+def gemma3_text(draw: Draw):
+    from transformers import Gemma3TextConfig
+
+    sizes = by_type(draw, llama_like(draw))
+    more = {"head_dim": draw.pick(4, 8), "attention_bias": draw.pick(True, False)}
+    logits = {"query_pre_attn_scalar": draw.pick(3, 17), "sliding_window": draw.pick(4, 9)}
+    logits |= {"final_logit_softcapping": draw.pick(None, 1.1, 3.0)}
+    types = layer_types(draw, sizes["num_hidden_layers"])
+    return Gemma3TextConfig(**sizes, **more, **logits, layer_types=types)
+
+
 def olmo(draw: Draw):
     from transformers import OlmoConfig
 
@@ -197,6 +247,18 @@ def gpt2(draw: Draw):
     return GPT2Config(**sizes, n_inner=hidden, layer_norm_epsilon=epsilon, activation_function=activation)
 
 
+def gpt_neo(draw: Draw):
+    from transformers import GPTNeoConfig
+
+    sizes = {**common(draw), **heads(draw, grouped=False)}
+    layers = sizes.pop("num_hidden_layers")
+    sizes["num_heads"], sizes["num_layers"] = sizes.pop("num_attention_heads"), layers
+    types = [[[draw.pick("global", "local"), "local"], 1]] if layers == 2 else [[[draw.pick("global", "local")], layers]]
+    hidden = draw.pick(None, draw.size(31, 75))
+    more = {"window_size": draw.pick(5, 11), "activation_function": draw.pick("gelu_new", "gelu", "relu")}
+    return GPTNeoConfig(**sizes, **more, intermediate_size=hidden, attention_types=types)
+
+
 def gpt_neox(draw: Draw):
     from transformers import GPTNeoXConfig
 
@@ -240,7 +302,7 @@ def phi(draw: Draw):
 DRAWS = {
     draw.__name__: draw
     for draw in (
-        *(gpt2, gptj, gpt_neox, opt, phi),
-        *(llama, mistral, mixtral, qwen2, qwen3, olmo, olmo2, olmoe, gemma, gemma2),
+        *(gpt2, gpt_neo, gptj, gpt_neox, opt, phi),
+        *(llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, phi3, olmo, olmo2, olmo3, olmoe, gemma, gemma2, gemma3_text),
     )
 }

@@ -41,11 +41,13 @@ def rope(x_LK, positions, config):
 
 
 def yarn_ramp(i, size, config):
-    """0 up to the dimension with high_frequency turns in the original length, 1 from the one with low_frequency on."""
+    """0 up to the dimension with high_frequency turns in the original length, 1 from the one with low_frequency on; with
+    `truncate`, from and to whole dimensions."""
     ends = [size / 2 * math.log(config.original_length / (turns * 2 * math.pi), config.theta)
             for turns in (config.high_frequency, config.low_frequency)]  # fmt: skip
-    low = max(math.floor(ends[0]), 0)
-    high = min(math.ceil(ends[1]), size - 1)
+    if config.truncate:
+        ends = math.floor(ends[0]), math.ceil(ends[1])
+    low, high = max(ends[0], 0), min(ends[1], size - 1)
     return min(max((i - low) / (high - low if high != low else 0.001), 0), 1)
 
 

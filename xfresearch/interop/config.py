@@ -4,14 +4,15 @@ import re
 
 from xfresearch.config.reading import from_dict
 from xfresearch.errors import UserError
-from xfresearch.interop.family import REQUIRED, Family, Unsupported
+from xfresearch.interop.by_layer import period_of
+from xfresearch.interop.family import MISSING, REQUIRED, Family, Unsupported
 from xfresearch.interop.rope import read_rope, rope_names, write_rope
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig, resolve_model
 
-MISSING = object()  # the value of a field that a model does not have
+MAIN = ("main", {})  # the layer of a family whose layers are all alike: the name of its block, no fields of its own
 
 
 def read_model(family: Family, config: dict, **more) -> ModelConfig:
@@ -21,12 +22,12 @@ def read_model(family: Family, config: dict, **more) -> ModelConfig:
     """
     _check_supported(family, config)
     changes = dict(family.fixed) | {key.ours: key.from_config(config) for key in family.keys}
-    _validated(family, changes, [0])  # checked first, because `derived` and `read_rope` compute with these values
+    _validated(family, changes, [MAIN])  # checked first, because `derived` and `read_rope` compute with these values
     changes |= family.derived(config) | more
-    if family.rope:
+    if family.rope and not family.rope.by_type:
         changes |= read_rope(family.rope, config, changes)
-    windows = family.windows.read(config) if family.windows else [0]
-    model = _validated(family, changes, windows)
+    by_layer = family.by_layer.read(config, changes) if family.by_layer else [MAIN]
+    model = _validated(family, changes, by_layer)
     try:
         return resolve_model(model)
     except UserError as error:
@@ -45,10 +46,10 @@ def _check_supported(family: Family, config: dict) -> None:
         raise Unsupported("config.json: quantization_config is not allowed: the checkpoint must be unquantized")
 
 
-def _validated(family: Family, changes: dict, windows: list[int]) -> ModelConfig:
+def _validated(family: Family, changes: dict, by_layer: list[tuple[str, dict]]) -> ModelConfig:
     """`changes` as a ModelConfig. Raises Unsupported if a value has the wrong type."""
     try:
-        return from_dict(ModelConfig, _nested(changes, windows), "config.model")
+        return from_dict(ModelConfig, _nested(changes, by_layer), "config.model")
     except UserError as error:
         raise Unsupported(_with_hf_names(family, changes, error)) from None
 
@@ -65,30 +66,29 @@ def _with_hf_names(family: Family, changes: dict, error: UserError) -> str:
     return f"config.json: {text}"
 
 
-def _nested(changes: dict, windows: list[int]) -> dict:
-    """The nested mapping that `from_dict` reads, with one block for each distinct window."""
-    pattern = _period(windows)
-    names = {
-        window: "main" if len(set(pattern)) == 1 else f"window_{window}" if window else "full" for window in pattern
-    }
-    model = {name: value for name, value in changes.items() if not name.startswith("*.")}
-    blocks = {}
-    for window, name in names.items():
-        block = blocks[name] = {}
-        own = {"*.attention.window": window} if window else {}
-        for path, value in ({k: v for k, v in changes.items() if k.startswith("*.")} | own).items():
-            *groups, last = path.removeprefix("*.").split(".")
-            here = block
-            for group in groups:
-                here = here.setdefault(group, {})
-            here[last] = value
-    return model | {"blocks": blocks, "pattern": [names[window] for window in pattern]}
+def _nested(changes: dict, by_layer: list[tuple[str, dict]]) -> dict:
+    """The nested mapping that `from_dict` reads, with one block for each name in `by_layer`."""
+    pattern = period_of([name for name, _ in by_layer])
+    own = dict(by_layer)
+    names = {name: name if len(own) > 1 else MAIN[0] for name in own}
+    shared = {path: value for path, value in changes.items() if path.startswith("*.")}
+    model = {path: value for path, value in changes.items() if not path.startswith("*.")}
+    blocks = {names[name]: _nested_block(shared | fields) for name, fields in own.items()}
+    return model | {"blocks": blocks, "pattern": [names[name] for name in pattern]}
 
 
-def _period(values: list) -> list:
-    """The shortest list that gives `values` when repeated."""
-    count = len(values)
-    return next(values[:p] for p in range(1, count + 1) if count % p == 0 and values == values[:p] * (count // p))
+def _nested_block(fields: dict) -> dict:
+    """{'a': {'b': value}} of {'*.a.b': value}."""
+    block = {}
+    for path, value in fields.items():
+        if value is MISSING:
+            continue
+        *groups, last = path.removeprefix("*.").split(".")
+        here = block
+        for group in groups:
+            here = here.setdefault(group, {})
+        here[last] = value
+    return block
 
 
 def write_config(family: Family, model: ModelConfig) -> dict:
@@ -104,25 +104,37 @@ def write_config(family: Family, model: ModelConfig) -> dict:
             found[key.theirs] = key.to_config(value)
         elif key.default is REQUIRED:
             found[key.theirs] = 1  # any size: the two models differ in their layout or kind
-    found |= {key: found[other] for key, other in family.same.items() if other in found}
+    twins = family.same | {key.alias: key.theirs for key in family.keys if key.alias}
+    found |= {key: found[other] for key, other in twins.items() if other in found}
     if family.rope and isinstance(blocks[0].attention, SoftmaxConfig):
-        found |= write_rope(family.rope, blocks[0].attention, model.max_length)
-    if family.windows:
-        found |= family.windows.write([getattr(block.attention, "window", 0) for block in blocks])
+        found |= write_rope(family.rope, *_attention_by_type(family, blocks))
+    if family.by_layer:
+        found |= family.by_layer.write(blocks)
     return found
 
 
+def _attention_by_type(family: Family, blocks: list) -> list[SoftmaxConfig]:
+    """The attention of the first layer, or of the first layer with full attention and of the first with a window."""
+    if not family.rope.by_type:
+        return [blocks[0].attention]
+    attention = [block.attention for block in blocks]
+    full = next((each for each in attention if not each.window), attention[0])
+    return [full, next((each for each in attention if each.window), full)]
+
+
 def value_at(model: ModelConfig, path: str):
-    """The value of a field of `model`; MISSING if its kinds do not have the field. '*.' is the block of the first layer.
-    attention.scale is resolved."""
-    first = model.blocks[layers(model)[0].block]
-    if path == "*.attention.scale" and isinstance(first.attention, SoftmaxConfig):
-        return logit_scale(first.attention, model.width)
-    here = model
-    names = path.split(".")
-    if names[0] == "*":
-        here = first
-        names = names[1:]
-    for name in names:
-        here = getattr(here, name, MISSING)
-    return here
+    """The value of a field of `model`; MISSING if its kinds do not have the field. '*.' is the block of the first layer
+    that has the field. attention.scale is resolved."""
+    if not path.startswith("*."):
+        return _field(model, path)
+    blocks = [model.blocks[layer.block] for layer in layers(model)]
+    if path == "*.attention.scale" and isinstance(blocks[0].attention, SoftmaxConfig):
+        return logit_scale(blocks[0].attention, model.width)
+    values = (_field(block, path.removeprefix("*.")) for block in blocks)
+    return next((value for value in values if value is not MISSING), MISSING)
+
+
+def _field(config, path: str):
+    for name in path.split("."):
+        config = getattr(config, name, MISSING)
+    return config

@@ -4,7 +4,9 @@ from xfresearch.errors import nearest
 from xfresearch.interop import (
     gemma,
     gemma2,
+    gemma3,
     gpt2,
+    gpt_neo,
     gpt_neox,
     gptj,
     llama,
@@ -12,16 +14,20 @@ from xfresearch.interop import (
     mixtral,
     olmo,
     olmo2,
+    olmo3,
     olmoe,
     opt,
     phi,
+    phi3,
     qwen2,
     qwen3,
+    qwen3_moe,
 )
 from xfresearch.interop.family import Family, Unsupported
 
 MODULES = (
     gpt2,
+    gpt_neo,
     gptj,
     gpt_neox,
     opt,
@@ -31,11 +37,15 @@ MODULES = (
     mixtral,
     qwen2,
     qwen3,
+    qwen3_moe,
+    phi3,
     olmo,
     olmo2,
+    olmo3,
     olmoe,
     gemma,
     gemma2,
+    gemma3,
 )
 FAMILIES = {module.FAMILY.name: module.FAMILY for module in MODULES}
 

@@ -18,6 +18,7 @@ from xfresearch.errors import UserError
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
 
 REQUIRED = object()
+MISSING = object()  # the value of a field that a model, or a kind of layer, does not have
 # Values of a key that turns the biases of all attention projections on or off.
 BIASES = {False: (), True: PROJECTIONS}
 
@@ -32,6 +33,7 @@ class Key:
 
     default: the value that `transformers` uses if the key is missing, or if it is null and `null` is None.
     values: {Hugging Face name: our name}. read, write: conversions of numbers; `read` may raise Unsupported.
+    alias: another name of the key, whose value wins if config.json has both; export writes both.
     """
 
     theirs: str
@@ -41,10 +43,11 @@ class Key:
     read: Callable = lambda value: value
     write: Callable = lambda value: value
     null: object = None
+    alias: str = ""
 
     def from_config(self, config: dict):
         """The value of our field. Raises Unsupported if the key is missing or its value has no translation."""
-        value = config.get(self.theirs, self.default)
+        value = config.get(self.alias, config.get(self.theirs, self.default))
         if value is None:
             value = self.default if self.null is None else self.null
         if value is REQUIRED:
@@ -64,12 +67,21 @@ class Key:
         return next((theirs for theirs, ours in self.values.items() if ours == value), None)
 
 
+class Part(NamedTuple):
+    """The slice of one of our parameters that a Hugging Face tensor, or a part of it, holds."""
+
+    path: str  # 'blocks/main/attention/query/kernel'
+    index: tuple[int, ...]  # in the leading dimensions: the layer in its stack, then the expert
+    letters: str  # of the remaining dimensions
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Row:
     """A Hugging Face tensor and the parameters that it holds. {layer} and {expert} in its name stand for numbers.
 
-    dims: its dimensions, outermost first; each is a product of letters, outermost first. A digit n stands for n parts,
-    in the order of `ours`.
+    dims: its dimensions, outermost first; each is a product of letters, outermost first. A digit n stands for n parts of
+    equal size, in the order of `ours`. 'HK|GK D' has parts of different sizes one after another in the first dimension.
     paired: RoPE rotates dimension 2i of a head with 2i + 1, where ours rotates i with i + k/2.
     """
 
@@ -78,30 +90,36 @@ class Row:
     ours: tuple[str, ...]
     paired: bool = False
 
-    @property
-    def parts(self) -> int:
-        return len(self.ours)
+    def shape(self, parts: tuple[Part, ...]) -> tuple[int, ...]:
+        """The Hugging Face tensor's shape."""
+        shapes = [[math.prod(sizes[x] for x in group) for group in dims.split()] for dims, sizes in self._each(parts)]
+        return sum(first for first, *_ in shapes) if "|" in self.dims else shapes[0][0], *shapes[0][1:]
 
-    def shape(self, letters: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The Hugging Face tensor's shape, if each part has the dimensions `letters` and this `shape`."""
-        return tuple(math.prod(self._sizes(letters, shape)[x] for x in group) for group in self.dims.split())
-
-    def view(self, tensor: np.ndarray, part: int, letters: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A view of one part of the Hugging Face `tensor`, with our dimensions `letters`."""
-        sizes = self._sizes(letters, shape)
-        order = self.dims.replace(" ", "")
+    def view(self, tensor: np.ndarray, number: int, parts: tuple[Part, ...]) -> np.ndarray:
+        """A view of part `number` of the Hugging Face `tensor`, with our dimensions."""
+        each = self._each(parts)
+        dims, sizes = each[number]
+        if "|" in self.dims:
+            rows = [math.prod(sizes[x] for x in dims.split()[0]) for dims, sizes in each]
+            tensor = tensor[sum(rows[:number]) :][: rows[number]]
+        order = dims.replace(" ", "")
         split = tensor.reshape([sizes[x] for x in order])
-        if self.parts > 1:
-            at = next(i for i, x in enumerate(order) if x.isdigit())
-            split = np.moveaxis(split, at, 0)[part]
-            order = order[:at] + order[at + 1 :]
-        return split.transpose([order.index(x) for x in self._letters(letters)])
+        digit = next((i for i, x in enumerate(order) if x.isdigit()), None)
+        if digit is not None:
+            split = np.moveaxis(split, digit, 0)[number]
+            order = order[:digit] + order[digit + 1 :]
+        return split.transpose([order.index(x) for x in self._letters(parts[number].letters)])
 
-    def _sizes(self, letters: str, shape: tuple[int, ...]) -> dict[str, int]:
-        return dict(zip(self._letters(letters), shape, strict=True)) | {str(self.parts): self.parts}
+    def _each(self, parts: tuple[Part, ...]) -> list[tuple[str, dict[str, int]]]:
+        """For each part, the dimensions of its place in the tensor, and the size of each letter."""
+        first, *rest = self.dims.split()
+        firsts = first.split("|") if "|" in first else [first] * len(parts)
+        sizes = [dict(zip(self._letters(part.letters), part.shape, strict=True)) for part in parts]
+        dims = [" ".join([each, *rest]) for each in firsts]
+        return [(each, size | {str(len(parts)): len(parts)}) for each, size in zip(dims, sizes, strict=True)]
 
     def _letters(self, letters: str) -> str:
-        """`letters` with H for G if the tensor holds queries, keys and values together."""
+        """`letters` with H for G if the tensor holds queries, keys and values together, with as many heads each."""
         return letters if "G" in self.dims else letters.replace("G", "H")
 
 
@@ -120,7 +138,11 @@ def norm(theirs: str, ours: str, dims: str = "D") -> tuple[Row, Row]:
 
 
 class Rope(NamedTuple):
-    """How a family's config.json gives the dimensions that RoPE rotates: as a fraction of a head or as a number."""
+    """How a family's config.json gives RoPE: the dimensions that it rotates, as a fraction of a head or as a number, its
+    base, and the scalings for longer contexts.
+
+    With `by_type`, layers with full attention and sliding layers have a RoPE each, and scaling is that of full attention.
+    """
 
     fraction: str = ""  # e.g. 'partial_rotary_factor'
     size: str = ""  # e.g. 'rotary_dim'
@@ -128,13 +150,19 @@ class Rope(NamedTuple):
     size_default: int = 0  # the number of dimensions if its key is missing
     theta: str = "rope_theta"  # '' if the family has no such key: theta is theta_default, without scaling
     theta_default: float = 10_000.0
+    scalings: tuple[str, ...] = ("default", "linear", "llama3", "yarn")  # values of rope_type
+    scaling_default: dict = {}  # rope_scaling if config.json has none
+    by_type: bool = False
+    sliding_theta: str = ""  # with by_type, the key of the theta of sliding layers; '' if there is none
+    sliding_theta_default: float = 10_000.0
 
 
-class Windows(NamedTuple):
-    """How a family's config.json gives the attention window of each layer."""
+class ByLayer(NamedTuple):
+    """How a family's config.json gives the fields that differ between layers (by_layer.py)."""
 
-    read: Callable[[dict], list[int]]  # config.json -> the window of each layer, 0 for full attention
-    write: Callable[[list[int]], dict]  # the inverse
+    # (config.json, the fields that all layers share) -> for each layer, the name of its block and its own fields
+    read: Callable[[dict, dict], list[tuple[str, dict]]]
+    write: Callable[[list], dict]  # the block of each layer -> keys of config.json
 
 
 @dataclass(frozen=True)
@@ -145,7 +173,7 @@ class Family:
     keys: tuple[Key, ...]  # a later key overrides an earlier key of the same field
     rows: tuple[Row, ...]
     rope: Rope | None = None
-    windows: Windows | None = None
+    by_layer: ByLayer | None = None
     needs: dict[str, object] = field(default_factory=dict)  # keys of config.json that must have this value
     same: dict[str, str] = field(default_factory=dict)  # keys that must have the value of another key
     derived: Callable[[dict], dict] = lambda config: {}  # fields of ours that depend on several keys

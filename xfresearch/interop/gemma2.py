@@ -4,13 +4,8 @@ and softcaps of the attention logits and of the output logits."""
 from dataclasses import replace
 
 from xfresearch.interop import gemma, llama
+from xfresearch.interop.by_layer import every, some_layers
 from xfresearch.interop.family import Key, Unsupported, norm, number
-from xfresearch.interop.windows import by_layer
-
-
-def every_other(config: dict) -> list[str]:
-    """The layer types of a config.json without `layer_types`."""
-    return ["full_attention" if i % 2 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
 def scale(scalar) -> float:
@@ -48,6 +43,6 @@ FAMILY = replace(
         *llama.ATTENTION,
         *llama.FEED_FORWARD,
     ),
-    windows=by_layer(every_other, default=4096),
+    by_layer=some_layers(every(2), default=4096),
     needs={"use_bidirectional_attention": False},
 )

@@ -7,21 +7,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.interop.family import Family, Row
+from xfresearch.interop.family import Family, Part, Row
 from xfresearch.models import transformer
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import rotary_size
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.trees import path_name
-
-
-class Part(NamedTuple):
-    """The slice of one of our parameters that a Hugging Face tensor, or a part of it, holds."""
-
-    path: str  # 'blocks/main/attention/query/kernel'
-    index: tuple[int, ...]  # in the leading dimensions: the layer in its stack, then the expert
-    letters: str  # of the remaining dimensions
-    shape: tuple[int, ...]
 
 
 class TensorMapping(NamedTuple):
@@ -36,7 +27,7 @@ class TensorMapping(NamedTuple):
     def views(self, tensor: np.ndarray) -> Iterator[tuple[Part, np.ndarray, np.ndarray | slice]]:
         """Each part with a view of `tensor` in our dimensions and the order of the view's last dimension."""
         for number, part in enumerate(self.parts):
-            view = self.row.view(tensor, number, part.letters, part.shape)
+            view = self.row.view(tensor, number, self.parts)
             yield part, view, rope_order(self.rotated, part.shape[-1]) if self.rotated else slice(None)
 
 
@@ -59,7 +50,7 @@ def mappings(family: Family, model: ModelConfig, shapes: dict[str, tuple]) -> It
             continue
         for layer in layers(model):
             block = model.blocks[layer.block]
-            experts = range(block.feed_forward.moe.experts) if "{expert}" in row.theirs else [None]
+            experts = range(_experts(block)) if "{expert}" in row.theirs else [None]
             for expert in experts:
                 name = row.theirs.format(layer=layer.number, expert=expert)
                 index = (layer.index,) if expert is None else (layer.index, expert)
@@ -77,7 +68,13 @@ def _mapping(
     for path in paths:
         parts.append(Part(path, index, letters[path][len(index) :], shapes[path][len(index) :]))
     rotated = rotary_size(parts[0].shape[-1], block.attention.rope.fraction) if row.paired else 0
-    yield TensorMapping(name, row.shape(parts[0].letters, parts[0].shape), row, tuple(parts), rotated)
+    yield TensorMapping(name, row.shape(tuple(parts)), row, tuple(parts), rotated)
+
+
+def _experts(block) -> int:
+    """The number of experts of a block, 0 if its feed-forward layer has none."""
+    moe = getattr(getattr(block, "feed_forward", None), "moe", None)
+    return moe.experts if moe else 0
 
 
 def is_ignored(family: Family, name: str) -> bool:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama
+from xfresearch.interop.by_layer import everywhere
 from xfresearch.interop.family import Key
-from xfresearch.interop.windows import everywhere
 
 FAMILY = replace(
     llama.FAMILY,
@@ -16,5 +16,5 @@ FAMILY = replace(
         Key("max_position_embeddings", "max_length", 131072),
         Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
     ),
-    windows=everywhere(default=4096),
+    by_layer=everywhere(default=4096),
 )

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama
+from xfresearch.interop.by_layer import everywhere
 from xfresearch.interop.family import Key, Rope, row
-from xfresearch.interop.windows import everywhere
 
 EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
 
@@ -21,6 +21,8 @@ FAMILY = replace(
         Key("hidden_act", "*.feed_forward.moe.expert", "silu", llama.GATED),
         Key("num_local_experts", "*.feed_forward.moe.experts", 8),
         Key("num_experts_per_tok", "*.feed_forward.moe.top_k", 2),
+        Key("router_aux_loss_coef", "*.feed_forward.moe.balance_loss", 0.001),
+        Key("router_jitter_noise", "*.feed_forward.moe.jitter", 0.0),
     ),
     rows=(
         *llama.EMBEDDING,
@@ -32,5 +34,5 @@ FAMILY = replace(
         row(f"{EXPERT}.w3.weight", "F D", "feed_forward/experts/up"),
     ),
     rope=Rope(theta_default=1e6),
-    windows=everywhere(),
+    by_layer=everywhere(),
 )

@@ -27,6 +27,7 @@ FAMILY = replace(
         Key("num_experts", "*.feed_forward.moe.experts", 64),
         Key("num_experts_per_tok", "*.feed_forward.moe.top_k", 8),
         Key("norm_topk_prob", "*.feed_forward.moe.renormalise", False),
+        Key("router_aux_loss_coef", "*.feed_forward.moe.balance_loss", 0.01),
         CLIP,
     ),
     rows=(

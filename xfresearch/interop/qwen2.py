@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from xfresearch.interop import llama
+from xfresearch.interop.by_layer import some_layers
 from xfresearch.interop.family import Key, count
-from xfresearch.interop.windows import by_layer
 
 
 def upper_layers(config: dict) -> list[str]:
@@ -24,5 +24,5 @@ FAMILY = replace(
         Key("max_position_embeddings", "max_length", 32768),
         Key("hidden_act", "*.feed_forward.kind", "silu", llama.GATED),
     ),
-    windows=by_layer(upper_layers, default=4096, switched=True),
+    by_layer=some_layers(upper_layers, default=4096, switched=True),
 )

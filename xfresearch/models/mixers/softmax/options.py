@@ -87,6 +87,9 @@ class RopeConfig:
         low=0.0,
         needs=where(scaling="yarn"),
     )
+    truncate: bool = option(
+        True, "yarn blends between whole dimensions, as its authors' code does", needs=where(scaling="yarn")
+    )
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,17 @@ def rope_frequencies(rope: RopeConfig, size: int) -> np.ndarray:
 
 
 def _unscaled_by_yarn(rope: RopeConfig, size: int) -> np.ndarray:
-    """The share of each frequency that is not scaled. As in the authors' code and in transformers, the interpolation
-    starts and ends at whole dimensions, and its end is limited by `size`, not by the number of frequencies `size`/2."""
+    """The share of each frequency that is not scaled. As in the authors' code and in transformers, the end of the
+    interpolation is limited by `size`, not by the number of frequencies `size`/2. With `truncate`, it starts and ends at
+    whole dimensions."""
 
     def dimension(rotations: float) -> float:
         return size * math.log(rope.original_length / (2 * math.pi * rotations)) / (2 * math.log(rope.theta))
 
-    first = max(math.floor(dimension(rope.high_frequency)), 0)
-    last = min(math.ceil(dimension(rope.low_frequency)), size - 1)
+    first, last = dimension(rope.high_frequency), dimension(rope.low_frequency)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
     return 1 - np.clip((np.arange(size // 2) - first) / (last - first or 0.001), 0, 1)
 
 
