@@ -55,6 +55,8 @@ def parse(arguments: list[str]):
     import_parser.add_argument(
         "--dtype", default="", choices=dtypes, help="dtype of computation (default: that of the files)"
     )
+    allow = "go on with weights that are NaN or infinite (default: an error)"
+    import_parser.add_argument("--allow-nonfinite", action="store_true", help=allow)
     import_parser.set_defaults(convert=import_folder)
 
     export_parser = conversions.add_parser("export", description=export_folder.__doc__)
@@ -196,7 +198,7 @@ def import_folder(options) -> None:
             what = "a llama2.c model, which evaluate, generate and xf.load read as it is"
         raise UserError(f"{folder} is {what}: it must be a Hugging Face folder")
     begin = time.perf_counter()
-    lm = loading.load(folder, dtype=options.dtype)
+    lm = loading.load(folder, dtype=options.dtype, allow_nonfinite=options.allow_nonfinite)
     seconds = time.perf_counter() - begin
     lm.save(options.workdir)
     read = sum(tensor.bytes for tensor in stored_tensors(folder).values())

@@ -28,7 +28,9 @@ LOADED = (
 )
 
 
-def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageModel:
+def load(
+    path, step: int | None = None, mesh=None, dtype: str = "", allow_nonfinite: bool = False
+) -> LanguageModel:
     """Loads the model at `path`: a run's directory, one of its checkpoints ('runs/a/checkpoints/500'), a Hugging Face
     folder, or a llama2.c file, whose name ends in .bin.
 
@@ -37,13 +39,14 @@ def load(path, step: int | None = None, mesh=None, dtype: str = "") -> LanguageM
 
     Without `step`, this loads the newest intact checkpoint and prints a warning on standard error for each damaged one.
     A run in float64 switches JAX to 64 bits. Raises UserError if there is no such run or checkpoint, or if the
-    requested checkpoint is damaged.
+    requested checkpoint is damaged, and for weights of a Hugging Face folder that are NaN or infinite, unless
+    `allow_nonfinite` makes it a warning.
     """
     path, step = locate(path, step)
     if _is_llama2c(path):
         return llama2c.load(path, mesh, dtype)
     if folder.is_folder(path):
-        return importing.load(path, mesh, dtype)
+        return importing.load(path, mesh, dtype, allow_nonfinite)
     run = read_json(path / "config.json")
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)

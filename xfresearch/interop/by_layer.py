@@ -25,6 +25,11 @@ class Sliding(NamedTuple):
     default: int
     switched: bool = False
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of config.json."""
+        return "sliding_window", "layer_types", *(("use_sliding_window", "max_window_layers") if self.switched else ())
+
     def read(self, config: dict) -> list[int]:
         """The window of each layer, 0 for full attention."""
         window = window_of(config, self.default)
@@ -70,7 +75,7 @@ def everywhere(default: int = 0) -> ByLayer:
     def read(config: dict, changes: dict) -> list[tuple[str, dict]]:
         return [windowed(window_of(config, default))] * config["num_hidden_layers"]
 
-    return ByLayer(read, lambda blocks: {"sliding_window": windows_of(blocks)[0] or None})
+    return ByLayer(read, lambda blocks: {"sliding_window": windows_of(blocks)[0] or None}, ("sliding_window",))
 
 
 def some_layers(types: Callable[[dict], list[str]], default: int, switched: bool = False) -> ByLayer:
@@ -80,7 +85,7 @@ def some_layers(types: Callable[[dict], list[str]], default: int, switched: bool
     def read(config: dict, changes: dict) -> list[tuple[str, dict]]:
         return [windowed(window) for window in sliding.read(config)]
 
-    return ByLayer(read, lambda blocks: sliding.write(windows_of(blocks)))
+    return ByLayer(read, lambda blocks: sliding.write(windows_of(blocks)), sliding.keys)
 
 
 def some_layers_with_rope(types: Callable[[dict], list[str]], default: int, rope: Rope) -> ByLayer:
@@ -93,7 +98,7 @@ def some_layers_with_rope(types: Callable[[dict], list[str]], default: int, rope
         own = {kind: (name, fields | read_rope(rope, config, changes, kind)) for kind, (name, fields) in own.items()}
         return [own[kind] for kind in kinds]
 
-    return ByLayer(read, lambda blocks: sliding.write(windows_of(blocks)))
+    return ByLayer(read, lambda blocks: sliding.write(windows_of(blocks)), sliding.keys)
 
 
 def every(number: int) -> Callable[[dict], list[str]]:

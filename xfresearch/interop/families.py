@@ -24,6 +24,7 @@ from xfresearch.interop import (
     qwen3_moe,
 )
 from xfresearch.interop.family import Family, Unsupported
+from xfresearch.interop.unread import unread_keys
 
 MODULES = (
     gpt2,
@@ -58,6 +59,17 @@ def get_family(name: str) -> Family:
             f"model_type={name!r} is not allowed: it must be one of {known}{nearest(str(name), FAMILIES)}"
         )
     return FAMILIES[name]
+
+
+def family_of(config: dict) -> Family:
+    """The family of a config.json. Raises Unsupported if there is none. The families exist in many variants, so the
+    message proposes none: it names the keys that no family reads."""
+    name = config.get("model_type")
+    if isinstance(name, str) and name in FAMILIES:
+        return FAMILIES[name]
+    unread = unread_keys(config, set().union(*(family.reads for family in FAMILIES.values())))
+    keys = f"; no family reads the keys {', '.join(unread)}" if unread else ""
+    raise Unsupported(f"config.json: model_type={name!r} is not supported: the families are {', '.join(FAMILIES)}{keys}")
 
 
 def all_families() -> list[Family]:

@@ -156,6 +156,12 @@ class Rope(NamedTuple):
     sliding_theta: str = ""  # with by_type, the key of the theta of sliding layers; '' if there is none
     sliding_theta_default: float = 10_000.0
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of config.json."""
+        own = (self.fraction, self.size, self.theta, self.sliding_theta)
+        return *own, "rope_scaling", "rope_parameters", "original_max_position_embeddings", "partial_rotary_factor"
+
 
 class ByLayer(NamedTuple):
     """How a family's config.json gives the fields that differ between layers (by_layer.py)."""
@@ -163,6 +169,7 @@ class ByLayer(NamedTuple):
     # (config.json, the fields that all layers share) -> for each layer, the name of its block and its own fields
     read: Callable[[dict, dict], list[tuple[str, dict]]]
     write: Callable[[list], dict]  # the block of each layer -> keys of config.json
+    keys: tuple[str, ...]  # the keys of config.json that `read` reads
 
 
 @dataclass(frozen=True)
@@ -177,8 +184,17 @@ class Family:
     needs: dict[str, object] = field(default_factory=dict)  # keys of config.json that must have this value
     same: dict[str, str] = field(default_factory=dict)  # keys that must have the value of another key
     derived: Callable[[dict], dict] = lambda config: {}  # fields of ours that depend on several keys
+    without_effect: tuple[str, ...] = ()  # keys in config.json of its models that `transformers` does not read
     ignored: tuple[str, ...] = ()  # name patterns of tensors that are not parameters (tables that the library computes)
     prefix: str = ""  # of most tensor names; some folders omit it
+
+    @property
+    def reads(self) -> set[str]:
+        """The keys of config.json that are read, and those that are known to have no effect."""
+        found = {name for key in self.keys for name in (key.theirs, key.alias)}
+        found |= {*self.needs, *self.same, *self.same.values(), *self.without_effect}
+        found |= set(self.by_layer.keys) if self.by_layer else set()
+        return found | (set(self.rope.keys) if self.rope else set())
 
 
 def number(key: str, value) -> float:

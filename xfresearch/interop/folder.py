@@ -1,6 +1,7 @@
 """Reads and writes Hugging Face folders on disk: config.json and one or more safetensors files. No pickle is opened."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,8 @@ from xfresearch.formats import check_whole
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
 
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
@@ -55,6 +58,20 @@ def read_config(folder: Path) -> dict:
     return read_object(file)
 
 
+def check_adapter(folder: Path) -> None:
+    """Raises UserError if the folder has an adapter (peft), instead of a model's weights or beside them."""
+    file = folder / ADAPTER
+    if not file.is_file():
+        return
+    config = read_object(file)
+    kind, base = config.get("peft_type", "adapter"), config.get("base_model_name_or_path")
+    of = f" of {base}" if base else ""
+    raise UserError(
+        f"{file}: a {kind} adapter{of} is not supported: merge it into the weights (merge_and_unload of peft), "
+        "or remove its files to read the weights without it"
+    )
+
+
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor in the folder's safetensors files, by name. Raises UserError if a file is missing or damaged."""
     found = {}
@@ -85,13 +102,31 @@ def _files(folder: Path) -> list[Path]:
             if not file.is_file() or file.parent != folder:
                 raise UserError(f"{index}: it lists {file.name}, which is not in the folder")
         return files
+    if shards := _shards(folder):
+        return shards
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise UserError(
             f"{folder / pickles[0]}: pickle files can run arbitrary code and are not supported: "
             "save the model as safetensors"
         )
-    raise UserError(f"{folder}: it has neither model.safetensors nor {INDEX}")
+    others = [name for name in _weights(folder) if name != INDEX]
+    found = f": the names of its files, such as {others[0]}, are not those of a model's weights" if others else ""
+    raise UserError(f"{folder}: it has neither model.safetensors nor {INDEX}{found}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files model-00001-of-N.safetensors to N of a folder without an index; [] if there are none. Raises UserError if
+    one is missing."""
+    found = sorted(file for file in folder.glob("model-*.safetensors") if SHARD.fullmatch(file.name))
+    totals = {SHARD.fullmatch(file.name)[2] for file in found}
+    if len(totals) > 1:
+        raise UserError(f"{folder}: it has shards of several models, {found[0].name} and {found[-1].name}, and no {INDEX}")
+    names = [f"model-{number + 1:05}-of-{total}.safetensors" for total in totals for number in range(int(total))]
+    missing = sorted(set(names) - {file.name for file in found})
+    if missing:
+        raise UserError(f"{folder}: {missing[0]} is missing, and there is no {INDEX}")
+    return found
 
 
 def write_tensors(

@@ -44,5 +44,6 @@ FAMILY = replace(
         *llama.FEED_FORWARD,
     ),
     by_layer=some_layers(every(2), default=4096),
+    without_effect=("hidden_act",),
     needs={"use_bidirectional_attention": False},
 )

@@ -29,6 +29,7 @@ FAMILY = replace(
     ),
     rows=(*gemma2.FAMILY.rows, *QK_NORMS),
     needs=gemma2.FAMILY.needs | {"attn_logit_softcapping": None},  # `transformers` does not read it
+    without_effect=("hidden_act", "sliding_window_pattern"),  # the latter is read without `layer_types`
     rope=ROPE,
     by_layer=some_layers_with_rope(layer_types, default=4096, rope=ROPE),
 )

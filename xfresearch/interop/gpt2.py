@@ -64,5 +64,6 @@ FAMILY = Family(
     ),
     needs={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ignored=(r".*\.attn\.(masked_)?bias",),
+    without_effect=("summary_proj_to_labels",),
     prefix="transformer.",
 )

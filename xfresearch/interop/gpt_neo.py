@@ -73,7 +73,7 @@ FAMILY = Family(
         *linear(f"{LAYER}.mlp.c_fc", "feed_forward/up", "F D"),
         *linear(f"{LAYER}.mlp.c_proj", "feed_forward/down", "D F"),
     ),
-    by_layer=ByLayer(read, write),
+    by_layer=ByLayer(read, write, ("attention_types", "attention_layers", "window_size")),
     ignored=(r".*\.attn\.attention\.(masked_)?bias",),
     prefix="transformer.",
 )

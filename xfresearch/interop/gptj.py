@@ -46,5 +46,6 @@ FAMILY = Family(
         *linear(f"{LAYER}.mlp.fc_out", "feed_forward/down", "D F"),
     ),
     rope=Rope(size="rotary_dim", size_default=64, theta=""),
+    without_effect=("rotary", "scale_attn_weights"),
     ignored=(r".*\.attn\.(masked_)?bias", r".*\.attn\.embed_positions"),
 )

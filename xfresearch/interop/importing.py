@@ -17,11 +17,12 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model
 from xfresearch.interop.copying import bounds_of, copy, overlap
-from xfresearch.interop.families import get_family
+from xfresearch.interop.families import family_of
 from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.mapping import TensorMapping, is_ignored, mappings
 from xfresearch.interop.source import Source, small_files
-from xfresearch.interop.tensor_files import StoredTensor
+from xfresearch.interop.tensor_files import StoredTensor, count_nonfinite
+from xfresearch.interop.unread import warn_of_unread
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.trees import path_name
@@ -39,8 +40,9 @@ class Header(NamedTuple):
     model: ModelConfig
 
 
-def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
-    """The model in a Hugging Face folder, on the first device or sharded over `mesh`. Raises as `read_header` does.
+def load(folder: Path, mesh=None, dtype: str = "", allow_nonfinite: bool = False) -> LanguageModel:
+    """The model in a Hugging Face folder, on the first device or sharded over `mesh`. Raises as `read_header` and
+    `read_params` do.
 
     It computes in `dtype`; by default, in the dtype of its files: bfloat16 files in bfloat16 with float32 parameters,
     float16 files in float32.
@@ -49,7 +51,7 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
     model = with_dtype(header.model, dtype)
     if model.param_dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    params, bare = read_params(folder, header, abstract_params(model, mesh))
+    params, bare = read_params(folder, header, abstract_params(model, mesh), allow_nonfinite)
     tokenizer = read_tokenizer(folder)
     data = DataConfig(tokenizer=str(folder)) if tokenizer else DataConfig()
     run = Config(model=model, sequence_length=model.max_length, data=data)
@@ -62,12 +64,14 @@ def load(folder: Path, mesh=None, dtype: str = "") -> LanguageModel:
 def read_header(folder: Path) -> Header:
     """The header of a Hugging Face folder. Raises UserError if our models cannot express the family or config.json."""
     folders.check_links(folder)
+    folders.check_adapter(folder)
     config = folders.read_config(folder)
     try:
-        family = get_family(config.get("model_type"))
+        family = family_of(config)
         stored = folders.stored_tensors(folder)
         dtype = folders.common_dtype(stored)
         check_depth(family, config, len(stored))
+        warn_of_unread(config, family.reads)
         return Header(config, family, stored, dtype, read_model(family, config, **dtypes_of(dtype, stored)))
     except Unsupported as error:
         raise UserError(f"{folder}: {error}") from None
@@ -95,10 +99,11 @@ def read_tokenizer(folder: Path):
     return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
-def read_params(folder: Path, header: Header, abstract: dict) -> tuple[dict, bool]:
+def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: bool = False) -> tuple[dict, bool]:
     """The parameters, with the shardings of `abstract`, and whether the folder's tensor names lack the family's prefix.
 
     Shows a progress bar in bytes. Raises UserError if our model cannot express the tensors; nothing is dropped silently.
+    Raises UserError, too, for a value that is NaN or infinite; with `allow_nonfinite` that is a warning.
     """
     from tqdm import tqdm
 
@@ -115,7 +120,9 @@ def read_params(folder: Path, header: Header, abstract: dict) -> tuple[dict, boo
     total = sum(stored[name].bytes for name in expected)
     with tqdm(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr) as bar:
         for name, mapping in expected.items():
-            fill(shards, mapping, stored[name].read())
+            tensor = stored[name].read()
+            check_finite(stored[name], tensor, allow_nonfinite)
+            fill(shards, mapping, tensor)
             bar.update(stored[name].bytes)
     return structure.unflatten([shards.pop(path).array() for path in leaves]), bare
 
@@ -154,6 +161,18 @@ def check(
         if stored[name].shape != mapping.shape:
             shapes = f"{list(stored[name].shape)}: config.json requires {list(mapping.shape)}"
             raise UserError(f"{folder}: tensor {name} has shape {shapes}")
+
+
+def check_finite(stored: StoredTensor, tensor: np.ndarray, allowed: bool) -> None:
+    """Raises UserError, or warns if it is `allowed`, if a value is NaN or infinite: a damaged or diverged model."""
+    count = count_nonfinite(tensor)
+    if not count:
+        return
+    text = f"{stored.file}: tensor {stored.name} has {count:,} values that are NaN or infinite"
+    if not allowed:
+        goes_on = "convert import --allow-nonfinite, or xf.load(..., allow_nonfinite=True), reads it all the same"
+        raise UserError(f"{text}; {goes_on}")
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def _tied_head(folder: Path, family: Family, expected: dict[str, TensorMapping], stored: dict) -> set[str]:

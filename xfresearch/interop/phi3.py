@@ -28,6 +28,7 @@ FAMILY = replace(
         row("model.layers.{layer}.mlp.gate_up_proj.weight", "2F D", "feed_forward/gate/kernel", "feed_forward/up/kernel"),
         row("model.layers.{layer}.mlp.down_proj.weight", "D F", "feed_forward/down/kernel"),
     ),
+    without_effect=("embd_pdrop",),
     rope=Rope(fraction="partial_rotary_factor", scalings=("default",)),
     by_layer=everywhere(),
 )

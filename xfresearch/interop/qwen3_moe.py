@@ -8,6 +8,7 @@ from xfresearch.interop.family import BIASES, MISSING, ByLayer, Key, Unsupported
 
 EXPERT = "model.layers.{layer}.mlp.experts.{expert}"
 MOE = "*.feed_forward.moe."
+KEYS = ("sliding_window", "use_sliding_window", "mlp_only_layers", "decoder_sparse_step", "intermediate_size")
 DENSE_HIDDEN = Key("intermediate_size", "*.feed_forward.hidden", 6144)
 
 
@@ -68,5 +69,6 @@ FAMILY = replace(
         row(f"{EXPERT}.up_proj.weight", "F D", "feed_forward/experts/up"),
         row(f"{EXPERT}.down_proj.weight", "D F", "feed_forward/experts/down"),
     ),
-    by_layer=ByLayer(read, write),
+    without_effect=("max_window_layers",),
+    by_layer=ByLayer(read, write, KEYS),
 )

@@ -29,7 +29,8 @@ class HuggingFaceTokenizer(Tokenizer):
         values = json.loads(content)
         table, byte_level = _token_bytes(self._hf, values)
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
-        lossless = _lossless(values, byte_level) if len(self._byte_ids) == 256 else ""
+        model = type(self._hf.model).__name__  # files of 2020 do not name it
+        lossless = _lossless(values, model, byte_level) if len(self._byte_ids) == 256 else ""
         separator = self._separator(special, table)
         if separator is not None:
             table[separator] = b""
@@ -111,21 +112,26 @@ def _byte_characters() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
-def _lossless(values: dict, byte_level: bool) -> str:
-    """`Tokenizer.lossless` of a tokenizer.json with all 256 bytes. '' unless every step is known to be lossless."""
+def _lossless(values: dict, kind: str, byte_level: bool) -> str:
+    """`Tokenizer.lossless` of a tokenizer.json with all 256 bytes and a model of this kind. '' unless every step is known
+    to be lossless."""
     model = values["model"]
     steps = [*_parts(values.get("normalizer")), *_parts(values.get("pre_tokenizer"))]
     subwords = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    if model["type"] not in ("BPE", "Unigram") or subwords or not all(map(_is_lossless, steps)):
+    if kind not in ("BPE", "Unigram") or subwords or not all(map(_is_lossless, steps)):
         return ""
     kinds = {step["type"] for step in steps}
-    words = [token for token in values.get("added_tokens", []) if not token["special"]]
+    added = values.get("added_tokens", [])
+    if len({token["id"] for token in added}) < len(added):  # one of two texts with the same id is lost
+        return ""
+    words = [token for token in added if not token["special"]]
     # lstrip and rstrip drop spaces. Prepend would add a space in front of each text between two such tokens.
     if any(token["lstrip"] or token["rstrip"] for token in words) or (words and "Prepend" in kinds):
         return ""
     if byte_level:
         return "bytes" if "ByteLevel" in kinds and not kinds & {"Prepend", "Replace", "Metaspace"} else ""
-    return "text" if model.get("byte_fallback") else ""
+    # ByteLevel writes bytes as other characters, which a decoder of pieces does not read back.
+    return "text" if model.get("byte_fallback") and "ByteLevel" not in kinds else ""
 
 
 def _parts(step: dict | None) -> list[dict]:
@@ -166,6 +172,11 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
             f"the tokenizer is {found}: it needs a tokenizer.json, which transformers' save_pretrained writes"
         )
     hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    if not special.kind and hf.token_to_id(END_OF_TEXT) != hf.get_vocab_size() - 1:
+        raise UserError(
+            f"not known to be GPT-2's: no tokenizer_config.json names its class, and {END_OF_TEXT} is not its last token. "
+            "Other models split words differently: use the tokenizer.json that transformers' save_pretrained writes"
+        )
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hf.decoder = decoders.ByteLevel()
     ids = {name: hf.token_to_id(name) for name in (END_OF_TEXT, special.begin, special.end)}
