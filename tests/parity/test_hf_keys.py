@@ -23,7 +23,8 @@ WORDS = {"silu": "gelu", "gelu": "relu", "gelu_new": "relu", "relu": "gelu_new",
 # Settings of loading and of the library itself.
 NOT_OF_THE_MODEL = {"dtype", "torch_dtype", "transformers_version", "architectures", "model_type", "_name_or_path"}
 NEVER_SET = {"rope_theta": 123.0, "partial_rotary_factor": 0.5, "rotary_pct": 0.5, "sliding_window": 3}
-NEVER_SET |= {"sliding_window_pattern": 2, "rope_local_base_freq": 77.0, "rope_scaling": {"rope_type": "linear", "factor": 3.0}}
+NEVER_SET |= {"sliding_window_pattern": 2, "rope_local_base_freq": 77.0, "num_attention_heads": 1, "num_hidden_layers": 1}
+NEVER_SET |= {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}
 
 
 def changes_of(config: dict) -> dict:

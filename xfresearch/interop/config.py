@@ -104,8 +104,7 @@ def write_config(family: Family, model: ModelConfig) -> dict:
             found[key.theirs] = key.to_config(value)
         elif key.default is REQUIRED:
             found[key.theirs] = 1  # any size: the two models differ in their layout or kind
-    twins = family.same | {key.alias: key.theirs for key in family.keys if key.alias}
-    found |= {key: found[other] for key, other in twins.items() if other in found}
+    found |= {key: found[other] for key, other in family.same.items() if other in found}
     if family.rope and isinstance(blocks[0].attention, SoftmaxConfig):
         found |= write_rope(family.rope, *_attention_by_type(family, blocks))
     if family.by_layer:

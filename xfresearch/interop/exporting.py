@@ -55,11 +55,14 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
 def _config(family: Family, lm, dtype: str, source: Source) -> dict:
     """config.json, including the source's keys that do not affect the model's function."""
     name = "dtype" if "dtype" in source.config else "torch_dtype"
-    config = source.config | write_config(family, lm.config) | {name: dtype}
+    written = write_config(family, lm.config)
+    config = source.config | written | {name: dtype}
     if not source.config or _tokenizer_changed(lm.tokenizer, source):
         config |= _special_ids(lm)
-    config.pop("rope_parameters", None)  # written as rope_theta and rope_scaling, which every release reads
-    return config
+    replaced = {key.alias for key in family.keys}
+    # RoPE is written as rope_theta and rope_scaling, which every release reads, where they can express it.
+    replaced |= {"rope_parameters"} - written.keys()
+    return {key: value for key, value in config.items() if key not in replaced}
 
 
 def _special_ids(lm) -> dict:

@@ -33,7 +33,7 @@ class Key:
 
     default: the value that `transformers` uses if the key is missing, or if it is null and `null` is None.
     values: {Hugging Face name: our name}. read, write: conversions of numbers; `read` may raise Unsupported.
-    alias: another name of the key, whose value wins if config.json has both; export writes both.
+    alias: another name of the key, whose value wins if config.json has both. Export writes `theirs` alone.
     """
 
     theirs: str

@@ -172,12 +172,8 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
             f"the tokenizer is {found}: it needs a tokenizer.json, which transformers' save_pretrained writes"
         )
     hf = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    if not special.kind and hf.token_to_id(END_OF_TEXT) != hf.get_vocab_size() - 1:
-        raise UserError(
-            f"not known to be GPT-2's: no tokenizer_config.json names its class, and {END_OF_TEXT} is not its last token. "
-            "Other models split words differently: use the tokenizer.json that transformers' save_pretrained writes"
-        )
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    _require_words_of_gpt2(hf, merges)
     hf.decoder = decoders.ByteLevel()
     ids = {name: hf.token_to_id(name) for name in (END_OF_TEXT, special.begin, special.end)}
     ids = {name: i for name, i in ids.items() if i is not None}
@@ -186,6 +182,21 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
         pieces = [(special.begin, ids[special.begin])]
         hf.post_processor = processors.TemplateProcessing(single=f"{special.begin} $A", special_tokens=pieces)
     return hf.to_str()
+
+
+def _require_words_of_gpt2(hf, merges: epath.Path) -> None:
+    """Raises UserError if a merge joins characters that GPT-2 puts into two words: another model's files (Qwen's)."""
+    byte_of = {character: byte for byte, character in _byte_characters().items()}
+    for line in merges.read_text(encoding="utf-8").splitlines():
+        token = line.replace(" ", "")
+        text = bytes(byte_of.get(character, 0) for character in token).decode("utf-8", "replace")
+        if line.startswith("#version") or "\ufffd" in text or "\0" in text:  # not a merge, or a part of a character
+            continue
+        if len(hf.pre_tokenizer.pre_tokenize_str(text)) > 1:
+            raise UserError(
+                f"these are not GPT-2's files: they merge {text!r}, which GPT-2 splits into two words. Use the "
+                "tokenizer.json that transformers' save_pretrained writes"
+            )
 
 
 def _merges_file(vocabulary: epath.Path) -> epath.Path:
