@@ -3,7 +3,7 @@
 import pytest
 
 import xfresearch as xf
-from tests.interop.published import PUBLISHED
+from tests.interop.published_2025 import PUBLISHED
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.exporting import choose
 from xfresearch.interop.families import FAMILIES, get_family

@@ -7,7 +7,8 @@ import pytest
 
 import xfresearch as xf
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
-from tests.interop.published import GEMMA_3, LLAMA_2, MIXTRAL, OLMO_3, OLMOE, PYTHIA
+from tests.interop.published import LLAMA_2, MIXTRAL, OLMOE, PYTHIA
+from tests.interop.published_2025 import GEMMA_3, OLMO_3
 from xfresearch import convert
 from xfresearch.interop.config import read_model
 from xfresearch.interop.families import FAMILIES, family_of

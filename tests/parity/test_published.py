@@ -5,7 +5,7 @@ Parameters are counted on the meta device, which allocates no memory.
 
 import pytest
 
-from tests.interop.published import PUBLISHED
+from tests.interop.published_2025 import PUBLISHED
 from tests.interop.test_reading import WINDOWS, changed
 from tests.parity.weights import MISSING
 
