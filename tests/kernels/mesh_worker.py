@@ -12,9 +12,10 @@ from jax.sharding import AxisType, NamedSharding
 
 from tests.contracts.passes import forward
 from tests.contracts.variants import ALL, in_float64, random_params, tokens_for
+from tests.kernels import cudnn_stand_in
 from tests.kernels.attention_cases import draw, error, plain, scaled, value_and_gradients
 from xfresearch.kernels import ring_attention, splash_attention
-from xfresearch.kernels.chunked_attention import chunked, chunked_part
+from xfresearch.kernels.chunked_attention import chunked
 from xfresearch.kernels.cudnn_attention import cudnn
 from xfresearch.kernels.masks import Mask, Slots
 from xfresearch.kernels.splash_attention import splash
@@ -23,7 +24,7 @@ from xfresearch.models.context import Execution
 from xfresearch.sharding.partition import activation_spec, param_shardings
 
 DTYPES = {"splash": "float32", "ring of splash": "float32", "ring": "float64", "chunked": "float64", "plain": "float64"}
-DTYPES |= {"cudnn": "bfloat16"}
+DTYPES |= {"cudnn": "bfloat16", "cudnn with biases": "bfloat16"}
 AXES = ("data", "fsdp", "expert", "tensor", "context")
 HALVES = {"data": 2, "tensor": 2, "context": 2}
 PACKED = {"L": 64, "M": 5, "own": True, "segments": True}
@@ -48,17 +49,23 @@ CASES = {
     "plain, memory, documents, window": ("plain", HALVES, PACKED, Mask(window=40)),
     "cudnn, one key-value head": ("cudnn", {"data": 2, "tensor": 4}, {"L": 64, "G": 1}, Mask(window=40)),
     "cudnn, memory": ("cudnn", {"fsdp": 2, "tensor": 2}, {"L": 64, "M": 5}, Mask()),
+    "cudnn, biases, documents": ("cudnn with biases", {"fsdp": 2, "tensor": 2}, {"L": 64, "M": 5, "segments": True}, Mask()),
 }
 # name: (kernel, mesh, named config)
 MODELS = {
     "llama by ring": ("ring", HALVES, "configs/llama.py"),
     "all-attention by ring": ("ring", {"context": 4, "fsdp": 2}, "configs/all_attention.py"),
+    "a learned sink by ring": ("ring", HALVES, "attention.sink=learned"),
     "llama by plain": ("plain", HALVES, "configs/llama.py"),
 }
 
 
 def run(implementation: str, mesh, mask: Mask, segments, arrays):
     q, k, v, memory = arrays
+    if implementation == "cudnn with biases":
+        scaled_q, memory = scaled(q, memory)
+        bias = of_query(q, np.arange(q.shape[1])[:, None] - np.arange(q.shape[1]))
+        return cudnn(scaled_q, k, v, memory, segments, mask, mesh, bias)
     if implementation == "plain":
         return plain(arrays, segments, mask, mesh=mesh)
     function = {"splash": splash, "chunked": chunked, "cudnn": cudnn}.get(implementation, ring_attention.ring)
@@ -68,25 +75,19 @@ def run(implementation: str, mesh, mask: Mask, segments, arrays):
 
 
 def cudnn_on_cpu() -> None:
-    """Replaces cuDNN's kernels on CPU by our equivalents, so that only JAX's sharding of them is tested."""
+    """Replaces cuDNN's kernels on CPU, so that only JAX's sharding of them is tested."""
     from jax._src.cudnn import fused_attention_stablehlo as sdpa
 
-    def mask(settings) -> Mask:
-        causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
-        return Mask(causal, window=settings["sliding_window_length"] or 0)
-
-    def forward(q, k, v, *unused, is_training, **settings):
-        o, lse = chunked_part(mask(settings)).forward(q, k, v, (None, 0))
-        return (o.astype(q.dtype), lse)[: 1 + is_training]
-
-    def backward(q, k, v, *rest, **settings):
-        lse, o, do = rest[-3:]
-        gradients = chunked_part(mask(settings)).backward(q, k, v, (None, 0), o, lse, do)
-        return [g.astype(q.dtype) for g in gradients]
-
     sdpa.check_cudnn_version = lambda: 91000
-    mlir.register_lowering(sdpa._dot_product_attention_fwd_p, mlir.lower_fun(forward), platform="cpu")
-    mlir.register_lowering(sdpa._dot_product_attention_bwd_p, mlir.lower_fun(backward), platform="cpu")
+    replaced = {sdpa._dot_product_attention_fwd_p: cudnn_stand_in.forward}
+    replaced |= {sdpa._dot_product_attention_bwd_p: cudnn_stand_in.backward}
+    for primitive, function in replaced.items():
+        mlir.register_lowering(primitive, mlir.lower_fun(function), platform="cpu")
+
+
+def of_query(q_BLHK, distance_LS):
+    """A bias [B, H, L, S]."""
+    return 0.1 * q_BLHK.sum(-1).swapaxes(1, 2)[..., None] * distance_LS
 
 
 class Result(NamedTuple):
@@ -108,7 +109,8 @@ def mesh_of(sizes: dict):
 def kernel_result(implementation: str, sizes: dict, drawn: dict, mask: Mask) -> Result:
     mesh = mesh_of(sizes)
     arrays, segments = draw(**drawn, dtype=DTYPES[implementation])
-    expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask), arrays)
+    named = {"bias": of_query} if implementation == "cudnn with biases" else {}
+    expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask, **named), arrays)
 
     def put(x, letters):
         return jax.device_put(x, NamedSharding(mesh, activation_spec(mesh, letters, x.shape)))

@@ -216,6 +216,9 @@ def test_dropout_follows_the_normalisation():
     assert jnp.unique(ones.round(6)).size > 10  # with dropout before the softmax every output would be 1
 
 
+BIASED = {"altered": ("biases",), "platform": "gpu", "dtype": "bfloat16"}
+
+
 def call(q, k, v, *rest, platform="cpu", capability=(9, 0), **named):
     return describe(q, k, v, *rest, **named)._replace(platform=platform, capability=capability)
 
@@ -225,14 +228,14 @@ def test_choice_on_cpu():
     name = lambda *a, **named: choose_attention(call(*a, **named)).name  # noqa: E731
     assert name(q, k, v) == name(q, k, v, memory) == "blocked"
     for unusual in (
-        {"altered": "dropout"},
+        {"altered": ("dropout",)},
         {"mask": Mask(causal=False)},
         {"q_offset": 3},
         {"q_offset": jnp.int32(0)},
     ):
         assert name(q, k, v, **unusual) == "plain"
     assert name(q[:, :2], k, v) == name(q, k, v[:, :, :1]) == "plain"
-    assert name(q, k, v, mask=Mask(window=9), altered="biases", platform="tpu") == "banded"
+    assert name(q, k, v, mask=Mask(window=9), altered=("biases",), platform="tpu") == "banded"
 
 
 def test_choice_on_tpu():
@@ -241,12 +244,12 @@ def test_choice_on_tpu():
     ids = jnp.zeros((2, 128))
     for usual in (
         *({}, {"segments": (ids, ids)}, {"mask": Mask(window=9)}, {"mask": Mask(causal=False)}),
-        {"altered": "softcap"},
+        {"altered": ("softcap",)},
     ):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "splash"
     assert name(q, k[:, :, :1], v[..., :2]) == name(q, k, v, memory, mask=Mask(nearest=1)) == "splash"
     assert name(q, k, v, mask=Mask(nearest=1)) == "plain"  # the first query sees no key
-    assert name(q, k, v, segments=(ids, ids + 0)) == name(q, k, v, altered="dropout") == "plain"
+    assert name(q, k, v, segments=(ids, ids + 0)) == name(q, k, v, altered=("dropout",)) == "plain"
 
 
 def test_choice_on_gpu():
@@ -256,10 +259,19 @@ def test_choice_on_gpu():
     for usual in ({}, {"mask": Mask(window=9)}, {"mask": Mask(causal=False)}):
         assert name(q, k, v, **usual) == name(q, k, v, memory, **usual) == "cudnn"
     wide = [x.astype("float32") for x in (q, k, v)]
-    assert name(*wide) == name(q, k, v, segments=(ids, ids)) == name(q, k, v[..., :32]) == "chunked"
+    for unusual in (
+        *({"segments": (ids, ids)}, {"altered": ("biases",)}, {"sink": True}),
+        {"segments": (ids, ids), "altered": ("biases",), "mask": Mask(window=100)},
+    ):
+        assert name(q, k, v, memory, **unusual) == "cudnn"
+        assert name(q[:, :96], k[:, :96], v[:, :96], **unusual) != "cudnn" or "sink" in unusual
+    assert name(q, k, v[..., :32]) == name(q[..., :31], k[..., :31], v) == "cudnn"
+    assert name(q, k, v, altered=("biases",), mask=Mask(window=16)) == "banded"
+    assert name(q, k, v, altered=("biases", "softcap")) == "plain"
+    assert name(*wide) == name(q, k, v, mask=Mask(nearest=1), memory=memory) == "chunked"
     assert name(*wide, mask=Mask(window=9)) == "banded"
-    assert name(q, k, v, altered="dropout") == "plain"
-    assert name(q, k, v, memory, altered="softcap") == "chunked"
+    assert name(q, k, v, altered=("dropout",)) == "plain"
+    assert name(q, k, v, memory, altered=("softcap",)) == "chunked"
     assert choose_attention(call(q, k, v, platform="gpu")._replace(context=2)).name == "chunked"
 
 
@@ -284,23 +296,25 @@ def test_compute_capability_is_parsed_from_the_device(attribute, capability, mon
     "name, reason, named",
     [
         ("splash", "it needs a TPU, and the platform is cpu", {}),
-        ("splash", "it does not support biases", {"platform": "tpu", "altered": "biases"}),
+        ("splash", "it does not support biases", {"platform": "tpu", "altered": ("biases",)}),
         ("splash", "it does not support float64", {"platform": "tpu"}),
-        ("blocked", "without dropout", {"altered": "dropout"}),
-        ("blocked", "without softcap", {"altered": "softcap"}),
-        ("splash", "it does not support float64", {"platform": "tpu", "altered": "softcap"}),
+        ("blocked", "without dropout", {"altered": ("dropout",)}),
+        ("blocked", "without softcap", {"altered": ("softcap",)}),
+        ("blocked", "without a learned sink", {"sink": True}),
+        ("cudnn", "a length that is a multiple of 128", BIASED | {"L": 64}),
+        ("splash", "it does not support float64", {"platform": "tpu", "altered": ("softcap",)}),
         ("blocked", "full causal attention", {"mask": Mask(window=3)}),
         ("cudnn", "it needs a GPU, and the platform is tpu", {"platform": "tpu"}),
         ("cudnn", "it does not support float64", {"platform": "gpu"}),
         ("ring", "a sequence sharded over mesh.context, which is 1", {}),
-        ("chunked", "it does not support shaping", {"altered": "shaping"}),
+        ("chunked", "it does not support shaping", {"altered": ("shaping",)}),
         ("cudnn", "compute capability 8.0 or higher", {"platform": "gpu", "capability": (7, 0)}),
         ("banded", "a causal window shorter than half of the sequence", {"mask": Mask(window=70)}),
     ],
 )
 def test_a_kernel_that_does_not_support_the_call_is_refused_with_the_reason(name, reason, named):
     named = dict(named)
-    (q, k, v, memory), _ = draw(L=named.pop("L", 128))
+    (q, k, v, memory), _ = draw(L=named.pop("L", 128), dtype=named.pop("dtype", "float64"))
     with pytest.raises(UserError, match=rf"config.training.attention_kernel='{name}' is not allowed here: .*{reason}"):
         choose_attention(call(q, k, v, memory, **named), name)
 

@@ -9,7 +9,7 @@ from tests.tolerances import TOLERANCE
 
 TEST = "test_attention_on_a_mesh_equals_attention_on_one_device"
 DAILY = ("splash, memory, documents, window", "ring, memory, documents, window", "llama by ring")
-DAILY += ("cudnn, one key-value head",)
+DAILY += ("cudnn, one key-value head", "cudnn, biases, documents", "a learned sink by ring")
 
 pytestmark = pytest.mark.xdist_group("attention_on_mesh")  # one program computes all results: run it in one worker
 

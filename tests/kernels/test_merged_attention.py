@@ -11,8 +11,7 @@ from tests.kernels import attention_cases
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.kernels import chunked_attention
-from xfresearch.kernels.chunked_attention import chunked, chunked_part
-from xfresearch.kernels.cudnn_attention import cudnn
+from xfresearch.kernels.chunked_attention import chunked
 from xfresearch.kernels.masks import CAUSAL, EVERYTHING, Mask
 from xfresearch.kernels.merged_attention import merge
 
@@ -99,80 +98,3 @@ def test_a_causal_mask_of_a_library_over_joined_keys_is_wrong(memory_first, x64)
     right = plain(arrays)
     assert relative_error(jax.nn.dot_product_attention(q, *joined, is_causal=True), right) > 0.05
     assert relative_error(scaled(chunked, arrays, None, CAUSAL), right) < TOLERANCE["float64"]
-
-
-# cuDNN
-
-
-@pytest.fixture
-def sdpa(monkeypatch):
-    """JAX's module of cuDNN functions, without its check that cuDNN is installed."""
-    from jax._src.cudnn import fused_attention_stablehlo as sdpa
-
-    monkeypatch.setattr(sdpa, "check_cudnn_version", lambda: 91000)
-    return sdpa
-
-
-def kernels_of(text: str) -> list[tuple[str, bool]]:
-    """(name, whether it is causal) of each cuDNN call in a lowered program."""
-    calls = [line for line in text.splitlines() if "__cudnn$" in line]
-    return [(line.split("__cudnn$")[1].split("(")[0], "22CAUSAL" in line) for line in calls]
-
-
-@pytest.mark.parametrize("M", [0, 100])
-def test_cudnn_lowers_to_fused_kernels(sdpa, M):
-    """Lowered for CUDA: slots are a separate call without a mask, and there is no array of queries by keys."""
-    (q, k, v, memory), _ = draw(L=256, M=M, dtype="bfloat16", K=64)
-
-    def loss(arrays):
-        return scaled(cudnn, arrays, None, Mask(window=30)).astype(jnp.float32).sum()
-
-    lowered = jax.jit(jax.grad(loss)).trace((q, k, v, memory)).lower(lowering_platforms=("cuda",))
-    forward, backward = ("fmhaSoftmax", True), ("fmhaSoftmaxBackward", True)
-    slots = [("fmhaSoftmax", False), ("fmhaSoftmaxBackward", False)] if M else []
-    assert sorted(kernels_of(lowered.as_text())) == sorted([forward, backward, *slots])
-    assert "256x256" not in lowered.as_text() and "256x356" not in lowered.as_text()
-
-
-def test_cudnn_with_memory_equals_plain_with_replaced_kernels(sdpa, monkeypatch, x64):
-    """Our equivalents replace cuDNN's kernels, so this tests the inputs of the kernels and the merge."""
-
-    def mask(settings) -> Mask:
-        causal = settings["mask_type"] == sdpa.MaskType.CAUSAL
-        return Mask(causal, window=settings["sliding_window_length"] or 0)
-
-    def forward(q, k, v, *unused, is_training, **settings):
-        return chunked_part(mask(settings)).forward(q, k, v, (None, 0))
-
-    def backward(q, k, v, *rest, **settings):
-        lse, o, do = rest[-3:]
-        return chunked_part(mask(settings)).backward(q, k, v, (None, 0), o, lse, do)
-
-    monkeypatch.setattr(sdpa, "_dot_product_attention_fwd_impl", forward)
-    monkeypatch.setattr(sdpa, "_dot_product_attention_bwd_impl", backward)
-    for window in (0, 4):
-        arrays, _ = draw(L=9, M=5, own=bool(window), dtype="float64")
-        expected = value_and_gradients(lambda arrays, w=window: plain(arrays, None, Mask(window=w)), arrays)
-        found = value_and_gradients(lambda arrays, w=window: scaled(cudnn, arrays, None, Mask(window=w)), arrays)
-        assert error(found, expected) < TOLERANCE["float64"]
-
-
-def has_gpu() -> bool:
-    return jax.default_backend() == "gpu"
-
-
-def on_gpu(function, arrays, segments, mask):
-    """Largest relative error in bfloat16, against `plain` in float32."""
-    wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
-    with jax.default_matmul_precision("highest"):
-        expected = value_and_gradients(lambda arrays: plain(arrays, segments, mask), wide)
-    return error(value_and_gradients(lambda arrays: scaled(function, arrays, segments, mask), arrays), expected)
-
-
-@pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs only there")
-@pytest.mark.parametrize("M", [0, 5, 256])
-@pytest.mark.parametrize("mask", [CAUSAL, Mask(window=30), EVERYTHING])
-@pytest.mark.parametrize("G", [1, 2, 4])
-def test_cudnn_equals_plain_on_a_gpu(M, mask, G):
-    arrays, _ = draw(L=256, G=G, K=64, M=M, dtype="bfloat16")
-    assert on_gpu(cudnn, arrays, None, mask) < TOLERANCE["bfloat16"]

@@ -70,13 +70,28 @@ def test_attention_passes_all_arguments_to_splash(monkeypatch):
     @jax.checkpoint
     def fast(arrays):
         q, k, v, memory = arrays
-        return attention(q, k, v, memory=memory[1:], memory_q_BLHK=memory.query, **named)
+        return attention(q, k, v, memory=(memory.key, memory.value), memory_q_BLHK=memory.query, **named)
 
     assert "splash" in str(jax.make_jaxpr(fast)((q, k, v, memory)))
     expected = value_and_gradients(
         lambda a: plain(a, segments, Mask(window=50), scale=0.4, softcap=1.5), (q, k, v, memory)
     )
     assert error(value_and_gradients(fast, (q, k, v, memory)), expected) < TOLERANCE["float32"]
+
+
+def test_a_sink_beside_splash(monkeypatch):
+    """A learned sink is merged with the kernel's result, and no slot is among the keys."""
+    (q, k, v, _), _ = draw(B=1, L=128, H=2, G=1)
+    slot = tuple(jnp.zeros((1, 1, 16)) for _ in range(2))
+
+    def run(platform, arrays):
+        monkeypatch.setattr(attention_module, "platform", lambda mesh=None: platform)
+        q, k, v, sink_H = arrays
+        return attention(q, k, v, memory=slot, sink_H=sink_H)
+
+    arrays = q, k, v, jnp.asarray([0.5, -1.0])
+    found = value_and_gradients(lambda arrays: run("tpu", arrays), arrays)
+    assert error(found, value_and_gradients(lambda arrays: run("cpu", arrays), arrays)) < TOLERANCE["float32"]
 
 
 MASKS = (Mask(), Mask(window=3), Mask(nearest=1, window=2), Mask(causal=False))

@@ -29,6 +29,7 @@ from xfresearch.kernels.plain_attention import banded, plain
 from xfresearch.sharding.devices import compute_capability, platform
 from xfresearch.sharding.partition import constrain
 
+BIASES = "biases"
 SOFTCAP = "softcap"
 
 
@@ -43,10 +44,11 @@ class Call(NamedTuple):
     value_size: int
     uneven: bool  # keys, values and memory differ in number or size of heads
     memory: int  # M, the number of slots
+    sink: bool  # the only slot is a learned sink
     segments: bool
     empty: bool  # a query may see no key
     aligned: bool  # queries and keys have the same positions, from 0
-    altered: str  # the feature that changes logits or weights (dropout, biases, ...), or ''
+    altered: tuple[str, ...]  # features that change logits or weights (dropout, biases, ...)
     mask: Mask
     context: int  # devices that the sequence is sharded over
 
@@ -62,8 +64,9 @@ def _refuse_banded(call: Call) -> str:
 
 
 def _refuse_blocked(call: Call) -> str:
-    if call.altered or call.uneven or call.mask != CAUSAL or not call.aligned:
-        without = f", without {call.altered}" if call.altered else ""
+    if call.altered or call.sink or call.uneven or call.mask != CAUSAL or not call.aligned:
+        without = ", ".join(call.altered + ("a learned sink",) * call.sink)
+        without = f", without {without}" if without else ""
         return f"it supports only full causal attention with equal heads for keys, values and slots{without}"
     return f"it does not support a sharded sequence, and mesh.context={call.context}" if call.context > 1 else ""
 
@@ -71,7 +74,7 @@ def _refuse_blocked(call: Call) -> str:
 def _refuse_splash(call: Call) -> str:
     if call.platform != "tpu":
         return f"it needs a TPU, and the platform is {call.platform}"
-    return _refuse_fused_except_softcap(call) or ("it does not support float64" if call.dtype == "float64" else "")
+    return _refuse_fused(call, but=SOFTCAP) or ("it does not support float64" if call.dtype == "float64" else "")
 
 
 def _refuse_cudnn(call: Call) -> str:
@@ -82,13 +85,16 @@ def _refuse_cudnn(call: Call) -> str:
     if call.dtype not in ("bfloat16", "float16"):
         return f"it does not support {call.dtype}"
     largest = 256 if call.capability[0] == 9 else 128  # only Hopper's backward pass supports more than 128 (cuDNN 9.18)
-    if call.key_size != call.value_size or call.key_size % 8 or call.key_size > largest:
-        return f"it needs keys and values of equal size, on this GPU a multiple of 8 up to {largest}"
-    if call.segments or call.mask.nearest:
-        return "it supports neither packed documents nor sees_itself=False"
+    if max(call.key_size, call.value_size) > largest:
+        return f"it needs keys and values of at most {largest} numbers on this GPU"
+    if call.mask.nearest:
+        return "it does not support sees_itself=False"
+    # Lengths of 64 more have given NaNs with a mask on Hopper (pytorch#196678), and odd ones are not supported.
+    if (call.segments or BIASES in call.altered) and call.length % 128:
+        return "for packed documents and biases it needs a length that is a multiple of 128"
     if call.context > 1:
         return f"its causal mask does not support a sharded sequence, and mesh.context={call.context}"
-    return _refuse_fused(call)
+    return _refuse_fused(call, but=BIASES)
 
 
 def _refuse_ring(call: Call) -> str:
@@ -97,18 +103,18 @@ def _refuse_ring(call: Call) -> str:
     return _refuse_fused(call)
 
 
-def _refuse_fused(call: Call) -> str:
-    """What none of the fused kernels supports."""
-    if call.altered:
-        return f"it does not support {call.altered}"
+def _refuse_chunked(call: Call) -> str:
+    return _refuse_fused(call, but=SOFTCAP)
+
+
+def _refuse_fused(call: Call, but: str = "") -> str:
+    """What none of the fused kernels supports, except for the feature `but`."""
+    altered = [name for name in call.altered if name != but]
+    if altered:
+        return f"it does not support {altered[0]}"
     if not call.aligned:
         return "it needs queries and keys at the same positions, from 0"
     return "it does not support queries that see no key (sees_itself=False without memory slots)" if call.empty else ""
-
-
-def _refuse_fused_except_softcap(call: Call) -> str:
-    """What the fused kernels with a softcap do not support."""
-    return _refuse_fused(call._replace(altered="") if call.altered == SOFTCAP else call)
 
 
 # name: function of a call that returns why the kernel does not support it, or ''
@@ -118,7 +124,7 @@ REFUSALS = {
     "banded": _refuse_banded,
     "splash": _refuse_splash,
     "cudnn": _refuse_cudnn,
-    "chunked": _refuse_fused_except_softcap,
+    "chunked": _refuse_chunked,
     "ring": _refuse_ring,
 }
 
@@ -128,13 +134,13 @@ def choose_attention(call: Call, implementation="auto") -> Choice:
     return choose("training.attention_kernel", implementation, call, REFUSALS, preferred(ATTENTION, call), "plain")
 
 
-def alteration(**features) -> str:
-    """`Call.altered` of a call with these features: the name of the first one in use. The softcap must come last."""
-    return next((name for name, value in features.items() if value), "")
+def alterations(**features) -> tuple[str, ...]:
+    """`Call.altered` of a call with these features: the names of those in use."""
+    return tuple(name for name, value in features.items() if value)
 
 
 def describe(
-    q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, mask=CAUSAL, altered="", mesh=None
+    q_BLHK, k_BSGK, v_BSGV, memory=None, segments=None, q_offset=0, mask=CAUSAL, altered=(), mesh=None, sink=False
 ) -> Call:
     """The Call of `attention` with these arguments, arrays or shapes. segments: (of queries, of keys) or None."""
     heads = {x.shape[2:] for x in (k_BSGK, v_BSGV)} | {m.shape[1:] for m in memory or ()}
@@ -148,6 +154,7 @@ def describe(
         value_size=v_BSGV.shape[3],
         uneven=len(heads) > 1,
         memory=memory[0].shape[0] if memory else 0,
+        sink=sink,
         segments=segments is not None,
         empty=may_see_nothing and not memory,
         aligned=isinstance(q_offset, int) and q_offset == 0 and q_BLHK.shape[1] == k_BSGK.shape[1],
@@ -189,6 +196,7 @@ def attention(
     *,
     memory=None,
     memory_q_BLHK=None,
+    sink_H=None,
     q_segments_BL=None,
     k_segments_BS=None,
     q_offset=0,
@@ -207,6 +215,7 @@ def attention(
 
     memory: (mk_MGK, mv_MGV), keys and values that every query sees, in the same softmax.
     memory_q_BLHK: the queries for the memory; q_BLHK by default.
+    sink_H: added to the logits of the memory, which is then one slot of zeros: a sink.
     segments: integer ids; a query sees only keys with its own id, and always the memory. Give both or neither.
     q_offset: position of the first query, a number or a traced scalar; keys are at positions 0 to S - 1.
     scale: factor of the logits, 1/sqrt(K) by default.
@@ -219,17 +228,22 @@ def attention(
     mesh: the mesh that the arrays are sharded over, by their letters (sharding/letters.py).
     """
     segments = None if q_segments_BL is None else (q_segments_BL, k_segments_BS)
-    altered = alteration(taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap)
-    call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, mask, altered, mesh)
+    altered = alterations(taps=tap, biases=bias, shaping=shaping, dropout=dropout_rate, softcap=softcap)
+    sink = sink_H is not None
+    call = describe(q_BLHK, k_BSGK, v_BSGV, memory, segments, q_offset, mask, altered, mesh, sink)
     name = choose_attention(call, implementation).name
     _, L, _, K = q_BLHK.shape
     S = k_BSGK.shape[1]
     if memory is not None:
-        memory = Slots(memory_q_BLHK, *memory)
+        memory = Slots(memory_q_BLHK, *memory, sink_H)
+    distance_LS = (q_offset + jnp.arange(L))[:, None] - jnp.arange(S)
     if name in FUSED:
+        features = {"softcap": softcap} if softcap else {}  # only kernels that support these are selected with them
+        if bias is not None:
+            as_in_plain = q_BLHK if scale is None else _scaled(scale * math.sqrt(K), q_BLHK, None)[0]
+            features["bias"] = bias(as_in_plain, distance_LS)
         q_BLHK, memory = _scaled(1 / math.sqrt(K) if scale is None else scale, q_BLHK, memory)
-        capped = {"softcap": softcap} if softcap else {}  # only splash and chunked are selected with one
-        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, mask, mesh, **capped)
+        return FUSED[name](q_BLHK, *share_heads(k_BSGK, v_BSGV, memory), segments, mask, mesh, **features)
     k_BSGK, v_BSGV = (constrain(mesh, x, "BSGK") for x in (k_BSGK, v_BSGV))  # every device needs all keys
     if scale is not None:
         q_BLHK, memory = _scaled(scale * math.sqrt(K), q_BLHK, memory)
@@ -238,5 +252,4 @@ def attention(
     rest = {"softcap": softcap, "bias": bias, "shaping": shaping, "dropout": (dropout_rate, dropout_key), "tap": tap}
     if name == "banded":
         return banded(q_BLHK, k_BSGK, v_BSGV, memory, segments, mask, **rest)
-    distance_LS = (q_offset + jnp.arange(L))[:, None] - jnp.arange(S)
     return plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, **rest)

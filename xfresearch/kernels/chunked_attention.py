@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.kernels.masks import EVERYTHING, Mask, softmax_dtype, visible
-from xfresearch.kernels.merged_attention import Part, folded, merged
+from xfresearch.kernels.merged_attention import Part, folded, merged, sink_part
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
 from xfresearch.kernels.softcap import softcap_slope, softcapped
 
@@ -106,6 +106,8 @@ def with_memory(context: tuple, q_BLHK, memory, softcap=0.0):
 
 def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots: (part, its keys and values, its constants)."""
+    if memory.sink_H is not None:
+        return sink_part(), (memory.sink_H,), None
     return folded(chunked_part(EVERYTHING, softcap)), (memory.key[None], memory.value[None]), (None, 0)
 
 

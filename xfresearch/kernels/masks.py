@@ -46,6 +46,7 @@ class Slots(NamedTuple):
     query: jax.Array | None  # [B, L, H, K], the queries for the slots; None: the same queries as for the tokens
     key: jax.Array  # [M, G, K]
     value: jax.Array  # [M, G, V]
+    sink_H: jax.Array | None = None  # the logit of the only slot, whose key and value are zeros; None: slots as above
 
     def queries(self, q_BLHK):
         """The queries for the slots, given the queries for the tokens."""

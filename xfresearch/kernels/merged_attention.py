@@ -19,6 +19,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xfresearch.kernels.masks import softmax_dtype
+
 
 class Part(NamedTuple):
     """Attention to one set of keys. `constants` are inputs without a gradient: segments, masks."""
@@ -62,6 +64,22 @@ def merge(found: list):
     lse_BHL = jax.nn.logsumexp(jnp.stack([lse for _, lse in found]), 0)
     o_BLHV = sum(jnp.exp(lse - lse_BHL).swapaxes(1, 2)[..., None] * o for o, lse in found)
     return o_BLHV, lse_BHL
+
+
+def sink_part() -> Part:
+    """Attention to a sink: a key with the logit b_H for every query, and a value of zeros. Its only array is b_H."""
+
+    def forward(q_BLHK, sink_H, constants):
+        B, L, H, _ = q_BLHK.shape
+        wide = softmax_dtype(q_BLHK)
+        return jnp.zeros((B, L, H, 1), wide), jnp.broadcast_to(sink_H.astype(wide)[:, None], (B, H, L))
+
+    def backward(q_BLHK, sink_H, constants, o_BLHV, lse_BHL, do_BLHV):
+        p_BHL = jnp.exp(sink_H.astype(lse_BHL.dtype)[:, None] - lse_BHL)
+        d_BLH = (do_BLHV.astype(lse_BHL.dtype) * o_BLHV).sum(-1)
+        return jnp.zeros_like(q_BLHK), -(p_BHL * d_BLH.swapaxes(1, 2)).sum((0, 2))
+
+    return Part(forward, backward)
 
 
 def folded(part: Part) -> Part:

@@ -22,7 +22,8 @@ def on_mesh(local, mesh, q_BLHK, k, v, memory, segments, *, keys: str, extra=Non
     slots = None
     if memory is not None:
         query = None if memory.query is None else spec("BLHK", q_BLHK.shape)
-        slots = Slots(query, *[spec("MGK", memory.key.shape)] * 2)
+        sink = None if memory.sink_H is None else spec("H", memory.sink_H.shape)
+        slots = Slots(query, *[spec("MGK", memory.key.shape)] * 2, sink)
     documents = (spec("BL", q_BLHK.shape[:2]), spec(f"B{keys}", k.shape[:2])) if segments else None
     run = jax.shard_map(
         local,
@@ -45,7 +46,7 @@ def share_heads(k_BSGK, v_BSGV, memory):
     def repeat(x):
         return x if x.shape[-2] == G else jnp.repeat(x, G // x.shape[-2], -2)
 
-    return repeat(k_BSGK), repeat(v_BSGV), memory and Slots(memory.query, *map(repeat, slots))
+    return repeat(k_BSGK), repeat(v_BSGV), memory and Slots(memory.query, *map(repeat, slots), memory.sink_H)
 
 
 def pad(x, length: int, fill=0):

@@ -25,6 +25,8 @@ def plain(q_BLHK, k_BSGK, v_BSGV, memory, segments, distance_LS, mask, softcap, 
         logits_BHLS = jnp.where(mask_BHLS, logits_BHLS, jnp.finfo(wide).min)
     if memory is not None:
         to_memory = softcapped(scores(memory.queries(q_BLHK), memory.key), softcap)
+        if memory.sink_H is not None:
+            to_memory += memory.sink_H.astype(wide)[:, None, None]
         logits_BHLS = jnp.concatenate([to_memory, logits_BHLS], -1)
     weights = jax.nn.softmax(logits_BHLS, -1)
     rate, key = dropout

@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xfresearch.kernels.masks import EVERYTHING, Mask
-from xfresearch.kernels.merged_attention import Part, folded, merged
+from xfresearch.kernels.merged_attention import Part, folded, merged, sink_part
 from xfresearch.kernels.on_mesh import on_mesh, pad, padded
 
 LANES = 128  # the smallest block; all lengths must be multiples of it
@@ -68,11 +68,13 @@ def _local(softcap, kernel, q_BLHK, k_BSGK, v_BSGV, memory, segments):
 
 def _slots_join_tokens(memory, segments) -> bool:
     """Whether one call has both slots and tokens as its keys."""
-    return memory is not None and memory.query is None and segments is None
+    return memory is not None and memory.query is None and segments is None and memory.sink_H is None
 
 
 def memory_part(q_BLHK, memory, softcap=0.0):
     """Attention to the slots: (part, its keys and values, its constants)."""
+    if memory.sink_H is not None:
+        return sink_part(), (memory.sink_H,), None
     B, L, H, _ = q_BLHK.shape
     M = memory.key.shape[0]
     slots = tuple(pad(m[None], padded(M, LANES)) for m in (memory.key, memory.value))

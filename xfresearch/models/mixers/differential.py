@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from xfresearch.config.fields import changed, group, option, where
 from xfresearch.errors import require
-from xfresearch.kernels.attention import alteration, attention, choose_attention, describe
+from xfresearch.kernels.attention import alterations, attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -175,7 +175,7 @@ class DifferentialAttention(SublayerModule):
         k = shape(2 * a.kv_heads, a.head_size)
         v = shape(a.kv_heads, 2 * a.head_size)
         ids = (shape(), shape()) if segments else None
-        call = describe(q, k, v, None, ids, 0, _mask(place), alteration(dropout=a.dropout), mesh)
+        call = describe(q, k, v, None, ids, 0, _mask(place), alterations(dropout=a.dropout), mesh)
         return choose_attention(call, execution.attention_kernel)
 
 

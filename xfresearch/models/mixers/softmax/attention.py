@@ -12,8 +12,8 @@ cap(x) is x, or softcap tanh(x / softcap); biases (logit_bias.py) are not capped
 slots (mixers/memory.py). They have no position, so their logits use the query before its rotation. With an elementwise
 memory_activation the slots are not in the softmax, and f(x k^T + b) v is added to y. Shaped attention replaces the
 weights A by aI + bA - cC. A sink adds e^b to the denominator of the softmax, with b = 0 (off-by-one softmax) or trained
-(gpt-oss, 2025). It is computed as a slot whose key and value are zeros, after subtracting b from all other logits. `clip`
-limits queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
+(gpt-oss, 2025). It is computed as a slot whose key and value are zeros, with b added to its logit. `clip` limits
+queries, keys and values, after the norms of queries and keys and before RoPE (OLMo, OLMoE).
 
 Parameters: D H K + D G K + D G V + H V D + M G (K + V), without omitted matrices, and their biases; D H V or D H for
 the gate.
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.errors import UserError
-from xfresearch.kernels.attention import alteration, attention, choose_attention, describe
+from xfresearch.kernels.attention import alterations, attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask, Shaping
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -154,7 +154,8 @@ class Attention(SublayerModule):
             mask=mask,
             scale=self.scale,
             softcap=a.softcap,
-            bias=logit_bias(a, ctx, mask, self.span, self.sink),
+            sink_H=None if self.sink is None else self.sink[...],
+            bias=logit_bias(a, ctx, mask, self.span),
             shaping=self.shaping and self.shaping(),
             dropout_rate=a.dropout if ctx.key is not None else 0.0,
             dropout_key=ctx.dropout_key("weights"),
@@ -304,7 +305,8 @@ def training_call(place: Place, length: int, segments: bool, mesh=None):
     count = softmax_slots(a) + (a.sink != "none")
     slots = count, slot_heads(a) if softmax_slots(a) else sizes.key_heads
     memory = (shape(*slots, sizes.qk), shape(*slots, sizes.v)) if count else None
-    biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive" or a.sink == "learned"
-    altered = alteration(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
+    biases = a.position in ("alibi", "t5", "relative_key") or a.span == "adaptive"
+    altered = alterations(biases=biases, shaping=a.shaping != "none", dropout=a.dropout, softcap=a.softcap)
     ids = shape(1, length)
-    return describe(q, k, v, memory, (ids, ids) if segments else None, 0, mask(place), altered, mesh)
+    documents = (ids, ids) if segments else None
+    return describe(q, k, v, memory, documents, 0, mask(place), altered, mesh, sink=a.sink == "learned")

@@ -1,5 +1,4 @@
-"""Biases of attention logits: ALiBi, T5's buckets, the shared relative key, the log of an adaptive span's mask, and minus
-the logit of a learned sink.
+"""Biases of attention logits: ALiBi, T5's buckets, the shared relative key, and the log of an adaptive span's mask.
 
 An adaptive span (Sukhbaatar et al. 2019a, eq. 2-4; its code) multiplies each head's weights by
 
@@ -27,7 +26,7 @@ from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SharedTable
 
 
-def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span, sink):
+def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span):
     """bias(q_BLHK, distance_LS) -> [1 or B, H, L, S] for the logits of the context, or None."""
     parts = []
     if a.position == "alibi":
@@ -40,8 +39,6 @@ def logit_bias(a: SoftmaxConfig, ctx, mask: Mask, span, sink):
         parts.append(lambda q, d_LS: _relative(q, key_RK, d_LS - mask.nearest))
     if span is not None:
         parts.append(lambda q, d_LS: span.log_mask(d_LS - mask.nearest, _wide(q)))
-    if sink is not None:  # e^s / (e^b + sum e^s) = e^(s - b) / (1 + sum e^(s - b)): the 1 is a slot of zeros
-        parts.append(lambda q, d_LS: -sink[...].astype(_wide(q))[:, None, None] * jnp.ones_like(d_LS, _wide(q)))
     if not parts:
         return None
 
