@@ -3,6 +3,7 @@
 # make newest     runs a slim part of the suite on the newest JAX, in a separate environment; needs Python 3.12 or later
 # make long       runs slow tests, including randomized ones
 # make parity     compares our variants with PyTorch libraries, in a separate environment
+# make gpu        asks one GPU about this checkout, at most 4 minutes, with the packages that $(PYTHON) has; writes gpu.json
 # make mutations  puts faults into copies of the code, one at a time, and checks that a test fails; about an hour on 2 cores
 # make eval       installs lm_eval, for python -m xfresearch.evaluate --tasks, and runs the tests that need it
 # make lock       writes requirements.lock, the exact versions for every supported Python
@@ -21,7 +22,7 @@ NEWEST_TESTS := tests/kernels tests/contracts/test_reference.py tests/contracts/
 	tests/training/test_stopping.py tests/models/test_dispatch.py tests/planning/test_collectives.py \
 	tests/planning/test_work.py tests/test_hardware.py
 
-.PHONY: train test newest long mutations parity eval lock libtpu plans studies docs clean
+.PHONY: train test newest long gpu mutations parity eval lock libtpu plans studies docs clean
 
 train: $(VENV)/.ready
 	$(BIN)/python -m xfresearch.train --config configs/quickstart.py --workdir runs/quickstart
@@ -36,6 +37,9 @@ newest: $(NEWEST)/.ready
 
 long: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m long
+
+gpu:
+	$(PYTHON) -m xfresearch.bench gpu --json gpu.json
 
 mutations: $(VENV)/.ready-test
 	$(BIN)/python -m tests.mutations

@@ -57,6 +57,7 @@ FIGURES = {  # in docs/data/anatomy.json
     "changes of the most likely token to a third one, which neither stream nor layer predict": "third of changes",
     "loss in nats": "loss",
 }
+MEASURED = "## Measured\n\n"
 OUTCOMES_TITLE = "## Every conversion on every named config\n\n"
 
 
@@ -264,8 +265,16 @@ def question(page: str) -> str:
     return _before(f"questions/{page}.md", studies.MEASURED) + studies.MEASURED + studies.measured(page)
 
 
+def performance() -> str:
+    """docs/performance.md with the figures of GPUs and CPUs."""
+    from docs.performance import tables
+
+    return _before("performance.md", MEASURED) + MEASURED + tables()
+
+
 PAGES = {
     "configuration.md": configuration,
+    "performance.md": performance,
     "variants.md": variants,
     "scale.md": scale,
     "studies.md": of_studies,

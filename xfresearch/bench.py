@@ -7,11 +7,12 @@
     python -m xfresearch.bench decode runs/a runs/b
     python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m
     python -m xfresearch.bench loop --config configs/gpt2.py:3m
+    python -m xfresearch.bench gpu --list
 
 Every round calls each row once, so that a busy machine slows all of them equally. Each operation has its own --help.
 """
 
-from xfresearch.benchmarks import attention, cross_entropy, decode, grouped_matmul, import_hf, loop, update
+from xfresearch.benchmarks import attention, cross_entropy, decode, gpu, grouped_matmul, import_hf, loop, update
 from xfresearch.command import Parser, run
 
 OPERATIONS = {
@@ -22,6 +23,7 @@ OPERATIONS = {
     "decode": decode,
     "update": update,
     "loop": loop,
+    "gpu": gpu,
 }
 OVERRIDABLE = ("update", "loop")  # operations that take --config.key=value
 

@@ -152,6 +152,7 @@ def has_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs only there")
 @pytest.mark.parametrize("G", [1, 2, 4])
 @pytest.mark.parametrize("name", CASES)

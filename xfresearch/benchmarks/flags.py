@@ -3,6 +3,8 @@
 from xfresearch.files import write_json
 from xfresearch.held_out import at_least
 
+PATHS = ("json", "torch_python")  # options that are paths of one machine
+
 
 def add_sizes(parser, sizes: dict[str, int]) -> None:
     """Adds one flag per size. Those with the default 0 may be 0, the others are at least 1."""
@@ -20,4 +22,5 @@ def write_figures(options, figures: dict) -> None:
     if options.json:
         from xfresearch.hardware import environment
 
-        write_json(options.json, {"arguments": vars(options)} | environment() | figures)
+        given = {name: value for name, value in vars(options).items() if name not in PATHS}
+        write_json(options.json, {"arguments": given} | environment() | figures)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.errors import UserError
 from xfresearch.held_out import at_least
 
 COLUMNS = ("ms", "quartiles", "tokens/s", "MFU", "GB", "compile s", "faults", "speed", "config")
@@ -41,9 +42,26 @@ def add_flags(parser) -> None:
     parser.add_argument("--profile", action="store_true", help=profile)
 
 
+    grow = "grow a size of the config by 2 and 4, and fit the exponents of time and FLOPs per token"
+    parser.add_argument("--grow", choices=("length", "width", "depth", "experts"), help=grow)
+    sweep = "measure the options of execution on this machine, and print the overrides to use"
+    parser.add_argument("--sweep", action="store_true", help=sweep)
+
+
 def run(a) -> None:
+    _require_alone(a)
     _share_memory(a)
-    configs = {name: read(name, a.overrides) for name in a.config}
+    if a.sweep:
+        from xfresearch.benchmarks.sweep import sweep
+
+        rows, best = sweep(read(a.config[0], a.overrides), a.rounds, measured, lambda config: _ours(config, 1))
+        return write_figures(a, {"rows": rows, "overrides": best})
+    if a.grow:
+        from xfresearch.benchmarks import growth
+
+        configs = growth.grown(a.grow, a.config[0], a.overrides)
+    else:
+        configs = {name: read(name, a.overrides) for name in a.config}
     first = next(iter(configs.values()))
     with tempfile.TemporaryDirectory() as folder:
         starts = {name: _ours(config, 1) for name, config in configs.items()}
@@ -52,8 +70,20 @@ def run(a) -> None:
         starts |= _theirs(a, first, Path(folder))
         rows = measured(starts, a.rounds, a.apart)
     found = report(rows, first)
+    found |= growth.report(a.grow, rows) if a.grow else {}
     operations = _profile(first) if a.profile else []
     write_figures(a, {"rows": rows, "operations": operations} | found)
+
+
+def _require_alone(a) -> None:
+    """Raises UserError if --grow or --sweep is given with what it does not read."""
+    for name in ("grow", "sweep"):
+        others = [other for other in ("against", "profile", "grow", "sweep") if other != name and getattr(a, other)]
+        others += ["together"] if a.together > 1 else []
+        if getattr(a, name) and others:
+            raise UserError(f"--{others[0]} is not allowed with --{name}")
+        if getattr(a, name) and len(a.config) > 1:
+            raise UserError(f"--config={a.config[1]} is not allowed: --{name} takes one config")
 
 
 def read(name: str, overrides: list[str]):
@@ -208,7 +238,7 @@ def _cells(row: dict) -> tuple[str, ...]:
     speed = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
     cells = [shown("ms", ".1f"), quartiles, shown("tokens/s", ",.0f"), shown("MFU", ".3f")]
     cells += [shown("memory_bytes", ".2f", 1e-9), shown("compile_seconds", ".1f"), shown("page faults", ",.0f")]
-    return (*cells, speed, row["config"])
+    return (*cells, speed, str(row["config"]))
 
 
 def _profile(config) -> list[dict]:

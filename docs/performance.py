@@ -1,0 +1,117 @@
+"""The tables of docs/performance.md: what GPUs say beside the goals, and updates on CPUs.
+
+docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
+`bench update --json`.
+"""
+
+import json
+from pathlib import Path
+
+DATA = Path(__file__).parent / "data"
+NOT_MEASURED = "not measured"
+# What is asked of a GPU, its goal on one H100 or H200 in bfloat16, and the row of `bench gpu` that answers.
+GOALS = (
+    ("`make gpu` whole: nothing fails, resume bit for bit or the difference explained", "all rows", "all"),
+    ("gpt2 124M, length 1024", "1.05 of `torch.compile` in the same run; MFU 0.46", "update_gpt2"),
+    ("Llama 1B, length 2048", "1.05 of `torch.compile`; MFU 0.57; at most 1.15 of its memory", "update_llama"),
+    ("top-2 of 8 experts, 0.5B to 1B", "MFU 0.36; 0.8 of the dense model of equal active FLOPs", "update_moe"),
+    ("all-attention, slots", "0.95 of its dense equal", "update_all_attention"),
+    ("biased attention (ALiBi, T5, relative, sinks, document masks)", "0.85 of the RoPE model", "update_biased"),
+    (
+        "lambda, differential, merged QK, no W_Q, single heads, macaron, value residual",
+        "0.7 of dense MFU each, or why not",
+        "update_variants",
+    ),
+    (
+        "decoding, batch 1 and 64, 124M and 1B",
+        "1.5 of `transformers` with a static cache and compile; share of the memory-bound floor",
+        "decode",
+    ),
+    ("loop beside the bare update", "0.98", "loop"),
+    ("growth: length 512 to 16k, width, depth, experts, slots", "exponents beside the expected", "growth"),
+    ("float32 studies mapped over seeds", "times of one seed", "studies"),
+    ("ladder: 10M and 30M rungs of w_q, norms, single_heads, w_o, then the playground's tasks", "verdicts", "ladder"),
+)
+UPDATES = "| row | ms | quartiles | tokens/s | MFU | GB | compile, s | speed |\n|---|---|---|---|---|---|---|---|\n"
+
+
+def tables() -> str:
+    sessions = [json.loads(path.read_text()) for path in sorted((DATA / "gpu").glob("*.json"))]
+    files = [json.loads(path.read_text()) for path in sorted((DATA / "performance").glob("*.json"))]
+    parts = ["### On a GPU, beside the goals\n", goals(sessions)]
+    parts += [_session(session) for session in sessions]
+    return "\n".join([*parts, "### Updates on a CPU\n", *map(updates, files)])
+
+
+def goals(sessions: list[dict]) -> str:
+    """Every row that a GPU is asked, with its goal and what each session says of it."""
+    heads = [f"{_device(session)}, {session['commit'][:7]}" for session in sessions]
+    lines = [f"| row | goal | {' | '.join(heads)} |\n", "|---" * (2 + len(heads)) + "|\n"]
+    for words, goal, row in GOALS:
+        lines.append(f"| {words} | {goal} | {' | '.join(_answer(session, row) for session in sessions)} |\n")
+    return "".join(lines)
+
+
+def _device(session: dict) -> str:
+    return session["machine"]["devices"].removeprefix("1 x ")
+
+
+def _answer(session: dict, name: str) -> str:
+    row = session["rows"].get(name)
+    if name == "all" and not row:
+        rows = session["rows"].values()
+        return f"{sum(row['status'] == 'ok' for row in rows)} of {len(rows)} rows are ok"
+    if not row:
+        return NOT_MEASURED
+    failed = "" if row["status"] == "ok" else f"{row['status']}: "
+    return (NOT_MEASURED + ": " if row["status"] == "not run" else failed) + row["words"]
+
+
+def _session(session: dict) -> str:
+    """Where a session was, its other rows, and its tables."""
+    by = session.get("measured_by", "`bench gpu`")
+    text = f"#### {_device(session)}, commit {session['commit'][:12]}\n\n"
+    text += f"Measured on {session['date']} by {by}, {_versions(session)}.\n"
+    known = {row for *_, row in GOALS}
+    others = {name: row for name, row in session["rows"].items() if name not in known}
+    if others:
+        text += "\n| row | outcome | seconds | figures |\n|---|---|---|---|\n"
+        cells = [f"| {name} | {row['status']} | {row['seconds']:.0f} | {row['words']} |\n" for name, row in others.items()]
+        text += "".join(cells)
+    for title, table in session.get("tables", {}).items():
+        lines = [" | ".join(each) for each in (table["titles"], ["---"] * len(table["titles"]), *table["cells"])]
+        text += f"\n{title}:\n\n" + "".join(f"| {line} |\n" for line in lines)
+    return text + "".join(f"\n{note}\n" for note in session.get("notes", ()))
+
+
+def _versions(found: dict) -> str:
+    shown = [f"{name} {found['versions'][name]}" for name in ("jax", "cuda", "torch") if name in found["versions"]]
+    return ", ".join(shown)
+
+
+def updates(file: dict) -> str:
+    """The rows of one file of `bench update`, with the command that wrote it."""
+    machine, lines = file["machine"], []
+    for row in file["rows"]:
+        if row["error"]:
+            lines.append(f"| `{row['config']}` | {row['error']} | | | | | | |\n")
+            continue
+        cells = [f"`{row['config']}`", f"{row['ms']:.1f}", f"{row['ms_low']:.1f} to {row['ms_high']:.1f}"]
+        cells += [f"{row['tokens/s']:,.0f}", f"{row['MFU']:.3f}", _or_dash(row["memory_bytes"], 1e-9, ".2f")]
+        cells.append(_or_dash(row["compile_seconds"], 1, ".1f"))
+        cells.append(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})")
+        lines.append(f"| {' | '.join(cells)} |\n")
+    where = f"{machine['cores']} cores of {machine['cpu']}, {file['date']}, commit {file['commit'][:12]}, {_versions(file)}"
+    about = f"`{command(file['arguments'])}`\n\n({where}. MFU is relative to {file['peak_source']}.)\n\n"
+    return about + UPDATES + "".join(lines)
+
+
+def command(arguments: dict) -> str:
+    words = ["python -m xfresearch.bench update", *(f"--config {name}" for name in arguments["config"])]
+    words += [*arguments["overrides"], f"--rounds {arguments['rounds']}"]
+    words += [f"--against {arguments['against']}"] if arguments["against"] else []
+    return " ".join(words)
+
+
+def _or_dash(value, factor: float, form: str) -> str:
+    return "-" if value is None else format(factor * value, form)

@@ -1,0 +1,29 @@
+"""docs/performance.md: every row that a GPU is asked stands there, with its figure or with words that say why not."""
+
+from docs import performance
+
+OK = {"status": "ok", "seconds": 3.0, "words": "MFU 0.4"}
+SESSION = {"commit": "abcdef123456", "date": "d", "versions": {"jax": "1"}, "machine": {"devices": "1 x H100"}}
+
+
+def test_every_goal_has_an_answer():
+    rows = {"update_gpt2": OK, "loop": OK | {"status": "failed"}, "train_moe": OK, "decode": OK | {"status": "not run"}}
+    text = performance.goals([SESSION | {"rows": rows}])
+    lines = text.splitlines()[2:]
+    assert len(lines) == len(performance.GOALS)
+    last = [line.split(" | ")[-1].removesuffix(" |") for line in lines]
+    answers = dict(zip([row for *_, row in performance.GOALS], last, strict=True))
+    assert answers["update_gpt2"] == "MFU 0.4" and answers["loop"] == "failed: MFU 0.4"
+    assert answers["decode"] == "not measured: MFU 0.4" and answers["ladder"] == "not measured"
+    assert answers["all"] == "2 of 4 rows are ok"
+
+
+def test_a_figure_has_its_command_and_machine():
+    row = {"config": "configs/a.py", "error": "", "ms": 10.0, "ms_low": 9.0, "ms_high": 11.0, "tokens/s": 1e4, "MFU": 0.5}
+    row |= {"memory_bytes": None, "compile_seconds": 2.0, "ratio": 1.0, "ratio_low": 0.9, "ratio_high": 1.1}
+    arguments = {"config": ["configs/a.py"], "overrides": ["--config.steps=3"], "rounds": 5, "against": "torch"}
+    file = SESSION | {"machine": {"cores": 2, "cpu": "EPYC"}, "arguments": arguments, "peak_source": "a data sheet"}
+    text = performance.updates(file | {"rows": [row, {"config": "torch", "error": "losses differ"}]})
+    assert "`python -m xfresearch.bench update --config configs/a.py --config.steps=3 --rounds 5 --against torch`" in text
+    assert "2 cores of EPYC, d, commit abcdef123456, jax 1" in text and "| `torch` | losses differ |" in text
+    assert "| `configs/a.py` | 10.0 | 9.0 to 11.0 | 10,000 | 0.500 | - | 2.0 | 1.00 (0.90 to 1.10) |" in text

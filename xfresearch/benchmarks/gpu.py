@@ -1,0 +1,182 @@
+"""What one accelerator says of this commit, in a few minutes: each row is a process of its own, the most important first.
+
+    make gpu
+    python -m xfresearch.bench gpu --list
+    python -m xfresearch.bench gpu --only train_gpt2,loop --json gpu.json
+    JAX_PLATFORMS=cpu python -m xfresearch.bench gpu --tiny --only train_gpt2,killed
+
+A row that takes longer than --row-seconds is stopped; rows that do not begin within --seconds are left out. The file of
+--json is written anew after every row, and keeps the rows of the same commit and device that are not run again. Nothing is
+installed: the row `device` lists what is missing. Run it at the root of a checkout.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from xfresearch.errors import UserError, nearest
+from xfresearch.files import check_output, write_json
+from xfresearch.held_out import at_least
+
+ROWS_MODULE = "xfresearch.benchmarks.gpu_rows"
+GPT2 = ("configs/gpt2.py", "batch_size=32", "model.vocab_size=50257")
+GPT2_FILE = ("--config", GPT2[0], f"--config.{GPT2[2]}")
+LLAMA = ("configs/llama.py", "batch_size=16", "model.vocab_size=32000", "model.width=2048", "model.depth=16")
+LLAMA += ("model.blocks.main.attention.heads=16", "model.blocks.main.feed_forward.hidden=5632", "model.dtype=bfloat16")
+SLOTS = ("configs/all_attention.py", "batch_size=64", "model.vocab_size=50257", "model.blocks.main.attention.dropout=0")
+
+
+class Row(NamedTuple):
+    words: str
+    command: tuple[str, ...]  # of python -m; {figures} is the JSON file that it writes
+    gpu: bool = False  # whether it says nothing on other devices
+
+
+def _own(row: str, *name: str) -> tuple[str, ...]:
+    return (ROWS_MODULE, row, "{figures}", *name)
+
+
+def _update(config: str, *overrides: str, against: str = "") -> tuple[str, ...]:
+    given = tuple(f"--config.{each}" for each in ("data.tokenizer=bytes", *overrides))
+    peers = ("--against", against, "--apart") if against else ()
+    return ("xfresearch.bench", "update", "--config", config, *given, "--rounds", "10", "--json", "{figures}", *peers)
+
+
+LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, "--config.batch_size=32", "--updates", "20", "--rounds", "3")
+LOOP += ("--json", "{figures}")
+TRAINED = "trains 20 updates, evaluates, generates, saves, is stopped and resumed, and trains in float32"
+ROWS = {
+    "device": Row("machine, versions, and what is not installed", _own("device")),
+    "train_gpt2": Row(f"gpt2, 4 layers: {TRAINED}", _own("train", "gpt2")),
+    "update_gpt2": Row("gpt2 124M, 32 x 1024, beside torch.compile", _update(*GPT2, against="torch_compile"), gpu=True),
+    "loop": Row("gpt2 124M: the training loop beside bare updates", LOOP, gpu=True),
+    "train_llama": Row("llama, 2 layers of width 2048: the same", _own("train", "llama")),
+    "train_moe": Row("moe, 4 layers: the same", _own("train", "moe")),
+    "kernel_tests": Row("the tests of kernels that need a GPU", _own("kernel_tests"), gpu=True),
+    "train_all_attention": Row("all_attention, 4 layers: the same", _own("train", "all_attention")),
+    "train_lambda_lm": Row("lambda_lm, 4 layers: the same", _own("train", "lambda_lm")),
+    "train_no_query": Row("no_query, 4 layers: the same", _own("train", "no_query")),
+    "killed": Row("gpt2: killed by SIGKILL, and resumed", _own("killed", "gpt2")),
+    "update_llama": Row("llama 953M, 16 x 2048, beside torch.compile", _update(*LLAMA, against="torch_compile"), gpu=True),
+    "update_moe": Row("moe 0.5B, 32 x 1024", _update("configs/moe.py", "batch_size=32", "model.vocab_size=32000"), gpu=True),
+    "update_all_attention": Row("all_attention without dropout, 64 x 512", _update(*SLOTS), gpu=True),
+}
+
+
+def add_flags(parser) -> None:
+    parser.add_argument("--list", action="store_true", help="print the rows in their order, and end")
+    parser.add_argument("--only", default="", metavar="ROW,...", help="run only these rows (device always runs)")
+    parser.add_argument("--tiny", action="store_true", help="train the configs at :tiny, to try the command on a CPU")
+    for name, default, words in (("seconds", 240, "for all rows"), ("row-seconds", 60, "for a row")):
+        parser.add_argument(f"--{name}", type=at_least(1), default=default, metavar="N", help=f"{words}; default {default}")
+    parser.add_argument("--json", default="gpu.json", metavar="FILE", help="the file of figures; default gpu.json")
+
+
+def run(a) -> None:
+    if a.list:
+        for name, row in ROWS.items():
+            print(f"{name:22}{row.words}{'; on a GPU' if row.gpu else ''}")
+        return
+    names = chosen(a.only)
+    if not Path("configs", "gpt2.py").is_file():
+        raise UserError("bench gpu must run at the root of a checkout: configs/gpt2.py is not in this directory")
+    check_output("--json", a.json)
+    began, found = time.monotonic(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            left = a.seconds - (time.monotonic() - began)
+            outcome = _outcome(name, a, found, left, Path(folder))
+            found[name] = outcome
+            print(f"{name:22}{outcome['status']:9}{outcome['seconds']:6.1f} s  {outcome['words']}", flush=True)
+            write(a.json, found)
+    missing = found["device"].get("figures", {}).get("missing", {})
+    for package, without in missing.items():
+        print(f"{package} is not installed: {without}")
+
+
+def chosen(only: str) -> list[str]:
+    """The rows to run, in their order. Raises UserError for a name that there is not."""
+    wanted = [name for name in only.split(",") if name]
+    for name in wanted:
+        if name not in ROWS:
+            raise UserError(f"--only={name} is not allowed: it must be of {', '.join(ROWS)}{nearest(name, ROWS)}")
+    return [name for name in ROWS if not wanted or name in wanted or name == "device"]
+
+
+def _outcome(name: str, a, found: dict, left: float, folder: Path) -> dict:
+    """The outcome of a row: ok, failed, stopped, or not run."""
+    row = ROWS[name]
+    figures = found.get("device", {}).get("figures")
+    if name != "device" and not figures:
+        return _not_run("the row device failed")
+    if row.gpu and figures["environment"]["machine"]["backend"] != "gpu":
+        return _not_run(f"it needs a GPU, and this is a {figures['environment']['machine']['backend']}")
+    if left <= 0:
+        return _not_run(f"the {a.seconds} seconds of --seconds are over")
+    file = folder / f"{name}.json"
+    command = [file if word == "{figures}" else word for word in row.command]
+    command += ["--tiny"] if a.tiny and row.command[0] == ROWS_MODULE and len(row.command) > 3 else []
+    return started([sys.executable, "-m", *map(str, command)], file, min(a.row_seconds, left))
+
+
+def _not_run(why: str) -> dict:
+    return {"status": "not run", "seconds": 0.0, "words": why}
+
+
+def started(command: list[str], file: Path, seconds: float) -> dict:
+    """Runs a command that writes its figures to `file`. It is ended with all its processes after so many seconds."""
+    began, log = time.monotonic(), file.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _end(process)
+        except BaseException:
+            _end(process)
+            raise
+    outcome = {"seconds": time.monotonic() - began}
+    last = log.read_text(errors="replace").strip().splitlines()[-20:]
+    if not file.exists():
+        stopped = process.returncode == -signal.SIGKILL
+        words = f"not done after {seconds:.0f} s" if stopped else (last or ["it printed nothing"])[-1][:200]
+        return outcome | {"status": "stopped" if stopped else "failed", "words": words, "log": last}
+    figures = json.loads(file.read_text())
+    problems = figures.get("problems") or [row["error"] for row in figures.get("rows", ()) if row.get("error")]
+    status = {"status": "failed", "log": last} if problems else {"status": "ok"}
+    return outcome | status | {"words": "; ".join(problems) or words_of(figures), "figures": figures}
+
+
+def _end(process) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def words_of(figures: dict) -> str:
+    """One line of a row's figures."""
+    if "words" in figures:
+        return figures["words"]
+    if "row" in figures:  # of bench loop
+        return f"{figures['row']['ratio']:.3f} of bare updates"
+    first = figures["rows"][0]
+    words = f"{first['tokens/s']:,.0f} tokens/s, MFU {first['MFU']:.3f}, {first['memory_bytes'] / 1e9:.1f} GB"
+    for row in figures["rows"][1:]:
+        words += f"; {1 / row['ratio']:.2f} of {row['config']}"
+    return words
+
+
+def write(path: str, found: dict) -> None:
+    """Writes the rows with the figures of the device, and keeps other rows of the same commit and device."""
+    figures = found["device"].get("figures", {})
+    here = figures.get("environment", {})
+    old = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+    same = old.get("commit") == here.get("commit") and old.get("machine") == here.get("machine")
+    kept = old.get("rows", {}) if same else {}
+    rows = kept | {name: row for name, row in found.items() if row["status"] != "not run" or name not in kept}
+    write_json(path, here | {"rows": {name: rows[name] for name in ROWS if name in rows}})

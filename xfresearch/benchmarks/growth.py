@@ -1,0 +1,87 @@
+"""How the time of a token grows with one size of a config, beside the growth of its FLOPs in closed form.
+
+Time per token ~ size^exponent. The exponent is the slope of the line through the logarithms (least squares). Widths keep the
+size of a head: heads, hidden units and slots grow with them. Lengths keep the tokens of a batch, as far as it has rows.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from xfresearch.errors import UserError
+
+FACTORS = (1, 2, 4)
+
+
+def overrides_of_length(base, factor: int, _) -> dict[str, int]:
+    rows = max(base.batch_size // factor, 1)
+    return {"sequence_length": base.sequence_length * factor, "batch_size": rows}
+
+
+def overrides_of_width(base, factor: int, with_changes: Callable) -> dict[str, int]:
+    """Width and heads, and of the sizes of sublayers those that do not follow from them."""
+    found = {"model.width": base.model.width * factor}
+    found |= {path: factor * options.heads for path, options in _sizes(base, "heads")}
+    wider = with_changes(found)
+    for field in ("kv_heads", "hidden", "memory_slots"):
+        for (path, options), (_, after) in zip(_sizes(base, field), _sizes(wider, field), strict=True):
+            if getattr(after, field) == getattr(options, field) > 0:
+                found[path] = factor * getattr(options, field)
+    return found
+
+
+def _sizes(config, field: str) -> list[tuple]:
+    """(path of the field, options) of every sublayer that has it."""
+    found = []
+    for name, block in config.model.blocks.items():
+        for sublayer, options in block.sublayers.items():
+            if hasattr(options, field):
+                found.append((f"model.blocks.{name}.{sublayer}.{field}", options))
+    return found
+
+
+def overrides_of_depth(base, factor: int, _) -> dict[str, int]:
+    return {"model.depth": base.model.depth * factor}
+
+
+def overrides_of_experts(base, factor: int, _) -> dict[str, int]:
+    found = {f"{path}.experts": options.moe.experts * factor for path, options in _sizes(base, "moe")}
+    if not found:
+        raise UserError("--grow=experts is not allowed: the config has no experts")
+    return found
+
+
+SIZES: dict[str, Callable] = {
+    "length": overrides_of_length,
+    "width": overrides_of_width,
+    "depth": overrides_of_depth,
+    "experts": overrides_of_experts,
+}
+
+
+def grown(size: str, name: str, overrides: list[str]) -> dict[int, object]:
+    """{the size: the config with it}."""
+    from xfresearch.benchmarks.update import read
+
+    def with_changes(changes: dict):
+        return read(name, [*overrides, *(f"--config.{key}={value}" for key, value in changes.items())])
+
+    base, found = with_changes({}), {}
+    for factor in FACTORS:
+        changes = SIZES[size](base, factor, with_changes)
+        found[next(iter(changes.values()))] = with_changes(changes)
+    return found
+
+
+def exponent(sizes, values) -> float:
+    """The slope of log(value) over log(size)."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def report(size: str, rows: list[dict]) -> dict:
+    """Prints and returns the exponents of rows whose `config` is the size."""
+    sizes = [row["config"] for row in rows]
+    measured = exponent(sizes, [row["ms"] / row["tokens"] for row in rows])
+    expected = exponent(sizes, [row["flops"] / row["tokens"] for row in rows])
+    print(f"Time per token grows as {size}^{measured:.2f}; its FLOPs in closed form as {size}^{expected:.2f}.")
+    return {"grow": size, "exponent": measured, "expected_exponent": expected}
