@@ -7,7 +7,7 @@ import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import bench
-from xfresearch.benchmarks import arrays, operations, rates, update
+from xfresearch.benchmarks import arrays, flags, operations, rates
 from xfresearch.data import pipeline
 from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
@@ -74,7 +74,7 @@ def test_updates_of_configs_are_compared(tmp_path, capsys, monkeypatch):
         assert row["ms_low"] <= row["ms"] <= row["ms_high"] and len(row["seconds"]) == 3
         assert row["MFU"] == pytest.approx(row["flops"] / row["ms"] * 1e3 / figures["peak_flops"])
         assert row["memory_bytes"] > 0 and row["compile_seconds"] > 0 and row["page faults"] >= 0
-    state = 3 * 4 * costs(update.read(configs[0], SMALL).model, 16).parameters  # parameters and two moments
+    state = 3 * 4 * costs(flags.read(configs[0], SMALL).model, 16).parameters  # parameters and two moments
     assert state < rows[0]["memory_bytes"] < rows[2]["memory_bytes"]
     assert "MFU is relative to" in capsys.readouterr().out
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xfresearch.benchmarks import torch_model, update
+from xfresearch.benchmarks import flags, torch_model, update
 
 
 class Made:
@@ -22,7 +22,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def config():
-    return update.read("configs/gpt2.py:tiny", [])
+    return flags.read("configs/gpt2.py:tiny", [])
 
 
 def rows(config, timers: dict, apart: bool = False) -> list[dict]:
@@ -59,7 +59,7 @@ def test_other_losses_of_tokens_are_not_timed(config, tmp_path):
 
 
 def test_the_time_of_a_config_with_fewer_tokens_is_compared_per_token(config):
-    half = update.read("configs/gpt2.py:tiny", ["--config.batch_size=4"])
+    half = flags.read("configs/gpt2.py:tiny", ["--config.batch_size=4"])
     starts = {"first": lambda: update.Row(config, Made([1.0] * 3)), "half": lambda: update.Row(half, Made([1.0] * 3))}
     assert update.measured(starts, 3, False)[1]["ratio"] == 0.5
 

@@ -108,8 +108,8 @@ def test_rows_and_their_names(tmp_path, monkeypatch, capsys):
 
 def test_configs_of_the_rows_can_be_read():
     """Of real sizes: they are not run here."""
+    from xfresearch.benchmarks.flags import read
     from xfresearch.benchmarks.gpu_rows import REAL, arguments_of
-    from xfresearch.benchmarks.update import read
 
     for name in REAL:
         given = arguments_of(name, False)

@@ -3,7 +3,7 @@
 import pytest
 
 from xfresearch import bench
-from xfresearch.benchmarks import growth, sweep, update
+from xfresearch.benchmarks import flags, growth, sweep, update
 from xfresearch.errors import UserError
 
 
@@ -53,7 +53,7 @@ def test_time_and_flops_are_fitted_per_token(monkeypatch, capsys):
 
 def test_a_sweep_keeps_what_is_faster(capsys):
     """Made-up speeds: unrolled layers are twice as fast, the smallest chunk of the loss is by chance."""
-    config = update.read("configs/llama.py:tiny", ["--config.training.layers=scan", "--config.training.loss_rows=512"])
+    config = flags.read("configs/llama.py:tiny", ["--config.training.layers=scan", "--config.training.loss_rows=512"])
 
     def measured(starts, rounds, apart):
         now, other = starts["now"], starts["other"]

@@ -24,3 +24,11 @@ def write_figures(options, figures: dict) -> None:
 
         given = {name: value for name, value in vars(options).items() if name not in PATHS}
         write_json(options.json, {"arguments": given} | environment() | figures)
+
+
+def read(name: str, overrides: list[str]):
+    """The config with its vocabulary, of which no data are read."""
+    from xfresearch.config.files import parse
+    from xfresearch.planning.program import prepare
+
+    return prepare(parse(["--config", name, *overrides]))

@@ -61,7 +61,7 @@ SIZES: dict[str, Callable] = {
 
 def grown(size: str, name: str, overrides: list[str]) -> dict[int, object]:
     """{the size: the config with it}."""
-    from xfresearch.benchmarks.update import read
+    from xfresearch.benchmarks.flags import read
 
     def with_changes(changes: dict):
         return read(name, [*overrides, *(f"--config.{key}={value}" for key, value in changes.items())])

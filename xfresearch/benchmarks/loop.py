@@ -51,7 +51,7 @@ def quiet(name: str, overrides: list[str], updates: int):
     """The config of a run of UNTIMED and then `updates` updates, without evaluation, checkpoints and logging."""
     from dataclasses import replace
 
-    from xfresearch.benchmarks.update import read
+    from xfresearch.benchmarks.flags import read
     from xfresearch.data.labels import trains_on_labels
 
     config, steps = read(name, overrides), UNTIMED + updates

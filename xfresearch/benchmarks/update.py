@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from xfresearch.benchmarks import peers
-from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.benchmarks.flags import add_json, add_sizes, read, write_figures
 from xfresearch.errors import UserError
 from xfresearch.held_out import at_least
 
@@ -84,14 +84,6 @@ def _require_alone(a) -> None:
             raise UserError(f"--{others[0]} is not allowed with --{name}")
         if getattr(a, name) and len(a.config) > 1:
             raise UserError(f"--config={a.config[1]} is not allowed: --{name} takes one config")
-
-
-def read(name: str, overrides: list[str]):
-    """The config with its vocabulary, of which no data are read."""
-    from xfresearch.config.files import parse
-    from xfresearch.planning.program import prepare
-
-    return prepare(parse(["--config", name, *overrides]))
 
 
 def _share_memory(a) -> None:
