@@ -51,8 +51,10 @@ CHIPS = {
     "v6e": Chip("TPU v6e", 31.24 * GIB, 1.638e12, 9e10, 2, 1.25e10),
     "tpu7x": Chip("TPU7x", 94.74 * GIB, 3.69e12, 4.5e10, 3, 6.25e9, devices=2, cores=2),
 }
-# GPUs: NVIDIA's data sheets. NVLink's "total bandwidth" counts both directions. The network is one 400 Gb/s adapter per
-# GPU (200 Gb/s for the A100), as in DGX systems. 6 % of the memory is reserved for CUDA, NCCL and fragmentation.
+# GPUs, memory and NVLink: NVIDIA's data sheets of the SXM modules ("A100 80GB", "H100", "H200") and of the DGX B200. The
+# "total bandwidth" of NVLink counts both directions: 600 GB/s (A100), 900 (H100, H200), 1800 (B200). Network: one adapter
+# per GPU, as in the data sheets of DGX A100 (200 Gb/s) and DGX H100, H200 and B200 (400 Gb/s). CUDA, NCCL and
+# fragmentation get 6 % of the memory.
 CHIPS |= {
     "a100": Chip("NVIDIA A100", 0.94 * 80e9, 2.039e12, 3e11, 0, 2.5e10, host=8, compute_capability="8.0"),
     "h100": Chip("NVIDIA H100", 0.94 * 80e9, 3.35e12, 4.5e11, 0, 5e10, host=8, compute_capability="9.0"),

@@ -11,6 +11,7 @@ from xfresearch.planning import memory, program
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.collectives import collectives
 from xfresearch.planning.links import locations
+from xfresearch.planning.measured import expected_seconds, most_similar
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
@@ -44,7 +45,7 @@ def compiled_plan(config: Config, topology: Topology, tokens: float, devices, te
     plan["loops_of_unknown_turns"] = compiled.program.loops_of_unknown_trip_count()
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in works)
     plan["collectives"] = _table(timed)
-    return plan | estimate(plan, roofline(topology.chip, works, timed, config.model.dtype), topology, tokens)
+    return plan | estimate(config, plan, roofline(topology.chip, works, timed, config.model.dtype), topology, tokens)
 
 
 def routed_tokens(config: Config, mesh: dict[str, int]) -> float:
@@ -182,20 +183,34 @@ def _table(timed) -> list[dict]:
     return sorted(named, key=lambda row: -row["seconds"])
 
 
-def estimate(plan: dict, line: Roofline, topology: Topology, tokens: float) -> dict:
-    """Step time and the figures that follow from it, each as [not overlapped, overlapped]."""
-    times = [line.serial, line.overlapped]
-    per_step = plan["batch"]["tokens"]
+def estimate(config: Config, plan: dict, line: Roofline, topology: Topology, tokens: float) -> dict:
+    """Step time and the figures that follow from it, each as [not overlapped, overlapped]; `expected` has one of each, or
+    is None where no update like this one was measured on the chip."""
     ideal = plan["model_flops"] / (topology.chip.peak(plan["dtype"]) * topology.devices)
+    found = _figures([line.serial, line.overlapped], plan, ideal, topology, tokens)
+    row = most_similar(topology.family, config)
+    if row is None:
+        return found | {"time": _seconds(line), "budget_tokens": tokens, "expected": None}
+    recomputed = plan["flops"]["traced"] / plan["model_flops"]
+    time = expected_seconds(row, ideal, recomputed, line.links + line.network)
+    expected = {name: value for name, (value,) in _figures([time], plan, ideal, topology, tokens).items()}
+    expected |= {"model": row.model, "settings": row.settings, "source": row.source}
+    return found | {"time": _seconds(line), "budget_tokens": tokens, "expected": expected}
+
+
+def _seconds(line: Roofline) -> dict:
+    names = ("arithmetic", "memory", "links", "network", "instructions", "limit")
+    return {name: getattr(line, name) for name in names}
+
+
+def _figures(times: list[float], plan: dict, ideal: float, topology: Topology, tokens: float) -> dict[str, list]:
+    """What follows from times of a step, for each of them. ideal: seconds of the model's FLOPs at the peak."""
+    per_step = plan["batch"]["tokens"]
     hours = [tokens / per_step * time / 3600 for time in times]
     return {
-        "time": {
-            name: getattr(line, name) for name in ("arithmetic", "memory", "links", "network", "instructions", "limit")
-        },
         "step_seconds": times,
         "tokens_per_second": [per_step / time for time in times],
         "utilisation": [ideal / time for time in times],
-        "budget_tokens": tokens,
         "hours": hours,
         "chip_hours": [h * topology.chips for h in hours],
     }
@@ -218,7 +233,7 @@ def formula_plan(config: Config, topology: Topology, tokens: float, devices) -> 
     plan["flops"] = {"traced": found.flops}
     plan["bytes_moved"] = sum(w.runs * w.bytes for w in found.works)
     plan["collectives"] = _table(timed)
-    return plan | estimate(plan, roofline(topology.chip, found.works, timed, config.model.dtype), topology, tokens)
+    return plan | estimate(config, plan, roofline(topology.chip, found.works, timed, config.model.dtype), topology, tokens)
 
 
 def with_loss_rows(config: Config, topology: Topology, mesh: dict) -> Config:

@@ -122,15 +122,28 @@ def _time(plan: dict) -> str:
 
 
 def _estimate(plan: dict) -> str:
-    rows = [("estimate", "not overlapped", "overlapped")]
-    rows.append(("step", *(f"{t:.4g} s" for t in plan["step_seconds"])))
-    rows.append(("tokens per second", *(number(r) for r in plan["tokens_per_second"])))
-    rows.append(("per chip", *(number(r / plan["topology"]["chips"]) for r in plan["tokens_per_second"])))
-    rows.append(("model-FLOPs utilisation", *bounds(plan["utilisation"])))
-    budget = number(plan["budget_tokens"])
-    rows.append((f"hours to {budget} tokens", *(f"{h:,.1f}" for h in plan["hours"])))
-    rows.append((f"chip-hours to {budget} tokens", *(f"{h:,.0f}" for h in plan["chip_hours"])))
-    return table(rows)
+    expected = plan["expected"]
+
+    def row(title: str, name: str, form) -> tuple[str, ...]:
+        cells = [form(value) for value in plan[name]]
+        return title, *cells, *([form(expected[name])] if expected else [])
+
+    chips, budget = plan["topology"]["chips"], number(plan["budget_tokens"])
+    rows = [("estimate", "not overlapped", "overlapped", *(["expected"] if expected else []))]
+    rows.append(row("step", "step_seconds", lambda t: f"{t:.4g} s"))
+    rows.append(row("tokens per second", "tokens_per_second", number))
+    rows.append(row("per chip", "tokens_per_second", lambda rate: number(rate / chips)))
+    measured = [percent(expected["utilisation"])] if expected else []
+    rows.append(("model-FLOPs utilisation", *bounds(plan["utilisation"]), *measured))
+    rows.append(row(f"hours to {budget} tokens", "hours", lambda h: f"{h:,.1f}"))
+    rows.append(row(f"chip-hours to {budget} tokens", "chip_hours", lambda h: f"{h:,.0f}"))
+    return f"{table(rows)}\n\n{_source(expected)}"
+
+
+def _source(expected: dict | None) -> str:
+    if expected is None:
+        return "expected: not measured, as no update of a model like this one was timed on this chip in this dtype"
+    return f"expected: as {expected['model']} ({expected['settings']}) on {expected['source']}"
 
 
 def table(rows: list[tuple]) -> str:
