@@ -22,6 +22,7 @@ from flax import nnx
 
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.parameters import parameter, plus, rounded, times
+from xfresearch.models.recompute import recomputed
 
 
 def layer(x, epsilon: float):
@@ -121,6 +122,9 @@ class Norm(nnx.Module):
         self.shift = parameter(jnp.zeros((), param_dtype), "") if parts["shift"] else None
 
     def __call__(self, x):
+        return recomputed(self._normed, x)
+
+    def _normed(self, x):
         wide = jnp.promote_types(x.dtype, jnp.float32)
         y = x.astype(wide)
         if self.alpha is not None:

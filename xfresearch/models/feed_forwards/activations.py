@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xfresearch.models.recompute import recomputed
+
 
 def identity(x):
     return x
@@ -24,6 +26,13 @@ def relu2(x):
 def solu(x):
     """x softmax(x) (Elhage et al. 2022)."""
     return x * jax.nn.softmax(x, -1)
+
+
+def activated(function: Callable, pre, multiplier=None):
+    """function(pre), times the multiplier if there is one. The backward pass keeps the two arguments alone."""
+    if multiplier is None:
+        return recomputed(function, pre)
+    return recomputed(lambda pre, multiplier: function(pre) * multiplier, pre, multiplier)
 
 
 class Activation(NamedTuple):

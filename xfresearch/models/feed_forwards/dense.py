@@ -26,7 +26,7 @@ from xfresearch.config.fields import option
 from xfresearch.errors import require
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs
-from xfresearch.models.feed_forwards.activations import ACTIVATIONS
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS, activated
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.norms import Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
@@ -133,8 +133,7 @@ class FeedForward(SublayerModule):
         """y_BLD, the unchanged cache, and no losses."""
         up_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")
         pre_BLF = ctx.tap("pre_activation", up_BLF if self.gate is None else self.gate(x_BLD, ctx))
-        h_BLF = self.activation(pre_BLF)
-        h_BLF = h_BLF if self.gate is None else h_BLF * ctx.tap("multiplier", up_BLF)
+        h_BLF = activated(self.activation, pre_BLF, None if self.gate is None else ctx.tap("multiplier", up_BLF))
         h_BLF = ctx.tap("hidden", h_BLF)
         h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(softmax_total(pre_BLF) * h_BLF)
         return self.down(ctx.tap("coefficients", h_BLF), ctx), cache, Aux()
