@@ -5,6 +5,7 @@
     python -m xfresearch.bench grouped_matmul --experts 8
     python -m xfresearch.bench import_hf --layers 16
     python -m xfresearch.bench decode runs/a runs/b
+    python -m xfresearch.bench decode --config configs/gpt2.py --config.model.dtype=float32 --against transformers
     python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m
     python -m xfresearch.bench loop --config configs/gpt2.py:3m
     python -m xfresearch.bench gpu --list
@@ -25,7 +26,7 @@ OPERATIONS = {
     "loop": loop,
     "gpu": gpu,
 }
-OVERRIDABLE = ("update", "loop")  # operations that take --config.key=value
+OVERRIDABLE = ("decode", "update", "loop")  # operations that take --config.key=value
 
 
 def parse(arguments):

@@ -1,13 +1,42 @@
-"""Generated tokens per second of several models, and the bytes that their caches hold per token. The prompts are random
-tokens."""
+"""Tokens per second of greedy decoding, side by side, after prompts of random tokens.
 
+    python -m xfresearch.bench decode runs/a runs/b
+    python -m xfresearch.bench decode --config configs/gpt2.py --config.model.dtype=float32 --against transformers
+    python -m xfresearch.bench decode runs/a --against ../checkout-of-before --batch 16
+
+Every round decodes once with each row, the pass over the prompts included. Columns: tokens per second of the median round;
+milliseconds of a step, which is one token of every sequence, with quartiles; the same as a multiple of the time to read the
+parameters that a token uses once, at the rate of a large product with a vector, measured now; speed relative to the first
+row, the median over rounds; parameters; and bytes of cache per token.
+
+--against decodes the first model in other processes, from a Hugging Face folder that is exported for them: transformers is
+PyTorch without compilation and with the default cache, and a path is a checkout, whose code decodes. All tokens must be
+equal, so the model must compute in float32: other dtypes are rounded otherwise.
+"""
+
+import json
+import sys
+import tempfile
 import time
+from pathlib import Path
 
+from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+from xfresearch.errors import UserError, require
+
+COLUMNS = ("tokens/s", "ms per step", "quartiles", "floors", "speed", "parameters", "cache bytes per token", "model")
+TRANSFORMERS = "transformers"
+MODULES = ("torch", "safetensors", "transformers")  # that it needs
 
 
 def add_flags(parser) -> None:
-    parser.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="a run's directory, a checkpoint or a folder")
+    parser.add_argument("workdirs", nargs="*", metavar="WORKDIR", help="a run's directory, a checkpoint or a folder")
+    more = "a config, with random weights; may be given several times; --config.key=value changes all of them"
+    parser.add_argument("--config", action="append", default=[], metavar="FILE[:arg]", help=more)
+    against = "also decode the first model with transformers, or with the code of a checkout (its path)"
+    parser.add_argument("--against", default="", metavar="NAME,...", help=against)
+    python = "the Python that has PyTorch and transformers (default: this one)"
+    parser.add_argument("--torch-python", default="", metavar="PYTHON", help=python)
     add_sizes(parser, {"batch": 1, "prompt": 16, "tokens": 64, "rounds": 15})
     add_json(parser)
 
@@ -15,29 +44,132 @@ def add_flags(parser) -> None:
 def run(a) -> None:
     import numpy as np
 
+    models = models_of(a)
+    first = next(iter(models.values()))
+    prompts_BP = np.random.default_rng(0).integers(first.config.vocab_size, size=(a.batch, a.prompt))
+    started = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            started |= {name: start(a, name, first, prompts_BP, Path(folder)) for name in a.against.split(",") if name}
+            calls = {name: Ours(lm, prompts_BP % lm.config.vocab_size, a.tokens) for name, lm in models.items()} | started
+            seconds = {name: [] for name in calls}
+            for _ in range(a.rounds):
+                for name, call in calls.items():
+                    seconds[name].append(call())
+            for name, peer in started.items():
+                require_equal(name, next(iter(calls.values())).tokens_BL, np.array(peer.start["tokens"]))
+        finally:
+            for peer in started.values():
+                peer.kill()
+    rows = [row(name, models.get(name, first), seconds, a) for name in calls]
+    print_rows(rows)
+    write_figures(a, {"rows": rows})
+
+
+def models_of(a) -> dict:
+    """{name: LanguageModel} of the runs and of the configs. Raises UserError if there are none."""
     from xfresearch import loading
-    from xfresearch.models import decoding
+
+    if not a.workdirs + a.config:
+        raise UserError("decode: give a WORKDIR or --config FILE")
+    if a.overrides and not a.config:
+        raise UserError(f"{a.overrides[0]} is not allowed without --config FILE")
+    found = {name: loading.load(name) for name in a.workdirs}
+    return found | {name: with_random_weights(name, a.overrides) for name in a.config}
+
+
+def with_random_weights(name: str, overrides: list[str]):
+    import jax
+
+    from xfresearch.config.files import parse
+    from xfresearch.language_model import LanguageModel
+    from xfresearch.models import transformer
+    from xfresearch.planning.program import prepare
+
+    config = prepare(parse(["--config", name, *overrides]))
+    params = jax.jit(transformer.init, static_argnums=0)(config.model, jax.random.key(0))
+    return LanguageModel(config.model, params, None, config)
+
+
+class Ours:
+    """Calls of it decode, and return the seconds. Its first call, which compiles, is made here."""
+
+    def __init__(self, lm, prompts_BP, count: int):
+        self.lm, self.prompts, self.count = lm, prompts_BP.tolist(), count
+        self()
+
+    def __call__(self) -> float:
+        import numpy as np
+
+        from xfresearch.models.decoding import generate
+        from xfresearch.models.sampling import Sampling
+
+        began = time.perf_counter()
+        chunks = list(generate(self.lm.config, self.lm.params, self.prompts, self.count, Sampling(temperature=0.0)))
+        seconds = time.perf_counter() - began
+        self.tokens_BL = np.concatenate([np.array(chunk) for chunk in chunks], 1)
+        return seconds
+
+
+def start(a, name: str, lm, prompts_BP, folder: Path) -> peers.Peer:
+    """The process that decodes with `transformers` or with another checkout, once it has decoded for the first time."""
+    require(lm.config.dtype == "float32", "model.dtype", lm.config.dtype, "float32 with --against: tokens must be equal")
+    request = folder / "request.json"
+    request.write_text(json.dumps({"prompts": prompts_BP.tolist(), "tokens": a.tokens}))
+    exported = folder / "model"
+    if name == TRANSFORMERS:
+        script, environment = "transformers_peer.py", {}
+        python = peers.torch_python(a.torch_python, name, MODULES)
+    else:
+        script, environment = "decode_checkout_peer.py", {"PYTHONPATH": str(peers.checkout_root(name, (TRANSFORMERS,)))}
+        python = sys.executable
+    if not exported.exists():
+        lm.export_hf(exported, dtype="float32")
+    return peers.Peer(name, [python, "-P", str(peers.HERE / script), str(exported), str(request)], environment)
+
+
+def require_equal(name: str, ours_BL, theirs_BL) -> None:
+    """Raises UserError if tokens differ."""
+    if (ours_BL != theirs_BL).any():
+        row, token = map(int, next(zip(*(ours_BL != theirs_BL).nonzero(), strict=True)))
+        where = f"token {token} of sequence {row} is {theirs_BL[row, token]}, ours is {ours_BL[row, token]}"
+        raise UserError(f"--against={name}: the texts differ: {where}")
+
+
+def row(name: str, lm, seconds: dict, a) -> dict:
+    """The figures of one row. `seconds` are those of all rows, the first one first."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from xfresearch.benchmarks.rates import read_rate
     from xfresearch.models.closed_form import costs
 
-    models = {workdir: loading.load(workdir) for workdir in a.workdirs}
-    times = {workdir: [] for workdir in models}
-    for call in range(a.rounds + 1):
-        for workdir, lm in models.items():
-            prompts = np.random.default_rng(0).integers(lm.config.vocab_size, size=(a.batch, a.prompt)).tolist()
-            start = time.perf_counter()
-            for _ in decoding.generate(lm.config, lm.params, prompts, a.tokens):
-                pass
-            if call:  # the first call compiles
-                times[workdir].append(time.perf_counter() - start)
-    rows = []
-    for workdir, lm in models.items():
-        counted = costs(lm.config, a.prompt + a.tokens)
-        speed = a.batch * a.tokens / min(times[workdir])
-        ratios = [first / own for first, own in zip(times[a.workdirs[0]], times[workdir], strict=True)]
-        row = {"model": workdir, "tokens/s": speed, "ratio": float(np.median(ratios)), "parameters": counted.parameters}
-        rows.append(row | {"cache bytes per token": counted.cache_bytes_per_token})
-    print(f"{'tokens/s':>10}{'ratio':>8}{'parameters':>14}{'cache bytes per token':>24}  model")
-    for row in rows:
-        speed, ratio, parameters, cache = (row[name] for name in list(row)[1:])
-        print(f"{speed:10.1f}{ratio:8.2f}{parameters:14,}{cache:24,}  {row['model']}")
-    write_figures(a, {"rows": rows})
+    counted = costs(lm.config, a.prompt + a.tokens)
+    own_R = np.array(seconds[name])
+    low, median, high = 1e3 * np.quantile(own_R, (0.25, 0.5, 0.75)) / a.tokens
+    ratio, ratio_low, ratio_high = np.quantile(np.array(next(iter(seconds.values()))) / own_R, (0.5, 0.25, 0.75)).tolist()
+    floor = 1e3 * counted.active_parameters * jnp.dtype(lm.config.dtype).itemsize / read_rate()
+    found = {"model": name, "tokens/s": 1e3 * a.batch / median, "ms": median, "ms_low": low, "ms_high": high}
+    found |= {"floors": median / floor, "read bytes/s": read_rate(), "seconds": own_R.tolist()}
+    found |= {"ratio": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high, "parameters": counted.parameters}
+    return found | {"cache bytes per token": counted.cache_bytes_per_token}
+
+
+def print_rows(rows: list[dict]) -> None:
+    from xfresearch.tables import table, to_columns
+
+    cells = [
+        (
+            f"{each['tokens/s']:.1f}",
+            f"{each['ms']:.2f}",
+            f"{each['ms_low']:.2f} to {each['ms_high']:.2f}",
+            f"{each['floors']:.2f}",
+            f"{each['ratio']:.3f} ({each['ratio_low']:.3f} to {each['ratio_high']:.3f})",
+            f"{each['parameters']:,}",
+            f"{each['cache bytes per token']:,}",
+            each["model"],
+        )
+        for each in rows
+    ]
+    print(table(to_columns(COLUMNS, cells)))
+    print(f"A floor is the reading of the parameters at {rows[0]['read bytes/s'] / 1e9:.0f} GB/s, measured now.")

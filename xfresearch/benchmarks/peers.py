@@ -1,8 +1,8 @@
 """Updates that another process times: the same model in PyTorch, or the same config with the code of another checkout.
 
-The process prints one JSON object per line: first the figures of its start, then, for each line that it reads, the seconds
-and the loss of one update. After its input ends, it prints the figures of its end. Python's flag -P keeps the names of the
-files here from hiding others.
+The process prints a JSON object per line: first the figures of its start, then, for each line that it reads, the seconds
+and the loss of one update (null if it decodes). After its input ends, it prints the figures of its end. Python's flag -P
+keeps the names of the files here from hiding others.
 """
 
 import importlib.util
@@ -66,28 +66,28 @@ def torch_peer(name: str, python: str, folder: Path) -> Peer:
     return Peer(name, [torch_python(python, name), "-P", str(HERE / "torch_peer.py"), str(folder), name], {})
 
 
-def torch_python(python: str, name: str) -> str:
-    """The interpreter that imports PyTorch. Raises UserError if there is none."""
+def torch_python(python: str, name: str, modules: tuple[str, ...] = ("torch", "safetensors")) -> str:
+    """The interpreter that imports PyTorch and the other modules. Raises UserError if there is none."""
     if not python:
-        if importlib.util.find_spec("torch"):
+        if all(map(importlib.util.find_spec, modules)):
             return sys.executable
-        say = "pip install torch, or name a Python that has it with --torch-python PYTHON"
+        say = f"pip install {' '.join(modules)}, or name a Python that has it with --torch-python PYTHON"
         raise UserError(f"--against={name} needs PyTorch, which is not installed: {say}")
     try:
-        done = subprocess.run([python, "-c", "import torch, safetensors"], capture_output=True, text=True)
+        done = subprocess.run([python, "-c", f"import {', '.join(modules)}"], capture_output=True, text=True)
         reason = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
     except OSError as error:
         reason = str(error)
     if reason:
-        raise UserError(f"--torch-python={python} is not allowed: it must import torch and safetensors ({reason})")
+        raise UserError(f"--torch-python={python} is not allowed: it must import {' and '.join(modules)} ({reason})")
     return python
 
 
-def checkout_root(path: str) -> Path:
+def checkout_root(path: str, names: tuple[str, ...] = TORCH) -> Path:
     """The checkout at `path`. Raises UserError if it is none."""
     root = Path(path).resolve()
     if not (root / "xfresearch" / "training" / "timing.py").is_file():
-        raise UserError(f"--against={path} is not allowed: it must be {', '.join(TORCH)} or the path of a checkout")
+        raise UserError(f"--against={path} is not allowed: it must be {', '.join(names)} or the path of a checkout")
     return root
 
 

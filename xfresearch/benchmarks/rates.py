@@ -50,6 +50,16 @@ def product_rate(dtype: str) -> tuple[float, int]:
 
 
 @cache
+def read_rate() -> float:
+    """Bytes per second that this device reads in the product of one large matrix and a vector."""
+    import jax
+    import jax.numpy as jnp
+
+    matrix = jnp.ones((BYTES // 4096, 1024), jnp.float32)
+    return BYTES / _fastest(jax.jit(lambda matrix: matrix @ matrix[0]), matrix)
+
+
+@cache
 def copy_rate() -> float:
     """Bytes per second that this device reads and writes in one large elementwise operation."""
     import jax
