@@ -42,7 +42,8 @@ def parse(arguments: list[str]):
     add("method", nargs="?", default="", choices=("", *METHODS, "undo"), metavar="METHOD", help=help_method)
     add("--workdir", metavar="DIR", default="", help="a run's directory, one of its checkpoints, or a Hugging Face folder")
     add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest)")
-    add("--request", metavar="FILE", default="", help="JSON list of requests, also in the forms of CounterFact and zsRE")
+    help_request = "JSON list of requests, also in the forms of CounterFact, zsRE, KnowEdit and MQuAKE"
+    add("--request", metavar="FILE", default="", help=help_request)
     help_draw = "instead: N requests from the facts of the model's data"
     add("--draw", type=held_out.at_least(1), default=0, metavar="N", help=help_draw)
     add("--to", metavar="DIR", default="", help="a new directory")

@@ -38,4 +38,18 @@ def model(path: Path, _: str) -> str:
     return f"logits {np.abs(xf.load(path)([[1, 2, 3]])).mean():.6f}"
 
 
-DOORS: dict[str, Callable[[Path, str], str]] = {"corpus": corpus, "tokenizer": tokenizer, "model": model}
+def requests(path: Path, _: str) -> str:
+    """The records of `edit --request FILE`: the first one, and how many there are of each of its prompts."""
+    from xfresearch.data.records import read_records
+
+    first, *more = read_records(path)
+    counts = " ".join(f"{len(getattr(first, name))} {name}" for name in ("paraphrases", "neighbours", "consequences"))
+    return f"{1 + len(more)} records {first.prompt!r} {first.subject}: {first.target} to {first.target_new}, {counts}"
+
+
+DOORS: dict[str, Callable[[Path, str], str]] = {
+    "corpus": corpus,
+    "tokenizer": tokenizer,
+    "model": model,
+    "requests": requests,
+}

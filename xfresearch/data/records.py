@@ -1,22 +1,22 @@
 """Records of facts, to trace, edit and measure: a subject, a prompt that its object completes, prompts that test an edit.
 
-A file is a JSON list of records in one of these forms:
-
-    ours         the fields of Record; a request of an edit may have a relation instead of a prompt
-    CounterFact  as published (requested_rewrite, paraphrase_prompts, neighborhood_prompts), or one prompt of each kind in
-                 flat form (ground_truth, rephrase_prompt, locality_prompt)
-    zsRE         of MEND: src, pred, alt, rephrase, loc, loc_ans
-    known_1000   of ROME: prompt, attribute
+A file is a JSON list of records, or has one on each line, in our form or one of those that are published: record_forms.py.
 """
 
-import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+from unicodedata import category
 
 from etils import epath
 
 from xfresearch.data.facts import Fact, consequences, facts_of, neighbours, sentence
+from xfresearch.data.record_forms import Wrong, fields_of
+from xfresearch.data.rows import READERS
 from xfresearch.errors import UserError
+from xfresearch.files import exists
+from xfresearch.formats import JSON, refused, sniff, suffix_of
 
 
 class Record(NamedTuple):
@@ -37,9 +37,9 @@ class Record(NamedTuple):
 
 
 def records(source: str) -> list[Record]:
-    """The records of `source`: those of a corpus of facts, facts or facts:PATH, or of a file FILE.json (read_records).
+    """The records of `source`: those of a corpus of facts, facts or facts:PATH, or of a JSON file (read_records).
     Raises UserError for another name."""
-    if source.endswith(".json") and not source.startswith("facts:"):
+    if suffix_of(Path(source)) in JSON and not source.startswith("facts:"):
         return read_records(source)
     known = facts_of(source)
     return [record_of(fact, known) for fact in known]
@@ -48,7 +48,10 @@ def records(source: str) -> list[Record]:
 def record_of(fact: Fact, known: Sequence[Fact], new: str = "") -> Record:
     """The fact with its first prompt; its other prompts as paraphrases, those held out first; and its neighbours. With the
     object `new` after an edit: what follows from it, and the sentences of other subjects with this object."""
-    prompt = fact.prompts[0].replace(fact.subject, "{}", 1)
+    first = fact.prompts[0]
+    start = subject_in(first, fact.subject)
+    start = first.find(fact.subject) if start < 0 else start  # a template may lengthen the subject
+    prompt = f"{first[:start]}{{}}{first[start + len(fact.subject) :]}"
     near = tuple((each.prompts[0], each.object) for each in neighbours(known, fact))
     record = Record(fact.subject, prompt, fact.object, new, fact.relation, (*fact.held_out, *fact.prompts[1:]), near)
     if not new:
@@ -60,73 +63,68 @@ def record_of(fact: Fact, known: Sequence[Fact], new: str = "") -> Record:
     return record._replace(consequences=changed, references=tuple(sentence(f.prompts[0], f.object) for f in same))
 
 
-TEXTS = ("subject", "prompt", "target", "target_new", "relation")
-
-
 def read_records(path) -> list[Record]:
     """The records of a file. Raises UserError, in one line with the number of the record, for what is not one."""
-    try:
-        rows = json.loads(epath.Path(path).expanduser().read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: it must be a JSON file of records") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(rows, list) or not rows:
+    path = epath.Path(path).expanduser()
+    if not exists(path):
+        raise UserError(f"{path} does not exist: it must be a JSON file of records")
+    found = sniff(path)
+    if found.kind not in ("json array", "json lines"):
+        raise refused(path, found, "it must be a JSON list of records, or JSON lines")
+    rows = enumerate(READERS[found.kind](path, found))
+    records = [record for number, (_, row) in rows for record in _records(f"{path}, record {number}", row)]
+    if not records:
         raise UserError(f"{path} must be a JSON list of records, at least one")
-    return [read_record(f"{path}, record {number}", row) for number, row in enumerate(rows)]
+    return records
 
 
 def read_record(where: str, row) -> Record:
     """The record of an object of a file, or of a Record, which is checked as well. Raises UserError, which begins with
     `where`."""
-    row = row._asdict() if isinstance(row, Record) else row
-    if not isinstance(row, dict):
-        raise UserError(f"{where} is {json.dumps(row)[:60]}: it must be a JSON object")
+    found = _records(where, row._asdict() if isinstance(row, Record) else row)
+    if len(found) > 1:
+        raise UserError(f"{where} has {len(found)} edits: give each as a record, or the file to read_records")
+    return found[0]
+
+
+def _records(where: str, row) -> list[Record]:
     try:
-        fields = _fields(row)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{where} has no {error}: its keys are {', '.join(row)}") from None
-    for name in TEXTS:
-        if not isinstance(fields.get(name, ""), str):
-            raise UserError(f"{where}: {name}={json.dumps(fields[name])[:60]} is not allowed: it must be a string")
-    if not fields["subject"]:
+        return [Record(**_placed(where, fields)) for fields in fields_of(row)]
+    except Wrong as error:
+        raise UserError(f"{where}{error}") from None
+
+
+def _placed(where: str, fields: dict) -> dict:
+    """The fields of a record with '{}' for the subject in its prompt."""
+    subject, prompt = fields["subject"], fields["prompt"]
+    if not subject:
         raise UserError(f"{where}: subject='' is not allowed: it must be a part of the prompt")
-    if not fields["prompt"]:
-        return Record(**fields)
-    if "{}" not in fields["prompt"]:
-        if fields["subject"] not in fields["prompt"]:
-            raise UserError(f"{where}: subject {fields['subject']!r} is not in prompt {fields['prompt']!r}")
-        fields["prompt"] = fields["prompt"].replace(fields["subject"], "{}", 1)
-    return Record(**fields)
-
-
-def _fields(row: dict) -> dict:
-    """The fields of a Record from a row of one of the forms. Raises KeyError for a missing key, ValueError for
-    one too many."""
-    if "requested_rewrite" in row:
-        asked = row["requested_rewrite"]
-        fields = {"subject": asked["subject"], "prompt": asked["prompt"], "relation": asked.get("relation_id", "")}
-        fields |= {"target": asked["target_true"]["str"], "target_new": asked["target_new"]["str"]}
-        near = tuple((prompt, fields["target"]) for prompt in row["neighborhood_prompts"])
-        return fields | {"paraphrases": tuple(row["paraphrase_prompts"]), "neighbours": near}
-    if "rephrase_prompt" in row:
-        near = ((row["locality_prompt"], row["locality_ground_truth"]),)
-        fields = {"target": row["ground_truth"], "target_new": row["target_new"], "paraphrases": (row["rephrase_prompt"],)}
-        return fields | {"subject": row["subject"], "prompt": row["prompt"], "neighbours": near}
-    if "src" in row:
-        fields = {"target": row["pred"], "target_new": row["alt"], "paraphrases": (row["rephrase"],)}
-        return fields | {"subject": row["subject"], "prompt": row["src"], "neighbours": ((row["loc"], row["loc_ans"]),)}
-    if "attribute" in row:
-        fields = {"subject": row["subject"], "prompt": row["prompt"], "target": row["attribute"]}
-        return fields | {"relation": row.get("relation_id", "")}
-    unknown = set(row) - set(Record._fields)
-    if unknown:
-        raise ValueError(f"key {sorted(unknown)[0]!r} is not allowed: it must be one of {', '.join(Record._fields)}")
-    fields = dict(row) | {"subject": row["subject"], "prompt": row.get("prompt", "") if "relation" in row else row["prompt"]}
-    for name in ("paraphrases", "references"):
-        fields[name] = tuple(row.get(name, ()))
-    for name in ("neighbours", "consequences"):
-        fields[name] = tuple(tuple(each) for each in row.get(name, ()))
+    if prompt and "{}" not in prompt:
+        start = subject_in(prompt, subject)
+        if start < 0:
+            inside = ", but for a part of a longer word: write {} where it stands" if subject in prompt else ""
+            raise UserError(f"{where}: subject {subject!r} is not in prompt {prompt!r}{inside}")
+        fields["prompt"] = f"{prompt[:start]}{{}}{prompt[start + len(subject) :]}"
     return fields
+
+
+# Scripts that do not separate words, and Hangul, whose particles follow a word without a space.
+_JOINED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+
+def subject_in(prompt: str, subject: str) -> int:
+    """Where the subject stands in a prompt as a whole word, or as whole words; -1 if it does not."""
+    start = prompt.find(subject)
+    while start >= 0:
+        end = start + len(subject)
+        if not _one_word(prompt[:start][-1:], subject[0]) and not _one_word(subject[-1], prompt[end : end + 1]):
+            return start
+        start = prompt.find(subject, start + 1)
+    return -1
+
+
+def _one_word(left: str, right: str) -> bool:
+    """Whether two adjacent characters belong to one word. Either may be missing."""
+    return all(c and not _JOINED.match(c) and (c.isalnum() or c == "_" or category(c)[0] == "M") for c in (left, right))
