@@ -2,10 +2,15 @@
 
 import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from xfresearch.config.run import DataConfig
 from xfresearch.data import rows
+from xfresearch.data.corpora import documents
 from xfresearch.data.files import find_files, read_documents
 from xfresearch.errors import UserError
 from xfresearch.formats import sniff
@@ -86,3 +91,71 @@ def test_a_directory_gives_its_text_and_rows_and_not_its_settings(tmp_path):
 def test_kinds_that_are_easily_taken_for_others(tmp_path, content, name, kind):
     (tmp_path / name).write_bytes(content)
     assert sniff(tmp_path / name).kind == kind
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 1000])
+def test_utf8_is_checked_across_the_ends_of_chunks(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(rows, "_CHUNK", size)
+    good = "a\n\u4e2d\U0001f409\n".encode() * 9
+    rows.check_utf8(good, "a.txt")
+    error = "a.txt:19: not UTF-8: byte 0xe4"
+    for bad in (good + b"\xe4\xb8", good + b"\xe4\xb8a"):
+        with pytest.raises(UserError, match=error):
+            rows.check_utf8(bad, "a.txt")
+
+
+def test_a_corpus_is_stored_without_a_buffer_that_needs_tensorflow(tmp_path, monkeypatch):
+    """TFDS's writer holds a corpus in memory up to this size, and needs TensorFlow for a larger one."""
+    monkeypatch.setattr("tensorflow_datasets.core.shuffle.MAX_MEM_BUFFER_SIZE", 10)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(99)))
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    splits = ("train", "validation", "test")
+    found = [text for split in splits for text in documents(str(tmp_path / "a.jsonl"), split, data)]
+    assert sorted(found) == sorted(f"document {n}".encode() for n in range(99))
+
+
+# Writes 2 GB of documents in one of the forms; reads them, and prints their bytes and by how many MB the process grew.
+LARGE = """
+import json, resource, sys
+import pyarrow as pa
+from pyarrow import parquet
+from pathlib import Path
+path, total = Path(sys.argv[1]), int(sys.argv[2])
+text = "".join(chr(97 + (n * n) % 26) for n in range(1000))
+def write():
+    if path.suffix == ".parquet":
+        schema = pa.schema([("text", pa.string())])
+        with parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=False) as writer:
+            for _ in range(total // 100_000_000):
+                writer.write_table(pa.table({"text": [text] * 100_000}, schema))
+        return
+    row = json.dumps({"text": text}).encode()
+    first, between, last = (b"[", b",\\n", b"]") if ".json." in path.name else (b"", b"\\n", b"\\n")
+    with pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[path.suffix]) as file:
+        file.write(first + row)
+        for _ in range(total // 1_000_000 - 1):
+            file.write((between + row) * 1000)
+        file.write((between + row) * 999 + last)
+if len(sys.argv) == 3:
+    write()
+else:
+    from xfresearch.data.texts import TextFiles
+    import tensorflow_datasets
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = TextFiles(str(path), "text")
+    read = sum(len(each) for split in source.splits for each in source.documents(split))
+    print(read, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.json.gz", "a.parquet"])
+def test_a_file_of_2_gb_takes_at_most_300_mb_to_read(tmp_path, name):
+    """The peak of the process that reads all splits, in MB above that of the imports."""
+    total = 2_000_000_000
+    for arguments in ([str(total)], [str(total), "read"]):
+        command = [sys.executable, "-c", LARGE, str(tmp_path / name), *arguments]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    read, grown = run.stdout.split()
+    print(f"{name}: {float(grown):.0f} MB")
+    assert int(read) == total and float(grown) < 300

@@ -5,6 +5,7 @@ An example is {"text": bytes, "document": int}. A long document takes several ex
 
 import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +30,43 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             builder=self, description=type(self.source).__doc__, features=features, disable_shuffling=True
         )
 
-    def _split_generators(self, dl_manager) -> dict:
-        return {split: self._generate_examples(split) for split in self.source.splits}
+    def _download_and_prepare(self, dl_manager, download_config=None) -> None:
+        """Writes each split as one file, example by example. TFDS's own writer, which can also shuffle, holds up to a GB in
+        memory, and needs TensorFlow for more."""
+        self.info.set_splits(tfds.core.SplitDict([self._written(split) for split in self.source.splits]))
 
-    def _generate_examples(self, split: str):
-        key = 0
+    def _written(self, split: str) -> tfds.core.SplitInfo:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        names = tfds.core.ShardedFileTemplate(
+            data_dir=self.data_path, dataset_name=self.name, split=split, filetype_suffix="array_record"
+        )
+        writer = ArrayRecordWriter(str(names.sharded_filepath(shard_index=0, num_shards=1)), "group_size:1")
+        count = size = 0
+        for example in self._examples(split):
+            record = self.info.features.serialize_example(example)
+            writer.write(record)
+            count += 1
+            size += len(record)
+        writer.close()
+        return tfds.core.SplitInfo(split, [count], size, names)
+
+    def _examples(self, split: str) -> Iterator[dict]:
+        empty = True
         with stage(f"reading {self.name} {split}") as progress:
             for number, text in enumerate(self.source.documents(split)):
                 for start in range(0, len(text), _PIECE):
-                    yield key, {"text": text[start : start + _PIECE], "document": number}
-                    key += 1
+                    empty = False
+                    yield {"text": text[start : start + _PIECE], "document": number}
                 progress.update(len(text))
-        if key == 0:  # TFDS does not support a split without examples
-            yield 0, {"text": b"", "document": 0}
+        if empty:  # TFDS does not support a split without examples
+            yield {"text": b"", "document": 0}
+
+    def _split_generators(self, dl_manager):  # abstract in the base class, whose writer is not used
+        raise NotImplementedError
+
+    def _generate_examples(self, split: str):
+        raise NotImplementedError
 
 
 class PythonStdlib(_TextBuilder):

@@ -43,11 +43,15 @@ def _recoded(stream: BinaryIO, path, encoding: str) -> Iterator[bytes]:
 
 def check_utf8(text: bytes, path, line: int = 1) -> None:
     """Raises UserError with the line of the first byte that is not UTF-8. `line` is the line at which `text` starts."""
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line += text.count(b"\n", 0, error.start)
-        raise UserError(f"{path}:{line}: not UTF-8: byte 0x{text[error.start]:02x} ({error.reason})") from None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(text), _CHUNK):  # the decoded text would take up to four times as much memory
+        try:
+            before = len(decoder.getstate()[0])
+            decoder.decode(text[start : start + _CHUNK], start + _CHUNK >= len(text))
+        except UnicodeDecodeError as error:
+            at = start - before + error.start
+            line += text.count(b"\n", 0, at)
+            raise UserError(f"{path}:{line}: not UTF-8: byte 0x{text[at]:02x} ({error.reason})") from None
 
 
 def text_of(row, where: str, field: str) -> bytes:
