@@ -55,6 +55,15 @@ def _arrow(make: Callable) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def _damaged_arrow() -> bytes:
+    """The second text ends far behind the data."""
+    size = len(TEXTS[0].encode())
+    good, bad = struct.pack("<3i", 0, size, 2 * size), struct.pack("<3i", 0, size, 1 << 30)
+    content = _arrow(ipc.new_stream)
+    assert good in content
+    return content.replace(good, bad, 1)
+
+
 def _csv(separator: str, end: str = "\r\n") -> bytes:
     quoted = ['"' + text.replace('"', '""') + '"' for text in TEXTS]
     return ("".join(f"{a}{separator}{b}{end}" for a, b in [("id", "text"), *enumerate(quoted)])).encode()
@@ -134,6 +143,7 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "corpora/two_columns.parquet": lambda: _parquet(pa.Table.from_arrays([TABLE["text"]] * 2, ["text", "text"])),
     "corpora/feather.arrow": lambda: _arrow(ipc.new_file),
     "corpora/data-00000-of-00001.arrow": lambda: _arrow(ipc.new_stream),
+    "corpora/damaged.arrow": _damaged_arrow,
     "corpora/train.bin": lambda: TOKENS.astype("<u2").tobytes(),
     "corpora/bytes.bin": lambda: np.frombuffer(JOINED, np.uint8).astype("<u2").tobytes(),
     "corpora/val32.bin": lambda: TOKENS.astype("<u4").tobytes(),

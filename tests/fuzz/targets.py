@@ -16,12 +16,14 @@ import numpy as np
 
 import xfresearch as xf
 from tests.data import made_tokenizers as made
+from tests.field import make
 from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, tokenizer_json, write_sentence_pieces
 from tests.interop.edits import WEIGHTS
 from tests.tiny_runs import ROOT, tiny_model
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.files import read_documents
+from xfresearch.data.records import read_record, read_records
 from xfresearch.errors import UserError
 from xfresearch.interop import llama2c
 from xfresearch.interop.tensor_files import tensors_in
@@ -57,9 +59,14 @@ def folder(file: Path) -> None:
     assert xf.load(file.parent)([[1, 2, 3]]).shape[:2] == (1, 3)
 
 
-def jsonl(file: Path) -> None:
+def documents(file: Path) -> None:
     for text in read_documents(file, "text"):
         text.decode("utf8")
+
+
+def requests(file: Path) -> None:
+    for record in read_records(file):
+        assert record == read_record("record", record)
 
 
 def llama2c_file(file: Path) -> None:
@@ -103,6 +110,11 @@ def _file(name: str, content: Callable[[], bytes]) -> Callable[[Path], list[Path
     return make
 
 
+def _requests(directory: Path) -> list[Path]:
+    names = ("counterfact.json", "zsre_mend.json", "knowedit_counterfact.json", "mquake.json", "ours.json")
+    return [Path(shutil.copy(make.FILES / "requests" / name, directory)) for name in names]
+
+
 def _safetensors(directory: Path) -> list[Path]:
     (config,) = _folder("llama")(directory)
     whole = directory / "small.safetensors"
@@ -143,7 +155,14 @@ TARGETS = {
     "tokenizer.json, byte fallback": (_file("tokenizer.json", lambda: made.byte_fallback().encode()), tokenizer_json),
     "tokenizer.model": (write_sentence_pieces, sentence_piece),
     "tokenizer.bin": (_file("t.bin", lambda: made.llama2c(made.sentence_piece())), llama2c_tokenizer),
-    "jsonl": (_file("a.jsonl", LINES.encode), jsonl),
+    "jsonl": (_file("a.jsonl", LINES.encode), documents),
+    "array": (_file("a.json", make.CONTENT["corpora/array.json"]), documents),
+    "CSV": (_file("a.csv", make.CONTENT["corpora/data.csv"]), documents),
+    "parquet": (_file("a.parquet", make.CONTENT["corpora/data.parquet"]), documents),
+    "arrow": (_file("a.arrow", make.CONTENT["corpora/data-00000-of-00001.arrow"]), documents),
+    "zstandard": (_file("a.jsonl.zst", make.CONTENT["corpora/zst_frames.jsonl.zst"]), documents),
+    "xz": (_file("a.jsonl.xz", make.CONTENT["corpora/data.jsonl.xz"]), documents),
+    "requests": (_requests, requests),
     "llama2.c": (_file("a.bin", _llama2c), llama2c_file),
     "overrides": (_file("flags", FLAGS.encode), overrides),
     "prompt": (_file("prompt", lambda: "def main(\u00e9\u4e2d):".encode()), prompt),

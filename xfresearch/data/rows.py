@@ -226,6 +226,7 @@ def columns(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
             column = batch.column(field)
             if not _is_string(column.type):
                 raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string (config.data.field)")
+            column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
             for value in column.to_pylist():
                 yield f"{path}, row {number}", {field: value.decode() if isinstance(value, bytes) else value}
                 number += 1
