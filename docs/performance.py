@@ -1,7 +1,7 @@
 """The tables of docs/performance.md: what GPUs say beside the goals, and updates on CPUs.
 
 docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
-`bench update --json`.
+`bench update --json`, and docs/data/decoding/ files of `bench decode --json`.
 """
 
 import json
@@ -33,6 +33,7 @@ GOALS = (
     ("ladder: 10M and 30M rungs of w_q, norms, single_heads, w_o, then the playground's tasks", "verdicts", "ladder"),
 )
 UPDATES = "| row | ms | quartiles | tokens/s | MFU | GB | compile, s | speed |\n|---|---|---|---|---|---|---|---|\n"
+DECODING = "| row | tokens/s | ms per step | quartiles | floors | speed |\n|---|---|---|---|---|---|\n"
 
 
 def tables() -> str:
@@ -40,7 +41,9 @@ def tables() -> str:
     files = [json.loads(path.read_text()) for path in sorted((DATA / "performance").glob("*.json"))]
     parts = ["### On a GPU, beside the goals\n", goals(sessions)]
     parts += [_session(session) for session in sessions]
-    return "\n".join([*parts, "### Updates on a CPU\n", *map(updates, files)])
+    decoded = [json.loads(path.read_text()) for path in sorted((DATA / "decoding").glob("*.json"))]
+    parts += ["### Updates on a CPU\n", *map(updates, files)]
+    return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, decoded)])
 
 
 def goals(sessions: list[dict]) -> str:
@@ -91,7 +94,7 @@ def _versions(found: dict) -> str:
 
 def updates(file: dict) -> str:
     """The rows of one file of `bench update`, with the command that wrote it."""
-    machine, lines = file["machine"], []
+    lines = []
     for row in file["rows"]:
         if row["error"]:
             lines.append(f"| `{row['config']}` | {row['error']} | | | | | | |\n")
@@ -101,13 +104,31 @@ def updates(file: dict) -> str:
         cells.append(_or_dash(row["compile_seconds"], 1, ".1f"))
         cells.append(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})")
         lines.append(f"| {' | '.join(cells)} |\n")
-    where = f"{machine['cores']} cores of {machine['cpu']}, {file['date']}, commit {file['commit'][:12]}, {_versions(file)}"
-    about = f"`{command(file['arguments'])}`\n\n({where}. MFU is relative to {file['peak_source']}.)\n\n"
+    about = f"`{command(file['arguments'])}`\n\n({_where(file)}. MFU is relative to {file['peak_source']}.)\n\n"
     return about + UPDATES + "".join(lines)
 
 
+def decoding(file: dict) -> str:
+    """The rows of one file of `bench decode`, with the command that wrote it."""
+    lines = []
+    for row in file["rows"]:
+        cells = [f"`{row['model']}`", f"{row['tokens/s']:.1f}", f"{row['ms']:.2f}"]
+        cells += [f"{row['ms_low']:.2f} to {row['ms_high']:.2f}", f"{row['floors']:.2f}"]
+        cells.append(f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})")
+        lines.append(f"| {' | '.join(cells)} |\n")
+    about = f"`{command(file['arguments'])}`\n\n({_where(file)}. A floor is the reading of the parameters at "
+    return f"{about}{file['rows'][0]['read bytes/s'] / 1e9:.0f} GB/s, measured then.)\n\n{DECODING}" + "".join(lines)
+
+
+def _where(file: dict) -> str:
+    machine = file["machine"]
+    return f"{machine['cores']} cores of {machine['cpu']}, {file['date']}, commit {file['commit'][:12]}, {_versions(file)}"
+
+
 def command(arguments: dict) -> str:
-    words = ["python -m xfresearch.bench update", *(f"--config {name}" for name in arguments["config"])]
+    operation = arguments["operation"]
+    words = [f"python -m xfresearch.bench {operation}", *(f"--config {name}" for name in arguments["config"])]
+    words += [f"--batch {arguments['batch']}"] if operation == "decode" else []
     words += [*arguments["overrides"], f"--rounds {arguments['rounds']}"]
     words += [f"--against {arguments['against']}"] if arguments["against"] else []
     return " ".join(words)

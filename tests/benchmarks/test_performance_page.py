@@ -22,8 +22,19 @@ def test_a_figure_has_its_command_and_machine():
     row = {"config": "configs/a.py", "error": "", "ms": 10.0, "ms_low": 9.0, "ms_high": 11.0, "tokens/s": 1e4, "MFU": 0.5}
     row |= {"memory_bytes": None, "compile_seconds": 2.0, "ratio": 1.0, "ratio_low": 0.9, "ratio_high": 1.1}
     arguments = {"config": ["configs/a.py"], "overrides": ["--config.steps=3"], "rounds": 5, "against": "torch"}
+    arguments |= {"operation": "update"}
     file = SESSION | {"machine": {"cores": 2, "cpu": "EPYC"}, "arguments": arguments, "peak_source": "a data sheet"}
     text = performance.updates(file | {"rows": [row, {"config": "torch", "error": "losses differ"}]})
     assert "`python -m xfresearch.bench update --config configs/a.py --config.steps=3 --rounds 5 --against torch`" in text
     assert "2 cores of EPYC, d, commit abcdef123456, jax 1" in text and "| `torch` | losses differ |" in text
     assert "| `configs/a.py` | 10.0 | 9.0 to 11.0 | 10,000 | 0.500 | - | 2.0 | 1.00 (0.90 to 1.10) |" in text
+
+
+def test_decoding_has_its_command_and_floor():
+    row = {"model": "transformers", "ms": 10.0, "ms_low": 9.0, "ms_high": 11.0, "tokens/s": 100.0, "floors": 2.0}
+    row |= {"read bytes/s": 5e10, "ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6}
+    arguments = {"operation": "decode", "config": ["a.py"], "overrides": [], "rounds": 5, "against": "transformers"}
+    file = SESSION | {"machine": {"cores": 2, "cpu": "EPYC"}, "arguments": arguments | {"batch": 4}, "rows": [row]}
+    text = performance.decoding(file)
+    assert "`python -m xfresearch.bench decode --config a.py --batch 4 --rounds 5 --against transformers`" in text
+    assert "| `transformers` | 100.0 | 10.00 | 9.00 to 11.00 | 2.00 | 0.50 (0.40 to 0.60) |" in text and "at 50 GB/s" in text
