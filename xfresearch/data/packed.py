@@ -47,16 +47,17 @@ class PackedSplit:
 
     def read(self, indices) -> dict[str, np.ndarray]:
         """Several sequences at once: arrays [n, L]."""
-        records = self._records.__getitems__([int(i) for i in indices]) if len(indices) else []
+        records = self._records.read([int(i) for i in indices]) if len(indices) else []
         rows = np.frombuffer(b"".join(records), self.meta["dtype"])
         rows = rows.reshape(len(records), -1, self.meta["sequence_length"] + 1)
         return packing.unpack(rows, _pad(rows.dtype))
 
     @cached_property
     def _records(self):
-        from array_record.python.array_record_data_source import ArrayRecordDataSource
+        from array_record.python.array_record_module import ArrayRecordReader
 
-        return ArrayRecordDataSource(str(self.directory / _ROWS))
+        # ArrayRecordDataSource starts threads at every call, which takes three times as long for a small batch.
+        return ArrayRecordReader(str(self.directory / _ROWS), options="readahead_buffer_size:0,max_parallelism:0")
 
 
 def prepare(config: Config, split: str, corpus: str, tokenizer: Tokenizer | None = None) -> PackedSplit:
