@@ -19,6 +19,7 @@ import jax
 from xfresearch.config.fields import changed, option, where
 from xfresearch.errors import require
 from xfresearch.kernels.plain_attention import mix, scores
+from xfresearch.kernels.slots_attention import slots_attention
 from xfresearch.kernels.softcap import softcapped
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -125,14 +126,21 @@ class SlotAttention(SublayerModule):
 
     def _softmax(self, x_BLD, ctx: Context):
         a = self.options
-        key_MGK, value_MGV = self.memory(x_BLD.dtype)
+        slots = self.memory(x_BLD.dtype)
         q_BLHK = ctx.shard(ctx.tap("query", heads_of(self.query, x_BLD, a.heads, self.key_size, ctx)), "BLHK")
-        logits_BHLM = scores(q_BLHK, key_MGK) * (self.scale * self.key_size**0.5)
-        weights_BHLM = jax.nn.softmax(softcapped(logits_BHLM, a.softcap), -1)
-        weights_BHLM = ctx.tap("coefficients", ctx.dropout(weights_BHLM, a.dropout, "weights"))
-        o_BLHV = mix(weights_BHLM.astype(x_BLD.dtype), value_MGV).astype(x_BLD.dtype)
+        if ctx.wants("coefficients") or (a.dropout and ctx.key is not None):
+            o_BLHV = self._with_coefficients(q_BLHK, *slots, ctx)
+        else:
+            o_BLHV = slots_attention(q_BLHK, *slots, self.scale, a.softcap, ctx.mesh)
         o_BLHV = ctx.tap("heads", ctx.shard(o_BLHV, "BLHK"))
         return o_BLHV.reshape(*o_BLHV.shape[:2], -1) if self.output is None else self.output(o_BLHV, ctx)
+
+    def _with_coefficients(self, q_BLHK, key_MGK, value_MGV, ctx: Context):
+        """The same with all weights at once, for taps and dropout."""
+        logits_BHLM = scores(q_BLHK, key_MGK) * (self.scale * self.key_size**0.5)
+        weights_BHLM = jax.nn.softmax(softcapped(logits_BHLM, self.options.softcap), -1)
+        weights_BHLM = ctx.tap("coefficients", ctx.dropout(weights_BHLM, self.options.dropout, "weights"))
+        return mix(weights_BHLM.astype(q_BLHK.dtype), value_MGV).astype(q_BLHK.dtype)
 
     def memories(self, dtype) -> dict[str, Memory]:
         if wide_slots(self.options):
