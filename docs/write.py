@@ -152,7 +152,11 @@ def surgery() -> str:
     head = "| conversion | what it does | exact if | options |\n|---|---|---|---|\n"
     rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
     where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
-    about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. Differences are relative, in float64.\n\n"
+    measure = (
+        "Differences are in float64, relative to the\nlargest logit, on text and random tokens. A certificate divides by the "
+        "spread of each token's logits,\nand so its differences are a few times as large."
+    )
+    about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. {measure}\n\n"
     measured = f"{_cost_of_a_billion()}\n{_decoding()}\n{OUTCOMES_TITLE}{about}{table(rows)}"
     return f"{text}{CONVERSIONS_TITLE}{head}{lines}\n{measured}"
 

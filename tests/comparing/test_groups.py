@@ -43,7 +43,7 @@ def test_the_interval_of_a_change_is_over_seeds():
     welch = stats.ttest_ind(LOSSES["b"], LOSSES["a"], equal_var=False)
     assert second["p_holm"] == pytest.approx(welch.pvalue) and second["difference"] == pytest.approx(0.4833, abs=1e-4)
     assert second["interval"] == pytest.approx([*welch.confidence_interval()])
-    assert second["verdict"] == "worse, over 3 and 3 seeds; with 1.20 times the FLOPs" and second["flops"] == 1.2
+    assert second["verdict"] == "worse on this text, over 3 and 3 seeds; with 1.20 times the FLOPs" and second["flops"] == 1.2
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_without_two_seeds_of_both_there_is_no_verdict_on_the_change(losses, wor
 def test_a_margin_is_over_seeds_too():
     runs = [run(f"{name}{seed}", {"a": "gpt2", "b": "moe"}[name], seed) for name in "ab" for seed in range(3)]
     losses = {each.path: 2.0 + 0.001 * number for number, each in enumerate(runs)}
-    assert compare(runs, summaries(losses), 0.1)[1]["verdict"] == "equal within 0.1, over 3 and 3 seeds"
+    assert compare(runs, summaries(losses), 0.1)[1]["verdict"] == "equal within 0.1 on this text, over 3 and 3 seeds"

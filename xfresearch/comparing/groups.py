@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from xfresearch.comparing.pairing import CONFIDENCE, correct, verdict
+from xfresearch.comparing.pairing import CONFIDENCE, correct, of_runs
 from xfresearch.comparing.runs import Run, options
 from xfresearch.statistics import mean_interval
 
@@ -83,7 +83,7 @@ def _words(group: dict, first: dict, margin: float) -> str:
     """The verdict on what distinguishes a group from the first one, and whether their costs are equal."""
     counts = len(group["losses"]), len(first["losses"])
     if "interval" in group:
-        words = f"{verdict(group, margin)}, over {counts[0]} and {counts[1]} seeds"
+        words = f"{of_runs('text', group, margin)}, over {counts[0]} and {counts[1]} seeds"
     elif not min(counts):
         words = "none: no held-out loss"
     else:
