@@ -153,8 +153,8 @@ def surgery() -> str:
     rows = json.loads((HERE / "data" / "surgery.json").read_text())["rows"]
     where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
     measure = (
-        "Differences are in float64, relative to the\nlargest logit, on text and random tokens. A certificate divides by the "
-        "spread of each token's logits,\nand so its differences are a few times as large."
+        "Differences are in float64, relative to the\nlargest logit, on text and random tokens. "
+        "A certificate divides by the spread of each token's logits,\nand so its differences are a few times as large."
     )
     about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. {measure}\n\n"
     measured = f"{_cost_of_a_billion()}\n{_decoding()}\n{OUTCOMES_TITLE}{about}{table(rows)}"
