@@ -13,6 +13,7 @@ from xfresearch.models.layouts import LAYOUTS
 
 HERE = Path(__file__).parent
 KEYS = "## Every key\n\n"
+DEFAULTS = "## Defaults\n\n"
 TABLE = "## The table\n\n"
 PLANS = "## The plans\n\n"
 SHARED = """## Runs that studies share
@@ -69,6 +70,19 @@ def _before(page: str, section: str) -> str:
 def configuration() -> str:
     """docs/configuration.md with the table of keys that the code has now."""
     return _before("configuration.md", KEYS) + KEYS + describe()
+
+
+def kernels() -> str:
+    """docs/kernels.md with the table of what `auto` chooses."""
+    from xfresearch.kernels.defaults import TABLES
+
+    parts = ["`auto` is the first line that applies and supports the model (`xfresearch/kernels/defaults.py`).\n"]
+    for option, lines in TABLES.items():
+        parts.append(f"\n### {option}\n\n| choice | where | why | measured |\n|---|---|---|---|\n")
+        for line in lines:
+            choice = "by memory" if callable(line.choice) else f"`{line.choice}`"
+            parts.append(f"| {choice} | {line.where} | {line.reason} | {line.measured} |\n")
+    return _before("kernels.md", DEFAULTS) + DEFAULTS + "".join(parts)
 
 
 def variants() -> str:
@@ -279,6 +293,7 @@ def performance() -> str:
 PAGES = {
     "configuration.md": configuration,
     "performance.md": performance,
+    "kernels.md": kernels,
     "variants.md": variants,
     "scale.md": scale,
     "studies.md": of_studies,

@@ -32,7 +32,8 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 ELSEWHERE = {
     "banded": "tests/kernels/test_attention.py",
     "splash": "tests/kernels/test_splash_attention.py",
-    "cudnn": "tests/kernels/test_merged_attention.py",
+    "cudnn": "tests/kernels/test_cudnn_attention.py",
+    "tokamax": "tests/kernels/test_tokamax.py",
     "ring": "tests/kernels/test_attention_on_mesh.py",
     "megablox": "tests/kernels/test_grouped_matmul.py",
 }

@@ -88,12 +88,14 @@ class TrainingConfig:
     loss_rows: int = option(
         0, "tokens whose logits the loss computes at a time; 0: by the device (docs/kernels.md)", low=0, decides="execution"
     )
-    attention_kernel: Literal["auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "ring"] = option(
+    attention_kernel: Literal[
+        "auto", "plain", "blocked", "banded", "chunked", "splash", "cudnn", "tokamax", "ring"
+    ] = option(
         "auto",
         "implementation of attention (docs/kernels.md); auto: the fastest one that supports the platform and the model",
         decides="execution",
     )
-    expert_kernel: Literal["auto", "ragged", "blocked", "megablox"] = option(
+    expert_kernel: Literal["auto", "ragged", "blocked", "megablox", "tokamax"] = option(
         "auto", "implementation of expert matrix products; auto: the fastest one on the platform", decides="execution"
     )
 

@@ -26,6 +26,7 @@ from xfresearch.kernels.defaults import ATTENTION, preferred
 from xfresearch.kernels.masks import CAUSAL, Mask, Shaping, Slots
 from xfresearch.kernels.on_mesh import share_heads
 from xfresearch.kernels.plain_attention import banded, plain
+from xfresearch.kernels.tokamax_kernels import refuse_tokamax, tokamax_attention
 from xfresearch.sharding.devices import compute_capability, platform
 from xfresearch.sharding.partition import constrain
 
@@ -97,6 +98,16 @@ def _refuse_cudnn(call: Call) -> str:
     return _refuse_fused(call, but=BIASES)
 
 
+def _refuse_tokamax(call: Call) -> str:
+    if call.memory:
+        return "it does not support memory slots and sinks"
+    if call.mask.nearest:
+        return "it does not support sees_itself=False"
+    if call.context > 1:
+        return f"its causal mask does not support a sharded sequence, and mesh.context={call.context}"
+    return refuse_tokamax(call.platform, call.dtype, call.capability) or _refuse_fused(call, but=BIASES)
+
+
 def _refuse_ring(call: Call) -> str:
     if call.context == 1:
         return "it needs a sequence sharded over mesh.context, which is 1"
@@ -124,6 +135,7 @@ REFUSALS = {
     "banded": _refuse_banded,
     "splash": _refuse_splash,
     "cudnn": _refuse_cudnn,
+    "tokamax": _refuse_tokamax,
     "chunked": _refuse_chunked,
     "ring": _refuse_ring,
 }
@@ -186,7 +198,7 @@ def _ring(*arguments, **options):
     return ring(*arguments, **options)
 
 
-FUSED = {"splash": _splash, "cudnn": cudnn, "chunked": chunked, "ring": _ring}  # all have the same signature
+FUSED = {"splash": _splash, "cudnn": cudnn, "tokamax": tokamax_attention, "chunked": chunked, "ring": _ring}  # called alike
 
 
 def attention(

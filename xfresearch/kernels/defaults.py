@@ -77,7 +77,7 @@ LAYERS = (
         "scan",
         "GPU, experts with tokamax",
         lambda setting: _gpu(setting) and setting.expert_kernel == "tokamax",
-        "each layer's kernels are tuned again while unrolled layers compile",
+        "unrolled layers take too long to compile",
         f"{H200}: 16 unrolled layers of experts did not finish compiling in 120 s",
     ),
     Default(
@@ -111,7 +111,8 @@ VOCABULARY = (
         "GPU",
         _gpu,
         "the head's products take longer with other numbers of ids",
-        f"{H200}: GPT-2 124M with 50,304 ids at 333,591 tokens/s, with 50,257 at 293,963",
+        f"{H200}: GPT-2 124M with 50,304 ids at 333,591 tokens/s, with 50,257 at 293,963. The padding itself was not "
+        "measured",
     ),
     Default(1, "CPU and TPU", _anywhere, "not padded"),
 )
@@ -140,7 +141,7 @@ ATTENTION = (
         "GPU",
         _gpu,
         "holds no matrix of weights",
-        f"{H200}: 5 to 7 times as long as cudnn in bfloat16; no library has such a kernel for float32",
+        f"{H200}: 5 to 7 times as long as cudnn in bfloat16; cuDNN has no kernel for float32",
     ),
     Default("splash", "TPU", _tpu, "skips masked blocks, holds no matrix of weights"),
     Default("banded", "TPU, windows", _tpu, "computes only the window"),

@@ -6,8 +6,8 @@ Rows are sorted by group.
 versions of libtpu, it multiplies every row by every group's matrix and discards the other results.
 
 `megablox` (megablox.py) is JAX's Pallas kernel for TPU. It works in tiles of rows; a tile shared by two groups is
-computed once for each. `blocked` (blocked_rows.py) supports every platform, and computes a whole expert in one pass over
-the rows.
+computed once for each. `tokamax` (tokamax_kernels.py) is a package's kernel for GPUs. `blocked` (blocked_rows.py) supports
+every platform, and computes a whole expert in one pass over the rows.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from xfresearch.kernels.blocked_rows import by_block
 from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.defaults import EXPERTS, preferred
 from xfresearch.kernels.megablox import megablox
+from xfresearch.kernels.tokamax_kernels import refuse_tokamax, tokamax_ragged_dot
 
 # The most rows in a block. Small blocks add few rows; on a GPU a block must fill the device.
 BLOCKS = {"cpu": 256, "gpu": 512, "tpu": 512}
@@ -40,7 +41,12 @@ def _refuse_megablox(call: Call) -> str:
 
 
 # name: function of a call that returns why the kernel does not support it, or ''
-REFUSALS = {"ragged": lambda call: "", "blocked": lambda call: "", "megablox": _refuse_megablox}
+REFUSALS = {
+    "ragged": lambda call: "",
+    "blocked": lambda call: "",
+    "megablox": _refuse_megablox,
+    "tokamax": lambda call: refuse_tokamax(call.platform, call.dtype),
+}
 
 
 def choose_grouped_matmul(call: Call, implementation="auto") -> Choice:
@@ -82,6 +88,7 @@ def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None
     products = {
         "ragged": lambda x_TD, w_EDF, sizes_E: jax.lax.ragged_dot(x_TD, w_EDF, sizes_E.astype(jnp.int32)),
         "megablox": partial(megablox, kind=kind),
+        "tokamax": tokamax_ragged_dot,
         "blocked": partial(_blocked, block=rows_per_block(platform, len(x_TD), len(sizes_E))),
     }
     y_TF = products[name](x_TD, w_EDF, sizes_E)
