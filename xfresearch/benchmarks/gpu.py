@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from xfresearch.benchmarks.peers import TORCH
 from xfresearch.errors import UserError, nearest
 from xfresearch.files import check_output, write_json
 from xfresearch.held_out import at_least
@@ -42,19 +43,25 @@ def _own(row: str, *name: str) -> tuple[str, ...]:
     return (ROWS_MODULE, row, "{figures}", *name)
 
 
-def _update(config: str, *overrides: str, against: str = "") -> tuple[str, ...]:
+def _update(config: str, *overrides: str, beside: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> tuple[str, ...]:
+    configs = tuple(word for name in (config, *beside) for word in ("--config", name))
     given = tuple(f"--config.{each}" for each in ("data.tokenizer=bytes", *overrides))
-    peers = ("--against", against, "--apart") if against else ()
-    return ("xfresearch.bench", "update", "--config", config, *given, "--rounds", "10", "--json", "{figures}", *peers)
+    return ("xfresearch.bench", "update", *configs, *given, "--rounds", "10", "--json", "{figures}", *flags)
 
 
+COMPILED = ("--against", "torch_compile", "--apart")
+SMALL = ("configs/variants.py", "model.width=768", "model.depth=12", "model.blocks.main.attention.heads=12")
+SMALL += ("sequence_length=1024", "batch_size=16", "model.vocab_size=50304", "model.dtype=bfloat16")
+BIASED = tuple(f"configs/variants.py:{name}" for name in ("alibi", "t5", "relative_key", "adaptive_span", "learned_sink"))
+OTHERS = tuple(f"configs/variants.py:{name}" for name in ("differential", "query_identity_whole", "value_is_key"))
+OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
 LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, "--config.batch_size=32", "--updates", "20", "--rounds", "3")
 LOOP += ("--json", "{figures}")
 TRAINED = "trains 20 updates, evaluates, generates, saves, is stopped and resumed, and trains in float32"
 ROWS = {
     "device": Row("machine, versions, and what is not installed", _own("device")),
     "train_gpt2": Row(f"gpt2, 4 layers: {TRAINED}", _own("train", "gpt2")),
-    "update_gpt2": Row("gpt2 124M, 32 x 1024, beside torch.compile", _update(*GPT2, against="torch_compile"), gpu=True),
+    "update_gpt2": Row("gpt2 124M, 32 x 1024, beside torch.compile", _update(*GPT2, flags=COMPILED), gpu=True),
     "loop": Row("gpt2 124M: the training loop beside bare updates", LOOP, gpu=True),
     "train_llama": Row("llama, 2 layers of width 2048: the same", _own("train", "llama")),
     "train_moe": Row("moe, 4 layers: the same", _own("train", "moe")),
@@ -63,9 +70,12 @@ ROWS = {
     "train_lambda_lm": Row("lambda_lm, 4 layers: the same", _own("train", "lambda_lm")),
     "train_no_query": Row("no_query, 4 layers: the same", _own("train", "no_query")),
     "killed": Row("gpt2: killed by SIGKILL, and resumed", _own("killed", "gpt2")),
-    "update_llama": Row("llama 953M, 16 x 2048, beside torch.compile", _update(*LLAMA, against="torch_compile"), gpu=True),
+    "update_llama": Row("llama 953M, 16 x 2048, beside torch.compile", _update(*LLAMA, flags=COMPILED), gpu=True),
     "update_moe": Row("moe 0.5B, 32 x 1024", _update("configs/moe.py", "batch_size=32", "model.vocab_size=32000"), gpu=True),
     "update_all_attention": Row("all_attention without dropout, 64 x 512", _update(*SLOTS), gpu=True),
+    "update_biased": Row("biases, spans and sinks beside none", _update(*SMALL, beside=BIASED), gpu=True),
+    "update_variants": Row("other attentions beside softmax's", _update(*SMALL, beside=OTHERS), gpu=True),
+    "growth": Row("gpt2 124M at lengths of 1,024 to 4,096", _update(*GPT2, flags=("--grow", "length")), gpu=True),
 }
 
 
@@ -167,7 +177,10 @@ def words_of(figures: dict) -> str:
     first = figures["rows"][0]
     words = f"{first['tokens/s']:,.0f} tokens/s, MFU {first['MFU']:.3f}, {first['memory_bytes'] / 1e9:.1f} GB"
     for row in figures["rows"][1:]:
-        words += f"; {1 / row['ratio']:.2f} of {row['config']}"
+        peer = row["config"] in TORCH
+        words += f"; {1 / row['ratio']:.2f} of {row['config']}" if peer else f"; {row['config']} {row['ratio']:.2f} as fast"
+    if "exponent" in figures:
+        words += f"; time as {figures['grow']}^{figures['exponent']:.2f}, FLOPs ^{figures['expected_exponent']:.2f}"
     return words
 
 
