@@ -19,3 +19,11 @@ def test_there_are_turns_until_two_of_each_are_fast(monkeypatch, seconds, turns,
     monkeypatch.setattr(timing, "seconds_per_update", lambda name: called.append(name) or next(left[name]))
     assert timing.relative_seconds("arm", "base") == ratio
     assert called == ["base", "arm"] * turns
+
+
+def test_rounds_change_their_order():
+    """So that no timer always runs after the same other one."""
+    called = []
+    seconds_NR, _ = timing.timed_rounds([lambda: called.append("a") or 1.0, lambda: called.append("b") or 2.0], 3)
+    assert called == ["a", "b", "b", "a", "a", "b"]
+    assert seconds_NR.tolist() == [[1.0] * 3, [2.0] * 3]

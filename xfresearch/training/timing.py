@@ -81,12 +81,13 @@ class Timer:
         return self._update.lower(self._state, self._batch).compile()  # jax.jit keeps it for the calls
 
 def timed_rounds(timers: Sequence[Callable[[], float]], rounds: int) -> np.ndarray:
-    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once."""
+    """Seconds and page faults of every call, an array [2, timers, rounds]. Every round calls each timer once, every other
+    round in reverse: what ran before may make a call slower."""
     measured = np.zeros((2, len(timers), rounds))
     for number in range(rounds):
-        for i, timer in enumerate(timers):
+        for i in range(len(timers))[:: -1 if number % 2 else 1]:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            measured[0, i, number] = timer()
+            measured[0, i, number] = timers[i]()
             measured[1, i, number] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     return measured
 
