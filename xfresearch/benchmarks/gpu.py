@@ -57,12 +57,14 @@ OTHERS = tuple(f"configs/variants.py:{name}" for name in ("differential", "query
 OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
 LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, "--config.batch_size=32", "--updates", "20", "--rounds", "3")
 LOOP += ("--json", "{figures}")
+DECODE = ("xfresearch.bench", "decode", *GPT2_FILE, "--rounds", "5", "--json", "{figures}")
 TRAINED = "trains 20 updates, evaluates, generates, saves, is stopped and resumed, and trains in float32"
 ROWS = {
     "device": Row("machine, versions, and what is not installed", _own("device")),
     "train_gpt2": Row(f"gpt2, 4 layers: {TRAINED}", _own("train", "gpt2")),
     "update_gpt2": Row("gpt2 124M, 32 x 1024, beside torch.compile", _update(*GPT2, flags=COMPILED), gpu=True),
     "loop": Row("gpt2 124M: the training loop beside bare updates", LOOP, gpu=True),
+    "decode": Row("gpt2 124M, bfloat16, batch 1: 64 new tokens", DECODE, gpu=True),
     "train_llama": Row("llama, 2 layers of width 2048: the same", _own("train", "llama")),
     "train_moe": Row("moe, 4 layers: the same", _own("train", "moe")),
     "kernel_tests": Row("the tests of kernels that need a GPU", _own("kernel_tests"), gpu=True),
@@ -175,6 +177,8 @@ def words_of(figures: dict) -> str:
     if "row" in figures:  # of bench loop
         return f"{figures['row']['ratio']:.3f} of bare updates"
     first = figures["rows"][0]
+    if "floors" in first:  # of bench decode
+        return f"{first['tokens/s']:,.0f} tokens/s, {first['floors']:.1f} times the memory-bound floor"
     words = f"{first['tokens/s']:,.0f} tokens/s, MFU {first['MFU']:.3f}, {first['memory_bytes'] / 1e9:.1f} GB"
     for row in figures["rows"][1:]:
         peer = row["config"] in TORCH
