@@ -1,13 +1,15 @@
-"""Memory of an update: what layers keep for the backward pass."""
+"""Memory of an update: what layers keep for the backward pass, and a plan's figure against the compiled program's."""
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from tests.contracts.variants import ROOT
+from tests.daily import daily
 from xfresearch.config.files import parse
-from xfresearch.planning import formula, program
+from xfresearch.planning import accounting, formula, memory, program
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
 
@@ -26,3 +28,30 @@ def test_scanned_layers_keep_the_operands_of_products_and_of_norms(name, hidden,
     counted = Counter((found[1], int(found[2])) for found in kept if found and found[2] != "1")
     F = config.model.blocks["main"].feed_forward.hidden
     assert counted == {("bfloat16", F): hidden, ("bfloat16", config.model.width): stream}
+
+
+@pytest.mark.parametrize("case", daily(accounting.CASES[:2], accounting.CASES), ids=lambda case: case.name)
+def test_the_memory_of_a_plan_is_that_of_the_compiled_update(case):
+    accounted, compiled = accounting.compare(case)
+    assert (abs(accounted / compiled - 1) <= accounting.BEYOND) == case.within
+
+
+def test_a_plan_of_one_device_counts_weights_of_attention_if_no_kernel_fuses_them():
+    overrides = ["--config.model.vocab_size=264", "--config.sequence_length=256"]
+    config = program.prepare(parse(["--config", f"{ROOT}/configs/gpt2.py:tiny", *overrides]))
+    plain = replace(config, training=replace(config.training, attention_kernel="plain"))
+    fused, whole = (sum(formula.estimate_step(each, ALONE).memory.values()) for each in (config, plain))
+    assert whole - fused >= 2 * 8 * 4 * 256 * 256 * 4  # layers, sequences, heads, in float32
+
+
+def test_weights_of_layers_in_bfloat16_are_kept_once_whatever_the_batch():
+    overrides = ["--config.model.vocab_size=264", "--config.model.dtype=bfloat16"]
+    kept = {}
+    for batch in (8, 16):
+        name = f"{ROOT}/configs/llama.py:tiny"
+        config = program.prepare(parse(["--config", name, *overrides, f"--config.batch_size={batch}"]))
+        rows = formula.estimate_step(config, ALONE).kept
+        weights = sum(size for name, _, size in rows if name == memory.WEIGHTS)
+        kept[batch] = weights, sum(size for _, _, size in rows) - weights
+    kernels = 2 * (4 * 32 * 32 + 3 * 32 * config.model.blocks["main"].feed_forward.hidden)  # of two layers
+    assert kept[8][0] == kept[16][0] == 2 * kernels and kept[16][1] == 2 * kept[8][1]

@@ -6,18 +6,20 @@
                  the backward pass; if everything is recomputed, once more unless it is the last one of its layer
     expert       all-to-all of every routed token to its expert and back, in every pass
     context      all-gather of keys and values in every pass; reduce-scatter of their gradients
-    memory       state, gradients, saved activations (from the traced step), the gathered weights of two layers, and the
-                 logits of one tile of the loss
+    memory       one device: state, and the most that the traced step holds at once (liveness.py). Several: state,
+                 gradients, saved activations (from the traced step), the gathered weights of two layers, and the logits
+                 of one tile of the loss
     HBM          each pass reads its weights; activations for the backward pass are written and read once, and once more
                  if they are recomputed; the optimizer reads and writes state and gradients
 
-Assumes that attention saves no matrix of weights. Its FLOPs count in full: a window or causal order skips none. The
-estimate is rougher than a compiled plan, which includes what the compiler adds.
+Assumes that attention saves no matrix of weights, unless training.attention_kernel is 'plain'. Its FLOPs count in full:
+a window or causal order skips none. The estimate is rougher than a compiled plan, which includes what the compiler adds.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import prod
 
 import jax
 import numpy as np
@@ -28,7 +30,7 @@ from xfresearch.models import layers, transformer
 from xfresearch.models.counting import count_flops, count_jaxpr
 from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.planning import memory, program
+from xfresearch.planning import liveness, memory, program
 from xfresearch.planning.collectives import Collective
 from xfresearch.planning.work import Work
 from xfresearch.sharding.letters import BATCH, row_parts
@@ -64,10 +66,11 @@ def estimate_step(config: Config, sizes: dict[str, int]) -> Formula:
     kept = shares.kept(config.training.remat)
     everything = shares.kept("none")
     passes, update = shares.flops()
+    devices = prod(sizes.values())
     return Formula(
         works=_works(config, sizes, state, weights, (passes, update), kept, everything),
         collectives=_collectives(config, sizes, weights),
-        memory=_memory(config, sizes, state, weights, kept, everything),
+        memory=_memory(config, sizes, state, weights, kept, everything) if devices > 1 else _alone(state, kept, shares),
         kept=kept,
         state=state,
         flops=passes + update,
@@ -84,11 +87,25 @@ class _Shares:
         rows = self.config.batch_size // self.config.training.accumulate
         jaxpr = _trace_of_one_sequence(_canonical(self.config, remat))
         found = memory.kept_in_trace(jaxpr, layers.most_repeats(self.config.model), self.sizes)
+        times = [1 if name == memory.WEIGHTS else rows for name, _, _ in found]
         return [
-            (name, f"{rows} x {shape}", rows * size)
-            for name, shape, size in found
-            if not _is_attention_matrix(name, shape, self.config)
+            (name, f"{count} x {shape}", count * size)
+            for count, (name, shape, size) in zip(times, found, strict=True)
+            if self.config.training.attention_kernel == "plain" or not _is_attention_matrix(name, shape, self.config)
         ]
+
+    def held(self) -> float:
+        """The most bytes of intermediate arrays at once, on one device."""
+        training = self.config.training
+        length = self.config.sequence_length
+        keys = _keys(self.config) | _slots(self.config)
+
+        def fused(shape: tuple) -> bool:
+            return len(shape) >= 4 and shape[-2] % length == 0 and shape[-1] in keys
+
+        config = replace(self.config, training=replace(training, layers="scan"), mesh=type(self.config.mesh)())
+        ignored = (lambda shape: False) if training.attention_kernel == "plain" else fused
+        return liveness.peak(program.trace_unsharded(program.with_plain_kernels(config)).jaxpr, ignored)
 
     def flops(self) -> tuple[float, float]:
         """FLOPs of the passes over all sequences, and of the optimizer, whose products (Muon) run once per step."""
@@ -104,9 +121,16 @@ def _is_attention_matrix(name: str, shape: str, config: Config) -> bool:
     length = config.sequence_length
     if len(sizes) < 5 or sizes[-2] % length:
         return False
-    slots = {getattr(block.attention, "memory_slots", 0) for block in config.model.blocks.values()}
-    whole = {length + count + sink for count in {0, *slots} for sink in (0, 1)}
-    return sizes[-1] in whole or name == "split" and sizes[-1] in slots
+    return sizes[-1] in _keys(config) or name == "split" and sizes[-1] in _slots(config)
+
+
+def _slots(config: Config) -> set[int]:
+    return {getattr(block.attention, "memory_slots", 0) for block in config.model.blocks.values()}
+
+
+def _keys(config: Config) -> set[int]:
+    """Numbers of keys: tokens, or tokens with slots or a sink."""
+    return {config.sequence_length + count + sink for count in {0, *_slots(config)} for sink in (0, 1)}
 
 
 def _canonical(config: Config, remat: str) -> Config:
@@ -240,6 +264,12 @@ def _works(config: Config, sizes: dict, state, weights: list, flops: tuple, kept
         Work("passes", "forward and backward", 1, flops[0] / devices, moved),
         Work("update", "optimizer", 1, flops[1] / shards, update),
     ]
+
+
+def _alone(state, kept: list, shares: _Shares) -> dict[str, float]:
+    """Bytes on one device. Gradients are part of `temporary`: they take the place of activations."""
+    held = shares.held()
+    return memory.state_bytes(state) | {"activations": min(_sum(kept), held), "temporary": max(held - _sum(kept), 0)}
 
 
 def _memory(config: Config, sizes: dict, state, weights: list, kept: list, everything: list) -> dict[str, float]:

@@ -10,6 +10,7 @@ from xfresearch.sharding.letters import row_parts
 from xfresearch.trees import path_name
 
 SAME_VALUES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # outputs hold the same values
+WEIGHTS = "weights"  # the name of what is kept if it is a layer's weights in the dtype of the computation
 FILLS = {"parameter", "constant", "broadcast", "bitcast"}  # a fusion of only these fills an array with one number
 
 
@@ -100,6 +101,7 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
     carried = [variable for variable in scan.outvars if variable not in outsides]
     width = max(carried, key=lambda v: v.aval.size).aval.shape[-1]
     made = {out: equation for equation in inner.eqns for out in equation.outvars}
+    slices = {v for v, o in zip(inner.invars, scan.invars, strict=True) if o.aval.ndim == v.aval.ndim + 1}
     found = []
     seen = set()
     for inside, outside in stacked:
@@ -109,9 +111,11 @@ def kept_in_trace(jaxpr, repeats: int, mesh: dict[str, int]) -> list[tuple[str, 
         if inside in seen:  # the compiler stores equal values once
             continue
         seen.add(inside)
-        parts = row_parts(mesh) * mesh["context"]
-        parts *= mesh["tensor"] if aval.shape[-1] != width else 1
         name = made[inside].primitive.name if inside in made else "input"
+        if name == "convert_element_type" and made[inside].invars[0] in slices:
+            name, parts = WEIGHTS, mesh["fsdp"] * mesh["tensor"]
+        else:
+            parts = row_parts(mesh) * mesh["context"] * (mesh["tensor"] if aval.shape[-1] != width else 1)
         found.append((name, f"{aval.dtype}{list(aval.shape)}", aval.size * aval.dtype.itemsize / parts))
     return sorted(found, key=lambda row: -row[2])
 

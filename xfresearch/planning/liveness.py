@@ -1,0 +1,171 @@
+"""The most bytes of intermediate arrays that one device holds at once, from the traced program.
+
+The operations run in the order of the trace. A compiler fuses elementwise operations into those that read them, so their
+results take memory only where a matrix product, a loop or another operation that cannot be fused reads them, or if they
+stand for several arrays (the residual stream). A loop holds its stacks and what one iteration holds. Arguments and
+results of the whole program are not counted: the state is updated in place.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+from jax.extend import core
+
+CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map"}
+CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+VIEWS = {"reshape", "squeeze", "expand_dims", "sharding_constraint", "copy", "name", "optimization_barrier"}
+MOVES = {"broadcast_in_dim", "transpose", "slice", "dynamic_slice", "rev", "iota", "convert_element_type", "pad"}
+WHOLE = {"sort", "cumsum", "cumprod", "cummax", "cumlogsumexp", "dynamic_update_slice", "top_k"}
+REDUCES = ("reduce_", "argm")
+
+
+@dataclass
+class _Operation:
+    reads: set
+    writes: list  # (buffer, bytes)
+    within: float = 0  # bytes that it holds while it runs
+    in_place: bool = False  # whether it may write into an operand of the same size that nothing else reads
+
+
+@dataclass
+class _Value:
+    """An array: its buffer, or the buffers that it is computed from wherever it is read."""
+
+    size: float
+    buffer: int | None = None
+    roots: frozenset = frozenset()
+
+    @property
+    def read(self) -> frozenset:
+        return self.roots if self.buffer is None else frozenset({self.buffer})
+
+
+@dataclass
+class _Program:
+    ignored: Callable  # (shape) -> whether a fused kernel never stores such an array
+    operations: list[_Operation] = field(default_factory=list)
+    sizes: dict[int, float] = field(default_factory=dict)
+
+    def size(self, variable) -> float:
+        aval = variable.aval
+        known = hasattr(aval, "dtype") and hasattr(aval.dtype, "itemsize")
+        return 0 if not known or self.ignored(aval.shape) else prod(aval.shape) * aval.dtype.itemsize
+
+    def new(self, size: float, reads=frozenset(), within: float = 0, in_place: bool = False) -> _Value:
+        """An array in a buffer, written by one operation."""
+        number = len(self.sizes)
+        self.sizes[number] = size
+        self.operations.append(_Operation(set(reads), [number], within, in_place))
+        return _Value(size, number)
+
+    def slice(self, size: float) -> _Value:
+        """A slice of a stack, copied into a buffer by the first operation that reads it."""
+        number = len(self.sizes)
+        self.sizes[number] = size
+        return _Value(size, number)
+
+    def stored(self, value: _Value) -> _Value:
+        """The value, from now on in a buffer."""
+        if value.buffer is None and value.size:
+            value.buffer = self.new(value.size, value.roots).buffer
+        return value
+
+    def peak(self, kept: frozenset) -> float:
+        """The most bytes at once. `kept` are read after the last operation."""
+        last = {buffer: at for at, one in enumerate(self.operations) for buffer in (*one.reads, *one.writes)}
+        written = set()
+        last |= dict.fromkeys(kept, len(self.operations))
+        ends = [[] for _ in range(len(self.operations) + 1)]
+        for buffer, at in last.items():
+            ends[at].append(buffer)
+        held = most = 0.0
+        for at, one in enumerate(self.operations):
+            new = {*one.reads, *one.writes} - written
+            written |= new
+            held += sum(self.sizes[buffer] for buffer in new)
+            free = {self.sizes[buffer] for buffer in ends[at] if one.in_place and buffer not in one.writes}
+            reused = sum(self.sizes[buffer] for buffer in one.writes if self.sizes[buffer] in free)
+            most = max(most, held - reused + one.within)
+            held -= sum(self.sizes[buffer] for buffer in ends[at])
+        return most
+
+    def run(self, jaxpr, arguments: list[_Value]) -> list[_Value]:
+        """Adds the operations of a jaxpr; returns its results."""
+        values = dict(zip(jaxpr.invars, arguments, strict=True))
+        values |= {variable: _Value(0) for variable in jaxpr.constvars}
+        uses = Counter(v for equation in jaxpr.eqns for v in equation.invars if not isinstance(v, core.Literal))
+
+        def get(variable) -> _Value:
+            return _Value(0) if isinstance(variable, core.Literal) else values[variable]
+
+        for equation in jaxpr.eqns:
+            found = self._results(equation, [get(v) for v in equation.invars], uses)
+            values |= dict(zip(equation.outvars, found, strict=True))
+        return [get(variable) for variable in jaxpr.outvars]
+
+    def _results(self, equation, given: list[_Value], uses: Counter) -> list[_Value]:
+        name, out = equation.primitive.name, equation.outvars
+        inner = list(core.jaxprs_in_params(equation.params))
+        if name in CALLS and inner:
+            called = getattr(inner[0], "jaxpr", inner[0])
+            return self.run(called, given[len(given) - len(called.invars) :])
+        if name == "scan":
+            return self._scan(equation, given)
+        reads = frozenset().union(*(value.read for value in given))
+        largest = max((v.aval.size for v in equation.invars if hasattr(v.aval, "size")), default=0)
+        if name in VIEWS and len(out) == len(given) or (name == "transpose" and out[0].aval.ndim == 2):
+            return given  # a matrix product reads a transposed matrix where it is
+        plain = not inner and name not in WHOLE and largest <= out[0].aval.size
+        if name in MOVES or (plain and _elementwise(equation)):
+            value = _Value(self.size(out[0]), None, reads)
+            several = sum(self.sizes[buffer] for buffer in reads) >= 2 * value.size and uses[out[0]] > 1
+            return [self.stored(value) if several else value, *(_Value(0) for _ in out[1:])]
+        if not name.startswith(REDUCES):
+            reads = frozenset().union(*(self.stored(value).read for value in given))
+        within = max((peak(getattr(each, "jaxpr", each), self.ignored) for each in inner), default=0)
+        in_place = name.startswith(("scatter", "dynamic_update"))
+        return [self.new(self.size(v), reads, within if i == 0 else 0, in_place) for i, v in enumerate(out)]
+
+    def _scan(self, equation, given: list[_Value]) -> list[_Value]:
+        """The carry keeps its buffer. Stacks of results are new."""
+        consts, carries = _counts(equation)
+        body = equation.params["jaxpr"].jaxpr
+        reads = frozenset().union(*(self.stored(value).read for value in given))
+        slices = [_Value(0)] * (consts + carries)
+        inside = _Program(self.ignored)
+        slices += [inside.slice(inside.size(variable)) for variable in body.invars[consts + carries :]]
+        results = [inside.stored(value) for value in inside.run(body, slices)[:carries]]
+        within = inside.peak(frozenset().union(*(value.read for value in results)))
+        stacks = [self.new(self.size(variable)) for variable in equation.outvars[carries:]]
+        self.operations.append(_Operation(set(reads) | {s.buffer for s in stacks}, [], within))
+        return [*(_Value(v.size, v.buffer, v.roots) for v in given[consts : consts + carries]), *stacks]
+
+
+def _elementwise(equation) -> bool:
+    """Whether each number of the result depends on one number of each operand, whose dimensions may be 1."""
+    shape = equation.outvars[0].aval.shape
+    given = [v.aval.shape for v in equation.invars if hasattr(v.aval, "shape")]
+    return all(not each or len(each) == len(shape) and all(d in (1, n) for d, n in zip(each, shape)) for each in given)  # noqa: B905
+
+
+def _counts(equation) -> tuple[int, int]:
+    """The numbers of constants and of carried values of a scan, which have other names from JAX 0.12 on."""
+    stacked = sum(
+        outside.aval.ndim == inside.aval.ndim + 1
+        for inside, outside in zip(equation.params["jaxpr"].jaxpr.outvars, equation.outvars, strict=True)
+    )
+    xs = sum(
+        outside.aval.ndim == inside.aval.ndim + 1
+        for inside, outside in zip(equation.params["jaxpr"].jaxpr.invars, equation.invars, strict=True)
+    )
+    carries = len(equation.outvars) - stacked
+    return len(equation.invars) - xs - carries, carries
+
+
+def peak(jaxpr, ignored: Callable = lambda shape: False) -> float:
+    """The most bytes of intermediate arrays at once. `ignored(shape)`: arrays that a fused kernel never stores."""
+    program = _Program(ignored)
+    program.run(jaxpr, [_Value(0) for _ in jaxpr.invars])
+    return program.peak(frozenset())
