@@ -169,7 +169,7 @@ def test_every_mesh_of_the_search_uses_all_devices():
         (["--topology", "h100:2x2", "--mesh", "tensor=4,data=1", "--config.mesh.between=data"], "multiple of 2 slices"),
         (["--topology", "h100:2", SPLASH], "config.training.attention_kernel='splash' is not allowed here: it needs a TPU"),
         (["--topology", "h100:2", "--search", SPLASH], "it needs a TPU, and the platform is gpu"),
-        (["--topology", "a100:2", *CUDNN], "on this GPU a multiple of 8 up to 128"),
+        (["--topology", "a100:2", *CUDNN], "at most 128 numbers on this GPU"),
         (["--topology", "h100:2", "--config.model.param_dtype=float64"], "config.model.param_dtype='float64' is not"),
         (["--topology", "h100:2", "--config.model.vocab_size=256"], "vocab_size=256 .* 0 or at least 257, which"),
     ],
