@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     sampling = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}
     if lm.step:
         print(f"{options.workdir}: step {lm.step:,}", file=sys.stderr)
-    texts = lm.generate(prompts, **sampling, stream=printer)
+    texts = lm.generate(list(inputs(lm, prompts, options)), **sampling, stream=printer)
     printer.finish()
     if options.json:
         samples = [
@@ -61,6 +61,11 @@ def parse(arguments: list[str]):
         metavar="FILE",
         help="file with the text of a prompt; may be repeated",
     )
+    form = parser.add_mutually_exclusive_group()
+    words = "special tokens in a prompt, such as <|endoftext|>, are tokens (default: they are text)"
+    form.add_argument("--special-tokens", action="store_true", help=words)
+    words = "each prompt is a message of the user, put into the chat template of the model's Hugging Face folder"
+    form.add_argument("--chat", action="store_true", help=words)
     parser.add_argument(
         "--max-new-tokens",
         type=int,
@@ -78,6 +83,15 @@ def parse(arguments: list[str]):
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="also write prompts, texts and timings as JSON")
     return parser.parse_args(arguments)
+
+
+def inputs(lm, prompts: list[str], options):
+    """Each prompt as `lm.generate` reads it: a text, or token ids if special tokens or a chat template are asked for."""
+    for prompt in prompts:
+        if options.chat:
+            yield lm.chat(prompt)
+        else:
+            yield lm.encode(prompt, special_tokens=True) if options.special_tokens else prompt
 
 
 def read_prompt(path: str) -> str:

@@ -25,10 +25,20 @@ from xfresearch.data.pipeline import stream_tokens
 from xfresearch.errors import UserError, require
 from xfresearch.evaluation import check_length
 from xfresearch.files import new_directory
-from xfresearch.interop import exporting
+from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
-from xfresearch.model_inputs import as_tokens, each_token, encode, forward, matching, patches, shared, tap_shapes
+from xfresearch.model_inputs import (
+    as_tokens,
+    each_token,
+    encode,
+    forward,
+    matching,
+    patches,
+    prompt_ids,
+    shared,
+    tap_shapes,
+)
 from xfresearch.models import decoding, transformer
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
@@ -196,7 +206,7 @@ class LanguageModel:
 
     def generate(
         self,
-        prompt: str | list[str],
+        prompt: str | list[str] | list[int] | list[list[int]],
         max_new_tokens: int | None = None,
         temperature: float = DEFAULT.temperature,
         top_k: int = DEFAULT.top_k,
@@ -205,7 +215,8 @@ class LanguageModel:
         stream: Callable[[int, str, list[int]], None] | None = None,
         replace: dict | None = None,
     ) -> str | list[str]:
-        """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts.
+        """Continues `prompt` and returns the new text, without the prompt; a list of prompts gives a list of texts. A prompt
+        is a text, in which special tokens are text, or token ids, such as those of `encode` and `chat`.
 
         A text ends at an end-of-text token or after `max_new_tokens` tokens (default: 256, or fewer if the position
         table ends earlier). Temperature 0 is greedy. The same seed gives the same text, whatever the other prompts of
@@ -217,11 +228,11 @@ class LanguageModel:
         """
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
-        prompts = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str) else [prompt]
-        texts = [""] * len(prompts)
-        readers = [self.tokenizer.decode_stream(not p) for p in prompts]
+        tokens, one = prompt_ids(self.config, self.tokenizer, prompt)
+        texts = [""] * len(tokens)
+        readers = [self.tokenizer.decode_stream(self._begins(ids)) for ids in tokens]
         sampling = Sampling(temperature, top_k, top_p)
-        chunks = self._generate_tokens(prompts, max_new_tokens, sampling, seed, replace or {})
+        chunks = self._generate_tokens(tokens, max_new_tokens, sampling, seed, replace or {})
         for chunk in chunks:
             for index, tokens in enumerate(chunk):
                 text = readers[index].push(tokens)
@@ -233,7 +244,27 @@ class LanguageModel:
             texts[index] += rest
             if stream and rest:
                 stream(index, rest, [])
-        return texts[0] if isinstance(prompt, str) else texts
+        return texts[0] if one or isinstance(prompt, str) else texts
+
+    def encode(self, text: str, special_tokens: bool = False) -> list[int]:
+        """The token ids of a text, as a call and `generate` read it: after the tokenizer's begin-of-text token, if it has
+        one. With `special_tokens`, those in the text are tokens."""
+        return encode(self.config, self.tokenizer, text, "text", special_tokens)
+
+    def chat(self, messages: str | list[dict]) -> list[int]:
+        """The token ids of a conversation, [{"role": "user", "content": "..."}] or one message of the user, by the chat
+        template of the Hugging Face folder that the model came from, up to where the answer begins. Raises UserError if
+        there is no template."""
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        text = chat.render(self.source.files if self.source else {}, messages)
+        ids = self.encode(text, special_tokens=True)
+        # The template writes the begin-of-text token where it wants one.
+        begin = self.tokenizer.begin_of_text
+        return ids if begin is None or self.tokenizer.encode_special(text)[:1] == [begin] else ids[1:]
+
+    def _begins(self, ids: list[int]) -> bool:
+        """Whether a prompt of these ids is empty, so that what follows is the beginning of a text."""
+        return ids == encode(self.config, self.tokenizer, "", "prompt")
 
     def save(self, path) -> None:
         """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and the record of the
@@ -255,16 +286,15 @@ class LanguageModel:
         return exporting.export(self, epath.Path(path).expanduser(), family, dtype, shard_bytes).name
 
     def _generate_tokens(
-        self, prompts, max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict
+        self, tokens: list[list[int]], max_new_tokens: int | None, sampling, seed: int | list[int], replace: dict
     ) -> Iterator[list[list[int]]]:
-        seeds = seed if isinstance(seed, list) else [seed] * len(prompts)
+        seeds = seed if isinstance(seed, list) else [seed] * len(tokens)
         if not all(isinstance(each, Integral) and 0 <= each < 2**32 for each in seeds):
             raise UserError(f"seed={seed!r} is not allowed: it must be an integer of at least 0 and below 2^32")
-        if len(seeds) != len(prompts):
-            raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(prompts)} prompts")
-        if not prompts:
+        if len(seeds) != len(tokens):
+            raise UserError(f"seed={seed} is not allowed: it must be one number, or one for each of {len(tokens)} prompts")
+        if not tokens:
             return iter(())
-        tokens = [encode(self.config, self.tokenizer, prompt, "prompt") for prompt in prompts]
         count = self._new_tokens(max(map(len, tokens)), max_new_tokens)
         limits = {"stops": self.tokenizer.stops, "vocab_size": self.tokenizer.vocab_size}
         taps = request(self.config, (), patches(self.config, replace, len(tokens), max(map(len, tokens))))

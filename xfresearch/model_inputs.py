@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -76,18 +77,41 @@ def each_token(name: str, numbers, tokens_BL, limit: int = 0):
     return jnp.asarray(numbers, jnp.int32)
 
 
-def encode(model: ModelConfig, tokenizer, text: str, name: str) -> list[int]:
+def prompt_ids(model: ModelConfig, tokenizer, given) -> tuple[list[list[int]], bool]:
+    """The tokens of each prompt, and whether `given` is a single one: a text, or the ids of one. Several prompts are a
+    list of texts or of lists of ids. Ids are taken as they are; an empty prompt starts a new text.
+
+    Raises UserError for anything else, and for ids beyond the vocabulary."""
+    given = given.tolist() if isinstance(given, np.ndarray | jax.Array) else given
+    given = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else given
+    one = isinstance(given, list) and bool(given) and all(isinstance(each, Integral) for each in given)
+    each = [given] if one else given
+    if not isinstance(each, list):
+        allowed = "a text, a list of texts, the ids of a text, or a list of them"
+        raise UserError(f"prompt={given!r} is not allowed: it must be {allowed}")
+    return [_prompt(model, tokenizer, prompt) for prompt in each], one
+
+
+def _prompt(model: ModelConfig, tokenizer, prompt) -> list[int]:
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return encode(model, tokenizer, prompt or "", "prompt")
+    return np.asarray(as_tokens(model, tokenizer, [prompt])[0]).tolist()
+
+
+def encode(model: ModelConfig, tokenizer, text: str, name: str, special_tokens: bool = False) -> list[int]:
     """The tokens of `text` after the begin-of-text token. If the tokenizer has no such token, an empty text is the
-    end-of-text token. `name` is that of the argument, for errors."""
+    end-of-text token. `name` is that of the argument, for errors. With `special_tokens`, those in the text are tokens, and
+    a begin-of-text token at its start is not repeated."""
     if tokenizer is None:
         raise UserError("this model has no tokenizer, so it cannot read or write text: call it on token ids")
     if not isinstance(text, str):
         raise UserError(f"{name}={text!r} is not allowed: it must be a string or a list of strings")
     try:
-        ids = tokenizer.encode(text.encode()).tolist()
+        ids = tokenizer.encode_special(text) if special_tokens else tokenizer.encode(text.encode()).tolist()
     except UnicodeEncodeError as error:
         raise UserError(f"{name}={text!r} is not allowed: it must be text that UTF-8 can encode") from error
     begin = tokenizer.begin_of_text
+    ids = ids[1:] if special_tokens and ids[:1] == [begin] else ids
     tokens = (ids or [tokenizer.end_of_text]) if begin is None else [begin, *ids]
     if max(tokens) >= model.vocab_size:  # the tokenizer may have ids beyond the model's embedding table
         top = model.vocab_size - 1

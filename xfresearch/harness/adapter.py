@@ -73,7 +73,9 @@ class Adapter(TemplateLM):
             for done in self._score([self._rolling_windows(tokens) for (tokens,) in texts]):
                 yield [(index, total) for index, (total, _) in done]
 
-        return self._answers("rolling", [(self.tok_encode(request.args[0]),) for request in requests], solve)
+        # Without the begin-of-text token: it is the prefix of the first window, and would be predicted from itself.
+        texts = [(self.tok_encode(request.args[0], add_special_tokens=False),) for request in requests]
+        return self._answers("rolling", texts, solve)
 
     def generate_until(self, requests, disable_tqdm: bool = True) -> list[str]:
         prompts = [

@@ -20,6 +20,7 @@ class Tokenizer:
 
     `end_of_text` separates texts. `begin_of_text` precedes every text, for models trained that way, or is None.
     Generation stops at any of `stops`; `end_of_text` is the first of them.
+    `special_tokens` are the ids of special tokens by their text, which only `encode_special` reads as tokens.
     `lossless` tells which input `decode(encode(x))` returns unchanged: 'bytes' (any bytes), 'text' (any UTF-8 except
     U+2581, which becomes a space), or '' if the normaliser or the vocabulary alters some texts.
     """
@@ -33,6 +34,7 @@ class Tokenizer:
         stops: tuple[int, ...] = (),
         lossless: str = "",
         dummy_prefix: bool = False,
+        special_tokens: dict[str, int] | None = None,
     ):
         if end_of_text is None:  # begin_of_text separates texts equally well
             end_of_text = begin_of_text
@@ -48,12 +50,25 @@ class Tokenizer:
         self.stops = tuple(dict.fromkeys([end_of_text, *(i for i in stops if 0 <= i < self.vocab_size)]))
         self.byte_lengths = np.array([len(token) for token in token_bytes], np.int32)
         self.digest = digest({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+        self.special_tokens = special_tokens or {}
         self._dummy_prefix = dummy_prefix
         self._safe_cut = self._find_safe_cut()
 
     def encode(self, text: bytes) -> np.ndarray:
         """int32[n] ids of one whole document, without separators. Text that looks like a special token stays text."""
         return np.asarray(self._encode(text), np.int32)
+
+    def encode_special(self, text: str) -> list[int]:
+        """The ids of a text in which special tokens, such as <|endoftext|>, are tokens."""
+        if not self.special_tokens:
+            return self.encode(text.encode()).tolist()
+        names = sorted(self.special_tokens, key=len, reverse=True)  # of two that fit, the longer one
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        found = []
+        for part in filter(None, parts):
+            special = self.special_tokens.get(part)
+            found += self.encode(part.encode()).tolist() if special is None else [special]
+        return found
 
     def decode(self, ids) -> str:
         """The text of `ids`. Invalid UTF-8 becomes U+FFFD; special ids give no text."""

@@ -22,10 +22,12 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(self, content: str, special: SpecialTokens = NO_SPECIAL_TOKENS):
         import tokenizers
 
-        self._hf = tokenizers.Tokenizer.from_str(content)
-        self._hf.no_truncation()
-        self._hf.no_padding()
-        self._hf.encode_special_tokens = True  # <|endoftext|> in a document is text, not a separator
+        # <|endoftext|> in a document is text, not a separator; only encode_special reads it as a token.
+        self._hf, self._hf_special = (tokenizers.Tokenizer.from_str(content) for _ in range(2))
+        for each, as_text in ((self._hf, True), (self._hf_special, False)):
+            each.no_truncation()
+            each.no_padding()
+            each.encode_special_tokens = as_text
         values = json.loads(content)
         table, byte_level = _token_bytes(self._hf, values)
         self._byte_ids = {token[0]: i for i, token in reversed(list(enumerate(table))) if len(token) == 1}
@@ -35,8 +37,16 @@ class HuggingFaceTokenizer(Tokenizer):
         if separator is not None:
             table[separator] = b""
         files = {"tokenizer.json": content.encode()} | special.files
+        added = self._hf.get_added_tokens_decoder()
         super().__init__(
-            table, files, separator, self._begin(), special.stops, lossless, dummy_prefix=self._adds_space(byte_level)
+            table,
+            files,
+            separator,
+            self._begin(),
+            special.stops,
+            lossless,
+            dummy_prefix=self._adds_space(byte_level),
+            special_tokens={token.content: i for i, token in added.items() if token.special},
         )
 
     def _encode(self, text: bytes) -> list[int]:
@@ -52,6 +62,9 @@ class HuggingFaceTokenizer(Tokenizer):
                 if run
                 for i in (stray.get(run) or self._encode_text(run.encode("utf-8", "replace").decode()))
             ]
+
+    def encode_special(self, text: str) -> list[int]:
+        return self._hf_special.encode(text, add_special_tokens=False).ids if text else []
 
     def _encode_text(self, text: str) -> list[int]:
         # encode_batch_fast, unlike encode, releases the GIL, so that threads tokenise in parallel.

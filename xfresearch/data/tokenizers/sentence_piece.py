@@ -32,6 +32,7 @@ class SentencePieceTokenizer(Tokenizer):
             begin_of_text=self._control(special.begin, self._sp.bos_id()) if special.adds_begin else None,
             stops=special.stops,
             dummy_prefix=bool(first) and first[0].startswith("\u2581"),
+            special_tokens={self._sp.id_to_piece(i): i for i in range(len(table)) if self._sp.is_control(i)},
         )
         if _keeps_characters(content) and self.decode(self.encode(_SPACES)) == _SPACES.decode():
             self.lossless = "text"
