@@ -40,11 +40,17 @@ def opened(path, compression: str) -> Iterator[BinaryIO]:
         with path.open("rb") as file, _stream(file, compression) as stream:
             yield stream
     except _ERRORS as error:
-        raise UserError(f"{path}: the compressed file is damaged: {error}") from None
+        raise _damaged(path, error) from None
     except OSError as error:  # pyarrow's and bzip2's errors of content have no number
         if compression and error.errno is None:
-            raise UserError(f"{path}: the compressed file is damaged: {error}") from None
+            raise _damaged(path, error) from None
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _damaged(path, error: Exception) -> UserError:
+    if "too much memory" in str(error) or "limit exceeded" in str(error):  # of zstandard, of xz
+        return UserError(f"{path}: it needs a window of more than {WINDOW >> 20} MiB: compress it with a smaller one")
+    return UserError(f"{path}: the compressed file is damaged: {error}")
 
 
 def _stream(file: BinaryIO, compression: str) -> BinaryIO:
@@ -89,7 +95,7 @@ def _xz(file: BinaryIO) -> Iterator[bytes]:
     """The content of the streams of a .xz file. Unlike lzma.open, a header that asks for much memory is an error."""
     chunk = file.read(_CHUNK)
     while chunk:
-        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2 * WINDOW)
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=WINDOW + (1 << 20))
         while not stream.eof:
             if stream.needs_input and not chunk:
                 raise EOFError("Compressed file ended before the end-of-stream marker was reached")

@@ -114,6 +114,9 @@ CONTENT: dict[str, Callable[[], bytes]] = {
     "corpora/gzip_members.jsonl.gz": lambda: b"".join(gzip.compress(part, mtime=0) for part in LINES.splitlines(True)),
     "corpora/pile.jsonl.zst": lambda: _zstd(LINES),
     "corpora/zst_frames.jsonl.zst": lambda: b"\x50\x2a\x4d\x18\4\0\0\0skip" + b"".join(map(_zstd, LINES.splitlines(True))),
+    # As zstd --long=31 writes it: its window is 2 GB.
+    "corpora/zst_window.jsonl.zst": lambda: b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(64),
+    "corpora/xz_window.jsonl.xz": lambda: lzma.compress(LINES, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]),
     "corpora/zst_cut.jsonl.zst": lambda: _zstd(LINES)[:-9],
     "corpora/data.jsonl.bz2": lambda: bz2.compress(LINES),
     "corpora/data.jsonl.xz": lambda: lzma.compress(LINES[:500]) + bytes(8) + lzma.compress(LINES[500:]),
