@@ -7,7 +7,7 @@ import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import bench
-from xfresearch.benchmarks import arrays, flags, operations, rates
+from xfresearch.benchmarks import arrays, equal_flops, flags, operations, rates
 from xfresearch.data import pipeline
 from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
@@ -102,3 +102,12 @@ def test_a_checkout_runs_the_same_config(tmp_path, capsys):
 def test_what_cannot_be_compared_is_refused(words, message):
     with pytest.raises(UserError, match=message):
         bench.main(["update", "--config", *words.split()])
+
+
+def test_models_of_equal_flops():
+    """Experts differ from the dense model by the router alone; softmax slots are as large as the feed-forward layer."""
+    file = "xfresearch/benchmarks/equal_flops.py"
+    found = {name: flags.read(f"{file}:{name}", ["--config.model.vocab_size=257"]) for name in equal_flops.NAMES}
+    flops = {name: costs(config.model, 256).flops_per_token for name, config in found.items()}
+    assert flops["experts"] - flops["dense"] == 6 * 2 * 256 * 8
+    assert flops["slots"] == flops["feed_forward"]
