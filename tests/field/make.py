@@ -56,9 +56,9 @@ def _arrow(make: Callable) -> bytes:
 
 
 def _damaged_arrow() -> bytes:
-    """The second text ends far behind the data."""
+    """The second text ends before it begins."""
     size = len(TEXTS[0].encode())
-    good, bad = struct.pack("<3i", 0, size, 2 * size), struct.pack("<3i", 0, size, 1 << 30)
+    good, bad = struct.pack("<3i", 0, size, 2 * size), struct.pack("<3i", 0, 2 * size, size)
     content = _arrow(ipc.new_stream)
     assert good in content
     return content.replace(good, bad, 1)
