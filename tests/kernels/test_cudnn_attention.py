@@ -154,12 +154,11 @@ def has_gpu() -> bool:
 
 @pytest.mark.gpu
 @pytest.mark.skipif("not has_gpu()", reason="needs a GPU: cuDNN runs only there")
-@pytest.mark.parametrize("G", [1, 2, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_cudnn_equals_plain_on_a_gpu(name, G):
-    """In bfloat16, against `plain` in float32."""
+def test_cudnn_equals_plain_on_a_gpu(name):
+    """In bfloat16, against `plain` in float32, with two query heads for a key-value head."""
     drawn, mask, features = CASES[name]
-    arrays, segments = arguments(drawn | {"K": 64, "G": G}, features, "bfloat16", L=256)
+    arrays, segments = arguments(drawn | {"K": 64, "G": 2}, features, "bfloat16", L=256)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
     with jax.default_matmul_precision("highest"):
         expected = value_and_gradients(partial(run, segments, mask, features, implementation="plain"), wide)

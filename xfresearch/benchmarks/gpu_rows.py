@@ -170,7 +170,8 @@ def kernel_tests(*_) -> dict:
     """The tests with the mark `gpu`. XLA_FLAGS is set because the tests choose flags for a CPU otherwise."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        # A line for each test: the log of a row that is stopped then names what failed.
+        command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
         own = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cuda,cpu"), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
         subprocess.run([*command, *gpu_test_files()], env=os.environ | own)
         counts = dict(ElementTree.parse(report).getroot().find("testsuite").attrib)
