@@ -12,6 +12,7 @@ from xfresearch.config.run import DataConfig
 from xfresearch.data import rows
 from xfresearch.data.corpora import documents
 from xfresearch.data.files import find_files, read_documents
+from xfresearch.data.texts import TextFiles
 from xfresearch.errors import UserError
 from xfresearch.formats import sniff
 
@@ -102,6 +103,13 @@ def test_utf8_is_checked_across_the_ends_of_chunks(tmp_path, monkeypatch, size):
     for bad in (good + b"\xe4\xb8", good + b"\xe4\xb8a"):
         with pytest.raises(UserError, match=error):
             rows.check_utf8(bad, "a.txt")
+
+
+def test_many_equal_documents_are_split_in_linear_time(tmp_path):
+    """Their hashes are in one split, so the others are filled; the square of their number would take minutes."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 100_000)
+    source = TextFiles(str(tmp_path / "a.jsonl"), "text")
+    assert sorted(sum(1 for _ in source.documents(split)) for split in source.splits) == [1, 1, 99_998]
 
 
 def test_a_corpus_is_stored_without_a_buffer_that_needs_tensorflow(tmp_path, monkeypatch):

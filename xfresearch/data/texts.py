@@ -11,7 +11,9 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -112,17 +114,18 @@ class TextFiles:
 
     @cached_property
     def _split_by_document(self) -> list[str]:
-        shares = [_share(text) for text in self._all()]
+        shares = array("d", map(_share, self._all()))  # of millions of documents: eight bytes for each
         splits = [_split_at(share) for share in shares]
         if len(shares) > 2:
             _fill_empty_splits(splits, shares)
         return splits
 
 
-def _fill_empty_splits(splits: list[str], shares: list[float]) -> None:
+def _fill_empty_splits(splits: list[str], shares: Sequence[float]) -> None:
     """Fills a split that few documents left empty with the document of nearest hash from a split that has several."""
     for empty in [split for split in SPLITS if split not in splits]:
-        movable = [i for i, split in enumerate(splits) if splits.count(split) > 1]
+        counts = Counter(splits)
+        movable = [i for i, split in enumerate(splits) if counts[split] > 1]
         splits[min(movable, key=lambda i: abs(shares[i] - _ENDS[empty]))] = empty
 
 
