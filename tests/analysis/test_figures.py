@@ -14,8 +14,10 @@ from tests.tiny_runs import tiny_config
 from tests.tolerances import relative_error
 from xfresearch import LanguageModel, analysis
 from xfresearch.analysis.coefficients import places
+from xfresearch.analysis.lens import applies as no_lens
 from xfresearch.analysis.lens import by_depth
 from xfresearch.analysis.memories import adds, memories_of
+from xfresearch.analysis.panel import Panel
 from xfresearch.analysis.patching import default_sites
 from xfresearch.analysis.prompts import Prompt
 from xfresearch.analysis.selectable import selectable
@@ -118,6 +120,19 @@ def test_attention_and_norms(layout, form, x64):
         for name, x in (("hidden_before", values["before"]), ("hidden_after", values["in"])):
             expected = [(~selectable(row).selects_N).mean() for row in x]
             np.testing.assert_allclose(vectors[f"{name}_rows"][:, number], expected, atol=CLOSE)
+
+
+@one_layout
+def test_the_panel(layout, form, x64):
+    lm = made(layout, form)
+    found = Panel(lm.config, TOKENS_NL)(lm.params)
+    half = TOKENS_NL.shape[1] // 2
+    random_BL = np.random.default_rng(0).integers(64, size=(len(TOKENS_NL), half))
+    rows = TOKENS_NL, np.concatenate([random_BL, random_BL], 1)
+    expected = figures.panel(*(figures.Pass.of(lm.config, lm.params, each) for each in rows))
+    assert set(found) == set(expected) - ({"lens_agreement"} if no_lens(lm.config) else set())
+    for name, value_N in found.items():
+        np.testing.assert_allclose(value_N, expected[name], rtol=CLOSE, err_msg=name)
 
 
 @pytest.mark.parametrize("layout", daily(["pre_norm"], [layout for layout, form in CASES if form == "experts"]))

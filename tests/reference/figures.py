@@ -286,3 +286,29 @@ def routing(values: dict, bias_E) -> dict:
     found = {"load": load_E, "busiest": E * load_E.max(), "mass": p_BLE.mean((0, 1))}
     found |= {"entropy": -(p_BLE * np.log(p_BLE)).sum(-1).mean(1), "margin": (ranked[..., k - 1] - ranked[..., k]).mean(1)}
     return found | {"together": both / np.maximum(np.diag(both)[:, None], 1)}
+
+
+def panel(p: Pass, repeated: Pass) -> dict[str, list[float]]:
+    """{figure: a number for each layer} of pages/panel.py. repeated: a pass over rows whose halves are equal."""
+    half = repeated.tokens_BL.shape[1] // 2
+    second = np.arange(half, 2 * half)
+    found: dict[str, list[float]] = {}
+    for number, block, _ in p.layers():
+        of_layer = {}
+        for name in ("attention", "feed_forward"):
+            at = f"blocks.{number}.{name}."
+            of_layer[name] = {tap.removeprefix(at): value for tap, value in p.values.items() if tap.startswith(at)}
+        heads = attention(of_layer["attention"], block.attention.sink != "none")
+        along = geometry(of_layer["attention"], None)["projected"]
+        w_BHLS = repeated.values[f"blocks.{number}.attention.weights"]
+        row = {"attention_entropy": heads["entropy"].mean(), "first_token": heads["first"].mean()}
+        row |= {"previous_token": heads["previous"].mean(0).max(), "along_ones": along.mean()}
+        row["induction"] = w_BHLS[:, :, second, second - half + 1].mean((0, 2)).max()
+        if "coefficients" in of_layer["feed_forward"]:
+            row["positive_coefficients"] = (of_layer["feed_forward"]["coefficients"] > 0).mean()
+        if "chosen" in of_layer["feed_forward"]:
+            row["router_entropy"] = routing(of_layer["feed_forward"], 0.0)["entropy"].mean()
+        row["lens_agreement"] = lens(p)["agreement"][:, number].mean()
+        for name, value in row.items():
+            found.setdefault(name, []).append(float(value))
+    return found

@@ -147,7 +147,8 @@ def _last(kept: Unfinished, states: dict) -> tuple[int, dict]:
 def measure(lm, tokens_NL, taps: tuple[str, str], dictionaries: dict, mean_E) -> dict:
     """{figure: [rows] or [rows, S]}, and {size: {values, at: triggers; uses: [F]}}."""
     figures: dict[str, list] = {}
-    best = {F: empty(F, TOP) | {"uses": np.zeros(F)} for F in dictionaries}
+    dtype = jnp.promote_types(lm.config.dtype, jnp.float32)
+    best = {F: empty(F, TOP, dtype) | {"uses": np.zeros(F)} for F in dictionaries}
     with stage("measuring", len(tokens_NL), "rows") as progress:
         for number, tokens_BL in enumerate(batches(tokens_NL, BATCH)):
             real = min(len(tokens_BL), len(tokens_NL) - number * len(tokens_BL))

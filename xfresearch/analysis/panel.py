@@ -16,7 +16,7 @@ from xfresearch.analysis.lens import applies as has_lens
 from xfresearch.analysis.lens import by_depth
 from xfresearch.analysis.routing import SITES as OF_ROUTING
 from xfresearch.analysis.routing import choices
-from xfresearch.analysis.running import taps_of
+from xfresearch.analysis.running import taps_of, wide
 from xfresearch.model_inputs import forward
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
@@ -83,8 +83,8 @@ def of_layer(values: dict) -> dict:
         found["first_token"] = weights["first"].mean()
         found["previous_token"] = weights["previous"].mean(0).max()
     if "attention.before" in values:
-        x_BLD = values["attention.before"].astype(jnp.float32)
-        share_BL = x_BLD.sum(-1) ** 2 / jnp.maximum(x_BLD.shape[-1] * (x_BLD**2).sum(-1), jnp.finfo(jnp.float32).tiny)
+        x_BLD = wide(values["attention.before"])
+        share_BL = x_BLD.sum(-1) ** 2 / jnp.maximum(x_BLD.shape[-1] * (x_BLD**2).sum(-1), jnp.finfo(x_BLD.dtype).tiny)
         found["along_ones"] = share_BL.mean()
     if "feed_forward.coefficients" in values:
         found["positive_coefficients"] = (values["feed_forward.coefficients"] > 0).mean()

@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from xfresearch.analysis.running import wide
+
 AUXILIARY = 1 / 32  # the coefficient of the dead features' loss
 DEAD = 20  # batches without use
 RATE = 0.08  # of Adam, over sqrt(D)
@@ -44,19 +46,19 @@ class Dictionary(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """A map of activations to mean 0 and mean norm sqrt(width)."""
+    """A map of activations to mean 0 and mean norm sqrt(width), in float32: training is, also that of a float64 model."""
 
     mean: jax.Array
     factor: jax.Array
 
     def __call__(self, x):
-        return (x.astype(jnp.float32) - self.mean) * self.factor
+        return ((wide(x) - self.mean) * self.factor).astype(jnp.float32)
 
 
 @jax.jit
 def scale_of(x) -> Scale:
     """The scale of activations [..., D]."""
-    x_TD = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+    x_TD = wide(x).reshape(-1, x.shape[-1])
     mean_D = x_TD.mean(0)
     norm = jnp.linalg.norm(x_TD - mean_D, axis=-1).mean()
     return Scale(mean_D, jnp.where(norm > 0, jnp.sqrt(jnp.float32(x_TD.shape[1])) / norm, 1.0))
@@ -64,7 +66,7 @@ def scale_of(x) -> Scale:
 
 def encode(dictionary: Dictionary, x):
     """The coefficients [..., F] of activations [..., D]."""
-    z = x.astype(jnp.float32) @ dictionary.encoder_DF + dictionary.encoder_bias_F
+    z = wide(x) @ dictionary.encoder_DF + dictionary.encoder_bias_F
     return jnp.where(z > dictionary.threshold_F, jax.nn.relu(z), 0.0)
 
 
@@ -78,12 +80,13 @@ def start(seed: int, width: int, size: int, target_width: int = 0) -> dict:
     """The state before the first step. The decoder's rows are random directions. An autoencoder's encoder (target_width 0)
     is its transpose; that of a transcoder has other directions."""
     keys = jax.random.split(jax.random.key(seed), 2)
-    decoder_FE = _unit(jax.random.normal(keys[0], (size, target_width or width)))
-    encoder_FD = _unit(jax.random.normal(keys[1], (size, width))) if target_width else decoder_FE
-    weights = {"encoder_DF": encoder_FD.T, "encoder_bias_F": jnp.zeros(size)}
-    weights |= {"decoder_FE": decoder_FE, "decoder_bias_E": jnp.zeros(target_width or width)}
+    decoder_FE = _unit(jax.random.normal(keys[0], (size, target_width or width), jnp.float32))
+    encoder_FD = _unit(jax.random.normal(keys[1], (size, width), jnp.float32)) if target_width else decoder_FE
+    weights = {"encoder_DF": encoder_FD.T, "encoder_bias_F": jnp.zeros(size, jnp.float32)}
+    weights |= {"decoder_FE": decoder_FE, "decoder_bias_E": jnp.zeros(target_width or width, jnp.float32)}
     counts = {"step": jnp.zeros((), jnp.int32), "silent_F": jnp.zeros(size, jnp.int32)}
-    return {"weights": weights, "adam": optax.scale_by_adam().init(weights), "threshold": jnp.zeros(())} | counts
+    state = {"weights": weights, "adam": optax.scale_by_adam().init(weights), "threshold": jnp.zeros((), jnp.float32)}
+    return state | counts
 
 
 @partial(jax.jit, static_argnums=(3, 4), donate_argnums=0)
@@ -99,7 +102,7 @@ def _step(state: dict, x_TD, y_TE, k: int, steps: int) -> dict:
     row_FE = weights["decoder_FE"]
     slopes["decoder_FE"] -= (slopes["decoder_FE"] * row_FE).sum(-1, keepdims=True) * row_FE
     updates, adam = optax.scale_by_adam().update(slopes, state["adam"])
-    left = (steps - state["step"]) / (LAST * steps)
+    left = (steps - state["step"]).astype(jnp.float32) / (LAST * steps)
     rate = RATE / x_TD.shape[1] ** 0.5 * jnp.clip(left, 0.0, 1.0)
     weights = jax.tree.map(lambda w, update: w - rate * update, weights, updates)
     weights["decoder_FE"] = _unit(weights["decoder_FE"])
