@@ -19,7 +19,7 @@ from xfresearch.files import write_json
 STEPS, STOP_AFTER = 20, 5
 TOLERANCE = 2e-2  # of a loss in bfloat16, relative to float32
 # A few layers of real widths, on bytes of Python's standard library, with the vocabulary that the model is for.
-FEW = ("model.depth=4", "model.vocab_size=50304", "batch_size=8")
+FEW = ("model.depth=2", "model.vocab_size=50304", "batch_size=8")
 LLAMA = ("model.depth=2", "model.width=2048", "model.blocks.main.attention.heads=16", "batch_size=4")
 REAL = {
     "gpt2": FEW,
