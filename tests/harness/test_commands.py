@@ -287,6 +287,13 @@ def test_tokens_beyond_the_models_vocabulary_raise_an_error(lm_eval):
         Adapter(lm, Items(), 64, 2).loglikelihood_rolling([Instance(("ab",))])
 
 
+def test_a_rolling_likelihood_reads_the_begin_of_text_token_and_does_not_predict_it(lm_eval):
+    lm = tiny_model("gpt2")
+    lm.tokenizer.begin_of_text = 5
+    found = Adapter(lm, Items(), 64, 2).loglikelihood_rolling([Instance(("ab",))])
+    assert found == pytest.approx([-float(lm.loss([[5, 97, 98]]).sum())], rel=1e-5)
+
+
 class Instance:
     def __init__(self, args: tuple):
         self.args = args
