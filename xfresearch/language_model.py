@@ -264,7 +264,8 @@ class LanguageModel:
 
     def _begins(self, ids: list[int]) -> bool:
         """Whether a prompt of these ids is empty, so that what follows is the beginning of a text."""
-        return ids == encode(self.config, self.tokenizer, "", "prompt")
+        begin = self.tokenizer.begin_of_text
+        return ids == [self.tokenizer.end_of_text if begin is None else begin]
 
     def save(self, path) -> None:
         """Writes a directory that `load` reads: config.json, tokenizer/, checkpoints/<step>/ and the record of the

@@ -14,7 +14,7 @@ from xfresearch.data.records import Record
 from xfresearch.editing import keys
 from xfresearch.editing.keys import covariance, keys_of, prefixes_of
 from xfresearch.editing.optimise import PUBLISHED, Settings, delta_for
-from xfresearch.editing.report import Edit, of
+from xfresearch.editing.report import Asked, Edit, of
 from xfresearch.editing.rome import rome
 from xfresearch.models import transformer
 
@@ -182,7 +182,7 @@ def test_an_edit_that_changes_nothing_or_too_much_is_a_failure(keeps):
         return lm, [Edit(record, (place,), (1.0,), [1.0], 1.0) for record in requests]
 
     for alone in (False, True):
-        _, report = of(untrained, [REQUEST], worse, "rome", {}, alone=alone)
+        _, report = of(untrained, [REQUEST], worse, "rome", {}, Asked(alone=alone))
         assert any("the model is broken: held-out text went from" in line for line in report.failures)
 
 

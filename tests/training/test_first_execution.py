@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2] / "xfresearch"
 STARTS_THREADS = re.compile(r"threading\.(Thread|Timer)\(|PoolExecutor\(|to_thread\(|run_in_executor\(")
 # Files that start threads, or wait for a function in one. None of these functions computes with JAX.
 WITH_THREADS = {
+    "benchmarks/gpu_rows.py": "a signal after some updates",
     "checkpoints/writing.py": "Orbax's, which write: they sync files",
     "data/packed.py": "tokenisation",
     "data/pipeline.py": "reading batches",

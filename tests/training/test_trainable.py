@@ -81,7 +81,8 @@ def test_a_pattern_that_matches_no_parameter_is_refused():
 
 
 def test_a_plan_counts_the_state_and_gradients_of_trained_parameters_alone():
-    all_of_it, part = (estimate_step(config, ONE) for config in (make_config(), training(make_config(), *PATTERNS)))
+    two = ONE | {"data": 2}  # on one device, gradients are a part of what the traced step holds
+    all_of_it, part = (estimate_step(config, two) for config in (make_config(), training(make_config(), *PATTERNS)))
     trained = 4 * size(trainable(training(make_config(), *PATTERNS).optimizer, part.state["params"])[0])
     assert part.memory["parameters"] == all_of_it.memory["parameters"] == all_of_it.memory["gradients"]
     assert part.memory["gradients"] == trained
