@@ -122,7 +122,7 @@ def test_attention_and_norms(layout, form, x64):
             np.testing.assert_allclose(vectors[f"{name}_rows"][:, number], expected, atol=CLOSE)
 
 
-@one_layout
+@pytest.mark.parametrize("layout, form", daily(DAILY[:1], CASES))
 def test_the_panel(layout, form, x64):
     lm = made(layout, form)
     found = Panel(lm.config, TOKENS_NL)(lm.params)

@@ -18,11 +18,15 @@ from xfresearch.errors import UserError
 from xfresearch.models import transformer
 
 
-def planted(successors: str) -> LanguageModel:
+def planted(successors: str, layout: str = "pre_norm") -> LanguageModel:
     """A model that says: after the last letter s of every prompt a space, and then the letters of `successors` in order."""
-    config = tiny_config("gpt2", model__width=260, model__depth=1, model__tie_embeddings=False)
-    params = jax.tree.map(np.zeros_like, transformer.init(config.model, jax.random.key(0)))
-    params["final_norm"]["gain"] = np.ones(260, np.float32)
+    post = layout in ("post_norm", "all_attention")
+    changes = {"final_norm": "none"} if post else {}
+    changes |= {"blocks__main__attention__memory_slots": 3} if layout == "all_attention" else {}
+    changes |= {"width": 260, "depth": 1, "tie_embeddings": False, "blocks__main__layout": layout}
+    config = tiny_config("gpt2", **{f"model__{name}": value for name, value in changes.items()})
+    gain = lambda path, x: np.full(x.shape, float(path[-1].key == "gain"), x.dtype)  # noqa: E731
+    params = jax.tree_util.tree_map_with_path(gain, transformer.init(config.model, jax.random.key(0)))
     params["embed"]["table"] = np.eye(257, 260, dtype=np.float32)  # the stream is the token: nothing else is added
     head_VD = np.zeros((257, 260), np.float32)
     text = "s " + successors
@@ -61,8 +65,9 @@ def test_it_is_that_of_a_loop_over_prompts(name):
         assert found.log_probability[number] == pytest.approx(log_probability, rel=1e-4, abs=1e-3)
 
 
-def test_a_planted_model_recalls_what_it_says_to_the_last_token():
-    lm = planted("Xyz")
+@pytest.mark.parametrize("layout", daily(("pre_norm",), ("pre_norm", "post_norm", "output_norm", "all_attention")))
+def test_a_planted_model_recalls_what_it_says_to_the_last_token(layout):
+    lm = planted("Xyz", layout)
     known = [fact("Xyz"), fact("Xy", "Bb"), fact("Xq", "Cc"), fact("X", "Dd", "other"), fact("Yyz", "Ee", "other")]
     assert score(lm, ["Aa is"] * 5, [each.object for each in known]).recalled.tolist() == [True, True, False, True, False]
     found = analysis.recall(lm, known)

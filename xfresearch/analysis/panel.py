@@ -87,7 +87,8 @@ def of_layer(values: dict) -> dict:
         share_BL = x_BLD.sum(-1) ** 2 / jnp.maximum(x_BLD.shape[-1] * (x_BLD**2).sum(-1), jnp.finfo(x_BLD.dtype).tiny)
         found["along_ones"] = share_BL.mean()
     if "feed_forward.coefficients" in values:
-        found["positive_coefficients"] = (values["feed_forward.coefficients"] > 0).mean()
+        m = wide(values["feed_forward.coefficients"])
+        found["positive_coefficients"] = (m > 0).mean(dtype=m.dtype)
     if routed := choices(values):
         found["router_entropy"] = routed["entropy"].mean()
     return found
