@@ -72,7 +72,7 @@ def test_recall(layout, form, x64):
             assert found[f"probability{name}"][number] == pytest.approx(probability, rel=CLOSE)
 
 
-@one_layout
+@pytest.mark.parametrize("layout, form", daily(DAILY[-1:], CASES))
 def test_paths_to_a_sublayer(layout, form, x64):
     lm = made(layout, form)
     rows = TOKENS_NL[:1, :4], TOKENS_NL[1:2, :4]
