@@ -41,14 +41,14 @@ def finished(config, params) -> LanguageModel:
     return LanguageModel(config, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), None, tiny_config("gpt2"))
 
 
-def copies_the_previous_token(layout: str) -> LanguageModel:
-    """Head 0 of layer 0 attends to the token before, and writes 5 times it. The others attend to all alike, and write 0."""
+def copies_the_previous_token(layout: str, layer: int) -> LanguageModel:
+    """Head 0 of a layer attends to the token before, and writes 5 times it. The others attend to all alike, and write 0."""
     config, params = network(layout)
     attention = params["blocks"]["main"]["attention"]
-    attention["query"]["kernel"][0, V:, 0, V:] = 100 * D**0.5 * np.eye(L)
-    attention["key"]["kernel"][0, V:, 0, V:] = np.eye(L, k=1)  # position p - 1 answers as p
-    attention["value"]["kernel"][0, :V, 0, :V] = attention["output"]["kernel"][0, 0, :V, :V] = np.eye(V)
-    attention["output"]["kernel"][0, 0] *= 5
+    attention["query"]["kernel"][layer, V:, 0, V:] = 100 * D**0.5 * np.eye(L)
+    attention["key"]["kernel"][layer, V:, 0, V:] = np.eye(L, k=1)  # position p - 1 answers as p
+    attention["value"]["kernel"][layer, :V, 0, :V] = attention["output"]["kernel"][layer, 0, :V, :V] = np.eye(V)
+    attention["output"]["kernel"][layer, 0] *= 5
     return finished(config, params)
 
 
@@ -70,7 +70,7 @@ def counts(layout: str) -> LanguageModel:
 
 @all_attention
 def test_the_head_of_the_previous_token(layout):
-    found = analysis.attention(copies_the_previous_token(layout), TOKENS_NL).data
+    found = analysis.attention(copies_the_previous_token(layout, 0), TOKENS_NL).data
     slots, after_first = V * (layout == "all_attention"), np.arange(1, L)
     others = {(0, 1), (1, 0), (1, 1)}
     even = {"previous": (1 / (after_first + 1 + slots)).mean(), "entropy": np.log(after_first + 1 + slots).mean()}
@@ -86,7 +86,10 @@ def test_the_head_of_the_previous_token(layout):
 def test_the_layer_that_makes_the_prediction(layout):
     """The stream after layer 0 is the token, and that after layer 1 the next one. Only keys of tokens in the text count."""
     counting_NL = np.array([[1], [2]]) + np.arange(7)
-    found = analysis.lens(counts(layout), counting_NL).data
+    lm = counts(layout)
+    found, logits_NLV = analysis.lens(lm, counting_NL).data, np.asarray(lm(counting_NL))[:, :-1]
+    own_NL = np.take_along_axis(logits_NLV, counting_NL[:, 1:, None], -1)[..., 0]
+    assert found["attribution"].sum() == pytest.approx((own_NL - logits_NLV.mean(-1)).mean(), rel=1e-4)
     np.testing.assert_array_equal(found["token"], [counting_NL[0], counting_NL[0] + 1])
     np.testing.assert_array_equal(found["agreement"], [0, 1])
     assert found["divergence"][1] == pytest.approx(0, abs=1e-6) and found["divergence"][0] > 1
@@ -104,19 +107,19 @@ def test_the_layer_that_makes_the_prediction(layout):
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_place_of_a_copy(layout):
-    """The last token's prediction is the one before it: only layer 0's attention at the last token carries the difference,
-    and the stream after it."""
-    lm, clean = copies_the_previous_token(layout), np.array([[1, 2, 3, 4]])
+    """The last token's prediction is the one before it. The stream carries the difference there, and at the last token from
+    layer 1 on, whose attention moves it."""
+    lm, clean = copies_the_previous_token(layout, 1), np.array([[1, 2, 3, 4]])
     corrupted = np.array([[1, 2, 5, 4]])
     found = analysis.patching(lm, clean, corrupted, (3, 5)).data
     assert found["clean"] == pytest.approx(-found["corrupted"]) and found["clean"] > 1
     last = "attention" if layout == "all_attention" else "feed_forward"
-    expected = {f"{last}.residual": [[0, 0, 0, 1], [0, 0, 0, 1]], "attention.out": [[0, 0, 0, 1], [0, 0, 0, 0]]}
+    expected = {f"{last}.residual": [[0, 0, 1, 0], [0, 0, 0, 1]], "attention.out": [[0, 0, 0, 0], [0, 0, 0, 1]]}
     expected |= {} if layout == "all_attention" else {"feed_forward.out": np.zeros((2, 4))}
     for site, effect_NL in expected.items():
         np.testing.assert_allclose(found[site], effect_NL, atol=1e-5, err_msg=site)
     to_head = np.zeros(found["paths"].shape)
-    to_head[0, 0] = 1
+    to_head[1, 0] = 1
     np.testing.assert_allclose(found["paths"], to_head, atol=1e-5)
     to_layer = (paths(lm, clean, corrupted, "blocks.1.attention", (3, 5)) - found["corrupted"]) / found["clean"] / 2
     np.testing.assert_allclose(to_layer, np.where(np.arange(2)[:, None] < 1, 0, np.nan) + 0 * to_head, atol=1e-5)
@@ -124,20 +127,20 @@ def test_the_place_of_a_copy(layout):
 
 @all_attention
 def test_where_a_copied_token_is_recalled(layout):
-    """The subject is the token before the last: the copy restores it, and no later layer and no other token does."""
+    """The subject is the token before the last: its stream restores it before the copy in layer 1, and the last after it."""
     noise = 10 * np.random.default_rng(1).standard_normal((2, L, D))
     prompt = Prompt((1, 2, 3, 4), 2, 2, (3,))
-    (found,) = effects(copies_the_previous_token(layout), [prompt], 1, lambda number, length, width: noise)
+    (found,) = effects(copies_the_previous_token(layout, 1), [prompt], 1, lambda number, length, width: noise)
     assert found.clean > 0.5 and found.corrupted < 0.5 * found.clean
     none = [found.corrupted] * 2
     expected = {"stream": [none, none], "attention": [none, none], "feed_forward": [none, none], "slots": [none, none]}
     expected = {value: np.array(rows) for value, rows in expected.items() if value in found.restored}
-    expected["stream"][:, 1] = expected["attention"][0, 1] = found.clean
+    expected["stream"][[0, 1], [0, 1]] = expected["attention"][1, 1] = found.clean
     for value, p_NL in expected.items():
         np.testing.assert_allclose(found.restored[value][:, 2:], p_NL, rtol=1e-4, err_msg=value)
 
 
-@post_norm
+@pytest.mark.parametrize("layout", daily(("pre_norm", "post_norm"), LAYOUTS))
 def test_keys_and_angles_that_a_norm_changes(layout):
     """Token 5 is the mean of tokens 0 to 3. On the sphere of a layer norm each token is selected, and no token has a part
     along the ones: of the layer's input in pre-norm, and of the stream after a post norm."""
