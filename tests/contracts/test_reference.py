@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.passes import forward, run
-from tests.contracts.variants import ALL, DISTINCT, in_float64, marked, random_params, tokens_for
+from tests.contracts.variants import ALL, BATCH, DISTINCT, LENGTH, in_float64, marked, random_params, tokens_for
 from tests.reference import model as reference
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.model_inputs import tap_shapes
@@ -62,6 +62,23 @@ TAPPED = [name for name in ALL if name.startswith(TAPPED)]
 @pytest.mark.parametrize("name", marked(TAPPED, [name for name in ALL if ALL[name].causal]))
 def test_every_tap_equals_the_reference_in_float64(name, x64):
     check_taps(in_float64(ALL[name]))
+
+
+def packed(config) -> dict:
+    """Two documents and padding in each row, of other lengths in each."""
+    lengths = [(LENGTH // 2 + row % 3, LENGTH - LENGTH // 2 - 4) for row in range(BATCH)]
+    rows = [[1] * first + [2] * second + [0] * (LENGTH - first - second) for first, second in lengths]
+    positions = [[*range(first), *range(second), *range(LENGTH - first - second)] for first, second in lengths]
+    return {"segments_BL": np.array(rows, np.int32), "positions_BL": np.array(positions, np.int32)}
+
+
+PACKED = [name for name in ALL if ALL[name].causal]
+
+
+@pytest.mark.parametrize("name", marked(["base", "attention.kind=differential", "feed_forward.kind=moe"], PACKED))
+def test_every_tap_of_packed_documents_equals_the_reference_in_float64(name, x64):
+    config = in_float64(ALL[name])
+    check_taps(config, **packed(config))
 
 
 # In a scan, norms, biases and identities run the same sublayers. Named configs consist of blocks that other variants have.

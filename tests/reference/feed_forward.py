@@ -81,8 +81,8 @@ def mixture(p, x_LD, config, segments, max_length):
         for k, e in enumerate(top_Lk[t]):
             hidden.append({})
             y_D = expert(p["experts"], e, moe.expert, x_LD[t], hidden[-1])
-            dropped_Lk[t, k] = free_E[e] <= 0
-            gates_Lk[t, k] *= not dropped_Lk[t, k]
+            dropped_Lk[t, k] = real[t] and free_E[e] <= 0
+            gates_Lk[t, k] *= not dropped_Lk[t, k] and (real[t] or not moe.capacity)  # padding takes no room
             y_LD[t] += gates_Lk[t, k] * y_D
             free_E[e] -= real[t]
             chosen_LE[t, e] = 1 / moe.top_k
