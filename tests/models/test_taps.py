@@ -177,8 +177,11 @@ def test_the_sum_before_a_post_norm_and_the_second_stream_of_resi_dual(x64):
 def test_replacing_a_value_by_itself_changes_nothing_and_by_zero_changes_the_logits():
     """One compiled program for each site: the layer and the factor are data."""
 
+    traces = []  # JAX's own count is 0 once other tests have filled its cache
+
     @jax.jit
     def scale(request):
+        traces.append(request)
         lm, out = run(CONFIG, PARAMS, TOKENS_BL, layers="scan", taps=request)
         return lm.logits(out.hidden_BLD)
 
@@ -188,7 +191,7 @@ def test_replacing_a_value_by_itself_changes_nothing_and_by_zero_changes_the_log
         assert relative_error(same, whole) < TOLERANCE["float32"]
         assert not np.allclose(none, whole), name
     sites = {name.split(".", 2)[-1] for name in tap_shapes(CONFIG)}
-    assert scale._cache_size() == 1 + len(sites)
+    assert len(traces) == 1 + len(sites)
 
 
 def test_a_replaced_value_is_recorded_after_the_replacement():
