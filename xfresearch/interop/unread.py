@@ -14,7 +14,7 @@ HARMLESS = {
     *("classifier_dropout", "classifier_activation", "chunk_size_feed_forward", "model_max_length", "unsloth_version"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_logits", "summary_first_dropout"),
     *("layerdrop", "activation_dropout", "reorder_and_upcast_attn", "_sliding_window_pattern", "unsloth_fixed"),
-    *("use_parallel_attention", "custom_pipelines", "_commit_hash", "attention_implementation", "pruned_heads"),
+    *("custom_pipelines", "_commit_hash", "pruned_heads"),
     *("temperature", "top_k", "top_p", "do_sample", "max_length", "min_length", "repetition_penalty", "num_beams"),
     *("router_aux_loss_coef", "router_jitter_noise", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
 }
