@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from xfresearch import arguments as flags
 from xfresearch import command
 from xfresearch.errors import UserError, nearest
-from xfresearch.files import exists, write_json
+from xfresearch.files import exists, files_in, inside, remove, write_json
 from xfresearch.tables import table
 
 EPILOG = """\
@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> None:
     if options.json:
         found = [each.as_dict() for each in results]
         write_json(options.json, found if options.step == "all" else found[0])
-    for file in target.glob("unfinished_*.npz"):
-        file.unlink()
+    for file in files_in(target, pattern="unfinished_*.npz"):
+        remove(file)
     print(shown(results[-1]))
     step = results[-1].step
     print(f"{options.name}{f' of step {step:,}' if step else ''}: {target}/report.html", file=sys.stderr)
@@ -102,7 +102,7 @@ def directory(options):
     workdir, _ = loading.locate(options.workdir)
     if not exists(workdir / "checkpoints"):
         raise UserError(f"--to is required with {options.workdir}, which is not a run's directory")
-    return workdir / "analysis" / options.name
+    return inside(workdir, "analysis", options.name)
 
 
 def opened(options):

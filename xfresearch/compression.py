@@ -1,7 +1,8 @@
 """Reads compressed files as streams: gzip, zstandard, bzip2 and xz. Their first bytes tell them apart, not their names.
 
 zstandard is read by pyarrow: the `zstandard` library's stream ends silently where a file was cut. Memory is bounded: a file
-that was made with a window of more than WINDOW is refused.
+that was made with a window of more than WINDOW is refused. So is one that grows to more than FREE bytes and RATIO times its
+size: no text does, and a small file could fill the memory or the disk.
 """
 
 import bz2
@@ -18,6 +19,7 @@ from xfresearch.errors import UserError
 
 _CHUNK = 1 << 16
 WINDOW = 1 << 27  # bytes; pyarrow has the same limit
+RATIO, FREE = 200, 1 << 28
 MAGIC = {
     "gzip": rb"\x1f\x8b\x08",
     "zstandard": rb"(?:\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)",  # a frame, or one that readers skip
@@ -37,8 +39,11 @@ def compression_of(head: bytes) -> str:
 def opened(path, compression: str) -> Iterator[BinaryIO]:
     """The decompressed content of a file. Raises UserError for a file that cannot be read, or is damaged."""
     try:
-        with path.open("rb") as file, _stream(file, compression) as stream:
-            yield stream
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            with _stream(file, compression) as stream:
+                yield io.BufferedReader(Chunks(_bounded(stream, path, size))) if compression else stream
     except _ERRORS as error:
         raise _damaged(path, error) from None
     except OSError as error:  # pyarrow's and bzip2's errors of content have no number
@@ -84,6 +89,17 @@ class Chunks(io.RawIOBase):
         count = min(len(buffer), len(self._left))
         buffer[:count], self._left = self._left[:count], self._left[count:]
         return count
+
+
+def _bounded(stream: BinaryIO, path, size: int) -> Iterator[bytes]:
+    """The content of a stream, up to what a compressed file of `size` bytes may hold. Raises UserError if there is more."""
+    most = max(FREE, RATIO * size)
+    while chunk := stream.read(_CHUNK):
+        most -= len(chunk)
+        if most < 0:
+            much = f"more than {RATIO} times its size ({size:,} bytes)"
+            raise UserError(f"{path}: it decompresses to {much}: decompress it first")
+        yield chunk
 
 
 def _zstandard(stream) -> Iterator[bytes]:

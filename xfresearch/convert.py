@@ -19,7 +19,7 @@ from pathlib import Path
 
 from xfresearch import command, held_out
 from xfresearch.errors import UserError, require_new
-from xfresearch.files import write_json
+from xfresearch.files import files_in, write_json
 
 EPILOG = """\
 examples:
@@ -214,7 +214,7 @@ def export_folder(options) -> None:
     begin = time.perf_counter()
     family = lm.export_hf(options.folder, options.family, options.dtype, options.shard_size)
     seconds = time.perf_counter() - begin
-    written = sum(file.stat().length for file in path_of(options.folder).glob("*.safetensors"))
+    written = sum(file.stat().length for file in files_in(path_of(options.folder), pattern="*.safetensors"))
     print(f"{options.folder}: {summary(family, lm, written, seconds)}")
 
 

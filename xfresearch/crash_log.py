@@ -76,7 +76,10 @@ def main(index: int, count: int, workdir: str) -> None:
     if ending != "":
         path = as_path(workdir) / log_name(index)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(kept))
+        if any("://" not in workdir and each.is_symlink() for each in (path, path.parent)):
+            print_line(index, f"warning: {path} is not written: it is a link, or in one\n")
+        else:
+            path.write_text("".join(kept))
 
 
 def print_line(index: int, line: str) -> None:
@@ -100,7 +103,8 @@ def diagnose(text: str, index: int, count: int, workdir: str) -> str:
 def resume_hint(workdir: str) -> str:
     """Names the step from which the run will resume."""
     checkpoints = as_path(workdir) / "checkpoints"
-    found = [path for path in checkpoints.iterdir() if path.name.isdigit()] if checkpoints.exists() else []
+    found = list(checkpoints.iterdir()) if checkpoints.exists() else []
+    found = [path for path in found if re.fullmatch("[0-9]{1,18}", path.name)]
     # A bucket has no rename. There, commit_success.txt is written last and marks a complete checkpoint (store.py).
     steps = [int(path.name) for path in found if "://" not in workdir or (path / "commit_success.txt").exists()]
     return f"the same command resumes from step {max(steps, default=0)}"

@@ -5,16 +5,16 @@ after) and before.npz. So the last edit can be undone, and the arrays are then e
 report. All files of an edit go with the model when it is saved again.
 """
 
-import io
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from etils import epath
 
+from xfresearch.arrays import read_arrays, write_arrays
 from xfresearch.errors import UserError
-from xfresearch.files import exists, read_object, write_bytes, write_json
+from xfresearch.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_json
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 
@@ -28,7 +28,7 @@ class Applied(NamedTuple):
 
     record: dict
     before: Mapping[str, np.ndarray]  # by the names of `pairs`: the bytes of those that the edit changed
-    folder: epath.Path | None = None  # that it was read from
+    folder: tuple = ()  # that it was read from: the arguments of files.inside
 
 
 def pairs(model: ModelConfig, a: dict, b: dict) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -88,43 +88,38 @@ def undone(model: ModelConfig, params: dict, edit: Applied) -> dict:
 def save(directory, edits: tuple[Applied, ...]) -> None:
     """Writes the edits of a model beside it, and copies the other files of those that were read: reports."""
     for number, edit in enumerate(edits):
-        folder = epath.Path(directory) / FOLDER / str(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in edit.folder.iterdir() if edit.folder else ():
+        folder = inside(directory, FOLDER, str(number))
+        for path in files_in(*edit.folder) if edit.folder else ():
             if path.name not in (RECORD, BEFORE):
-                write_bytes(folder / path.name, path.read_bytes())
+                write_bytes(folder / path.name, read_bytes(path))
         write_json(folder / RECORD, edit.record)
-        buffer = io.BytesIO()
-        np.savez(buffer, **edit.before)
-        write_bytes(folder / BEFORE, buffer.getvalue())
+        write_arrays(folder / BEFORE, edit.before)
 
 
 def load(directory) -> tuple[Applied, ...]:
     """The edits of the model in a run's directory. The arrays are read when they are asked for. Raises UserError if a
     record cannot be read."""
     found: list[Applied] = []
-    while exists(folder := epath.Path(directory) / FOLDER / str(len(found))):
-        found.append(Applied(read_object(folder / RECORD), _Stored(folder / BEFORE), folder))
+    while exists(inside(*(folder := (directory, FOLDER, str(len(found)))))):
+        found.append(Applied(read_object(inside(*folder, RECORD)), _Stored(inside(*folder, BEFORE)), folder))
     return tuple(found)
 
 
 class _Stored(Mapping):
-    """The arrays of a .npz file, which is opened for each of them."""
+    """The arrays of a file, which are read when they are first asked for."""
 
     def __init__(self, path):
         self.path = path
 
-    def _opened(self):
-        try:
-            return np.load(io.BytesIO(self.path.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path} cannot be read: {error}") from None
+    @cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return read_arrays(self.path)
 
     def __getitem__(self, name):
-        return self._opened()[name]
+        return self._arrays[name]
 
     def __iter__(self):
-        return iter(self._opened().files)
+        return iter(self._arrays)
 
     def __len__(self):
-        return len(self._opened().files)
+        return len(self._arrays)

@@ -1,4 +1,9 @@
-"""Atomic writes of files and directories, and JSON that any reader accepts."""
+"""The gate to files of directories that others may have written: runs, edits, studies, Hugging Face folders, caches.
+
+A path below a directory that the user named is made by `inside`, which refuses a link that leads out. The directory itself
+may be a link. Files are read up to a limit, and only regular ones; they are written whole or not at all. Outside this module
+the code of such directories opens, lists and removes nothing (tests/test_gate.py).
+"""
 
 import errno
 import json
@@ -9,11 +14,16 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 
 from xfresearch.errors import UserError, require_new
 from xfresearch.formats import check_whole
+
+MOST = 1 << 28  # bytes of a file that is read whole; the largest tokenizers and indices have a tenth of it
+_HUB = ("models--", "datasets--", "spaces--")  # how directories of the Hub's cache begin
 
 
 def in_bucket(path) -> bool:
@@ -50,9 +60,157 @@ def _mode(path) -> int | None:
 
 def make_directory(path) -> None:
     """Makes a directory and those above it, if there is none. `path.mkdir(exist_ok=True)` would say that a file is in the
-    way if the disk cannot tell that it is a directory."""
+    way if the disk cannot tell that it is a directory. Raises UserError for a link that leads nowhere."""
     if not is_directory(path):
+        require_no_dangling_link(path)
         path.mkdir(parents=True, exist_ok=True)
+
+
+def require_no_dangling_link(path) -> None:
+    """Raises UserError if `path` is a link to something that does not exist."""
+    if not in_bucket(path) and os.path.islink(path) and not exists(path):
+        raise UserError(f"{path} is a link to {os.readlink(path)}, which does not exist")
+
+
+def inside(root, *names):
+    """The epath.Path root/names..., of a file or directory, there or not, in a directory that the user named.
+
+    Raises UserError if a link on the way from `root` leads out of it. `root` itself may be a link. The files of a model in
+    the Hub's cache, models--NAME/snapshots/COMMIT, are links to models--NAME/blobs.
+    """
+    from etils import epath
+
+    path = epath.Path(root).joinpath(*names)
+    if not in_bucket(path):
+        whole, found = Path(os.path.realpath(root)), Path(os.path.realpath(path))
+        if not any(found.is_relative_to(each) for each in (whole, *_blobs(whole))):
+            raise UserError(f"{path}: a link that leaves the folder is not followed: replace it by the file, or remove it")
+    return path
+
+
+def _blobs(snapshot: Path) -> list[Path]:
+    """Where the links of a snapshot in the Hub's cache lead; [] for any other directory."""
+    of_model = snapshot.parent.parent
+    return [of_model / "blobs"] if snapshot.parent.name == "snapshots" and of_model.name.startswith(_HUB) else []
+
+
+def check_links(root, *names) -> None:
+    """Raises UserError if a link in root/names..., or in a directory below it, leads out of `root`."""
+    top = inside(root, *names)
+    if in_bucket(top) or not is_directory(top):
+        return
+    for parent, directories, found in os.walk(top):
+        for path in (os.path.join(parent, name) for name in (*directories, *found)):
+            if os.path.islink(path):
+                inside(root, path)
+
+
+def names_in(folder, pattern: str = "*") -> list[str]:
+    """The sorted names in a directory; [] if there is none. Nothing is opened. Raises OSError if it cannot be listed; a glob
+    would be empty."""
+    return sorted(p.name for p in folder.iterdir() if fnmatchcase(p.name, pattern)) if is_directory(folder) else []
+
+
+def found_in(folder, pattern: str) -> list:
+    """The paths below a directory that match a pattern such as '*/*/checkpoints': one request, also in a bucket. Nothing is
+    opened."""
+    return sorted(folder.glob(pattern))
+
+
+def files_in(root, *names, pattern: str = "*") -> list:
+    """The regular files in the directory root/names..., sorted; [] if there is none. Directories are left out."""
+    folder = inside(root, *names)
+    found = [inside(root, *names, name) for name in names_in(folder, pattern)]
+    return [path for path in found if _is_file(path)]
+
+
+def _is_file(path) -> bool:
+    return path.is_file() if in_bucket(path) else stat.S_ISREG(_mode(path) or 0)
+
+
+def read_bytes(path, most: int = MOST) -> bytes:
+    """The content of a file. Raises UserError for one of more than `most` bytes, and for what is no regular file: a pipe
+    would be waited for. Raises OSError if it cannot be read."""
+    from etils import epath
+
+    if in_bucket(path):
+        path = epath.Path(path)
+        _require_at_most(path, path.stat().length, most)
+        return path.read_bytes()
+    with open_to_read(path) as file:
+        _require_at_most(path, os.fstat(file.fileno()).st_size, most)
+        return file.read()
+
+
+def open_to_read(path) -> BinaryIO:
+    """A local file, opened. Raises UserError if it is no regular file."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 - the caller's
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: it must be a regular file")
+    return file
+
+
+def _require_at_most(path, size: int, most: int) -> None:
+    if size > most:
+        raise UserError(f"{path}: the file has {size:,} bytes: it must have at most {most:,}")
+
+
+def write_object(path, content: bytes) -> None:
+    """Writes an object of a bucket, which appears whole."""
+    path.write_bytes(content)
+
+
+def open_for_appending(path) -> int:
+    """A descriptor of a local file, made if there is none, that writes at its end."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+
+
+def append(path, content: bytes) -> None:
+    """Adds to a local file in a single write."""
+    file = open_for_appending(path)
+    try:
+        os.write(file, content)
+    finally:
+        os.close(file)
+
+
+def open_lock(path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """A descriptor of a local file to lock, made if there is none. What it holds stays."""
+    return os.open(path, flags, 0o666)
+
+
+def rename(path, target) -> None:
+    """Gives a file or directory that this run wrote another name in its directory."""
+    path.rename(target)
+
+
+def truncate(path, size: int) -> None:
+    """Cuts a local file that this run wrote to `size` bytes; this needs no space on a full disk."""
+    os.truncate(path, size)
+
+
+def remove(path) -> None:
+    """Removes a file that this run wrote, if it is there. A link is removed, and not what it leads to."""
+    path.unlink(missing_ok=True)
+
+
+def remove_files(root, *names, wrote) -> None:
+    """Removes the files of root/names... whose names satisfy `wrote`, and the directory if nothing is left in it."""
+    for path in files_in(root, *names):
+        if wrote(path.name):
+            remove(path)
+    if not in_bucket(root):
+        with suppress(OSError):  # others' files are left
+            os.rmdir(inside(root, *names))
+
+
+def remove_directory(root, *names) -> None:
+    """Removes a directory that this run wrote, if it is there, with all that is in it. Links are not followed."""
+    with suppress(FileNotFoundError):  # another process may have removed it
+        path = inside(root, *names)
+        if is_directory(path):
+            path.rmtree()
 
 
 def write_bytes(path, content: bytes) -> None:
@@ -96,7 +254,7 @@ def move_damaged(path, reason: str = "") -> Path:
 
     path = epath.Path(path)
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    folder = run / "damaged"
+    folder = inside(run, "damaged")
     make_directory(folder)
     target = folder / f"{path.name}-{len(list(folder.iterdir()))}"
     try:
@@ -114,12 +272,12 @@ def write_json(path, value) -> None:
     write_text(path, json.dumps(finite(value), indent=2, default=float) + "\n")
 
 
-def read_object(path) -> dict:
-    """The JSON object in a file. Raises UserError if the file holds anything else."""
+def read_object(path, most: int = MOST) -> dict:
+    """The JSON object in a file. Raises UserError if the file holds anything else, or more than `most` bytes."""
     from etils import epath
 
     try:
-        value = json.loads(epath.Path(path).read_bytes())
+        value = json.loads(read_bytes(path, most))
     except (ValueError, RecursionError) as error:
         check_whole(epath.Path(path))
         raise UserError(f"{path}: not valid JSON: {error}") from None
@@ -169,6 +327,7 @@ def new_directory(target, action: str) -> Iterator:
     Raises UserError if `target` exists and is not an empty directory.
     """
     require_new(target, action)
+    require_no_dangling_link(target)
     temporary = _temporary(target)
     try:
         temporary.mkdir(parents=True, exist_ok=True)

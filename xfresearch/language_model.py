@@ -24,7 +24,7 @@ from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
 from xfresearch.errors import UserError, require
 from xfresearch.evaluation import check_length
-from xfresearch.files import new_directory
+from xfresearch.files import new_directory, write_text
 from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
@@ -272,7 +272,7 @@ class LanguageModel:
         Hugging Face folder that the model came from. The write is atomic. Raises UserError if `path` exists and is not
         an empty directory."""
         with new_directory(epath.Path(path).expanduser(), "save") as directory:
-            (directory / "config.json").write_text(to_json(with_fields(self.run, model=self.config)) + "\n")
+            write_text(directory / "config.json", to_json(with_fields(self.run, model=self.config)) + "\n")
             if self.tokenizer is not None:
                 self.tokenizer.save(str(directory / "tokenizer"))
             if self.source is not None:

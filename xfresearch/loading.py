@@ -15,7 +15,7 @@ from xfresearch.config.files import read_json
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
 from xfresearch.errors import UserError
-from xfresearch.files import exists
+from xfresearch.files import exists, inside, require_no_dangling_link
 from xfresearch.formats import refused, sniff
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
@@ -47,10 +47,10 @@ def load(
         return llama2c.load(path, mesh, dtype)
     if folder.is_folder(path):
         return importing.load(path, mesh, dtype, allow_nonfinite)
-    run = read_json(path / "config.json")
+    run = read_json(inside(path, "config.json"))
     if "float64" in (run.model.dtype, run.model.param_dtype):
         jax.config.update("jax_enable_x64", True)
-    tokenizer = load_tokenizer(str(path / "tokenizer")) if exists(path / "tokenizer") else None
+    tokenizer = load_tokenizer(str(inside(path, "tokenizer"))) if exists(path / "tokenizer") else None
     model = with_dtype(run.model, dtype)
     step, params = _restore(path, step, abstract_params(run.model, mesh))
     if model.param_dtype != run.model.param_dtype:
@@ -80,9 +80,9 @@ def stored(path) -> Stored:
         tokenizer = str(path) if has_tokenizer(path) else ""
         read = partial(importing.read_params, path, header)
         return Stored("Hugging Face folder", path, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
-    model = read_json(path / "config.json").model
+    model = read_json(inside(path, "config.json")).model
     _steps(path, step)  # a mistake shows before the data are prepared
-    tokenizer = str(path / "tokenizer") if exists(path / "tokenizer") else ""
+    tokenizer = str(inside(path, "tokenizer")) if exists(path / "tokenizer") else ""
     return Stored("run", path, model, tokenizer, partial(_restore, path, step))
 
 
@@ -99,7 +99,8 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
     """The run's directory and the step that `path` or `step` names. A path in another library's format is returned as
     it is."""
     path = epath.Path(path).expanduser()
-    if path.parent.name == "checkpoints" and path.name.isdigit():
+    require_no_dangling_link(path)
+    if path.parent.name == "checkpoints" and store.is_step(path.name):
         if step not in (None, int(path.name)):
             raise UserError(f"step={step} is not allowed with the path {path}: give one of the two")
         return path.parent.parent, int(path.name)
@@ -118,7 +119,7 @@ def locate(path, step: int | None = None) -> tuple[epath.Path, int | None]:
 def run_config(path) -> Config:
     """The config of the run at `path`; the default config for a model in another library's format."""
     path, _ = locate(path)
-    return Config() if _is_foreign(path) else read_json(path / "config.json")
+    return Config() if _is_foreign(path) else read_json(inside(path, "config.json"))
 
 
 def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int, dict]:

@@ -108,11 +108,11 @@ def _report_again(options, flags: list[str]) -> None:
         raise UserError(f"{flags[0]} is not allowed with --report, which only reads results.json")
     from etils import epath
 
-    from xfresearch.files import read_object
+    from xfresearch.files import inside, read_object
     from xfresearch.studies import conducting, report
 
     workdir = options.workdir
-    results = read_object(epath.Path(workdir) / conducting.RESULTS)
+    results = read_object(inside(workdir, conducting.RESULTS))
     try:
         report.write(epath.Path(workdir), results)
     except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:

@@ -11,13 +11,14 @@ from etils import epath
 
 from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
-from xfresearch import train
+from xfresearch import files, train
 from xfresearch.checkpoints import store
 from xfresearch.config.files import read_json
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session
+from xfresearch.training import workdir as workdirs
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.workdir import (
     lineage,
@@ -215,10 +216,10 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
 
 
 def test_a_full_disk_at_the_start_is_one_line_that_allows_a_retry(tmp_path, monkeypatch):
-    def write_text(self, text):
+    def open_lock(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", write_text)
+    monkeypatch.setattr(workdirs, "open_lock", open_lock)
     with pytest.raises(UserError, match="cannot be written: No space left on device") as raised:
         locked(tmp_path / "run").__enter__()
     assert exit_code(raised.value) == TRANSIENT
@@ -229,7 +230,7 @@ def test_a_lineage_that_the_disk_cannot_read_is_not_dropped(tmp_path, monkeypatc
     path = epath.Path(tmp_path)
     write_lineage(path, records)
     assert lineage(path) == records
-    monkeypatch.setattr(type(path), "read_bytes", lambda self: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    monkeypatch.setattr(files, "open_to_read", lambda path: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
     with pytest.raises(UserError, match="I/O error"):
         lineage(path)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from xfresearch.files import write_bytes, write_json
+from xfresearch.files import inside, make_directory, write_bytes, write_json
 from xfresearch.pages.charts import Curve, line_chart, with_interval
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
@@ -94,14 +94,13 @@ class Result:
     def save(self, directory) -> None:
         """Writes data.json (numbers), arrays.npz, the pictures, the files and report.html, which has links to the pages."""
         directory = epath.Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         write_json(directory / "data.json", self.as_dict())
         write_arrays(directory / "arrays.npz", {n: v for n, v in self.data.items() if np.ndim(v)})
         for number, drawing in enumerate(self.drawings()):
             write_bytes(directory / f"picture_{number}.svg", drawing)
         for name, content in self.files.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(directory / name, content)
+            write_bytes(inside(directory, name), content)
         write_report(directory / "report.html", [self], links=_pages(self))
 
 

@@ -2,14 +2,14 @@
 
 import hashlib
 import time
-import zipfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from xfresearch.analysis.result import write_arrays
+from xfresearch.arrays import read_arrays, write_arrays
+from xfresearch.errors import UserError
 
 EVERY = 60.0  # seconds
 
@@ -28,16 +28,14 @@ class Unfinished:
         if self.path is None or not self.path.exists():
             return {}
         try:
-            with self.path.open("rb") as file, np.load(file) as arrays:
-                found = dict(arrays)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+            found = read_arrays(self.path)
+        except UserError:
             return {}
         return found if np.array_equal(found.pop("signature", None), self.signature) else {}
 
     def save(self, arrays: dict, ended: bool = False) -> None:
         """Keeps the arrays if the last time was a minute ago, or if they are those of the end."""
         if self.path and (ended or time.monotonic() - self.written >= EVERY):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             found = {name: np.asarray(value) for name, value in arrays.items()}
             write_arrays(self.path, found | {"signature": self.signature})
             self.written = time.monotonic()

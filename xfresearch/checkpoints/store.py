@@ -11,7 +11,7 @@ killed or failed never looks like a checkpoint.
 
 import hashlib
 import json
-import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from xfresearch.checkpoints import writing
 from xfresearch.checkpoints.writing import orbax
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.errors import Stopped, disk_errors
-from xfresearch.files import exists, in_bucket
+from xfresearch.files import check_links, exists, in_bucket, inside, names_in, read_bytes
 
 ITEMS = ("params", "ema", "rest")
 RETRY_SECONDS = (1, 2, 4)  # between two tries to read
@@ -43,13 +43,19 @@ class Corrupt(Exception):
 
 
 def directory(workdir) -> epath.Path:
-    return epath.Path(workdir).expanduser().absolute() / "checkpoints"
+    """The directory of the checkpoints. Raises UserError if it is a link that leaves `workdir`."""
+    return inside(epath.Path(workdir).expanduser().absolute(), "checkpoints")
 
 
 def steps(workdir) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
     path = directory(workdir)
-    return sorted(int(p.name) for p in path.iterdir() if _complete(p)) if exists(path) else []
+    return sorted(int(name) for name in names_in(path) if is_step(name) and _complete(inside(path, name)))
+
+
+def is_step(name: str) -> bool:
+    """Whether a directory of this name may be the checkpoint of a step: digits as Python writes them."""
+    return bool(re.fullmatch("0|[1-9][0-9]{0,18}", name))
 
 
 def agreed_steps(workdir) -> list[int]:
@@ -58,7 +64,7 @@ def agreed_steps(workdir) -> list[int]:
 
 
 def _complete(path: epath.Path) -> bool:
-    return path.name.isdigit() and (not in_bucket(path) or exists(path / "commit_success.txt"))
+    return not in_bucket(path) or exists(path / "commit_success.txt")
 
 
 def has_only_params(workdir) -> bool:
@@ -86,7 +92,7 @@ def _losses(workdir) -> dict[int, float]:
     metas = {}
     for step in steps(workdir):
         with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
-            metas[step] = json.loads((directory(workdir) / str(step) / "meta" / "metadata").read_text())
+            metas[step] = json.loads(read_bytes(inside(directory(workdir), str(step), "meta", "metadata")))
     found = {int(step): loss for meta in metas.values() for step, loss in meta.get("losses", {}).items()}
     return {step: loss for step, loss in found.items() if step in metas}
 
@@ -167,7 +173,7 @@ class Checkpoints:
 def _refusal(path: epath.Path) -> OSError | None:
     """The error of a directory that cannot be listed. Orbax takes files that it may not see for missing, and hides it."""
     try:
-        os.listdir(path)
+        names_in(path)
     except OSError as error:
         return error
     return None
@@ -213,6 +219,7 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
     meta = {}
     damage = ""
     unread = None
+    check_links(directory(workdir), str(step))
     try:
         found, meta = _retried(lambda: _read_files(directory(workdir) / str(step), wanted))
         written = {k: v for k, v in meta["fingerprints"].items() if k.split("/")[0] in wanted}

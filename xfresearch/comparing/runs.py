@@ -8,6 +8,7 @@ from xfresearch import loading
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
+from xfresearch.files import inside
 from xfresearch.models.closed_form import costs
 from xfresearch.training.metrics import read_metrics
 
@@ -33,10 +34,10 @@ def read(path: str, measured=None) -> Run:
     """Reads the run at `path`. Config and tokenizer are those of the model that was `measured` (held_out.Measured). By
     default, they are read from the run's directory."""
     workdir, _ = loading.locate(path)
-    rows = read_metrics(workdir / "metrics.jsonl") if has_metrics(path) else []
+    rows = read_metrics(inside(workdir, "metrics.jsonl")) if has_metrics(path) else []
     if measured:
         return Run(path, measured.config, rows, measured.tokenizer, measured.step)
-    folder = workdir / "tokenizer"
+    folder = inside(workdir, "tokenizer")
     digest = load_tokenizer(folder).digest if has_tokenizer(folder) else ""
     return Run(path, loading.run_config(path), rows, digest)
 

@@ -5,17 +5,29 @@ operating system releases the lock of a dead process, so the process that gets t
 directories of that target are abandoned, and removes them.
 """
 
+import glob
 import hashlib
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from xfresearch.errors import UserError
+from xfresearch.files import (
+    found_in,
+    inside,
+    make_directory,
+    names_in,
+    open_lock,
+    open_to_read,
+    read_bytes,
+    remove_directory,
+    rename,
+    write_text,
+)
 
 try:
     import fcntl
@@ -67,7 +79,7 @@ def build_once(target: Path, build: Callable[[Path], None], valid: Callable[[Pat
 
 def _make_writable(directory: Path) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
     except OSError as error:
         raise UserError(
             f"cannot make the cache directory {directory}: {error.strerror}; set config.data.cache_dir"
@@ -85,9 +97,9 @@ def locked(target: Path):
     _make_writable(target.parent)
     file = target.with_name(f".{target.name}.lock")
     try:
-        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = open_lock(inside(target.parent, file.name))
     except PermissionError:  # another user of a shared cache made it
-        lock = os.open(file, os.O_RDONLY)
+        lock = open_lock(file, os.O_RDONLY)
     try:
         yield _lock(lock)
     finally:
@@ -106,21 +118,21 @@ def _lock(lock: int) -> bool:
 
 def _build(target: Path, build, valid) -> None:
     temporary = target.with_name(f"{_prefix(target)}{uuid.uuid4().hex}")
-    temporary.mkdir()
+    make_directory(temporary)
     try:
         build(temporary)
         _publish(temporary, target, valid)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
 
 
 def _publish(temporary: Path, target: Path, valid) -> None:
     if target.exists() and not valid(target):
         damaged = temporary.with_name(f"{_prefix(target)}{uuid.uuid4().hex}")
-        target.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
+        rename(target, damaged)
+        _remove(damaged)
     try:
-        temporary.rename(target)
+        rename(temporary, target)
     except OSError:
         # Without locks another process may have published first. Its result is equally good.
         if not valid(target):
@@ -128,44 +140,47 @@ def _publish(temporary: Path, target: Path, valid) -> None:
 
 
 def _remove_abandoned(target: Path) -> None:
-    for path in target.parent.glob(f"{_prefix(target)}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for name in names_in(target.parent, f"{glob.escape(_prefix(target))}*"):
+        _remove(target.parent / name)
+
+
+def _remove(directory: Path) -> None:
+    with suppress(OSError):  # a directory of another user of a shared cache
+        remove_directory(directory.parent, directory.name)
 
 
 def _prefix(target: Path) -> str:
     return f".{target.name}.tmp-"
 
 
-def write_json(path: Path, value) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path):
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_meta(directory: Path) -> dict:
+    """What `write_meta` wrote."""
+    return json.loads(read_bytes(inside(directory, "meta.json")))
 
 
 def complete(directory: Path) -> bool:
     """Whether `directory` holds every file with the content recorded in its meta.json, which is written last."""
     try:
-        files = read_json(directory / "meta.json")["files"]
-        return all(_content(directory / name) == content for name, content in files.items())
+        files = read_meta(directory)["files"]
+        return all(_content(inside(directory, name)) == content for name, content in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def write_meta(directory: Path, meta: dict) -> None:
     """Writes meta.json with a digest of every other file, for `complete`. Those files must be finished."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    write_json(directory / "meta.json", {**meta, "files": {str(p.relative_to(directory)): _content(p) for p in files}})
+    files = [path for path in found_in(directory, "**/*") if path.is_file()]
+    meta = {**meta, "files": {str(p.relative_to(directory)): _content(p) for p in files}}
+    write_text(directory / "meta.json", json.dumps(meta, indent=1) + "\n")
 
 
 def _content(file: Path) -> str:
     """The SHA-256 hash of a file, computed once in a process."""
-    stat = file.stat()
+    stat = os.stat(file)
     return _hashed(file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @cache
 def _hashed(file: Path, *version: int) -> str:
-    with file.open("rb") as stream:
+    with open_to_read(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -8,7 +8,6 @@ documents, chosen by the hash of their text.
 
 import contextlib
 import errno
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from xfresearch.data.cache import build_once, cache_root, complete, digest, lock
 from xfresearch.data.facts import FactSentences
 from xfresearch.data.files import names_files
 from xfresearch.errors import UserError, nearest
+from xfresearch.files import inside, names_in
 
 BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
 _FORMAT = 1
@@ -117,7 +117,7 @@ class BuiltInCorpus:
         build_once(target, build, complete)
         import tensorflow_datasets as tfds
 
-        (version,) = os.listdir(target / self.name)
+        (version,) = names_in(inside(target, self.name))
         directory = target / self.name / version
         try:
             return tfds.builder_from_directory(directory)

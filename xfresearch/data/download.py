@@ -1,7 +1,6 @@
 """Published files, read from manual_dir or downloaded. Their checksums are always verified."""
 
 import hashlib
-import io
 import shutil
 import urllib.error
 import urllib.request
@@ -12,6 +11,8 @@ from pathlib import Path
 
 from xfresearch.data.cache import build_once
 from xfresearch.errors import UserError
+
+LARGEST = 1 << 28  # bytes of a member
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ class Published:
 
     def _from_zip(self, path: Path) -> bytes:
         try:
-            content = zipfile.ZipFile(io.BytesIO(path.read_bytes())).read(self.member)
+            with zipfile.ZipFile(path) as archive:
+                if archive.getinfo(self.member).file_size > LARGEST:
+                    raise zipfile.BadZipFile(f"{self.member} has more than {LARGEST:,} bytes")
+                content = archive.read(self.member)
         except (zipfile.BadZipFile, zlib.error, KeyError) as error:
             raise UserError(
                 f"{path}: not the zip file of corpus {self.corpus!r}: {error}; delete it and try again"

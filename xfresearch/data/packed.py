@@ -12,10 +12,11 @@ import numpy as np
 
 from xfresearch.config.run import Config, DataConfig
 from xfresearch.data import packing
-from xfresearch.data.cache import build_once, cache_root, complete, digest, read_json, write_meta
+from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
 from xfresearch.errors import UserError
+from xfresearch.files import inside
 from xfresearch.progress import stage
 
 FORMAT = 4
@@ -27,7 +28,7 @@ class PackedSplit:
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.meta = read_json(directory / "meta.json")
+        self.meta = read_meta(directory)
         self.digest = self.meta["digest"]  # of the sequences
 
     def __len__(self) -> int:
@@ -187,11 +188,11 @@ def _encoded(documents: Iterator[bytes], tokenizer: Tokenizer, workers: int) -> 
 
 
 def _read_tokens(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    meta = read_json(directory / "meta.json")
+    meta = read_meta(directory)
     dtype = np.dtype(meta["dtype"])
-    tokens = np.memmap(directory / "tokens.bin", dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
+    tokens = np.memmap(inside(directory, "tokens.bin"), dtype, "r") if meta["n_tokens"] else np.zeros(0, dtype)
     # Slices of an array are several times as fast as those of a memmap.
-    return np.asarray(tokens), np.fromfile(directory / "offsets.bin", np.int64)
+    return np.asarray(tokens), np.fromfile(inside(directory, "offsets.bin"), np.int64)
 
 
 def _pad(dtype) -> int:
@@ -231,7 +232,7 @@ def _pack(source: Path, directory: Path, config: Config, split: str, corpus: str
             segments += documents
             progress.update(real - documents)  # the last token of a row is the first one of the next
         writer.close()
-    meta = {name: value for name, value in read_json(source / "meta.json").items() if name != "files"}
+    meta = {name: value for name, value in read_meta(source).items() if name != "files"}
     meta |= {"packing": config.data.packing, "sequence_length": length, "dtype": dtype.name}
     meta |= {
         "n_sequences": n_sequences,

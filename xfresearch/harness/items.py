@@ -8,6 +8,9 @@ import json
 from pathlib import Path
 
 from xfresearch.errors import UserError
+from xfresearch.files import append, make_directory, read_bytes
+
+LARGEST = 1 << 32  # bytes of the answers of one model
 
 
 class Items(dict):
@@ -18,7 +21,7 @@ class Items(dict):
         self.path = path
         lines = []
         if path is not None and path.exists():
-            *lines, incomplete = path.read_bytes().split(b"\n")
+            *lines, incomplete = read_bytes(path, LARGEST).split(b"\n")
             if incomplete:
                 _append(path, b"\n")
         self.update(filter(None, map(_read, lines)))
@@ -40,8 +43,7 @@ def _read(line: bytes) -> tuple | None:
 def _append(path: Path, lines: bytes) -> None:
     """Appends in a single write, so that lines stay whole if two processes append to the same file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab", buffering=0) as file:
-            file.write(lines)
+        make_directory(path.parent)
+        append(path, lines)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None

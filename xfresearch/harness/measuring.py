@@ -17,7 +17,7 @@ from xfresearch.checkpoints.store import checksums
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
-from xfresearch.files import finite, in_bucket, read_object, write_text
+from xfresearch.files import files_in, finite, in_bucket, inside, read_object, write_text
 from xfresearch.harness import tasks
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.model_config import longest_sequence
@@ -65,7 +65,7 @@ def answers_root(path: str, lm: LanguageModel) -> Path:
     """`harness` in the run's directory or, if `path` is no run on local disk, in the cache."""
     workdir, _ = loading.locate(path)
     local = (workdir / "checkpoints").exists() and not in_bucket(workdir)
-    return (Path(workdir) if local else cache_root(lm.run.data)) / "harness"
+    return Path(inside(workdir if local else cache_root(lm.run.data), "harness"))
 
 
 def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, options) -> dict:
@@ -83,7 +83,7 @@ def run_tasks(path: str, lm: LanguageModel, mesh, length: int, folder: Path, opt
     from xfresearch.harness.adapter import Adapter
     from xfresearch.harness.items import Items
 
-    items = Items(folder / "items.jsonl" if distributed.first() else None)
+    items = Items(inside(folder, "items.jsonl") if distributed.first() else None)
     items.update(distributed.shared(dict(items)))
     model = Adapter(lm, items, length, batch_size(lm.run, options.batch_size), mesh, path)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -157,7 +157,7 @@ def saved_tasks(path: str, lm: LanguageModel, requested_length: int) -> dict[str
     if lm.tokenizer is None or not distributed.shared(answers_root(path, lm).exists()):
         return {}
     folder = answers_folder(path, lm, max_length(lm, requested_length))
-    files = sorted(folder.glob("*_shot*.json")) if distributed.first() else []
+    files = files_in(folder, pattern="*_shot*.json") if distributed.first() else []
     return {file.stem: read_object(file) for file in files}
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from xfresearch.errors import UserError
-from xfresearch.files import new_directory
+from xfresearch.files import new_directory, write_bytes, write_text
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, overlap
@@ -47,7 +47,7 @@ def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> 
         tensors = pending_tensors(family, lm.config, lm.params, default_dtype, dtypes, source.bare)
         _write(directory, tensors, shard_bytes)
         config = _config(family, lm, default_dtype, source)
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")
         _write_others(directory, lm.tokenizer, source)
     return family
 
@@ -83,11 +83,11 @@ def _write_others(folder: Path, tokenizer, source: Source) -> None:
     """Writes the source's other files byte for byte, or only the tokenizer's files if the tokenizer was replaced."""
     if not _tokenizer_changed(tokenizer, source):
         for name, content in source.files.items():
-            (folder / name).write_bytes(content)
+            write_bytes(folder / name, content)
         return
     tokenizer.save(folder)
     if "tokenizer.json" in tokenizer.files and "tokenizer_config.json" not in tokenizer.files:
-        (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(tokenizer), indent=2) + "\n")
+        write_text(folder / "tokenizer_config.json", json.dumps(_tokenizer_config(tokenizer), indent=2) + "\n")
 
 
 def _tokenizer_config(tokenizer) -> dict:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from xfresearch.errors import UserError
-from xfresearch.files import read_object
+from xfresearch.files import files_in, inside, names_in, read_bytes, read_object, write_text
 from xfresearch.formats import check_whole
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
 
@@ -25,7 +25,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _weights(folder: Path) -> list[str]:
-    return sorted(file.name for pattern in ("*.safetensors", INDEX, *PICKLES) for file in folder.glob(pattern))
+    return sorted(name for pattern in ("*.safetensors", INDEX, *PICKLES) for name in names_in(folder, pattern))
 
 
 def _config_or_nothing(folder: Path) -> dict:
@@ -35,22 +35,9 @@ def _config_or_nothing(folder: Path) -> dict:
         return {}
 
 
-def check_links(folder: Path) -> None:
-    """Raises UserError if a file in the folder is a link to a file outside it, which import and export would copy.
-
-    In the Hub's cache, the files of models--NAME/snapshots/COMMIT are links to models--NAME/blobs.
-    """
-    folder = Path(folder)
-    whole = folder.resolve()
-    allowed = [whole, whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else [whole]
-    for file in sorted(folder.iterdir()):
-        if file.is_symlink() and not any(file.resolve().is_relative_to(each) for each in allowed):
-            raise UserError(f"{file}: a link that leaves the folder is not followed: replace it by the file, or remove it")
-
-
 def read_config(folder: Path) -> dict:
     """The folder's config.json. Raises UserError if it is missing or not a JSON object."""
-    file = folder / "config.json"
+    file = inside(folder, "config.json")
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
             raise UserError(f"{folder}: an adapter (LoRA) without its model: merge it into the model, and give that folder")
@@ -60,7 +47,7 @@ def read_config(folder: Path) -> dict:
 
 def check_adapter(folder: Path) -> None:
     """Raises UserError if the folder has an adapter (peft), instead of a model's weights or beside them."""
-    file = folder / ADAPTER
+    file = inside(folder, ADAPTER)
     if not file.is_file():
         return
     config = read_object(file)
@@ -88,23 +75,23 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 def _files(folder: Path) -> list[Path]:
     """The folder's safetensors files: model.safetensors, or those that its index lists. `transformers`, too, reads no
     index beside model.safetensors."""
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    index = folder / INDEX
+    if (whole := inside(folder, "model.safetensors")).is_file():
+        return [whole]
+    index = inside(folder, INDEX)
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = sorted(set(json.loads(read_bytes(index))["weight_map"].values()))
             files = [folder / name for name in names]
         except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
             check_whole(index)
             raise UserError(f"{index}: not an index of safetensors files") from None
         for file in files:
-            if not file.is_file() or file.parent != folder:
+            if not inside(folder, file.name).is_file() or file.parent != folder:
                 raise UserError(f"{index}: it lists {file.name}, which is not in the folder")
         return files
     if shards := _shards(folder):
         return shards
-    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    pickles = sorted(name for pattern in PICKLES for name in names_in(folder, pattern))
     if pickles:
         raise UserError(
             f"{folder / pickles[0]}: pickle files can run arbitrary code and are not supported: "
@@ -118,7 +105,7 @@ def _files(folder: Path) -> list[Path]:
 def _shards(folder: Path) -> list[Path]:
     """The files model-00001-of-N.safetensors to N of a folder without an index; [] if there are none. Raises UserError if
     one is missing."""
-    found = sorted(file for file in folder.glob("model-*.safetensors") if SHARD.fullmatch(file.name))
+    found = [file for file in files_in(folder, pattern="model-*.safetensors") if SHARD.fullmatch(file.name)]
     totals = {SHARD.fullmatch(file.name)[2] for file in found}
     if len(totals) > 1:
         raise UserError(f"{folder}: it has shards of several models, {found[0].name} and {found[-1].name}, and no {INDEX}")
@@ -149,7 +136,7 @@ def write_tensors(
         total = sum(tensor.bytes for shard in shards for tensor in shard)
         weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
 def common_dtype(stored: dict[str, StoredTensor]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xfresearch.errors import UserError
+from xfresearch.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_text
 
 FILE = "huggingface.json"  # in the run's directory
 FILES = "huggingface"  # next to FILE: the folder's other files (NAMES)
@@ -27,25 +28,25 @@ class Source:
 
     def save(self, directory: Path) -> None:
         """Writes the record, for `load`."""
-        (directory / FILES).mkdir()
         for name, content in self.files.items():
-            (directory / FILES / name).write_bytes(content)
+            write_bytes(inside(directory, FILES, name), content)
         known = {name: value for name, value in vars(self).items() if name != "files"}
-        (directory / FILE).write_text(json.dumps(known, indent=2) + "\n")
+        write_text(directory / FILE, json.dumps(known, indent=2) + "\n")
 
 
 def load(directory: Path) -> Source | None:
     """The source of the model saved in `directory`; None if it was not imported from a Hugging Face folder."""
-    file = directory / FILE
-    if not file.is_file():
+    file = inside(directory, FILE)
+    if not exists(file):
         return None
     try:
-        return Source(**json.loads(file.read_text()), files=small_files(directory / FILES))
-    except (ValueError, TypeError, OSError, RecursionError) as error:
+        return Source(**read_object(file), files=small_files(directory, FILES))
+    except (TypeError, OSError) as error:
         raise UserError(f"{file}: not a valid record of a Hugging Face folder: {error}") from None
 
 
-def small_files(folder: Path) -> dict[str, bytes]:
-    """{name: content} of the folder's files that belong to the model, except config.json and the weights."""
-    named = (file for file in sorted(folder.iterdir()) if file.name in NAMES or file.suffix == ".model")
-    return {file.name: file.read_bytes() for file in named if file.is_file()}
+def small_files(*folder) -> dict[str, bytes]:
+    """{name: content} of the files that belong to the model, except config.json and the weights. The folder is given as the
+    arguments of files.inside."""
+    found = files_in(*folder)
+    return {file.name: read_bytes(file) for file in found if file.name in NAMES or file.suffix == ".model"}

@@ -16,7 +16,7 @@ from etils import epath
 from xfresearch.config.comparing import fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import UserError
-from xfresearch.files import exists, read_object, write_json, write_rows
+from xfresearch.files import exists, found_in, inside, read_object, write_json, write_rows
 from xfresearch.progress import stage
 from xfresearch.studies import outcome, report
 from xfresearch.studies.cells import Cell, Trial, cells, extensions, next_trial, planned
@@ -57,7 +57,7 @@ def require_same_design(study: Study, workdir) -> None:
 
 def _kept_design(folder) -> dict:
     """The design that a directory began with."""
-    found = read_object(folder / DESIGN)
+    found = read_object(inside(folder, DESIGN))
     missing = [name for name in FIXED if name not in found]
     missing += [name for name in GROWING if not isinstance(found.get(name), dict)]
     if missing:
@@ -101,7 +101,7 @@ def _timed(config: Config) -> str:
 
 
 def _times(workdir) -> dict:
-    file = epath.Path(workdir) / SECONDS
+    file = inside(workdir, SECONDS)
     found = read_object(file) if exists(file) else {"updates": {}}
     updates = found.get("updates")
     if not isinstance(updates, dict) or not all(isinstance(each, dict) and "seconds" in each for each in updates.values()):
@@ -130,7 +130,7 @@ def conduct(study: Study, store: Store, solved: Mapping[Cell, Matched], chosen: 
 
     found = results(study, store, solved)
     outcome.require_same_data(found)
-    with_checkpoints = {each.parent for each in store.folder.glob("*/*/*/checkpoints")}  # one request, also in a bucket
+    with_checkpoints = {each.parent for each in found_in(store.folder, "*/*/*/checkpoints")}
     for folder in (store.folder / trial.folder for trial in found):
         if folder in with_checkpoints:
             tidy(study, folder)
@@ -187,6 +187,6 @@ def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], fou
     outcome_found["made"]["report"] = [f"{outcome.short_commit(git_commit())}, {time.strftime('%Y-%m-%d')}"]
     outcome_found["made"]["timed_on"] = _times(folder).get("machine", "") if seconds_of_updates else ""
     write_json(folder / RESULTS, outcome_found)
-    results = read_object(folder / RESULTS)  # the report is made of what is stored
+    results = read_object(inside(folder, RESULTS))  # the report is made of what is stored
     report.write(folder, results)
     return results

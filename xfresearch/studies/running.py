@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
@@ -27,7 +27,7 @@ from xfresearch.config.comparing import RESULT, differences, fingerprint
 from xfresearch.config.run import Config
 from xfresearch.errors import Diverged, UserError
 from xfresearch.evaluation import summary
-from xfresearch.files import exists, read_object, write_json
+from xfresearch.files import exists, inside, read_object, remove_directory, write_json
 from xfresearch.language_model import LanguageModel
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
@@ -105,7 +105,7 @@ class Store(NamedTuple):
     def find(self, study: Study, trial: Trial, config: Config) -> dict | None:
         """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
         or on other text."""
-        wanted, file = fingerprint(config_of_trial(trial, config)), self.folder / trial.folder / RESULT_FILE
+        wanted, file = fingerprint(config_of_trial(trial, config)), inside(self.folder, trial.folder, RESULT_FILE)
         for found in (*([read_object(file)] if exists(file) else []), *self.known.get(wanted, ())):
             measured = set(_probes(study, trial)) <= set(found.get("probes", ()))
             measured = (measured and found.get("held_out") == _held_out(config)) or found.get("diverged")
@@ -128,7 +128,7 @@ def open_store(workdir, others: Sequence[str] = ()) -> Store:
 
 def read_runs(folder) -> dict[str, dict]:
     """{fingerprint: result} of the runs that a study's directory keeps. Raises UserError if the file has none."""
-    file = epath.Path(folder) / RUNS_FILE
+    file = inside(folder, RUNS_FILE)
     if not exists(file):
         return {}
     runs = read_object(file).get("runs")
@@ -155,7 +155,7 @@ def deciding(study: Study, found: dict) -> float:
 
 def _curve(folder, metric: str) -> list[tuple[int, float]]:
     """(update, metric) of each evaluation of a run."""
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_metrics(inside(folder, "metrics.jsonl"))
     return [(row["step"], row[metric]) for row in rows if row["kind"] == "evaluation" and row.get(metric) is not None]
 
 
@@ -211,7 +211,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
     from xfresearch.training.workdir import locked
 
     config = config_of_trial(trial, matched.config)
-    folder = store.folder / trial.folder
+    folder = inside(store.folder, trial.folder)
     with locked(folder):
         if found := store.find(study, trial, matched.config):
             return found
@@ -249,7 +249,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
 def _result_of_kept(folder, steps: int) -> dict:
     """The result of a run whose last checkpoint was kept, so that it is only measured again; {} for any other run."""
     kept = exists(folder / RESULT_FILE) and steps in saved_steps(folder)
-    return read_object(folder / RESULT_FILE) if kept else {}
+    return read_object(inside(folder, RESULT_FILE)) if kept else {}
 
 
 def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before: Mapping):
@@ -277,8 +277,7 @@ def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before
 def tidy(study: Study, folder) -> None:
     """Removes the checkpoints of a run that has a result; the process may have ended before it could."""
     if not study.keep and (folder / RESULT_FILE).exists() and (folder / "checkpoints").exists():
-        with suppress(FileNotFoundError):  # two processes that start together
-            (folder / "checkpoints").rmtree()
+        remove_directory(folder, "checkpoints")
 
 
 def _stop(signal_name: str, folder) -> NoReturn:

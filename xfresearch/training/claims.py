@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from xfresearch.errors import TRANSIENT, UserError
+from xfresearch.files import names_in, read_bytes, remove, write_object
 
 RENEW, STALE = 20.0, 90.0  # seconds
 PREFIX = ".claim-"
@@ -39,7 +40,7 @@ def claimed(folder, renew: float = RENEW, stale: float = STALE) -> Iterator[None
         claim.ended.set()
         renewing.join()
         claim.released.set()
-        claim.file.unlink(missing_ok=True)
+        remove(claim.file)
 
 
 class _Claim:
@@ -52,7 +53,7 @@ class _Claim:
 
     def write(self) -> None:
         began = _now()  # the bucket stores the object later, so others think the claim younger than this process does
-        self.file.write_text(f"{platform.node()}, process {os.getpid()}\n")
+        write_object(self.file, f"{platform.node()}, process {os.getpid()}\n".encode())
         self.renewed = began
 
     def keep_renewing(self) -> None:
@@ -93,7 +94,7 @@ def _wait_for_others(folder, mine, renew: float, stale: float) -> None:
 def _owner(claim) -> str:
     """'NODE, process ID'. Empty if the claim was removed or is being written: then the caller lists the claims again."""
     try:
-        return claim.read_text().strip()
+        return read_bytes(claim).decode(errors="replace").strip()
     except FileNotFoundError:
         return ""
 
@@ -101,14 +102,14 @@ def _owner(claim) -> str:
 def _others(folder, mine, stale: float) -> dict[str, float]:
     """{name: time of the last renewal} of the claims of other processes that are not stale. Stale ones are removed."""
     times = {}
-    for file in folder.glob(f"{PREFIX}*"):
+    for name in names_in(folder, f"{PREFIX}*"):
         try:
-            times[file.name] = file.stat().mtime
+            times[name] = (folder / name).stat().mtime
         except FileNotFoundError:  # its process has just ended
             continue
     now = max(times.values(), default=0.0)  # this process has just renewed its own
     for name in [name for name, at in times.items() if now - at > stale and name != mine.name]:
-        (folder / name).unlink(missing_ok=True)
+        remove(folder / name)
         del times[name]
     times.pop(mine.name, None)
     return times

@@ -8,15 +8,24 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 
-from etils import epath
-
 from xfresearch.errors import UserError
-from xfresearch.files import exists, in_bucket, move_damaged, write_bytes
+from xfresearch.files import (
+    exists,
+    in_bucket,
+    inside,
+    move_damaged,
+    open_for_appending,
+    read_bytes,
+    truncate,
+    write_bytes,
+    write_object,
+)
 from xfresearch.progress import SECONDS_BETWEEN_LINES
 from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "data", "compile", "start", "results", "lost", "down")
+ROWS = 1 << 32  # bytes of a metrics.jsonl
 RATE_WINDOW = 20  # updates over which a printed rate is measured
 SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
@@ -35,19 +44,19 @@ class MetricsLog:
     """
 
     def __init__(self, directory, resume_step: int, tensorboard: bool, again: tuple[str, ...] = ()):
-        path = epath.Path(directory) / "metrics.jsonl"
+        path = inside(directory, "metrics.jsonl")
         self._path = path
         self._errors = Exception if in_bucket(path) else OSError  # gcsfs has errors of its own
         kept = self._kept(resume_step, again) if exists(path) else b""
         self._pending = bytearray(kept if in_bucket(path) else b"")  # in a bucket: the whole file
         self._written = time.monotonic()
-        self._file = None if in_bucket(path) else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._file = None if in_bucket(path) else open_for_appending(path)
         self._warned = False
         self.flush()
         self._events = None
         if tensorboard:
             with self._events_or_warning():
-                self._events = Events(str(path.parent / "tensorboard"), max(resume_step, 0))
+                self._events = Events(str(inside(directory, "tensorboard")), max(resume_step, 0))
 
     def write(self, step: int, kind: str, values: dict) -> None:
         """Writes one row, with the time. `values` are numbers, or dicts and lists of them; one that is not finite becomes
@@ -70,7 +79,7 @@ class MetricsLog:
         """Writes all rows so far to the file."""
         try:
             if self._file is None:
-                self._path.write_bytes(bytes(self._pending))
+                write_object(self._path, bytes(self._pending))
                 self._written = time.monotonic()
             while self._file is not None and self._pending:
                 del self._pending[: os.write(self._file, self._pending)]
@@ -103,14 +112,14 @@ class MetricsLog:
         def keeps(row: dict) -> bool:
             return row["step"] < resume_step or row["step"] == resume_step and row["kind"] not in again
 
-        lines = self._path.read_bytes().split(b"\n")[:-1]
+        lines = read_bytes(self._path, ROWS).split(b"\n")[:-1]
         rows = [(_parsed(line), line + b"\n") for line in lines]
         kept = b"".join(line for row, line in rows if row is not None and keeps(row))
         if any(row is None for row, _ in rows):
             move_damaged(self._path, "some of its lines are not rows; the others are kept")
             write_bytes(self._path, kept)
         elif not in_bucket(self._path):
-            os.truncate(self._path, len(kept))  # steps never decrease; this needs no space on a full disk
+            truncate(self._path, len(kept))  # steps never decrease
         return kept
 
 
@@ -120,7 +129,7 @@ def _reason(error: Exception) -> str:
 
 def read_metrics(path) -> list[dict]:
     """The rows of a metrics.jsonl, without an incomplete last line. Raises UserError for any other bad line."""
-    lines = epath.Path(path).read_bytes().split(b"\n")
+    lines = read_bytes(path, ROWS).split(b"\n")
     rows = []
     # A whole line ends with a newline: the part after the last newline is empty or incomplete.
     for number, line in enumerate(lines[:-1], start=1):
@@ -133,7 +142,7 @@ def read_metrics(path) -> list[dict]:
 
 def last_written(path) -> float:
     """The time of the newest row of a metrics.jsonl; 0 without one. Damaged lines are left out."""
-    rows = map(_parsed, reversed(epath.Path(path).read_bytes().split(b"\n")[:-1]))
+    rows = map(_parsed, reversed(read_bytes(path, ROWS).split(b"\n")[:-1]))
     times = (row.get("unix_seconds") for row in rows if row)
     return next((time for time in times if isinstance(time, float)), 0.0)
 

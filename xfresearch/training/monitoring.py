@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config.run import LogConfig
-from xfresearch.files import in_bucket
+from xfresearch.files import in_bucket, inside
 
 POLL_SECONDS = 10  # between two checks for a profile request: a bucket is slow to query
 GATHER_STEPS = 20  # least number of updates between two gathers of the host times
@@ -24,7 +24,7 @@ class Profile:
     """
 
     def __init__(self, workdir, config: LogConfig):
-        self.directory = epath.Path(workdir) / "profile"
+        self.directory = inside(workdir, "profile")
         self.request = epath.Path(workdir) / "profile.request"
         self.config = config
         self._handled = self._request_time()

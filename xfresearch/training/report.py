@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
+from xfresearch.files import inside
 from xfresearch.models.closed_form import costs
 from xfresearch.models.costs import Costs
 from xfresearch.models.words import block_in_words, model_in_words
@@ -70,7 +71,7 @@ def write_report(
     }
     sizes |= {"active_parameters": active} if active != counted.parameters else {}
     facts = {name: value for name, value in (sizes | result).items() if name not in (headline, "time")}
-    rows = read_metrics(path.with_name("metrics.jsonl"))
+    rows = read_metrics(inside(workdir, "metrics.jsonl"))
     write_page(
         path,
         Path(__file__).parent / "report.html.jinja",

@@ -22,6 +22,7 @@ from xfresearch.config.files import split
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.errors import BUG, UserError, exit_code
+from xfresearch.files import inside, read_object, write_json
 from xfresearch.progress import stage
 from xfresearch.training.samples import SEEDS, draw_samples, sampling_in_words
 from xfresearch.training.workdir import lineage, locked, record, require_same_config, saved_config, starts
@@ -97,8 +98,9 @@ def _tokenizer(config: Config, path: epath.Path, fork: bool):
 
     saved = saved_config(path) if fork else config
     own = saved and (saved.data.tokenizer, saved.data.bpe_vocab) == (config.data.tokenizer, config.data.bpe_vocab)
-    resumes = distributed.shared(bool(own and store.steps(path) and has_tokenizer(path / "tokenizer")))
-    return load_tokenizer(path / "tokenizer") if resumes else tokenizer_for(config.data)
+    folder = inside(path, "tokenizer")
+    resumes = distributed.shared(bool(own and store.steps(path) and has_tokenizer(folder)))
+    return load_tokenizer(folder) if resumes else tokenizer_for(config.data)
 
 
 def _gathered(params: dict) -> dict:
@@ -205,13 +207,12 @@ def _baselines(config: Config) -> dict[str, float]:
     from xfresearch.data.baselines import compression_baselines
     from xfresearch.data.cache import cache_root
     from xfresearch.data.corpora import documents
-    from xfresearch.files import read_object, write_json
 
     corpus = config.data.corpus[0]
     splits = (config.evaluation.split, "train")
     heldout, train = (_beginning(documents(corpus, name, config.data)) for name in splits)
     key = hashlib.sha256(b"\0".join([*train, b"heldout", *heldout])).hexdigest()[:16]
-    cached = epath.Path(cache_root(config.data)) / "baselines" / f"{key}.json"
+    cached = inside(cache_root(config.data), "baselines", f"{key}.json")
     if cached.exists():
         return read_object(cached)
     with stage("compression baselines"):

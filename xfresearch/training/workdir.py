@@ -8,6 +8,7 @@ errors/       with several processes, the last lines of each one that failed
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -20,8 +21,19 @@ from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
+from xfresearch.data.tokenizers import is_tokenizer_file
 from xfresearch.errors import UserError, disk_errors
-from xfresearch.files import exists, in_bucket, make_directory, move_damaged, read_object, write_json
+from xfresearch.files import (
+    exists,
+    in_bucket,
+    inside,
+    make_directory,
+    move_damaged,
+    open_lock,
+    read_object,
+    remove_files,
+    write_json,
+)
 from xfresearch.training.claims import claimed
 from xfresearch.training.fork import check_fork
 from xfresearch.training.metrics import last_written
@@ -34,24 +46,29 @@ def locked(workdir):
     path = epath.Path(workdir).expanduser()
     try:
         make_directory(path)
-        if not in_bucket(workdir):
-            (path / ".lock").write_text("")
+        lock = None if in_bucket(workdir) else open_lock(inside(path, ".lock"))
     except OSError as error:
         raise UserError(f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
-    if in_bucket(workdir):
+    if lock is None:
         with claimed(path):
             yield path
         return
+    try:
+        _lock(lock, path)
+        yield path
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, path) -> None:
     import fcntl
 
-    with open(path / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"--workdir={workdir}: another process is training in it") from error
-        except OSError as error:  # no locks on this file system, as on some Lustre mounts
-            print(f"warning: {path} cannot be locked: {error.strerror}; start only one run in it", file=sys.stderr)
-        yield path
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"--workdir={path}: another process is training in it") from error
+    except OSError as error:  # no locks on this file system, as on some Lustre mounts
+        print(f"warning: {path} cannot be locked: {error.strerror}; start only one run in it", file=sys.stderr)
 
 
 def require_same_config(config: Config) -> None:
@@ -77,7 +94,7 @@ def record(path: epath.Path, config: Config, fork: bool, began: float | None = N
             f"--workdir={path} holds an imported or saved model without optimizer state, so training cannot resume "
             f"from it: use a new directory, and --start={path} to start from its parameters"
         )
-    metrics = path / "metrics.jsonl"
+    metrics = inside(path, "metrics.jsonl")
     if not in_bucket(path) and not exists(store.directory(path)) and exists(metrics) and metrics.stat().length:
         raise UserError(
             f"--workdir={path} has metrics of a run, but its checkpoints/ is missing: put it back, or use a new directory"
@@ -85,7 +102,7 @@ def record(path: epath.Path, config: Config, fork: bool, began: float | None = N
     from xfresearch.hardware import describe_machine, git_commit, versions
 
     _set_damaged_aside(path)
-    saved = read_json(path / "config.json") if exists(path / "config.json") else None
+    saved = read_json(inside(path, "config.json")) if exists(path / "config.json") else None
     steps = store.steps(path)
     if fork:
         check_fork(path, saved, config, steps)
@@ -115,7 +132,7 @@ def record(path: epath.Path, config: Config, fork: bool, began: float | None = N
 def saved_config(workdir) -> Config | None:
     """The config of the run in `workdir`; None if there is none, or if its config.json is damaged."""
     try:
-        return read_json(epath.Path(workdir).expanduser() / "config.json")
+        return read_json(inside(epath.Path(workdir).expanduser(), "config.json"))
     except UserError as error:
         if disk_errors(error):
             raise
@@ -123,21 +140,17 @@ def saved_config(workdir) -> Config | None:
 
 
 def write_config(path: epath.Path, config: Config, tokenizer) -> None:
-    """Writes config.json and tokenizer/ (which is removed if `tokenizer` is None)."""
-    folder = path / "tokenizer"
-    if tokenizer is None and exists(folder):
-        folder.rmtree()
+    """Writes config.json and tokenizer/, from which it then removes the files of another tokenizer: that before a fork."""
     if tokenizer is not None:
-        tokenizer.save(str(folder))
-        for file in folder.iterdir():
-            if file.name not in tokenizer.files:  # left by another tokenizer, before a fork
-                file.unlink()
+        tokenizer.save(str(inside(path, "tokenizer")))
+    now = tokenizer.files if tokenizer else {}
+    remove_files(path, "tokenizer", wrote=lambda name: is_tokenizer_file(name) and name not in now)
     write_json(path / "config.json", json.loads(to_json(config)))
 
 
 def starts(path: epath.Path) -> list[dict]:
     """All starts of the run, from run.json. Raises UserError if it is damaged."""
-    file = path / "run.json"
+    file = inside(path, "run.json")
     if not exists(file):
         return []
     try:
@@ -151,7 +164,7 @@ def lineage(path: epath.Path) -> list[dict]:
     """The trained models that the run started from, the nearest first: path, kind, step and digest of the parameters of
     each. [] for a run that started from new parameters, or if run.json is damaged."""
     try:
-        found = read_object(path / "run.json").get("lineage", [])
+        found = read_object(inside(path, "run.json")).get("lineage", [])
         return [{name: record[name] for name in ("path", "kind", "step", "digest")} for record in found]
     except (UserError, TypeError, KeyError) as error:
         if disk_errors(error):
@@ -167,14 +180,15 @@ def write_lineage(path: epath.Path, records: list[dict]) -> None:
 def _set_damaged_aside(path: epath.Path) -> None:
     """Moves a config.json or run.json that cannot be read to damaged/. The run writes both again: its checkpoints do
     not depend on them. A config.json with unknown keys is whole: it belongs to another version."""
-    for name, read in (("config.json", lambda: read_object(path / "config.json")), ("run.json", lambda: starts(path))):
-        if exists(path / name):
+    for name, read in (("config.json", read_object), ("run.json", lambda _: starts(path))):
+        file = inside(path, name)
+        if exists(file):
             try:
-                read()
+                read(file)
             except UserError as error:
                 if disk_errors(error):
                     raise
-                move_damaged(path / name, str(error))
+                move_damaged(file, str(error))
 
 
 def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
@@ -190,5 +204,5 @@ def unproductive_time(all_starts: list[dict], until: float) -> dict[str, float]:
 def _last_write(path: epath.Path, before: list[dict]) -> float:
     """The time at which the previous process wrote its last row, or started. The times of the files do not show it: a copy
     of a run has those of the copying."""
-    metrics = path / "metrics.jsonl"
+    metrics = inside(path, "metrics.jsonl")
     return max(before[-1]["seconds"], last_written(metrics) if exists(metrics) else 0.0)

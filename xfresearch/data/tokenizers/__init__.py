@@ -5,13 +5,20 @@ Text is passed as bytes, and every id has its bytes, so nothing is lost between 
 
 from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
-from xfresearch.data.tokenizers.loading import has_tokenizer, load_tokenizer, tokenizer_for, vocab_size
+from xfresearch.data.tokenizers.loading import (
+    has_tokenizer,
+    is_tokenizer_file,
+    load_tokenizer,
+    tokenizer_for,
+    vocab_size,
+)
 
 __all__ = [
     "END_OF_TEXT",
     "ByteTokenizer",
     "Tokenizer",
     "has_tokenizer",
+    "is_tokenizer_file",
     "load_tokenizer",
     "tokenizer_for",
     "vocab_size",

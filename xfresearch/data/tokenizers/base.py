@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from xfresearch.data.cache import digest
-from xfresearch.files import write_bytes
+from xfresearch.files import inside, write_bytes
 
 # A safe cut: in front of a single space between two visible ASCII characters. No token may extend across it.
 _SAFE_CUT = re.compile(rb"(?<=[\x21-\x7e]) (?=[\x21-\x7e])")
@@ -98,7 +98,7 @@ class Tokenizer:
     def save(self, directory) -> None:
         """Writes the files that `load_tokenizer(directory)` reads."""
         for name, content in self.files.items():
-            write_bytes(f"{directory}/{name}", content)
+            write_bytes(inside(directory, name), content)
 
     def _find_safe_cut(self) -> re.Pattern | None:
         """Where `pieces` may cut a text. Probes the tokenizer, because some normalisers allow no cut at all."""

@@ -9,6 +9,7 @@ from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.data.tokenizers.sentence_piece import piece_bytes
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from xfresearch.errors import UserError
+from xfresearch.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]")
@@ -200,7 +201,7 @@ def gpt2_tokenizer(vocabulary: epath.Path, special: SpecialTokens) -> str:
 def _require_words_of_gpt2(hf, merges: epath.Path) -> None:
     """Raises UserError if a merge joins characters that GPT-2 puts into two words: another model's files (Qwen's)."""
     byte_of = {character: byte for byte, character in _byte_characters().items()}
-    for line in merges.read_text(encoding="utf-8").splitlines():
+    for line in read_bytes(merges).decode().splitlines():
         token = line.replace(" ", "")
         text = bytes(byte_of.get(character, 0) for character in token).decode("utf-8", "replace")
         if line.startswith("#version") or "\ufffd" in text or "\0" in text:  # not a merge, or a part of a character

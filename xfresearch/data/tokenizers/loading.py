@@ -12,7 +12,7 @@ from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_t
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
 from xfresearch.errors import UserError, nearest
-from xfresearch.files import exists, is_directory
+from xfresearch.files import exists, files_in, inside, is_directory, read_bytes, require_no_dangling_link
 from xfresearch.formats import refused, sniff
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
@@ -46,6 +46,7 @@ def load_tokenizer(path) -> Tokenizer:
     text (special_tokens.py). Raises UserError if there is no tokenizer or it cannot be read.
     """
     path = epath.Path(path).expanduser()
+    require_no_dangling_link(path)
     file = _tokenizer_file(path) if is_directory(path) else path
     if not exists(file) or is_directory(file):
         raise UserError(
@@ -72,8 +73,14 @@ def has_tokenizer(directory) -> bool:
     return bool(_tokenizer_files(epath.Path(directory)))
 
 
+def is_tokenizer_file(name: str) -> bool:
+    """Whether a tokenizer that is saved may have a file of this name."""
+    return name in _FILES or name in special_tokens.FILES or name.endswith(".model")
+
+
 def _tokenizer_files(directory: epath.Path) -> list[epath.Path]:
-    return [directory / name for name in _FILES if exists(directory / name)] or sorted(directory.glob("*.model"))
+    named = [inside(directory, name) for name in _FILES if exists(directory / name)]
+    return named or files_in(directory, pattern="*.model")
 
 
 def _tokenizer_file(directory: epath.Path) -> epath.Path:
@@ -87,10 +94,10 @@ def _tokenizer_file(directory: epath.Path) -> epath.Path:
 
 def _load(file: epath.Path, kind: str, special: special_tokens.SpecialTokens) -> Tokenizer:
     if kind == "sentencepiece" or file.suffix == ".model":
-        return SentencePieceTokenizer(file.read_bytes(), special)
+        return SentencePieceTokenizer(read_bytes(file), special)
     if file.suffix == ".bin":
-        return Llama2cTokenizer(file.read_bytes())
-    content = file.read_text(encoding="utf-8")
+        return Llama2cTokenizer(read_bytes(file))
+    content = read_bytes(file).decode()
     values = json.loads(content)
     if values == {"kind": "bytes"}:
         return ByteTokenizer()

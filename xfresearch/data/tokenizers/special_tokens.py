@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from etils import epath
 
-from xfresearch.files import exists, read_object
+from xfresearch.files import exists, inside, read_bytes, read_object
 
 _NAME_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the second overrides the first
 _ID_FILES = ("generation_config.json", "config.json")  # the first that defines eos_token_id counts
+FILES = (*_NAME_FILES, _ID_FILES[0])  # that are saved
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ NO_SPECIAL_TOKENS = SpecialTokens()
 
 def read(directory: epath.Path) -> SpecialTokens:
     """Reads the settings files in `directory`. Raises UserError if one is not a JSON object."""
-    files = {name: (directory / name).read_bytes() for name in _NAME_FILES if exists(directory / name)}
+    files = {name: read_bytes(inside(directory, name)) for name in _NAME_FILES if exists(directory / name)}
     values = {}
     for name in files:
-        values |= {key: value for key, value in read_object(directory / name).items() if value is not None}
-    stops = next(filter(None, (_stops(directory / name) for name in _ID_FILES)), ())
+        values |= {key: value for key, value in read_object(inside(directory, name)).items() if value is not None}
+    stops = next(filter(None, (_stops(inside(directory, name)) for name in _ID_FILES)), ())
     if stops:  # saves this key only: the other settings do not belong to the tokenizer
         files["generation_config.json"] = json.dumps({"eos_token_id": stops}).encode() + b"\n"
     adds_begin = values.get("add_bos_token") is True

@@ -1,0 +1,256 @@
+"""Directories that others have written: no link that leaves them is followed, and nobody else's file is changed."""
+
+import ast
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xfresearch as xf
+from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
+from xfresearch import arrays, compression, files, train
+from xfresearch.data.files import read_documents
+from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
+from xfresearch.errors import UserError
+from xfresearch.training.metrics import MetricsLog
+from xfresearch.training.workdir import locked, write_config
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A run's directory."""
+    return make_run(tmp_path_factory.mktemp("made") / "run", steps=(10,))
+
+
+@pytest.fixture
+def run(made, tmp_path) -> Path:
+    return shutil.copytree(made, tmp_path / "run")
+
+
+@pytest.fixture
+def victim(tmp_path) -> Path:
+    """A directory of somebody else, with what a run's directory has, and its content."""
+    (tmp_path / "victim" / "7").mkdir(parents=True)
+    for name in ("file", "7/file", "tokenizer.json", "bytes.json"):
+        (tmp_path / "victim" / name).write_text('{"kind": "bytes"}')
+    return tmp_path / "victim"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(call, path) -> None:
+    with pytest.raises(UserError, match=rf"^{path}(/\S+)?: a link that leaves the folder is not followed[^\n]*$"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "metrics.jsonl", "run.json", "config.json", "tokenizer", "checkpoints", "tensorboard", "damaged"]
+)
+def test_training_changes_nothing_behind_a_link_of_the_run(tmp_path, victim, name):
+    before = content(victim)
+    (tmp_path / "text.txt").write_text("a few words\n" * 400)
+    (tmp_path / "run").mkdir()
+    whole = name in ("tokenizer", "checkpoints", "tensorboard", "damaged")
+    (tmp_path / "run" / name).symlink_to(victim if whole else victim / "file")
+    if name == "damaged":
+        (tmp_path / "run" / "run.json").write_text("[")
+    flags = [f"--config.data.cache_dir={tmp_path}/cache", f"--config.data.corpus=('text_files:{tmp_path}/text.txt',)"]
+    flags += ["--config.steps=1", "--config.optimizer.warmup=0", "--config.evaluation.sequences=1"]
+    flags += ["--config.data.tokenizer=bytes"]
+    refused(lambda: train.main([f"--config={ROOT}/configs/gpt2.py:tiny", f"--workdir={tmp_path}/run", *flags]), tmp_path)
+    assert content(victim) == before
+
+
+def test_checkpoints_behind_a_link_are_not_read(run, victim):
+    for name, target in (("checkpoints/11", victim / "7"), ("checkpoints/10/params/_METADATA", victim / "file")):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(target)
+        refused(lambda: xf.load(run), run)
+        (run / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["huggingface.json", "huggingface/chat_template.jinja", "edits/0/report.html"])
+def test_no_file_behind_a_link_is_copied(run, victim, tmp_path, name):
+    lm = tiny_model()
+    if name.startswith("edits"):
+        (run / "edits" / "0").mkdir(parents=True)
+        (run / "edits" / "0" / "record.json").write_text("{}")
+        arrays.write_arrays(run / "edits" / "0" / "before.npz", {"a": np.zeros(2)})
+    else:
+        lm.export_hf(tmp_path / "exported")
+        xf.load(tmp_path / "exported").save(tmp_path / "imported")
+        run = tmp_path / "imported"
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim / "file")
+    refused(lambda: xf.load(run).save(tmp_path / "copy"), run)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_directory_among_the_files_of_a_tokenizer_is_left(tmp_path):
+    """Jupyter makes .ipynb_checkpoints where it lists files."""
+    run = files.inside(tmp_path)
+    write_config(run, tiny_config(), ByteTokenizer())
+    (tmp_path / "tokenizer" / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "tokenizer" / "notes.txt").write_text("mine")
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("of another tokenizer")
+    write_config(run, tiny_config(), ByteTokenizer())
+    left = sorted(path.name for path in (tmp_path / "tokenizer").iterdir())
+    assert left == [".ipynb_checkpoints", "bytes.json", "notes.txt"]
+    write_config(run, tiny_config(), None)
+    assert sorted(path.name for path in (tmp_path / "tokenizer").iterdir()) == [".ipynb_checkpoints", "notes.txt"]
+
+
+def test_the_directory_itself_may_be_a_link_and_one_that_leads_nowhere_says_so(run, tmp_path):
+    (tmp_path / "link").symlink_to(run)
+    with locked(tmp_path / "link"):
+        MetricsLog(tmp_path / "link", -1, tensorboard=False).close()
+    assert xf.load(tmp_path / "link").step == 10
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    for call in (lambda: locked(tmp_path / "gone").__enter__(), lambda: xf.load(tmp_path / "gone")):
+        with pytest.raises(UserError, match=rf"gone is a link to {tmp_path}/nothing, which does not exist$"):
+            call()
+    with pytest.raises(UserError, match="gone is a link to"):
+        xf.load(run).save(tmp_path / "gone")
+
+
+def test_a_link_that_stays_inside_and_those_of_the_hubs_cache_are_followed(tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    (tmp_path / "models--a--b" / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--a--b" / "blobs" / "1").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/1")
+    (snapshot / "same.json").symlink_to("config.json")
+    assert files.read_object(files.inside(snapshot, "config.json")) == files.read_object(files.inside(snapshot, "same.json"))
+    (snapshot / "other.json").symlink_to("../../refs")
+    refused(lambda: files.inside(snapshot, "other.json"), snapshot)
+    refused(lambda: files.inside(snapshot, "..", "c0ffee2"), snapshot)
+    assert str(files.inside("gs://bucket/run", "a", "b")) == "gs://bucket/run/a/b"
+
+
+def test_only_regular_files_up_to_a_limit_are_read(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UserError, match="config.json: it must be a regular file$"):
+        files.read_object(tmp_path / "config.json")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(files.MOST + 1)
+    with pytest.raises(UserError, match=f"the file has {files.MOST + 1:,} bytes: it must have at most {files.MOST:,}$"):
+        files.read_object(tmp_path / "large.json")
+    (tmp_path / "tokenizer.model").mkdir()
+    with pytest.raises(UserError, match="it must be 'bytes', 'bpe', or the path of an existing tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_small_compressed_file_cannot_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "FREE", 1 << 20)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"word " * (1 << 20)))
+    with pytest.raises(UserError, match=r"a.txt.gz: it decompresses to more than 200 times its size \([\d,]+ bytes\)"):
+        list(read_documents(tmp_path / "a.txt.gz", "text"))
+
+
+def test_arrays_that_are_compressed_or_larger_than_their_file_are_refused(tmp_path):
+    file = tmp_path / "a.npz"
+    arrays.write_arrays(file, {"a": np.arange(3.0)})
+    assert arrays.read_arrays(file)["a"].tolist() == [0, 1, 2]
+    np.savez_compressed(file, a=np.zeros(1 << 20))
+    with pytest.raises(UserError, match="its arrays are larger than the file, so it is compressed"):
+        arrays.read_arrays(file)
+    arrays.write_arrays(file, {"a": np.zeros(3)})
+    file.write_bytes(file.read_bytes().replace(b"(3,)", b"(9,)"))
+    with pytest.raises(UserError, match="a.npz cannot be read: "):
+        arrays.read_arrays(file)
+
+
+# Calls that reach files, and the places that may have them, because no directory of a run, a study or a model is read there
+# but through a path that files.inside made, or because the user named the file.
+CALLS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink", "rmtree", "rmdir", "iterdir", "glob", "rglob"}
+CALLS |= {"mkdir", "touch", "rename", "symlink_to", "hardlink_to", "walk", "open", "listdir", "scandir", "truncate"}
+CALLS |= {"remove", "removedirs", "makedirs", "copyfile", "copytree", "move", "memmap", "fromfile", "load", "safe_open"}
+MODULES = ("os", "shutil", "np", "numpy", "tempfile", "io", "mmap")
+ALLOWED = {
+    "files.py": "the gate",
+    "benchmarks/": "directories that it makes itself",
+    "planning/": "files of the repository",
+    "config/files.py": "configs that the user named",
+    "hardware.py": "/proc and /sys",
+    "__main__.py": "the package's own files",
+    "harness/tasks.py": "the package's own tasks, and task data that the user named",
+    "data/texts.py": "Python's standard library",
+    "data/files.py": "a corpus that the user named",
+    "data/facts.py": "facts that the user named",
+    "data/download.py": "a download whose checksum is known",
+    "data/packed.py": "an entry of the cache that it builds, or paths of files.inside",
+    "compression.py": "a corpus that the user named, or paths of files.inside",
+    "generate.py": "a prompt that the user named",
+    "errors.py": "whether a directory is empty",
+    "crash_log.py": "a program without imports, which follows no link",
+    "checkpoints/writing.py": "a checkpoint that it has just written",
+    "interop/tensor_files.py": "paths of files.inside; a directory that it makes itself",
+    "interop/llama2c.py": "a file that the user named",
+    "interop/speed.py": "a directory that it makes itself",
+    "training/monitoring.py": "a trace that it has just written",
+    "training/session.py": "/dev/null",
+}
+
+
+def raw_calls(text: str) -> list[str]:
+    """The calls in a module's text that reach files and are not functions of the gate."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name) and function.id in ("open", "safe_open"):
+            found.append(f"{node.lineno}: {function.id}")
+        if isinstance(function, ast.Attribute) and function.attr in CALLS:
+            of = function.value.id if isinstance(function.value, ast.Name) else ""
+            is_method = function.attr not in ("load", "remove", "walk", "move") and of not in ("files", "evaluation")
+            if of in MODULES or is_method:
+                found.append(f"{node.lineno}: {of}.{function.attr}")
+    return found
+
+
+def test_nothing_but_the_gate_reaches_files():
+    package = ROOT / "xfresearch"
+    found = {str(path.relative_to(package)): raw_calls(path.read_text()) for path in sorted(package.rglob("*.py"))}
+    used = {place for place in ALLOWED for name, calls in found.items() if name.startswith(place) and calls}
+    assert not {name: calls for name, calls in found.items() if calls and not name.startswith(tuple(ALLOWED))}
+    assert used == set(ALLOWED)  # a place that needs no exception has none
+
+
+@pytest.mark.parametrize("call", ["open('a')", "path.read_text()", "(a / 'b').unlink()", "shutil.move(a, b)", "np.load(a)"])
+def test_calls_that_reach_files_are_seen(call):
+    assert raw_calls(call) and not raw_calls("files.read_bytes(files.inside(a, 'b')); names.remove('x')")
+
+
+def test_what_is_read_was_checked_for_links():
+    """A path below a directory is made by `inside`: the readers of the gate are not given one that is made with `/`."""
+    readers = {"read_bytes", "read_object", "read_json", "open_to_read", "open_lock", "load_tokenizer"}
+    wrong = []
+    for path in sorted((ROOT / "xfresearch").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        joined = {
+            target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in readers and node.args:
+                first = node.args[0]
+                by_div = isinstance(first, ast.BinOp | ast.JoinedStr)
+                if by_div or isinstance(first, ast.Name) and first.id in joined:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong
+
+
+def test_json_of_ours_is_an_object(run):
+    (run / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(UserError, match="config.json: holds a JSON list: it must be an object"):
+        xf.load(run)
