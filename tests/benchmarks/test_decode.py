@@ -21,8 +21,8 @@ def rows(path, *flags) -> list[dict]:
     return json.loads(path.read_text())["rows"]
 
 
-def test_a_checkout_decodes_the_same_tokens(tmp_path, capsys):
-    ours, theirs = rows(tmp_path / "figures.json", "--against", str(ROOT))
+def test_a_checkout_samples_the_same_tokens(tmp_path, capsys):
+    ours, theirs = rows(tmp_path / "figures.json", "--against", str(ROOT), "--sample")
     assert theirs["model"] == str(ROOT) and theirs["ratio"] > 0 and len(theirs["seconds"]) == 2
     assert ours["tokens/s"] > 0 and ours["floors"] > 0 and ours["ratio"] == 1
     assert "floors" in capsys.readouterr().out
@@ -42,6 +42,7 @@ def test_texts_that_differ_are_an_error():
         ("decode runs/a --config.model.depth=2", "depth=2 is not allowed without --config"),
         ("decode --config configs/gpt2.py:tiny --config.model.dtype=bfloat16 --against transformers", "float32"),
         ("decode --config configs/gpt2.py:tiny --config.model.dtype=float32 --against nowhere", "path of a checkout"),
+        ("decode --config configs/gpt2.py:tiny --config.model.dtype=float32 --against transformers --sample", "with --sample"),
     ],
 )
 def test_errors_name_the_flag(words, message):

@@ -1,4 +1,4 @@
-"""Tokens per second of greedy decoding, side by side, after prompts of random tokens.
+"""Tokens per second of decoding, side by side, after prompts of random tokens: greedy, or with --sample as `generate` does.
 
     python -m xfresearch.bench decode runs/a runs/b
     python -m xfresearch.bench decode --config configs/gpt2.py --config.model.dtype=float32 --against transformers
@@ -10,19 +10,21 @@ parameters that a token uses once, at the rate of a large product with a vector,
 row, the median over rounds; parameters; and bytes of cache per token.
 
 --against decodes the first model in other processes, from a Hugging Face folder that is exported for them: transformers is
-PyTorch without compilation and with the default cache, and a path is a checkout, whose code decodes. All tokens must be
-equal, so the model must compute in float32: other dtypes are rounded otherwise.
+PyTorch without compilation and with the default cache, greedy only, and a path is a checkout, whose code decodes. All tokens
+must be equal, so the model must compute in float32: other dtypes are rounded otherwise.
 """
 
 import json
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
 from xfresearch.errors import UserError, require
+from xfresearch.models.sampling import DEFAULT, Sampling
 
 COLUMNS = ("tokens/s", "ms per step", "quartiles", "floors", "speed", "parameters", "cache bytes per token", "model")
 TRANSFORMERS = "transformers"
@@ -35,6 +37,8 @@ def add_flags(parser) -> None:
     parser.add_argument("--config", action="append", default=[], metavar="FILE[:arg]", help=more)
     against = "also decode the first model with transformers, or with the code of a checkout (its path)"
     parser.add_argument("--against", default="", metavar="NAME,...", help=against)
+    sample = "sample with the defaults of `generate` (temperature, top-p) instead of taking the likeliest token"
+    parser.add_argument("--sample", action="store_true", help=sample)
     python = "the Python that has PyTorch and transformers (default: this one)"
     parser.add_argument("--torch-python", default="", metavar="PYTHON", help=python)
     add_sizes(parser, {"batch": 1, "prompt": 16, "tokens": 64, "rounds": 15})
@@ -51,7 +55,7 @@ def run(a) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             started |= {name: start(a, name, first, prompts_BP, Path(folder)) for name in a.against.split(",") if name}
-            calls = {name: Ours(lm, prompts_BP % lm.config.vocab_size, a.tokens) for name, lm in models.items()} | started
+            calls = {name: Ours(lm, prompts_BP % lm.config.vocab_size, a) for name, lm in models.items()} | started
             seconds = {name: [] for name in calls}
             for _ in range(a.rounds):
                 for name, call in calls.items():
@@ -94,29 +98,35 @@ def with_random_weights(name: str, overrides: list[str]):
 class Ours:
     """Calls of it decode, and return the seconds. Its first call, which compiles, is made here."""
 
-    def __init__(self, lm, prompts_BP, count: int):
-        self.lm, self.prompts, self.count = lm, prompts_BP.tolist(), count
+    def __init__(self, lm, prompts_BP, a):
+        self.lm, self.prompts, self.count, self.sampling = lm, prompts_BP.tolist(), a.tokens, sampling_of(a)
         self()
 
     def __call__(self) -> float:
         import numpy as np
 
         from xfresearch.models.decoding import generate
-        from xfresearch.models.sampling import Sampling
 
         began = time.perf_counter()
-        chunks = list(generate(self.lm.config, self.lm.params, self.prompts, self.count, Sampling(temperature=0.0)))
+        chunks = list(generate(self.lm.config, self.lm.params, self.prompts, self.count, self.sampling))
         seconds = time.perf_counter() - began
         self.tokens_BL = np.concatenate([np.array(chunk) for chunk in chunks], 1)
         return seconds
+
+
+def sampling_of(a) -> Sampling:
+    return DEFAULT if a.sample else Sampling(temperature=0.0)
 
 
 def start(a, name: str, lm, prompts_BP, folder: Path) -> peers.Peer:
     """The process that decodes with `transformers` or with another checkout, once it has decoded for the first time."""
     require(lm.config.dtype == "float32", "model.dtype", lm.config.dtype, "float32 with --against: tokens must be equal")
     request = folder / "request.json"
-    request.write_text(json.dumps({"prompts": prompts_BP.tolist(), "tokens": a.tokens}))
+    asked = {"prompts": prompts_BP.tolist(), "tokens": a.tokens, "sampling": asdict(sampling_of(a))}
+    request.write_text(json.dumps(asked))
     exported = folder / "model"
+    if name == TRANSFORMERS and a.sample:
+        raise UserError(f"--against={name} is not allowed with --sample: it draws other tokens")
     if name == TRANSFORMERS:
         script, environment = "transformers_peer.py", {}
         python = peers.torch_python(a.torch_python, name, MODULES)

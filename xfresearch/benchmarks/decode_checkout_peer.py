@@ -25,7 +25,7 @@ def main(folder: str, request: str) -> None:
     lm = loading.load(folder, dtype="float32")
 
     def decode() -> list[list[int]]:
-        chunks = generate(lm.config, lm.params, asked["prompts"], asked["tokens"], Sampling(temperature=0.0))
+        chunks = generate(lm.config, lm.params, asked["prompts"], asked["tokens"], Sampling(**asked["sampling"]))
         return [sum(parts, []) for parts in zip(*chunks, strict=True)]
 
     print(json.dumps({"tokens": decode()}), flush=True)

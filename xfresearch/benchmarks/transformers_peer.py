@@ -1,7 +1,8 @@
 """python transformers_peer.py FOLDER REQUEST
 
 Decodes with the model of a Hugging Face folder in `transformers` (peers.py has the protocol). REQUEST is a JSON file: the
-token ids of the prompts, all equally long, and the number of tokens to generate. It imports nothing of xfresearch.
+token ids of the prompts, all equally long, the number of tokens to generate, and how they are sampled, which is not read
+here: it is greedy. It imports nothing of xfresearch.
 """
 
 import json

@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding
 
 from xfresearch.errors import require
 from xfresearch.kernels.defaults import fast_layers
+from xfresearch.kernels.top_p import kept_by_top_p
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
@@ -211,11 +212,7 @@ def truncate(logits_BV, sampling: Sampling):
         last_B1 = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]
         logits_BV = jnp.where(logits_BV < last_B1, -jnp.inf, logits_BV)
     if sampling.top_p < 1:
-        sorted_BV = jnp.sort(logits_BV, -1, descending=True)
-        p_BV = jax.nn.softmax(sorted_BV, -1)
-        kept_BV = (jnp.cumsum(p_BV, -1) - p_BV < sampling.top_p).at[:, 0].set(True)  # a tiny top_p may round to 0
-        last_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
-        logits_BV = jnp.where(logits_BV < last_B1, -jnp.inf, logits_BV)
+        logits_BV = jnp.where(kept_by_top_p(logits_BV, sampling.top_p), logits_BV, -jnp.inf)
     return logits_BV
 
 
