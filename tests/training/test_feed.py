@@ -21,7 +21,7 @@ def make_feed(count: int, read_takes: float = 0.0, place_takes: float = 0.0, bat
         time.sleep(place_takes)
         return batch, threading.get_ident()
 
-    return Feed(batches(lambda step: time.sleep(read_takes) or 10 * step, range(count), 2), place)
+    return Feed(batches(lambda step: time.sleep(read_takes) or 10 * step, range(count), 2), place, ahead=2)
 
 
 @pytest.mark.parametrize("batches", [Prefetch, Read])
@@ -39,7 +39,21 @@ def test_placing_counts_as_input_only_where_no_update_runs():
     for number, _ in enumerate(feed):
         if number < 3:
             feed.place_ahead()
-    assert 3 * 0.05 <= feed.wait_seconds < 5 * 0.05  # the first one, and the last two
+    assert 2 * 0.05 <= feed.wait_seconds < 4 * 0.05  # the first and the last; the others were placed two at a time
+
+
+def test_several_batches_are_placed_in_a_row_once_none_is_left():
+    placed = []
+    with Prefetch(lambda step: step, range(7), 7) as batches:
+        feed, counts = Feed(batches, lambda batch: placed.append(batch) or batch, ahead=3), []
+        for _ in range(7):
+            next(feed)
+            while batches._waiting and not batches.ready():
+                time.sleep(0.001)
+            feed.place_ahead()
+            counts.append(len(placed))
+    assert counts == [4, 4, 4, 7, 7, 7, 7]
+    assert placed == list(range(7))
 
 
 def test_waiting_for_the_other_thread_counts_as_input():
@@ -51,7 +65,7 @@ def test_waiting_for_the_other_thread_counts_as_input():
 
 def test_an_error_of_reading_is_raised_at_its_step_and_not_ahead():
     with Prefetch(lambda step: 1 / (1 - step), range(3), 2) as batches:
-        feed = Feed(batches, lambda batch: batch)
+        feed = Feed(batches, lambda batch: batch, ahead=2)
         assert next(feed) == (0, 1.0)
         batches._waiting[0][1].exception()  # it has failed
         feed.place_ahead()

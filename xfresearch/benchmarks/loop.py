@@ -4,8 +4,8 @@
 
 Evaluation, checkpoints and logging are off. The text is Python's own source as bytes, whatever the config says, so that
 nothing is downloaded. A round is a run in a new directory and as many bare updates of one batch, which are dispatched in a
-row. Columns: medians of the time of an update, and the speed of the loop relative to that of bare updates: the median over
-rounds, the lowest and the highest.
+row; each of the two is first in every other round. Columns: medians of the time of an update, and the speed of the loop
+relative to that of bare updates: the median over rounds, the lowest and the highest.
 """
 
 import time
@@ -35,7 +35,8 @@ def run(a) -> None:
     rounds = []
     with stage("timing", a.rounds + 1, "rounds") as progress:
         for number in range(a.rounds + 1):
-            timed = (_seconds_bare(config, tokenizer), _seconds_in_loop(config, tokenizer))
+            first, second = (_seconds_bare, _seconds_in_loop)[:: -1 if number % 2 else 1]
+            timed = (first(config, tokenizer), second(config, tokenizer))[:: -1 if number % 2 else 1]
             rounds += [timed] if number else []  # the first round compiles
             progress.update(1)
     bare_R, loop_R = np.array(rounds).T

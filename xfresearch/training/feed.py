@@ -1,6 +1,11 @@
-"""The batches of a run on its devices. The thread of the loop places the next batch while the update before it runs."""
+"""The batches of a run on its devices. The thread of the loop places the next batches while an update runs.
+
+It places several in a row, as many as are read. Where updates run on the CPU, the first call after an update finds all
+caches full of the update's arrays and takes five times as long as the next one, and so does reading.
+"""
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from xfresearch.data.pipeline import Prefetch
@@ -8,35 +13,36 @@ from xfresearch.data.pipeline import Prefetch
 
 class Feed:
     """Iterator over (step, batch on the devices), from batches that another thread reads. Call `place_ahead` when the update
-    of a batch was dispatched.
+    of a batch was dispatched. At most `ahead` batches wait on the devices.
 
     `wait_seconds` is the time in which no update could be dispatched: waiting for the other thread, and placing the batches
     that were not placed ahead, such as the first one.
     """
 
-    def __init__(self, batches: Prefetch, place: Callable[[dict], dict]):
+    def __init__(self, batches: Prefetch, place: Callable[[dict], dict], ahead: int):
         self.wait_seconds = 0.0
         self._batches = batches
         self._place = place
-        self._ahead = None  # the next (step, batch), if it is placed
+        self._limit = ahead
+        self._ahead = deque()  # the next (step, batch) that are placed
 
     def __iter__(self) -> "Feed":
         return self
 
     def __next__(self) -> tuple[int, dict]:
-        if self._ahead is None:
-            began = time.perf_counter()
-            found = self._placed()
-            self.wait_seconds += time.perf_counter() - began
-        else:
-            found, self._ahead = self._ahead, None
+        if self._ahead:
+            return self._ahead.popleft()
+        began = time.perf_counter()
+        found = self._placed()
+        self.wait_seconds += time.perf_counter() - began
         return found
 
     def place_ahead(self) -> None:
-        """Places the next batch if it has been read. It does not wait for one, nor raise the error of reading it: the loop
-        first reports and saves the update before."""
-        if self._ahead is None and self._batches.ready():
-            self._ahead = self._placed()
+        """If no batch is placed, places those that have been read. It does not wait for one, nor raise the error of reading
+        it: the loop first reports and saves the update before."""
+        if not self._ahead:
+            while len(self._ahead) < self._limit and self._batches.ready():
+                self._ahead.append(self._placed())
 
     def _placed(self) -> tuple[int, dict]:
         step, batch = next(self._batches)

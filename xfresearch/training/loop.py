@@ -3,7 +3,7 @@
     state = newest intact checkpoint, or a fresh state
     for step, batch in batches from state.step on:
         state, metrics = train_step(state, batch)          # returns at once; the device computes asynchronously
-        place the next batch                               # another thread has read it
+        place the next batches                             # another thread has read them
         report the metrics of the step before              # so that the device never waits for the host
         evaluate and save if they are due                  # after a notice to stop: save, and leave evaluation to a resume
 
@@ -201,10 +201,9 @@ class Run:
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
         """Logs the metrics of an update. Raises Diverged if it is not finite, unless the config says skip."""
-        metrics = jax.device_get(metrics)
-        finite = bool(metrics.pop("finite"))
-        tokens = int(metrics.pop("tokens"))
-        values = {name: float(v) for name, v in metrics.items() if not isinstance(v, dict)}
+        layers = {name: values for name, values in metrics.items() if isinstance(values, dict)}
+        values = {name: float(value) for name, value in metrics.items() if name not in layers}  # waits for the update
+        finite, tokens = bool(values.pop("finite")), int(values.pop("tokens"))
         self.clock.count(tokens)
         if self.bytes_per_token:
             values["bits_per_byte"] = bits_per_byte(values["loss"], self.bytes_per_token)
@@ -223,8 +222,7 @@ class Run:
             values["host_seconds"] = self.host_times.spread(host_times)
         self.progress.update(step, values["loss"], tokens)
         if step % self.config.log.every == 0 or step == self.config.steps:
-            layers = {name: v for name, v in metrics.items() if isinstance(v, dict)}
-            by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in layers.items()}
+            by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in jax.device_get(layers).items()}
             self.log.write(step, "train", values | by_layer)
 
     def held_out_sums(self, limit: int, stopping=None) -> dict:
@@ -321,7 +319,7 @@ def train(
         distributed.handle_preemption(False)
         return run.result(run.start, "")
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
-    batches = Feed(run.batches.iterate(run.start, config.steps, run.rows), run.place)
+    batches = Feed(run.batches.iterate(run.start, config.steps, run.rows), run.place, config.data.prefetch)
     pending = None
     done = run.start
     run.clock.begin()
