@@ -13,8 +13,8 @@ LANES = 128  # sums are of this many columns side by side: XLA on CPU adds a sin
 
 
 def kept_by_top_p(logits_BV, top_p: float):
-    """Whether each token is one of the smallest set of the likeliest tokens whose probabilities sum to top_p [B, V], with all
-    that are as likely as the last one of them. The likeliest is always kept, even where top_p rounds to 0."""
+    """Whether each token is one of the smallest set of the likeliest tokens whose probabilities sum to top_p [B, V], with
+    all that are as likely as the last one of them. The likeliest is always kept, even where top_p rounds to 0."""
     order_BV = _ordered(logits_BV)
     p_BV = jax.nn.softmax(logits_BV, -1)
     integer = jnp.iinfo(order_BV.dtype)
