@@ -42,7 +42,7 @@ def test_texts_that_differ_are_an_error():
         ("decode runs/a --config.model.depth=2", "depth=2 is not allowed without --config"),
         ("decode --config configs/gpt2.py:tiny --config.model.dtype=bfloat16 --against transformers", "float32"),
         ("decode --config configs/gpt2.py:tiny --config.model.dtype=float32 --against nowhere", "path of a checkout"),
-        ("decode --config configs/gpt2.py:tiny --config.model.dtype=float32 --against transformers --sample", "with --sample"),
+        ("decode --config configs/gpt2.py:tiny --config.model.dtype=float32 --against transformers --sample", "--sample"),
     ],
 )
 def test_errors_name_the_flag(words, message):
