@@ -75,7 +75,7 @@ def test_the_run_resumes_bit_for_bit(run, cache, tmp_path):
     assert trained(broken, cache)["evaluation"] == whole["evaluation"]
 
     def state(directory):
-        return json.loads((store.directory(directory) / str(last) / "meta" / "metadata").read_text())["fingerprints"]
+        return json.loads((store.directory(directory) / str(last) / "meta" / "metadata").read_text())["digests"]
 
     def curve(directory):
         rows = read_metrics(directory / "metrics.jsonl")

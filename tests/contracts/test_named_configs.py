@@ -35,9 +35,9 @@ def cache(tmp_path_factory):
 
 
 def state_of(workdir) -> dict:
-    """The checksum of every array of the last checkpoint."""
+    """The digest of every array of the last checkpoint."""
     meta = json.loads((store.directory(workdir) / str(STEPS) / "meta" / "metadata").read_text())
-    return meta["fingerprints"]
+    return meta["digests"]
 
 
 @pytest.mark.long

@@ -64,12 +64,12 @@ def train_in(directory: Path, *more: str) -> tuple[int, str]:
 
 
 def results(directory: Path) -> dict:
-    """What must equal the uninterrupted run: the curve and the last checkpoint's checksums."""
+    """What must equal the uninterrupted run: the curve and the last checkpoint's digests."""
     run = directory / "run"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve = [{name: value for name, value in row.items() if "second" not in name} for row in rows]
     meta = json.loads((store.directory(run) / str(STEPS) / "meta" / "metadata").read_text())
-    return {"curve": curve, "checksums": meta["fingerprints"], "newest": store.steps(run)[-1]}
+    return {"curve": curve, "digests": meta["digests"], "newest": store.steps(run)[-1]}
 
 
 def interrupted(directory: Path) -> dict:

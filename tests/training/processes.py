@@ -44,9 +44,9 @@ def curve(workdir) -> list[dict]:
     return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
-def checksums(workdir, step: int) -> dict:
-    """Checksums of every array of a checkpoint. Equal bits have equal checksums."""
-    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["fingerprints"]
+def digests(workdir, step: int) -> dict:
+    """Digests of every array of a checkpoint. Equal bits have equal digests."""
+    return json.loads((store.directory(workdir) / str(step) / "meta" / "metadata").read_text())["digests"]
 
 
 def copied_back_to(step: int, source, target):

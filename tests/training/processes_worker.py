@@ -24,9 +24,11 @@ def digest(batch: dict) -> str:
 
 
 def seen(config) -> dict:
-    """For each mesh, the rows that this process reads and digests of the global batches."""
+    """For each mesh, the rows that this process reads, and digests of the global batches: of all their bytes in this
+    process, and of the first one as a checkpoint has them."""
     from jax.experimental.multihost_utils import process_allgather
 
+    from xfresearch.checkpoints.digests import digests
     from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
     from xfresearch.sharding.mesh import make_mesh
     from xfresearch.sharding.partition import batch_sharding
@@ -39,9 +41,10 @@ def seen(config) -> dict:
         rows = local_rows(at, shape)
         own = [batches.batch(step, rows) for step in STEPS]
         own += evaluation_batches(heldout, config.batch_size, 2 * config.batch_size - 3, rows)
-        whole = [process_allgather(place(at, shape, rows, batch), tiled=True) for batch in own]
+        placed = [place(at, shape, rows, batch) for batch in own]
+        whole = [digest(process_allgather(batch, tiled=True)) for batch in placed]
         read = [len(batch["tokens"]) for batch in own]
-        found[json.dumps(sizes)] = {"rows": rows.tolist(), "read": read, "digests": [digest(b) for b in whole]}
+        found[json.dumps(sizes)] = {"rows": rows.tolist(), "read": read, "digests": whole, "first": digests(placed[0])}
     return found
 
 
@@ -134,7 +137,7 @@ def damaged(place: Path) -> dict[str, str]:
                 if path.is_file():
                     text = path.read_bytes()
                     path.write_bytes(
-                        re.sub(rb'(params/w": ?)', rb"\g<1>1", text) if what == "meta" else text[: len(text) // 2]
+                        re.sub(rb'(params/w": ?")', rb"\g<1>1", text) if what == "meta" else text[: len(text) // 2]
                     )
         try:
             store.restore_params(run, 3, params)

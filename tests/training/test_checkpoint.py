@@ -130,7 +130,7 @@ def test_damage_to_any_file_is_detected_or_harmless(saved, how):
             assert "checkpoint 7 is damaged" in str(error)
             found += 1
         path.write_bytes(whole)
-    assert found >= 3, "the files with the arrays and the checksums were damaged too"
+    assert found >= 3, "the files with the arrays and the digests were damaged too"
 
 
 def orbax_error(code: int) -> ValueError:
@@ -175,15 +175,6 @@ def test_a_missing_or_short_file_is_damage_at_once(saved, monkeypatch, error):
     monkeypatch.setattr(store, "_read_files", failing)
     with pytest.raises(store.Corrupt):
         store.restore(workdir, 7, abstract(state))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
-def test_a_checksum_changes_with_any_bit_and_with_order(dtype):
-    x = jnp.arange(24).reshape(2, 3, 4).astype(dtype)
-    original = store.checksums({"x": x})
-    assert store.checksums({"x": x[:, ::-1]}) != original
-    for place in [(0, 0, 0), (1, 2, 3)]:
-        assert store.checksums({"x": x.at[place].add(1)}) != original
 
 
 def test_a_damaged_checkpoint_can_be_moved_away(tmp_path):

@@ -18,15 +18,16 @@ from tests.training.processes import (
     HEARTBEAT,
     ROOT,
     Processes,
-    checksums,
     copied_back_to,
     curve,
+    digests,
     flags,
     free_port,
     handles,
 )
 from tests.training.processes_worker import MESHES, STEPS, digest
 from xfresearch.checkpoints import store
+from xfresearch.checkpoints.digests import digests as array_digests
 from xfresearch.config.files import parse
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.errors import TRANSIENT
@@ -92,6 +93,7 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     for process in found:
         for seen in process["seen"].values():
             assert seen["digests"] == expected
+            assert seen["first"] == array_digests(batches[0])
             assert set(seen["read"]) == {len(seen["rows"])}
     assert [process["spread"] for process in found] == [{"min": 1, "median": 3.5, "max": 5, "slowest_process": 1}] * 4
     assert found[0]["errors"] == ["UserError: too wide: " + "é" * 50, "Stopped: disk full", "KeyError: 'lost'", "done"]
@@ -130,7 +132,7 @@ def test_four_processes_train_as_one_and_only_the_first_prints(single, four):
 @pytest.mark.long
 def test_one_process_resumes_from_a_checkpoint_of_four(single, four, cache, tmp_path):
     workdir = copied_back_to(4, four[0], tmp_path / "run")
-    train(1, workdir, cache).succeed()  # verifies the checksums that four processes wrote
+    train(1, workdir, cache).succeed()  # verifies the digests that four processes wrote
     assert losses(workdir, 4) == pytest.approx(losses(single, 4), rel=TOLERANCE["float32"])
 
 
@@ -204,7 +206,7 @@ def test_two_processes_stopped_then_killed_end_bit_for_bit_like_the_uninterrupte
     assert 4 < stopped_by_a_signal(1, 2, workdir, cache, *TWO, **early) < LAST
     killed(1, 2, workdir, cache, *TWO, rows=2)
     ended = train(2, workdir, cache, *TWO, f"--json={tmp_path}/results.json").succeed()
-    assert checksums(workdir, LAST) == checksums(two, LAST)
+    assert digests(workdir, LAST) == digests(two, LAST)
     assert curve(workdir) == curve(two)
     assert_all_time_is_accounted_for(workdir, json.loads((tmp_path / "results.json").read_text()))
     assert "goodput" in ended[0][1] and "4 starts" in ended[0][1]

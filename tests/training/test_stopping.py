@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.training.processes import Processes, checksums, copied_back_to, curve, flags
+from tests.training.processes import Processes, copied_back_to, curve, digests, flags
 from tests.training.stopping_worker import OFFSET, TRACED
 from xfresearch.checkpoints import store
 from xfresearch.training import loop, stopping
@@ -112,7 +112,7 @@ def alone(runs: list, cache) -> list[SimpleNamespace]:
 
 def assert_same_run(workdir, other) -> None:
     assert store.steps(workdir)[-1] == store.steps(other)[-1]
-    assert checksums(workdir, store.steps(other)[-1]) == checksums(other, store.steps(other)[-1])
+    assert digests(workdir, store.steps(other)[-1]) == digests(other, store.steps(other)[-1])
     assert curve(workdir) == curve(other)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch import distributed, loading
-from xfresearch.checkpoints.store import checksums
+from xfresearch.checkpoints.digests import digests
 from xfresearch.data.cache import cache_root, digest
 from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
@@ -57,7 +57,7 @@ def max_length(lm: LanguageModel, requested: int) -> int:
 
 def answers_folder(path: str, lm: LanguageModel, length: int) -> Path:
     """The folder of a model's answers."""
-    model = [checksums({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
+    model = [digests({"params": lm.params}), asdict(lm.config), lm.tokenizer.digest, length]
     return answers_root(path, lm) / digest(model)
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch import distributed, loading
 from xfresearch.checkpoints import manifest, store
+from xfresearch.checkpoints.digests import digests
 from xfresearch.config import files
 from xfresearch.config.comparing import flat
 from xfresearch.config.fields import leaves
@@ -90,7 +91,7 @@ def load(config: Config, mesh: Mesh) -> tuple[dict, list[dict]]:
     check_options(stored.model, config)
     target = abstract_params(config.model, mesh)
     step, params = stored.read(_as_stored(stored.model, target, config))
-    record = {"path": path, "kind": stored.kind, "step": step, "digest": digest(store.checksums({"params": params}))}
+    record = {"path": path, "kind": stored.kind, "step": step, "digest": digest(digests({"params": params}))}
     manifest.require_same_everywhere({"parameters to start from": record["digest"]})
     params, added = _with_new_rows(params, target, config)
     if distributed.first():
