@@ -77,7 +77,7 @@ def dataclasses_of_options() -> set[type]:
     """Every class of options: of runs, blocks and each kind of sublayer, with their base and nested classes."""
     found = set()
     waiting = [run.Config, *block_config.BLOCKS.values()]
-    waiting += [kind.options for table, _, _ in kinds.HOLDS.values() for kind in table.values()]
+    waiting += [kind.options for table, _, _ in kinds.ROLES.values() for kind in table.values()]
     while waiting:
         cls = waiting.pop()
         if cls in found or not dataclasses.is_dataclass(cls):

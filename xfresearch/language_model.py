@@ -43,7 +43,7 @@ from xfresearch.models import decoding, transformer
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
 from xfresearch.models.sampling import DEFAULT, Sampling
-from xfresearch.models.stack import has_dual
+from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Request, captured, request
 from xfresearch.sharding.partition import param_shardings
@@ -146,8 +146,8 @@ class LanguageModel:
         """Logits [..., V] of a residual stream x [..., D], such as the tap 'blocks.3.feed_forward.residual', as if it
         were the last one: after the final norm and the output head. With `normed`, x is after the final norm already, as
         the tap 'final' is. Raises UserError for a model with a second stream, which the final norm reads too."""
-        if not normed and has_dual(self.config):
-            raise UserError("unembed: the final norm of layout='resi_dual' reads a second stream; use normed=True")
+        if not normed and (values := ends_with(self.config)):
+            raise UserError(f"unembed: the head reads a second stream beside x, {', '.join(values)}; use normed=True")
         lm = transformer.bind(self.config, self.params)
         x = jnp.asarray(x, self.config.dtype)
         if x.shape[-1:] != (self.config.width,):

@@ -36,7 +36,7 @@ def test_every_option_is_varied_or_covered_elsewhere():
 
 
 def test_every_norm_site_is_set_in_some_variant():
-    wanted = {f"{s.name}_{place}" for layout in LAYOUTS.values() for s in layout.sublayers for place in s.norms}
+    wanted = {f"{s.name}_{place}" for layout in LAYOUTS.values() for s in layout.branches for place in s.norms}
     blocks = [b for config in variants.VARIANTS.values() for b in config.blocks.values()]
     assert wanted == {site for b in blocks for site, norm in vars(b.norms).items() if norm.kind}
 

@@ -26,7 +26,7 @@ from xfresearch.config.files import parse
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import DenseConfig
-from xfresearch.models.kinds import HOLDS
+from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
@@ -40,7 +40,7 @@ BATCH, LENGTH = 2, 8
 # The sizes of the named configs at :tiny, so that all variants share most of their compiled operations.
 MAIN = BLOCKS["pre_norm"](attention=SoftmaxConfig(heads=4), feed_forward=DenseConfig(hidden=32))
 BASE = ModelConfig(width=32, depth=2, vocab_size=64, max_length=64, blocks={"main": MAIN})
-TABLES = {"attention": HOLDS["mixer"], "feed_forward": HOLDS["feed_forward"]}
+TABLES = {"attention": ROLES["mixer"], "feed_forward": ROLES["feed_forward"]}
 
 
 def kinds_of(sublayer: str) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ def _sites() -> dict:
     found = {}
     seen = set()
     for name, layout in LAYOUTS.items():
-        sites = [f"{s.name}_{place}" for s in layout.sublayers for place in s.norms]
+        sites = [f"{s.name}_{place}" for s in layout.branches for place in s.norms]
         if not set(sites) <= seen:
             seen |= set(sites)
             kinds = dict(zip(sites, itertools.cycle(("rms", "none", "layer")), strict=False))

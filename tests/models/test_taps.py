@@ -71,15 +71,15 @@ def test_every_variant_offers_what_each_sublayer_reads_and_writes(name):
     config, shapes = ALL[name], shapes_of(name)
     for layer in layers.layers(config):
         options = config.blocks[layer.block]
-        for sublayer in LAYOUTS[options.layout].sublayers:
-            at = f"blocks.{layer.number}.{sublayer.name}"
+        for branch in LAYOUTS[options.layout].branches:
+            at = f"blocks.{layer.number}.{branch.name}"
             expected = {"before", "in", "raw", "out", "residual"}
-            expected |= {"sum"} if "post" in sublayer.norms else set()
-            expected |= {"dual"} if LAYOUTS[options.layout].dual else set()
+            expected |= {"sum"} if "post" in branch.norms else set()
+            expected |= set(branch.connection.carried(config.width))
             assert {f"{at}.{value}" for value in expected} <= set(shapes)
             assert shapes[f"{at}.before"].shape == (2, 8, config.width)
-            kind = getattr(options, sublayer.name).kind
-            if sublayer.holds == "feed_forward":
+            kind = getattr(options, branch.name).kind
+            if branch.role == "feed_forward":
                 assert {f"{at}.{value}" for value in ("pre_activation", "hidden", "coefficients")} <= set(shapes)
             elif kind != "slots":
                 values = {"value", "heads"} | ({"query", "key", "weights"} if kind in COMPARES else set())

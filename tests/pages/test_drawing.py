@@ -45,7 +45,7 @@ def test_every_layout_is_drawn_as_its_formula(layout):
     norms, sums, skips, gains = EXPECTED[layout]
     assert (drawn(svg, "norm"), drawn(svg, "skip")) == (norms, skips)
     assert (svg.count(">+</text>"), svg.count(">×</text>")) == (sums, gains)
-    names = [sublayer.holds for sublayer in LAYOUTS[layout].sublayers]
+    names = [branch.role for branch in LAYOUTS[layout].branches]
     assert (drawn(svg, "mixer"), drawn(svg, "feed_forward")) == (names.count("mixer"), names.count("feed_forward"))
     assert drawn(svg, "sum") == (2 if layout == "resi_dual" else 0)
 

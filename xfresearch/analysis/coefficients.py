@@ -8,30 +8,24 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.model_inputs import tap_shapes
-from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sublayers import Sublayer
 
 SITES = ("coefficients", "chosen", "gates", "dropped")
 
 
 def places(model: ModelConfig) -> tuple[str, ...]:
     """The memories of a model by name: 'blocks.0.feed_forward', 'blocks.0.feed_forward.shared', 'blocks.0.attention'."""
-    found = []
-    for layer in layers.layers(model):
-        for name, options in model.blocks[layer.block].sublayers.items():
-            at = f"blocks.{layer.number}.{name}"
-            if name == "feed_forward":
-                shared = getattr(options, "moe", None) and options.moe.shared
-                found += [at, f"{at}.shared"] if shared else [at]
-            elif slots(model, at):
-                found.append(at)
-    return tuple(found)
+    return tuple(
+        f"{each.path}.{part}" if part else each.path
+        for each in model.sublayers(has="memory_parts")
+        for part in each.options.memory_parts
+    )
 
 
-def slots(model: ModelConfig, place: str) -> int:
-    """The number of slots of an attention layer: a sink alone is none."""
-    layer = int(place.split(".")[1])
-    return getattr(model.blocks[layers.layer(model, layer).block].attention, "memory_slots", 0)
+def sublayer_of(model: ModelConfig, place: str) -> Sublayer:
+    """The sublayer that writes the values of a memory."""
+    return next(each for each in model.sublayers() if each.path == written_by(place))
 
 
 def sites(model: ModelConfig, place: str) -> list[str]:
@@ -48,10 +42,10 @@ def of_keys(model: ModelConfig, place: str, values: dict, gated: bool = False) -
         m = m * values[f"{place}.gates"][..., None].astype(m.dtype) if gated else m
         if f"{place}.dropped" in values:  # an expert without room has not seen the token
             m = jnp.where(values[f"{place}.dropped"][..., None], 0, m)
-        experts = model.blocks[layers.layer(model, int(place.split(".")[1])).block].feed_forward.moe.experts
+        experts = sublayer_of(model, place).options.mixture.experts
         m = jnp.einsum("blke,blkf->blef", jax.nn.one_hot(values[f"{place}.chosen"], experts, dtype=m.dtype), m)
     elif m.ndim == 4:  # [B, H, L, M] of slots, without the sink, which is the last
-        m = m[..., : slots(model, place)].transpose(0, 2, 1, 3)
+        m = m[..., : sublayer_of(model, place).options.slots].transpose(0, 2, 1, 3)
     return m.reshape(*m.shape[:2], -1)
 
 
@@ -62,5 +56,5 @@ def where(place: str) -> tuple[int, str]:
 
 
 def written_by(place: str) -> str:
-    """The sublayer that writes the values of a memory: 'blocks.0.feed_forward' for that of its shared experts."""
+    """The path of the sublayer that writes a memory's values: 'blocks.0.feed_forward' for that of its shared experts."""
     return ".".join(place.split(".")[:3])

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 
 from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import has_dual, layer_ends
+from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
 from xfresearch.models.transformer import Transformer
 
@@ -55,7 +54,7 @@ def parts(found: Pass, by_head: bool = False) -> dict[str, jax.Array]:
     return _followed(
         found,
         {"embed": found.values["embed"]},
-        lambda block, sublayer, at: _written(block, sublayer, at, found.values, by_head),
+        lambda block, branch, at: _written(block, branch, at, found.values, by_head),
     )
 
 
@@ -64,41 +63,35 @@ def directions(found: Pass, towards_BLD) -> dict[str, jax.Array]:
     and gain, is that sublayer's part of the product of the final hidden state with `towards`."""
 
     def total(raw: dict):
-        def written(block, sublayer, at: str) -> dict:
-            return {} if sublayer.bare else {at: scaled(block, sublayer, raw[at], found.values[f"{at}.raw"])}
+        def written(block, branch, at: str) -> dict:
+            return {} if branch.bare else {at: scaled(block, branch, raw[at], found.values[f"{at}.raw"])}
 
         terms = _followed(found, {}, written)
         return sum((term_BLD * towards_BLD).sum() for term_BLD in terms.values())
 
     model = found.config
     written = {name.removesuffix(".raw") for name in found.values if name.endswith(".raw")}
-    written -= {f"blocks.{layer.number}.{name}" for layer in layers.layers(model) for name in _bare(model, layer)}
+    written -= {each.path for each in model.sublayers() if each.branch.bare}
     return jax.grad(total)({name: jnp.zeros_like(found.values[f"{name}.raw"]) for name in written})
-
-
-def _bare(model: ModelConfig, layer) -> list[str]:
-    """The sublayers of a layer that write nothing to the stream."""
-    return [sublayer.name for sublayer in LAYOUTS[model.blocks[layer.block].layout].sublayers if sublayer.bare]
 
 
 def _followed(found: Pass, start: dict, written: Callable) -> dict:
     """The terms at the end of the model, of those in `start`, which are in the stream before the first layer, and those that
     each sublayer writes: written(block, sublayer, name) -> {part: [B, L, D]}."""
-    model, values, dual = found.config, found.values, has_dual(found.config)
+    model, values = found.config, found.values
     terms = second = start
     for layer in layers.layers(model):
         block = jax.tree.map(lambda leaf, index=layer.index: leaf[index], found.lm.blocks[layer.stack])
         before = terms
-        for sublayer in block.layout.sublayers:
-            at = f"blocks.{layer.number}.{sublayer.name}"
-            new = written(block, sublayer, at)
-            second = second if sublayer.bare else _add(second, new)
-            terms = _add(_skipped(block, sublayer, before if sublayer.skip == "block" else terms), new)
-            if "post" in sublayer.norms:
-                norm = getattr(block, f"{sublayer.name}_norm_post")
-                terms = _normed(norm, terms, values[f"{at}.sum"], f"{at}.norm")
+        for branch in block.layout.branches:
+            at = f"blocks.{layer.number}.{branch.name}"
+            new = written(block, branch, at)
+            second = _add(second, new)
+            terms = _add(_skipped(block, branch, before if branch.connection.adds_to == "block" else terms), new)
+            if "post" in branch.norms:
+                terms = _normed(block.norm(branch, "post"), terms, values[f"{at}.sum"], f"{at}.norm")
     end = layer_ends(model)[-1]
-    if dual:
+    if ends_with(model):
         return _add(terms, _normed(found.lm.final_norm, second, values[f"{end}.dual"], "final_norm"))
     return _normed(found.lm.final_norm, terms, values[f"{end}.residual"], "final_norm")
 
@@ -114,20 +107,20 @@ def _normed(norm, terms: dict, at, name: str) -> dict:
     return found if constant is None else _add(found, {name: jnp.broadcast_to(constant, at.shape)})
 
 
-def _skipped(block, sublayer, terms: dict) -> dict:
+def _skipped(block, branch, terms: dict) -> dict:
     """The terms of the skip, to which the sublayer's output is added."""
-    if sublayer.skip == "none":
+    if branch.connection.adds_to == "nothing":
         return {}
-    factor = getattr(block, f"{sublayer.name}_skip_gain")[...] if sublayer.skip_gain else block.skip_scale
-    return {part: factor * value for part, value in terms.items()}
+    parameters = block.connection(branch)
+    return {part: branch.connection.skipped(parameters, block.depth, value) for part, value in terms.items()}
 
 
-def _written(block, sublayer, at: str, values: dict, by_head: bool) -> dict:
+def _written(block, branch, at: str, values: dict, by_head: bool) -> dict:
     """What a sublayer writes: as a whole, or of each head and the rest."""
     out_BLD = values[f"{at}.out"]
-    if sublayer.bare:
+    if branch.bare:
         return {}  # the next sublayer reads it
-    linear = getattr(getattr(block, sublayer.name), "output", None)
+    linear = getattr(getattr(block, branch.name), "output", None)
     heads = values.get(f"{at}.heads")
     if not by_head or heads is None or linear is None or linear.kernel.shape[:2] != heads.shape[2:]:
         return {at: out_BLD}
@@ -135,13 +128,13 @@ def _written(block, sublayer, at: str, values: dict, by_head: bool) -> dict:
         gate = values[f"{at}.gate"]
         heads = heads * (gate if gate.ndim == 4 else gate[..., None])
     parts = jnp.einsum("blhv,hvd->hbld", heads, linear.kernel[...].astype(heads.dtype))
-    parts = [scaled(block, sublayer, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
+    parts = [scaled(block, branch, part_BLD, values[f"{at}.raw"]) for part_BLD in parts]
     found = {f"{at}.{number}": part_BLD for number, part_BLD in enumerate(parts)}
     return found | {f"{at}.rest": out_BLD - sum(parts)}
 
 
-def scaled(block, sublayer, part_BLD, raw_BLD):
-    """A part of what a sublayer writes, `raw`, after the sublayer's own norm and gain."""
-    norm = getattr(block, f"{sublayer.name}_norm_out", None)
+def scaled(block, branch, part_BLD, raw_BLD):
+    """A part of what a sublayer writes, `raw`, after the sublayer's own norm and factor."""
+    norm = block.norm(branch, "out")
     part_BLD = part_BLD if norm is None else norm.frozen(part_BLD, raw_BLD)
-    return part_BLD * getattr(block, f"{sublayer.name}_gain")[...] if sublayer.gain else part_BLD
+    return branch.connection.scaled(block.connection(branch), block.depth, part_BLD)

@@ -28,7 +28,7 @@ from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.errors import UserError
 from xfresearch.model_inputs import tap_shapes
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import has_dual, layer_ends
+from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.pages.charts import with_interval
 from xfresearch.progress import stage
@@ -187,7 +187,7 @@ def loss_with(lm, tokens_BL, tap: str, y) -> np.ndarray:
 
 def value_tokens(lm, target: str, rows_FE) -> np.ndarray:
     """[F, 5]: the most likely tokens of each row of the decoder; [F, 0] if the target is not in the stream's space."""
-    if target.split(".")[-1] not in (*STREAM, "final") or has_dual(lm.config) and target != "final":
+    if target.split(".")[-1] not in (*STREAM, "final") or ends_with(lm.config) and target != "final":
         return np.zeros((len(rows_FE), 0), np.int32)
     many = min(WORDS, lm.config.vocab_size)
     parts = [rows_FE[first : first + 4096] for first in range(0, len(rows_FE), 4096)]

@@ -25,7 +25,7 @@ from xfresearch.model_inputs import forward
 from xfresearch.models import transformer
 from xfresearch.models.block import Stream
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import has_dual, layer_ends
+from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval
@@ -84,10 +84,11 @@ def by_depth(model: ModelConfig, params: dict, translators: dict | None, tokens_
 
     translators: those of the tuned lens, {matrix: [N, D, D], bias: [N, D]}, or None. Gradients go to them only."""
     ends = layer_ends(model)
-    sites = ("residual", "dual") if has_dual(model) else ("residual",)
-    lm, out = forward(model, params, tokens_BL, request(model, [f"{end}.{site}" for end in ends for site in sites]))
-    values = captured(model, out.captures, [f"{end}.{site}" for end in ends for site in sites])
-    streams = Stream(*(jax.lax.stop_gradient(jnp.stack([values[f"{end}.{site}"] for end in ends])) for site in sites))
+    names = [f"{end}.{site}" for end in ends for site in ("residual", *ends_with(model))]
+    lm, out = forward(model, params, tokens_BL, request(model, names))
+    values = captured(model, out.captures, names)
+    of_site = lambda site: jax.lax.stop_gradient(jnp.stack([values[f"{end}.{site}"] for end in ends]))  # noqa: E731
+    streams = Stream(of_site("residual"), {name: of_site(name) for name in ends_with(model)})
     final_BLV = jax.lax.stop_gradient(jax.nn.log_softmax(lm.logits(out.hidden_BLD)))
 
     @jax.checkpoint

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.applies import only_if
-from xfresearch.analysis.coefficients import of_keys, places, sites, where, written_by
+from xfresearch.analysis.coefficients import of_keys, places, sites, sublayer_of, where, written_by
 from xfresearch.analysis.contributions import scaled
 from xfresearch.analysis.keys_page import keys_page, text, trigger
 from xfresearch.analysis.patterns import patterns
@@ -37,11 +37,11 @@ from xfresearch.analysis.running import about, batches, rows
 from xfresearch.analysis.triggers import empty, update
 from xfresearch.analysis.unfinished import Unfinished
 from xfresearch.model_inputs import forward
-from xfresearch.models import layers, transformer
-from xfresearch.models.layouts import LAYOUTS, Layout, Sublayer
+from xfresearch.models import transformer
+from xfresearch.models.connections.connection import ONE
 from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import has_dual
+from xfresearch.models.stack import ends_with
 from xfresearch.models.taps import captured, request
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval, mean_of_known
@@ -60,7 +60,7 @@ def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
     if not model.causal:
         return "it predicts labels, not next tokens"
-    if has_dual(model):
+    if ends_with(model):
         return "its final norm reads a second stream, so a value alone predicts no token"
     return "" if memories_of(model) else "no layer has keys and values"
 
@@ -68,19 +68,13 @@ def applies(model: ModelConfig) -> str:
 def memories_of(model: ModelConfig) -> list[str]:
     """The memories whose values are vectors of the stream: all but slots of a sublayer without an output matrix, whose heads
     the next sublayer reads."""
-    return [place for place in places(model) if not _sublayer(model, place)[1].bare]
+    return [place for place in places(model) if not sublayer_of(model, place).branch.bare]
 
 
 def adds(model: ModelConfig, place: str) -> bool:
     """Whether the block adds the sublayer's output to the stream, without a factor of the stream."""
-    layout, _ = _sublayer(model, place)
-    return not layout.deep_norm and all(each.skip == "stream" and not each.skip_gain for each in layout.sublayers)
-
-
-def _sublayer(model: ModelConfig, place: str) -> tuple[Layout, Sublayer]:
-    _, number, name = written_by(place).split(".")
-    layout = LAYOUTS[model.blocks[layers.layer(model, int(number)).block].layout]
-    return layout, next(each for each in layout.sublayers if each.name == name)
+    of_layer = model.sublayers(layer=where(place)[0])
+    return all(each.connection.adds_to == "stream" and each.connection.skip == ONE for each in of_layer)
 
 
 @only_if(applies)
@@ -152,9 +146,9 @@ def as_added(model: ModelConfig, params: dict, place: str):
     """[K, D]: each value as the block adds it to the stream, after the sublayer's own norm and gain."""
     writes = memory(model, params, *where(place)).writes
     flat_KD = writes.reshape(-1, writes.shape[-1])
-    at = layers.layer(model, where(place)[0])
-    block = jax.tree.map(lambda leaf: leaf[at.index], transformer.bind(model, params).blocks[at.stack])
-    return scaled(block, _sublayer(model, place)[1], flat_KD, flat_KD)
+    of_layer = transformer.bound(model, params, layer=where(place)[0])
+    bound = next(each for each in of_layer if each.sublayer.path == written_by(place))
+    return scaled(bound.block, bound.sublayer.branch, flat_KD, flat_KD)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -13,6 +13,7 @@ The layers and tokens of a site are one batch of one compiled program, which ser
 """
 
 from functools import partial
+from itertools import groupby, takewhile
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ from xfresearch.analysis.texts import shown
 from xfresearch.errors import UserError
 from xfresearch.model_inputs import forward, matching, tap_shapes
 from xfresearch.models import layers
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, Request, Stacked
 from xfresearch.progress import stage
@@ -113,8 +113,8 @@ def _require_tokens(model: ModelConfig, sites: tuple[str, ...]) -> None:
 def default_sites(model: ModelConfig) -> tuple[str, ...]:
     """The residual stream after each block, and what each sublayer writes."""
     found = []
-    for block in model.blocks.values():
-        names = [sublayer.name for sublayer in LAYOUTS[block.layout].sublayers]
+    for number in {layer.block: layer.number for layer in layers.layers(model)}.values():  # a layer of each block
+        names = [each.name for each in model.sublayers(layer=number)]
         found += [f"{names[-1]}.residual", *(f"{name}.out" for name in names)]
     return tuple(dict.fromkeys(found))
 
@@ -155,32 +155,32 @@ def paths(lm, clean_BL, corrupted_BL, receiver: str, answers) -> np.ndarray:
     clean, corrupted = ({}, {}) if not names else (lm.capture(each, names) for each in (clean_BL, corrupted_BL))
     beside = readers_beside(lm.config, receiver)
     kept = lm.capture(corrupted_BL, beside) if names and beside else {}
-    found = np.full((lm.config.depth, max(len(LAYOUTS[b.layout].sublayers) for b in lm.config.blocks.values())), np.nan)
+    columns = _columns(lm.config)
+    found = np.full((lm.config.depth, max(columns.values()) + 1), np.nan)
     with stage(f"paths to {receiver}", len(names), "sublayers") as progress:
         for name in names:
             fixed = corrupted | {name: clean[name]}
             read = lm.capture(corrupted_BL, "final" if receiver == "final" else f"{receiver}.in", replace=fixed)
             logits_BLV = np.asarray(lm(corrupted_BL, replace=read | kept), np.float64)
-            _, number, sublayer, _ = name.split(".")
-            block = lm.config.blocks[layers.layer(lm.config, int(number)).block]
-            column = [each.name for each in LAYOUTS[block.layout].sublayers].index(sublayer)
-            found[int(number), column] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
+            path = name.removesuffix(".out")
+            found[int(path.split(".")[1]), columns[path]] = logits_BLV[0, -1, answers[0]] - logits_BLV[0, -1, answers[1]]
             progress.update(1)
     return found
+
+
+def _columns(model: ModelConfig) -> dict[str, int]:
+    """{path of a sublayer: its number in the block}."""
+    of_layers = groupby(model.sublayers(), lambda each: each.layer)
+    return {each.path: column for _, sublayers in of_layers for column, each in enumerate(sublayers)}
 
 
 def readers_beside(model: ModelConfig, receiver: str) -> list[str]:
     """The taps of the inputs of other sublayers that the block makes of the receiver's input."""
     if receiver == "final":
         return []
-    _, number, name = receiver.split(".")
-    sublayers = LAYOUTS[model.blocks[layers.layer(model, int(number)).block].layout].sublayers
-    found = []
-    for sublayer in sublayers[[each.name for each in sublayers].index(name) + 1 :]:
-        if sublayer.reads != "before":
-            break
-        found.append(f"blocks.{number}.{sublayer.name}.in")
-    return found
+    sublayers = model.sublayers(layer=int(receiver.split(".")[1]))
+    after = sublayers[[each.path for each in sublayers].index(receiver) + 1 :]
+    return [f"{each.path}.in" for each in takewhile(lambda each: each.connection.reads == "before", after)]
 
 
 def stacks_of(model: ModelConfig, site: str) -> dict[str, list[int]]:
@@ -243,7 +243,7 @@ def _pictures(found: dict, sites: tuple[str, ...], texts: list[str]) -> tuple[He
 
 
 def _paths_picture(model: ModelConfig, paths, receiver: str) -> HeatMap:
-    names = {tuple(sublayer.name for sublayer in LAYOUTS[block.layout].sublayers) for block in model.blocks.values()}
+    names = {tuple(block.sublayers) for block in model.blocks.values()}
     columns = names.pop() if len(names) == 1 else ()
     caption = "effect of what a sublayer writes on the receiver alone"
     return HeatMap(f"Direct paths to {receiver}", caption, paths, "layer", "sublayer", -1.0, 1.0, columns)

@@ -10,10 +10,10 @@ import numpy as np
 
 from xfresearch.analysis.prompts import ROUND, Prompt, padded
 from xfresearch.evaluation import check_length
-from xfresearch.model_inputs import forward, tap_shapes
+from xfresearch.model_inputs import forward
 from xfresearch.models import layers
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import OUTSIDE, Patch, Request, Stacked
 from xfresearch.progress import stage
 
@@ -42,17 +42,23 @@ class Facts(NamedTuple):
 def sites_of(model: ModelConfig) -> dict[str, dict[str, str]]:
     """{value: {stack: site}} of the values that a model has (trace.py)."""
     found: dict[str, dict[str, str]] = {}
-    taps = tap_shapes(model)
+    with_slots = len({each.name for each in model.sublayers(has="slots")})
     for layer in layers.layers(model):
-        block = model.blocks[layer.block]
-        names = [sublayer.name for sublayer in LAYOUTS[block.layout].sublayers]
-        wanted = {"stream": f"{names[-1]}.residual"} | {name: f"{name}.out" for name in ("attention", "feed_forward")}
-        if getattr(block.attention, "memory_slots", 0):
-            wanted["slots"] = "attention.coefficients"
+        sublayers = model.sublayers(layer=layer.number)
+        wanted = {"stream": f"{sublayers[-1].name}.residual"} | {each.name: f"{each.name}.out" for each in sublayers}
+        for each in sublayers:
+            if each.options.slots:
+                wanted[f"slots of {each.name}" if with_slots > 1 else "slots"] = f"{each.name}.coefficients"
         for value, site in wanted.items():
-            if f"blocks.{layer.number}.{site}" in taps:
-                found.setdefault(value, {})[layer.stack] = site
+            found.setdefault(value, {})[layer.stack] = site
     return found
+
+
+def value_of(model: ModelConfig, sublayer: Sublayer) -> str:
+    """The value of `sites_of` that stands for the memory of a sublayer: its slots, or what it writes."""
+    found = sites_of(model)
+    of_slots = [name for name, sites in found.items() if sites.get(sublayer.layer.stack) == f"{sublayer.name}.coefficients"]
+    return of_slots[0] if of_slots else sublayer.name
 
 
 def normal(seed: int, deviation: float, samples: int) -> Callable:

@@ -19,7 +19,7 @@ from xfresearch.analysis.lens import FIGURES, by_depth
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, batches, rows
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.models.stack import has_dual
+from xfresearch.models.stack import ends_with
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval
 
@@ -33,7 +33,7 @@ def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
     if not model.causal:
         return "it predicts labels, not next tokens"
-    return "its final norm reads a second stream" if has_dual(model) else ""
+    return "its final norm reads a second stream" if ends_with(model) else ""
 
 
 @only_if(applies)

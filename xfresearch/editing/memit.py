@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from xfresearch.analysis.coefficients import where, written_by
+from xfresearch.analysis.coefficients import written_by
 from xfresearch.analysis.prompts import prompt_of
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
@@ -30,8 +30,7 @@ from xfresearch.editing.requests import check_numbers, check_places, memories, p
 from xfresearch.editing.texts import check_fit, fitting
 from xfresearch.editing.values import Values, memit_change, values_of, with_change
 from xfresearch.errors import UserError
-from xfresearch.models import layers
-from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.connections.connection import ONE
 from xfresearch.progress import stage
 
 LAYERS = 2  # by default: the traced one and the one before it, or the first two
@@ -118,11 +117,11 @@ def change_for(values: Values, C_GMM: np.ndarray, keys_NJHM: np.ndarray, asked_N
 
 def stream_site(lm, place: str) -> str:
     """The site where what the memory writes is added to the stream. Raises UserError if it is not added unchanged."""
-    layer, name = layers.layer(lm.config, where(place)[0]), written_by(place).split(".")[2]
-    (sublayer,) = (each for each in LAYOUTS[lm.config.blocks[layer.block].layout].sublayers if each.name == name)
-    if "out" in sublayer.norms or sublayer.gain or sublayer.skip == "none":
+    (sublayer,) = (each for each in lm.config.sublayers() if each.path == written_by(place))
+    connection = sublayer.connection
+    if sublayer.norm("out") or connection.branch != ONE or connection.adds_to == "nothing":
         raise UserError(f"memit is not allowed with {place}: what it writes is not added to the stream unchanged")
-    return "sum" if "post" in sublayer.norms else "residual"
+    return "sum" if sublayer.norm("post") else "residual"
 
 
 def streams(lm, place: str, site: str, requests: Sequence[Record]) -> np.ndarray:

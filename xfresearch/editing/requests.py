@@ -4,9 +4,10 @@ import math
 import random
 from collections.abc import Sequence
 
-from xfresearch.analysis.coefficients import places, where
+from xfresearch.analysis.coefficients import places, sublayer_of, where
 from xfresearch.analysis.prompts import prompt_of
 from xfresearch.analysis.trace import CLASSES, trace
+from xfresearch.analysis.tracing import value_of
 from xfresearch.data.facts import Fact, facts_of
 from xfresearch.data.records import Record, read_record, record_of
 from xfresearch.editing.metrics import prompts_of
@@ -101,8 +102,8 @@ def traced(lm, requests: Sequence[Record]) -> str:
     best = {}
     for place in places(lm.config):
         number, sublayer = where(place)
-        value = "slots" if sublayer == "attention" else "feed_forward"
         if "." not in sublayer:  # shared experts see all tokens: values.py
+            value = value_of(lm.config, sublayer_of(lm.config, place))
             best[place] = found[value][number, CLASSES.index("last subject")]
     if not best:
         raise UserError("this model has no memory: it has neither feed-forward layers nor persistent slots")

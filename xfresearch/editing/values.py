@@ -29,7 +29,7 @@ import numpy as np
 from scipy import linalg
 from scipy.sparse import linalg as sparse_linalg
 
-from xfresearch.analysis.coefficients import slots, where
+from xfresearch.analysis.coefficients import sublayer_of, where
 from xfresearch.errors import UserError
 from xfresearch.language_model import LanguageModel
 from xfresearch.models import layers
@@ -77,14 +77,14 @@ def path_of(lm: LanguageModel, place: str) -> tuple[str, ...]:
 
 def _of_slots(lm: LanguageModel, place: str, path: tuple[str, ...], value: np.ndarray) -> Values:
     number, name = where(place)
-    options = lm.config.blocks[layers.layer(lm.config, number).block].sublayers[name]
+    options = sublayer_of(lm.config, place).options
     if wide_slots(options):
         return Values(path, 1.0, value[None], None)
     if getattr(options, "output_gate", "none") != "none":  # W_h would be another one for each token
         what = f"output_gate={options.output_gate!r} multiplies what the slots write before W_O"
         raise UserError(f"place={place!r} is not allowed with rome and memit: {what}; use fine-tuning")
     params = layers.get(lm.config, lm.params, number)[name]
-    gain = float(np.sqrt(slots(lm.config, place)))
+    gain = float(np.sqrt(options.slots))
     values_GMV = gain * value.swapaxes(0, 1)
     V = values_GMV.shape[-1]
     output_HVD = np.eye(options.heads * V).reshape(options.heads, V, -1)

@@ -1,115 +1,114 @@
 """A block: the one formula that all layouts share.
 
-    y = skip * x + gain * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
+    y = skip * x + branch * dropout(out_norm(fn(in_norm(x))))      then      y = post_norm(y)
 
-A block applies it for each sublayer of its layout (layouts.py), in order. The layout decides what a sublayer reads, and
-what its output is added to: the residual stream, or the input of the block.
+A block applies it for each sublayer of its layout (layouts.py), in order. The connection of a sublayer decides what it
+reads, and what its output is added to.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.context import Aux, Context
-from xfresearch.models.costs import Costs, weights
+from xfresearch.models.costs import Costs
 from xfresearch.models.kinds import kind_of
-from xfresearch.models.layouts import LAYOUTS, Sublayer, first_gain, inner_scale, output_scale, skip_scale
+from xfresearch.models.layouts import LAYOUTS, Branch, output_scale
 from xfresearch.models.norms import Norm
-from xfresearch.models.parameters import parameter, times
+from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
+from xfresearch.models.stream import Stream
 
 
-class Stream(NamedTuple):
-    """The residual stream between blocks and, in a model with a dual layout, the sum of all sublayer outputs."""
-
-    x_BLD: jax.Array
-    sum_BLD: jax.Array | None = None
-
-
-def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Sublayer, Place]]:
+def places(around: Place, depth: int, block: BlockConfig) -> Iterator[tuple[Branch, Place]]:
     """Each sublayer of a block, and its place. `around` is the place that all blocks of the model have in common."""
     layout = LAYOUTS[block.layout]
     width = around.width
-    for sublayer, options in zip(layout.sublayers, block.sublayers.values(), strict=True):
+    for branch, options in zip(layout.branches, block.sublayers.values(), strict=True):
         place = replace(
             around,
             norm=block.norm_spec(),
             options=options,
             input_width=width,
-            inner_scale=inner_scale(layout, depth),
-            output_scale=output_scale(layout, depth, sublayer),
-            bare=sublayer.bare,
+            inner_scale=branch.connection.kernel_scale(depth),
+            output_scale=output_scale(layout, depth, branch),
+            bare=branch.bare,
         )
-        yield sublayer, place
-        width = kind_of(options).module.output_width(place) if sublayer.skip == "none" else around.width
+        yield branch, place
+        unread = branch.connection.adds_to == "nothing"
+        width = kind_of(options).module.output_width(place) if unread else around.width
 
 
 class Block(nnx.Module):
-    def __init__(self, around: Place, depth: int, block: BlockConfig, rngs):
+    def __init__(self, around: Place, depth: int, block: BlockConfig, rngs, number=0):
+        """`number` is that of the layer in the model; it may be traced."""
         self.layout = LAYOUTS[block.layout]
         self.dropout = block.dropout
-        self.skip_scale = skip_scale(self.layout, depth)
-        for sublayer, place in places(around, depth, block):
-            setattr(self, sublayer.name, kind_of(place.options).module(place, rngs))
-            if sublayer.gain:
-                first = first_gain(sublayer, depth, getattr(block, "branch_gain", 0.0))
-                setattr(self, f"{sublayer.name}_gain", parameter(jnp.full((), first, place.param_dtype), ""))
-            if sublayer.skip_gain:
-                setattr(self, f"{sublayer.name}_skip_gain", parameter(jnp.ones((), place.param_dtype), ""))
-            for at in sublayer.norms:
-                norm = Norm(block.norm_at(f"{sublayer.name}_{at}"), "D", (place.width,), place.param_dtype)
-                setattr(self, f"{sublayer.name}_norm_{at}", norm)
+        self.depth = depth
+        gain = getattr(block, "branch_gain", 0.0)
+        for i, (branch, place) in enumerate(places(around, depth, block)):
+            setattr(self, branch.name, kind_of(place.options).module(place, rngs))
+            at = number * len(self.layout.branches) + i
+            found = branch.connection.parameters(place.width, depth, at, gain, place.param_dtype)
+            for name, initial in found.items():
+                setattr(self, f"{branch.name}_{name}", parameter(*initial))
+            for at in branch.norms:
+                norm = Norm(block.norm_at(f"{branch.name}_{at}"), "D", (place.width,), place.param_dtype)
+                setattr(self, f"{branch.name}_norm_{at}", norm)
 
     def __call__(self, stream: Stream, ctx: Context, cache: dict | None = None):
         """The stream after the block, the caches of its sublayers by name, and auxiliary losses and statistics."""
-        x_BLD, sum_BLD = stream
-        sources, caches = {}, {}
-        aux = Aux()
-        for sublayer in self.layout.sublayers:
-            name = sublayer.name
-            inner = ctx.at(name)
-            sources["stream"] = x_BLD = inner.tap("before", x_BLD)
-            sources.setdefault("block", x_BLD)
-            sources["before"] = inner.tap("in", self._norm(name, "in", sources[sublayer.reads]))
-            y_BLD, caches[name], new_aux = getattr(self, name)(sources["before"], inner, cache and cache[name])
-            y_BLD = self._norm(name, "out", inner.tap("raw", y_BLD))
+        block_BLD = read_BLD = None
+        caches, aux = {}, Aux()
+        for branch in self.layout.branches:
+            name, connection, parameters = branch.name, branch.connection, self.connection(branch)
+            inner = replace(ctx.at(name), carried=stream.values)
+            stream = connection.put(stream, inner.tap("before", stream.x_BLD))
+            block_BLD = stream.x_BLD if block_BLD is None else block_BLD
+            if connection.reads != "before":
+                read_BLD = connection.read(parameters, stream) if connection.reads == "stream" else block_BLD
+            read_BLD = inner.tap("in", self._norm(branch, "in", read_BLD))
+            y_BLD, caches[name], new_aux = getattr(self, name)(read_BLD, inner, cache and cache[name])
+            stream = stream._replace(values={**stream.values, **new_aux.carried})
+            y_BLD = self._norm(branch, "out", inner.tap("raw", y_BLD))
             y_BLD = inner.dropout(y_BLD, self.dropout, "out")
-            if sublayer.gain:
-                y_BLD = times(y_BLD, getattr(self, f"{name}_gain")[...])
-            y_BLD = inner.tap("out", y_BLD)
-            x_BLD = y_BLD if sublayer.skip == "none" else self._skip(sublayer, sources[sublayer.skip]) + y_BLD
-            if sum_BLD is not None and not sublayer.bare:
-                sum_BLD = inner.tap("dual", sum_BLD + y_BLD)
-            if "post" in sublayer.norms:
-                x_BLD = self._norm(name, "post", inner.tap("sum", x_BLD))
-            x_BLD = inner.tap("residual", ctx.shard(x_BLD, "BLD"))
+            y_BLD = inner.tap("out", connection.scaled(parameters, self.depth, y_BLD))
+            stream = connection.write(parameters, self.depth, stream, block_BLD, y_BLD)
+            stream = _tapped(connection, stream, inner)
+            if "post" in branch.norms:
+                stream = connection.put(stream, self._norm(branch, "post", inner.tap("sum", stream.x_BLD)))
+            stream = connection.put(stream, inner.tap("residual", ctx.shard(stream.x_BLD, "BLD")))
             aux |= new_aux
-        return Stream(x_BLD, sum_BLD), caches, aux
+        return stream, caches, aux
 
-    def _skip(self, sublayer: Sublayer, x_BLD):
-        """The scaled skip, to which the sublayer's output is added."""
-        if sublayer.skip_gain:
-            return times(x_BLD, getattr(self, f"{sublayer.name}_skip_gain")[...])
-        return self.skip_scale * x_BLD
+    def connection(self, branch: Branch) -> dict:
+        """The parameters of a sublayer's connection, by name."""
+        return {name: getattr(self, f"{branch.name}_{name}")[...] for name in branch.connection.parameter_names}
 
-    def _norm(self, sublayer: str, at: str, x_BLD):
-        norm = getattr(self, f"{sublayer}_norm_{at}", None)
+    def norm(self, branch: Branch, at: str) -> Norm | None:
+        """The norm of a sublayer at 'in', 'out' or 'post'; None without."""
+        return getattr(self, f"{branch.name}_norm_{at}", None)
+
+    def _norm(self, branch: Branch, at: str, x_BLD):
+        norm = self.norm(branch, at)
         return x_BLD if norm is None else norm(x_BLD)
 
     def init_cache(self, batch: int, length: int) -> dict:
-        return {s.name: getattr(self, s.name).init_cache(batch, length) for s in self.layout.sublayers}
+        return {each.name: getattr(self, each.name).init_cache(batch, length) for each in self.layout.branches}
 
     @staticmethod
     def costs(around: Place, depth: int, block: BlockConfig, length: int) -> Costs:
         total = Costs()
-        for sublayer, place in places(around, depth, block):
-            total += kind_of(place.options).module.costs(place, length)
-            total += weights(bool(sublayer.gain) + sublayer.skip_gain)
-            for site in sublayer.sites:
+        for branch, place in places(around, depth, block):
+            total += kind_of(place.options).module.costs(place, length) + branch.connection.costs(place.width)
+            for site in branch.sites:
                 total += block.norm_at(site).costs(place.width)
         return total
+
+
+def _tapped(connection, stream: Stream, ctx: Context) -> Stream:
+    """The stream after the taps of the values that the connection carries."""
+    values = {name: ctx.tap(name, stream.values[name]) for name in connection.carried(stream.x_BLD.shape[-1])}
+    return stream._replace(values={**stream.values, **values})

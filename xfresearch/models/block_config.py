@@ -6,7 +6,7 @@ from typing import Literal
 from xfresearch.config.fields import choice, group, option
 from xfresearch.errors import require
 from xfresearch.models.feed_forwards.dense import HIDDEN
-from xfresearch.models.kinds import HOLDS
+from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS, Layout
 from xfresearch.models.norms import NORMS, WITH_ALPHA, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
@@ -53,7 +53,7 @@ class BlockConfig:
     @property
     def sublayers(self) -> dict[str, SublayerConfig]:
         """The options of each sublayer, in the order of the layout."""
-        return {sublayer.name: getattr(self, sublayer.name) for sublayer in LAYOUTS[self.layout].sublayers}
+        return {branch.name: getattr(self, branch.name) for branch in LAYOUTS[self.layout].branches}
 
     def norm_spec(self, kind: str = "") -> NormSpec:
         """The block's norm, or a norm of another kind with the same options."""
@@ -76,22 +76,22 @@ class BlockConfig:
 def _class_of(name: str, layout: Layout) -> type[BlockConfig]:
     """The class of options of a block with this layout."""
     sites = [
-        (f"{s.name}_{place}", NormSite, group(NormSite(), SITES[place].format(s.name)))
-        for s in layout.sublayers
-        for place in s.norms
+        (f"{branch.name}_{place}", NormSite, group(NormSite(), SITES[place].format(branch.name)))
+        for branch in layout.branches
+        for place in branch.norms
     ]
     norms = make_dataclass("NormSites", sites, frozen=True)
     fields = [
         ("layout", str, option(name, BlockConfig.__dataclass_fields__["layout"].metadata["doc"])),
         ("norms", norms, group(norms(), "options of single norms, where they differ from the block's")),
     ]
-    if layout.small_gain:
+    if layout.optional_gain:
         doc = "initial value of the feed-forward's trained gain; 0 for 0.1 sqrt(18 / depth)"
         fields.append(("branch_gain", float, option(0.0, doc, low=0.0, decides="initialisation")))
-    for sublayer in layout.sublayers:
-        kinds, default, doc = HOLDS[sublayer.holds]
+    for branch in layout.branches:
+        kinds, default, doc = ROLES[branch.role]
         classes = {kind: each.options for kind, each in kinds.items()}
-        fields.append((sublayer.name, SublayerConfig, choice(classes, default, doc)))
+        fields.append((branch.name, SublayerConfig, choice(classes, default, doc)))
     return make_dataclass("BlockConfig", fields, bases=(BlockConfig,), frozen=True)
 
 

@@ -13,13 +13,14 @@ from xfresearch.sharding.partition import constrain
 
 
 class Aux(NamedTuple):
-    """Additional outputs of a layer. Each value is a sum over the tokens of a sequence, without padding."""
+    """Additional outputs of a layer. Losses and statistics are sums over the tokens of a sequence, without padding."""
 
     losses: dict = {}  # {name: [B]}, added to the loss
     statistics: dict = {}  # {name: [B, ...]}, for metrics only
+    carried: dict = {}  # new values of the stream by name (stream.py), for the sublayers and layers after this one
 
     def __or__(self, other: "Aux") -> "Aux":
-        return Aux(self.losses | other.losses, self.statistics | other.statistics)
+        return Aux(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Context:
     cache_index: Any = 0  # position in the cache of the first token of this call
     cache_segments_BS: Any = None
     shared: Mapping[str, Any] = field(default_factory=dict)  # tables that all layers share, by name
+    carried: Mapping[str, Any] = field(default_factory=dict)  # values that travel between layers, by name (stream.py)
     mesh: Any = None  # jax.sharding.Mesh or AbstractMesh that the arrays are on; None: no constraints
     execution: Execution = AUTO
 

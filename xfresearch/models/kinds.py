@@ -42,8 +42,8 @@ FEED_FORWARDS = {
     "moe": Kind(MoeFeedForwardConfig, MixtureOfExperts),
 }
 
-# For each value of `Sublayer.holds`: the kinds, the default kind, and a line of documentation.
-HOLDS = {
+# For each role of a sublayer: the kinds, the default kind, and a line of documentation.
+ROLES = {
     "mixer": (MIXERS, "softmax", "sublayer that mixes positions"),
     "feed_forward": (FEED_FORWARDS, "gelu", "sublayer that acts on each position alone"),
 }
@@ -52,5 +52,5 @@ HOLDS = {
 def kind_of(options: SublayerConfig) -> Kind:
     """The kind of a sublayer, given its options."""
     # Mixers and feed-forward layers may have kinds of the same name, so the class decides too.
-    found = (kinds.get(options.kind) for kinds, _, _ in HOLDS.values())
+    found = (kinds.get(options.kind) for kinds, _, _ in ROLES.values())
     return next(kind for kind in found if kind is not None and type(options) is kind.options)

@@ -1,26 +1,30 @@
-"""The named layouts: the sublayers of a block, and where its norms and skips are.
+"""The named layouts: the sublayers of a block, where its norms are, and how its sublayers are connected.
 
-A sublayer is a function with norms and a skip:
+A sublayer is a function with norms, and a connection to what came before (models/connections/):
 
-    y = skip * x + gain * out_norm(fn(in_norm(x)))      then      y = post_norm(y)
+    y = skip * x + branch * out_norm(fn(in_norm(x)))      then      y = post_norm(y)
 
-`Sublayer` lists the norms that exist. A missing norm is the identity, a missing gain is 1. `skip` is 1, 0, a constant
-(DeepNorm) or a trained number.
+`Branch` lists the norms that exist. A missing norm is the identity.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from xfresearch.models.connections.connection import Connection
+from xfresearch.models.connections.dual import Dual
+from xfresearch.models.connections.parallel import BlockInput, OntoBlock, SharedInput
+from xfresearch.models.connections.residual import TRAINED, TRAINED_SMALL, DeepNorm, Residual
+from xfresearch.models.connections.unskipped import Unskipped
+
 
 @dataclass(frozen=True)
-class Sublayer:
+class Branch:
+    """A sublayer in a layout. Its name is free; its role is what it does."""
+
     name: str  # key of its options, parameters and taps
-    holds: Literal["mixer", "feed_forward"]
+    role: Literal["mixer", "feed_forward"]
     norms: tuple[str, ...] = ()  # a subset of ('in', 'out', 'post')
-    reads: Literal["stream", "block", "before"] = "stream"  # x; input of the block; input of the sublayer before
-    skip: Literal["stream", "block", "none"] = "stream"  # what its output is added to
-    gain: Literal["", "one", "small"] = ""  # its output has a trained factor, initially 1 or `branch_gain`
-    skip_gain: bool = False  # its skip has a trained factor, initially 1
+    connection: Connection = Residual()
     bare: bool = False  # it has no output matrix: the next sublayer reads its heads
 
     @property
@@ -31,35 +35,36 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class Layout:
-    sublayers: tuple[Sublayer, ...]
-    deep_norm: bool = False  # the skip is scaled up and initial kernels are scaled down with the depth
-    dual: bool = False  # a second stream sums all outputs; its norm is added to the final x
+    branches: tuple[Branch, ...]
 
     @property
     def sites(self) -> tuple[str, ...]:
         """Names of all norms of a block."""
-        return tuple(site for sublayer in self.sublayers for site in sublayer.sites)
+        return tuple(site for branch in self.branches for site in branch.sites)
 
     @property
-    def small_gain(self) -> bool:
-        """Whether the gain of a sublayer starts at `branch_gain`."""
-        return any(sublayer.gain == "small" for sublayer in self.sublayers)
+    def optional_gain(self) -> bool:
+        """Whether the block's option `branch_gain` sets the initial factor of a sublayer."""
+        return any(branch.connection.branch.optional for branch in self.branches)
 
 
-def _attention(*norms: str, **more) -> Sublayer:
-    return Sublayer("attention", "mixer", norms, **more)
+_PLAIN = Residual()
 
 
-def _feed_forward(*norms: str, **more) -> Sublayer:
-    return Sublayer("feed_forward", "feed_forward", norms, **more)
+def _attention(*norms: str, connection: Connection = _PLAIN) -> Branch:
+    return Branch("attention", "mixer", norms, connection)
 
 
-def _both(*norms: str, **more) -> tuple[Sublayer, ...]:
-    return _attention(*norms, **more), _feed_forward(*norms, **more)
+def _feed_forward(*norms: str, connection: Connection = _PLAIN) -> Branch:
+    return Branch("feed_forward", "feed_forward", norms, connection)
 
 
-_SKIPLESS = _attention("in", skip="none")
-_SKIPLESS_GAIN = replace(_SKIPLESS, gain="one")
+def _both(*norms: str, connection: Connection = _PLAIN) -> tuple[Branch, ...]:
+    return _attention(*norms, connection=connection), _feed_forward(*norms, connection=connection)
+
+
+_UNSKIPPED = _attention("in", connection=Unskipped())
+_UNSKIPPED_TRAINED = _attention("in", connection=Unskipped(branch=TRAINED))
 
 LAYOUTS = {
     # x + f(norm(x)); Radford et al. 2019
@@ -71,58 +76,42 @@ LAYOUTS = {
     # x + norm(f(x)); OLMo et al. 2024 (OLMo 2)
     "output_norm": Layout(_both("out")),
     # x + a(n) + f(n), n = norm(x); GPT-J, PaLM
-    "parallel": Layout((_attention("in"), _feed_forward(reads="before"))),
+    "parallel": Layout((_attention("in"), _feed_forward(connection=SharedInput()))),
     # x + a(norm(x)) + f(norm'(x)), two different norms; GPT-NeoX
-    "parallel_two_norms": Layout((_attention("in"), _feed_forward("in", reads="block"))),
+    "parallel_two_norms": Layout((_attention("in"), _feed_forward("in", connection=BlockInput()))),
     # x + a(norm(x)), then x + f(x)
     "no_norm_between": Layout((_attention("in"), _feed_forward())),
     # x + f(heads(norm(x))): no W_O, skip or norm between the heads and W_1
-    "fused_output": Layout((replace(_SKIPLESS, bare=True), _feed_forward(skip="block"))),
+    "fused_output": Layout((replace(_UNSKIPPED, bare=True), _feed_forward(connection=OntoBlock()))),
     # x + f(a(norm(x))): no skip or norm between W_O and W_1; the control of fused_output
-    "no_residual_between": Layout((_SKIPLESS, _feed_forward(skip="block"))),
+    "no_residual_between": Layout((_UNSKIPPED, _feed_forward(connection=OntoBlock()))),
     # f(norm(a(norm(x)))): no skip; Graef 2024 removes matrices if there is no norm either
-    "no_skip": Layout(_both("in", skip="none")),
+    "no_skip": Layout(_both("in", connection=Unskipped())),
     # x + a(norm(x)), no feed-forward
     "attention_only": Layout((_attention("in"),)),
     # x = a attention(norm(x)), then b x + c f(norm(x)), with trained a, b, c; He & Hofmann 2023. This is SAS with
     # shaping and identities.
-    "skipless": Layout((_SKIPLESS_GAIN, _feed_forward("in", gain="small", skip_gain=True))),
+    "skipless": Layout((_UNSKIPPED_TRAINED, _feed_forward("in", connection=Residual(TRAINED_SMALL, TRAINED)))),
     # a attention(n) + c f(n), n = norm(x), with trained a, c; He & Hofmann 2023. This is SAS-P with shaping and
     # identities.
-    "skipless_parallel": Layout((_SKIPLESS_GAIN, _feed_forward(reads="before", gain="small"))),
+    "skipless_parallel": Layout((_UNSKIPPED_TRAINED, _feed_forward(connection=SharedInput(TRAINED_SMALL)))),
     # norm(x + a(x)), no feed-forward; Sukhbaatar et al. 2019
     "all_attention": Layout((_attention("post"),)),
     # norm(alpha x + f(x)), alpha = (2 depth)^(1/4); Wang et al. 2022
-    "deep_norm": Layout(_both("post"), deep_norm=True),
+    "deep_norm": Layout(_both("post", connection=DeepNorm())),
     # norm(x + f(x)), and a second stream with the sum of all f; Xie et al. 2023
-    "resi_dual": Layout(_both("post"), dual=True),
+    "resi_dual": Layout(_both("post", connection=Dual())),
 }
 # CogView's name for the same block, without a norm of the embedding; Ding et al. 2021
 LAYOUTS["sandwich_norm"] = LAYOUTS["peri_norm"]
 
 
-def skip_scale(layout: Layout, depth: int) -> float:
-    """Factor of the skip: DeepNorm's alpha = (2 depth)^(1/4) for a decoder (Wang et al. 2022, table 2), otherwise 1."""
-    return (2 * depth) ** 0.25 if layout.deep_norm else 1.0
-
-
-def inner_scale(layout: Layout, depth: int) -> float:
-    """Scale of the initial kernels of values and feed-forward: DeepNorm's beta = (8 depth)^(-1/4), otherwise 1."""
-    return (8 * depth) ** -0.25 if layout.deep_norm else 1.0
-
-
-def output_scale(layout: Layout, depth: int, sublayer: Sublayer) -> float:
+def output_scale(layout: Layout, depth: int, branch: Branch) -> float:
     """Scale of the initial last kernel of a sublayer: 1/sqrt(number of writes to the residual stream), so that the
-    variance of the stream does not grow with depth (GPT-2, sec. 2.3). It is `inner_scale` if every write has a norm or
-    a gain, and for a sublayer without a skip, which does not write to the stream."""
-    writes = [s for s in layout.sublayers if s.skip != "none"]
-    bounded = all({"out", "post"} & set(s.norms) or s.gain for s in writes)
-    if bounded or sublayer.skip == "none":
-        return inner_scale(layout, depth)
+    variance of the stream does not grow with depth (GPT-2, sec. 2.3). It is the connection's `kernel_scale` if every write
+    has a norm or a trained factor, and for a sublayer without a skip, which does not write to the stream."""
+    writes = [each for each in layout.branches if each.connection.adds_to != "nothing"]
+    bounded = all({"out", "post"} & set(each.norms) or each.connection.branch.trained for each in writes)
+    if bounded or branch.connection.adds_to == "nothing":
+        return branch.connection.kernel_scale(depth)
     return (depth * len(writes)) ** -0.5
-
-
-def first_gain(sublayer: Sublayer, depth: int, branch_gain: float) -> float:
-    """Initial value of a sublayer's trained gain: 1, or `branch_gain`, by default 0.1 at 18 layers and proportional to
-    1/sqrt(depth) (He & Hofmann 2023; their code)."""
-    return 1.0 if sublayer.gain == "one" else branch_gain or 0.1 * (18 / depth) ** 0.5

@@ -5,10 +5,8 @@ expert is one, and so are the slots of attention, whose coefficients are softmax
 same sublayer is m.
 """
 
-import jax
-
 from xfresearch.errors import UserError
-from xfresearch.models import layers, transformer
+from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayer import Memory
 
@@ -19,16 +17,14 @@ def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> 
 
     Raises UserError if the layer does not exist or the sublayer has no memory.
     """
-    at = layers.layer(model, layer)
-    names = list(model.blocks[at.block].sublayers)
-    block = jax.tree.map(lambda leaf: leaf[at.index], transformer.bind(model, params).blocks[at.stack])
     found = {
-        f"{name}.{part}" if part else name: memory
-        for name in names
-        for part, memory in getattr(block, name).memories(model.param_dtype).items()
+        f"{bound.sublayer.name}.{part}" if part else bound.sublayer.name: memory
+        for bound in transformer.bound(model, params, has="memory_parts", layer=layer)
+        for part, memory in bound.module.memories(model.param_dtype).items()
     }
     whole = [name for name in found if "." not in name]
-    sublayer = sublayer or (whole[-1] if whole else names[-1])
+    last = model.sublayers(layer=layer)[-1].name
+    sublayer = sublayer or (whole[-1] if whole else last)
     if sublayer not in found:
         existing = ", ".join(found) or "none"
         raise UserError(f"layer {layer}: {sublayer!r} has no memory (sublayers with a memory: {existing})")

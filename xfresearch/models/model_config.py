@@ -7,7 +7,7 @@ from xfresearch.config.fields import check_read, option, where
 from xfresearch.errors import require
 from xfresearch.models import layers, stack
 from xfresearch.models.block_config import NormKind, check_norms
-from xfresearch.models.feed_forwards.moe import MoeConfig, MoeFeedForwardConfig
+from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.stack import StackConfig
@@ -57,13 +57,17 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 
 def _check_final_norm(model: ModelConfig) -> None:
     """Requires the final norm for ResiDual's second stream, and forbids it directly after another norm."""
-    if stack.has_dual(model):
-        allowed = "a norm with layout='resi_dual': its second stream has no other norm"
+    last = model.blocks[layers.stacks(model)[-1].block]
+    branch = stack.last_branch(model)
+    for name, each in model.blocks.items():
+        same = LAYOUTS[each.layout].branches[-1].connection.ends_with == branch.connection.ends_with
+        allowed = f"like {last.layout!r} in the last layer, whose head reads other streams"
+        require(same, f"model.blocks.{name}.layout", each.layout, allowed)
+    if branch.connection.ends_with:
+        allowed = f"a norm with layout={last.layout!r}: its second stream has no other norm"
         require(model.final_norm != "none", "model.final_norm", model.final_norm, allowed)
         return
-    last = model.blocks[layers.stacks(model)[-1].block]
-    sublayer = LAYOUTS[last.layout].sublayers[-1]
-    normed = "post" in sublayer.norms and last.norm_at(f"{sublayer.name}_post").kind != "none"
+    normed = "post" in branch.norms and last.norm_at(f"{branch.name}_post").kind != "none"
     allowed = f"'none' if the last block, with layout={last.layout!r}, ends in a norm"
     require(not normed or model.final_norm == "none", "model.final_norm", model.final_norm, allowed)
 
@@ -84,4 +88,4 @@ def longest_sequence(model: ModelConfig) -> int:
 def mixtures(model: ModelConfig) -> list[MoeConfig]:
     """The options of every mixture of experts in a model's blocks."""
     options = [options for block in model.blocks.values() for options in block.sublayers.values()]
-    return [each.moe for each in options if isinstance(each, MoeFeedForwardConfig)]
+    return [each.mixture for each in options if each.mixture]

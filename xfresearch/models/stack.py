@@ -14,15 +14,17 @@ from flax import nnx
 from xfresearch.config.fields import choices, option, where
 from xfresearch.errors import nearest, require
 from xfresearch.models import layers
-from xfresearch.models.block import Block, Stream, places
+from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.kinds import kind_of
-from xfresearch.models.layouts import LAYOUTS
+from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.parameters import Rngs, parameter
 from xfresearch.models.place import Place
+from xfresearch.models.stream import Carried, Stream
 from xfresearch.models.sublayer import SharedTable
+from xfresearch.models.sublayers import Sublayer, sublayers
 from xfresearch.models.taps import Request
 from xfresearch.sharding.partition import constrain_parameters
 
@@ -70,11 +72,18 @@ class StackConfig:
         init_std = self.init_std if self.init == "normal" else 0.0
         return Place(self.width, self.max_length, self.causal, self.dtype, self.param_dtype, init_std)
 
+    def sublayers(self, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:
+        """The sublayers of all layers, or of one layer, in the order of computation: all, those of a role ('mixer' or
+        'feed_forward'), or those with the capability `has` (SublayerConfig). Raises UserError for an unknown layer.
+
+        This is the way into a block from outside of models/."""
+        return sublayers(self, role, has, layer)
+
     def places(self):
-        """(name of the block, the layout's Sublayer, its Place) of every sublayer of every block."""
+        """(name of the block, the layout's Branch, its Place) of every sublayer of every block."""
         for name, block in self.blocks.items():
-            for sublayer, place in places(self.around, self.depth, block):
-                yield name, sublayer, place
+            for branch, place in places(self.around, self.depth, block):
+                yield name, branch, place
 
 
 def resolved(stack: StackConfig) -> StackConfig:
@@ -95,6 +104,7 @@ def resolved(stack: StackConfig) -> StackConfig:
         "float64 if model.dtype is float64",
     )
     shared_tables(stack)
+    carried(stack)
     return stack
 
 
@@ -134,9 +144,9 @@ def _resolved_block(block: BlockConfig, stack: StackConfig, key: str) -> BlockCo
     """A block with the derived sizes of its sublayers."""
     # In order: the input width of a sublayer may be the output width of the sublayer before.
     for number in range(len(block.sublayers)):
-        sublayer, place = [*_places_until(stack, block, number)][-1]
-        options = place.options.resolved(place, f"{key}.{sublayer.name}")
-        block = replace(block, **{sublayer.name: options})
+        branch, place = [*_places_until(stack, block, number)][-1]
+        options = place.options.resolved(place, f"{key}.{branch.name}")
+        block = replace(block, **{branch.name: options})
     return block
 
 
@@ -151,10 +161,10 @@ def _places_until(stack: StackConfig, block: BlockConfig, number: int):
 def shared_tables(stack: StackConfig) -> dict[str, SharedTable]:
     """The tables that all layers share. Raises UserError if blocks need different shapes of a table."""
     found: dict[str, SharedTable] = {}
-    for name, sublayer, place in stack.places():
+    for name, branch, place in stack.places():
         for table_name, table in kind_of(place.options).module.shared_tables(place).items():
             other = found.get(table_name, table)
-            key = f"model.blocks.{name}.{sublayer.name}"
+            key = f"model.blocks.{name}.{branch.name}"
             same = table.shape == other.shape or table.grows and table.shape[1:] == other.shape[1:]
             allowed = f"of the same shape in all blocks: all layers share the table; another block has {other.shape}"
             require(same, key, f"{table_name} {table.shape}", allowed)
@@ -167,14 +177,39 @@ def longest_input(stack: StackConfig) -> int:
     return max((kind_of(place.options).module.longest_input(place) for _, _, place in stack.places()), default=0)
 
 
-def has_dual(stack: StackConfig) -> bool:
-    """Whether a block has the second stream of ResiDual."""
-    return any(LAYOUTS[block.layout].dual for block in stack.blocks.values())
+def carried(stack: StackConfig) -> dict[str, Carried]:
+    """The values that travel between layers. Raises UserError if blocks need different forms of a value."""
+    found: dict[str, Carried] = {}
+    for name, branch, place in stack.places():
+        declared = branch.connection.carried(stack.width) | kind_of(place.options).module.carried(place)
+        for value, form in declared.items():
+            allowed = f"of the same shape in all blocks, between which it travels; another block has {found.get(value)}"
+            same = found.setdefault(value, form) == form
+            require(same, f"model.blocks.{name}.{branch.name}", f"{value} {form.sizes}", allowed)
+    return found
+
+
+def first_stream(stack: StackConfig, x_BLD, ctx: Context) -> Stream:
+    """The stream before the first layer, given the embedding."""
+    values = {
+        name: ctx.shard(form.before_the_first_layer(x_BLD), form.letters) for name, form in carried(stack).items()
+    }
+    return Stream(x_BLD, values)
+
+
+def last_branch(stack: StackConfig) -> Branch:
+    """The layout's last sublayer in the last layer. Its connection decides what the head reads."""
+    return LAYOUTS[stack.blocks[layers.stacks(stack)[-1].block].layout].branches[-1]
+
+
+def ends_with(stack: StackConfig) -> tuple[str, ...]:
+    """The names of the values that the head reads beside the residual stream, such as ResiDual's second stream."""
+    return last_branch(stack).connection.ends_with
 
 
 def layer_ends(stack: StackConfig) -> list[str]:
     """The name of the last sublayer of each layer, as in 'blocks.0.feed_forward'."""
-    blocks = {name: LAYOUTS[block.layout].sublayers[-1].name for name, block in stack.blocks.items()}
+    blocks = {name: LAYOUTS[block.layout].branches[-1].name for name, block in stack.blocks.items()}
     return [f"blocks.{layer.number}.{blocks[layer.block]}" for layer in layers.layers(stack)]
 
 
@@ -196,9 +231,10 @@ def make_blocks(stack: StackConfig, rngs) -> nnx.Dict:
     found = {}
     for place in layers.stacks(stack):
         keys = jax.random.split(rngs.params(), place.repeats)
+        numbers = jnp.array([layer.number for layer in layers.layers(stack) if layer.stack == place.name])
         block = stack.blocks[place.block]
-        make = jax.vmap(lambda key, block=block: Block(stack.around, stack.depth, block, Rngs(key)))
-        found[place.name] = make(keys)
+        make = jax.vmap(lambda key, number, block=block: Block(stack.around, stack.depth, block, Rngs(key), number))
+        found[place.name] = make(keys, numbers)
     return nnx.Dict(found)
 
 

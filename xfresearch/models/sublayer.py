@@ -16,6 +16,7 @@ from flax import nnx
 from xfresearch.config.fields import changed
 from xfresearch.models.costs import Costs
 from xfresearch.models.place import Place
+from xfresearch.models.stream import Carried
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,33 @@ class SublayerConfig:
     def norm_kinds(self) -> tuple[str, ...]:
         """Kinds of the norms inside the sublayer. Their other options are those of the block's norm."""
         return ()
+
+    # Capabilities: what code outside of models/ asks a sublayer for (sublayers.py).
+
+    @property
+    def memory_parts(self) -> tuple[str, ...]:
+        """The names of its memories (SublayerModule.memories): '' is the sublayer itself."""
+        return ()
+
+    @property
+    def slots(self) -> int:
+        """The number of its persistent slots. A sink alone is none."""
+        return 0
+
+    @property
+    def attends(self) -> bool:
+        """Whether it compares queries with the keys of tokens."""
+        return False
+
+    @property
+    def sinks(self) -> bool:
+        """Whether its weights have one more entry, of a sink."""
+        return False
+
+    @property
+    def mixture(self):
+        """The options of its mixture of experts (MoeConfig); None without."""
+        return None
 
 
 def reads(*groups: type):
@@ -136,6 +164,12 @@ class SublayerModule(nnx.Module):
     @staticmethod
     def shared_tables(place: Place) -> dict[str, SharedTable]:
         """Tables that all layers share, by name."""
+        return {}
+
+    @staticmethod
+    def carried(place: Place) -> dict[str, Carried]:
+        """Values that travel from layer to layer, by name. The module reads them in ctx.carried, and returns new ones in
+        Aux.carried."""
         return {}
 
     @staticmethod

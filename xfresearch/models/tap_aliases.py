@@ -1,65 +1,75 @@
 """TransformerLens' names of taps (Nanda & Bloom 2022; its version 2), for those values that the two have in common."""
 
 from functools import cache
+from itertools import groupby
 
-from xfresearch.models import layers
-from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.norms import NormSpec
+from xfresearch.models.stack import ends_with
+from xfresearch.models.sublayers import Sublayer
 
-# site: name in a block of TransformerLens
+# {role: {site of the sublayer: name in a block of TransformerLens}}
 SITES = {
-    "attention.in": "ln1.hook_normalized",
-    "attention.unrotated_query": "attn.hook_q",
-    "attention.unrotated_key": "attn.hook_k",
-    "attention.query": "attn.hook_q",
-    "attention.key": "attn.hook_k",
-    "attention.value": "attn.hook_v",
-    "attention.weights": "attn.hook_pattern",
-    "attention.heads": "attn.hook_z",
-    "attention.out": "hook_attn_out",
-    "feed_forward.before": "hook_resid_mid",
-    "feed_forward.in": "ln2.hook_normalized",
-    "feed_forward.router_probabilities": "mlp.hook_expert_weights",
-    "feed_forward.chosen": "mlp.hook_expert_indices",
-    "feed_forward.pre_activation": "mlp.hook_pre",
-    "feed_forward.multiplier": "mlp.hook_pre_linear",
-    "feed_forward.hidden": "mlp.hook_mid",
-    "feed_forward.coefficients": "mlp.hook_post",
-    "feed_forward.out": "hook_mlp_out",
+    "mixer": {
+        "in": "ln1.hook_normalized",
+        "unrotated_query": "attn.hook_q",
+        "unrotated_key": "attn.hook_k",
+        "query": "attn.hook_q",
+        "key": "attn.hook_k",
+        "value": "attn.hook_v",
+        "weights": "attn.hook_pattern",
+        "heads": "attn.hook_z",
+        "out": "hook_attn_out",
+    },
+    "feed_forward": {
+        "before": "hook_resid_mid",
+        "in": "ln2.hook_normalized",
+        "router_probabilities": "mlp.hook_expert_weights",
+        "chosen": "mlp.hook_expert_indices",
+        "pre_activation": "mlp.hook_pre",
+        "multiplier": "mlp.hook_pre_linear",
+        "hidden": "mlp.hook_mid",
+        "coefficients": "mlp.hook_post",
+        "out": "hook_mlp_out",
+    },
 }
-ROTATED = {"attention.query": "attn.hook_rot_q", "attention.key": "attn.hook_rot_k"}  # in a block with RoPE
+UNROTATED = ("unrotated_query", "unrotated_key")  # that exist with RoPE alone
+ROTATED = {"query": "attn.hook_rot_q", "key": "attn.hook_rot_k"}  # with RoPE
 OUTSIDE = {"final": "ln_final.hook_normalized"}
 
 
 @cache
 def lens_names(model: ModelConfig) -> dict[str, str]:
     """{TransformerLens' name: our name}. Some of the values may not exist in this model."""
-    dual = any(LAYOUTS[block.layout].dual for block in model.blocks.values())
-    final = _is_normalized(model.norm_spec(model.final_norm)) and not dual
+    final = _is_normalized(model.norm_spec(model.final_norm)) and not ends_with(model)
     found = {theirs: ours for ours, theirs in OUTSIDE.items()} if final else {}
-    for layer in layers.layers(model):
-        for site, name in _block(model, layer.block).items():
-            found[f"blocks.{layer.number}.{name}"] = f"blocks.{layer.number}.{site}"
+    for number, of_layer in groupby(model.sublayers(), lambda each: each.layer.number):
+        for site, name in _of_layer(list(of_layer)).items():
+            found[f"blocks.{number}.{name}"] = f"blocks.{number}.{site}"
     return found
 
 
-def _block(model: ModelConfig, block: str) -> dict[str, str]:
-    """{our site: their name} of a block."""
-    options = model.blocks[block]
-    sublayers = LAYOUTS[options.layout].sublayers
-    rope = getattr(options.attention, "position", "") == "rope"
-    ends = {f"{sublayers[0].name}.before": "hook_resid_pre", f"{sublayers[-1].name}.residual": "hook_resid_post"}
-    found = SITES | (ROTATED if rope else {}) | ends
-    if not all(s.reads == "stream" and s.skip == "stream" for s in sublayers):
-        del found["feed_forward.before"]  # there is no stream between the sublayers
+def _of_layer(sublayers: list[Sublayer]) -> dict[str, str]:
+    """{our site: their name} of a layer. A role that several sublayers have has no name there."""
+    found = {f"{sublayers[0].name}.before": "hook_resid_pre", f"{sublayers[-1].name}.residual": "hook_resid_post"}
+    roles = [each.role for each in sublayers]
+    between = roles == ["mixer", "feed_forward"] and all(
+        each.connection.reads == each.connection.adds_to == "stream" for each in sublayers
+    )
     norm = None  # that whose output the sublayer reads
-    for s in sublayers:
-        if s.reads != "before":
-            norm = options.norm_at(f"{s.name}_in") if "in" in s.norms else None
-        if norm is None or not _is_normalized(norm):
-            del found[f"{s.name}.in"]
-    return found if rope else {ours: theirs for ours, theirs in found.items() if ".unrotated_" not in ours}
+    for each in sublayers:
+        norm = norm if each.connection.reads == "before" else each.norm("in")
+        if roles.count(each.role) > 1:
+            continue
+        names = SITES[each.role]
+        if getattr(each.options, "position", "") == "rope":
+            names = names | ROTATED
+        else:
+            names = {site: name for site, name in names.items() if site not in UNROTATED}
+        normalized = norm is not None and _is_normalized(norm)
+        unknown = ([] if normalized else ["in"]) + ([] if between else ["before"])
+        found |= {f"{each.name}.{site}": name for site, name in names.items() if site not in unknown}
+    return found
 
 
 def _is_normalized(norm: NormSpec) -> bool:

@@ -4,6 +4,7 @@ A model is a function of (config, params). `init` draws the parameters: a nested
 layers of a stack share arrays. `bind` puts them into a `Transformer`, whose methods are traced under jit.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from xfresearch.errors import require
 from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models import stack
-from xfresearch.models.block import Stream
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.layers import are_apart, stacks
@@ -25,6 +25,8 @@ from xfresearch.models.model_config import ModelConfig, position_rows
 from xfresearch.models.norms import Norm
 from xfresearch.models.parameters import Rngs, draw, kernel_std, parameter, times, with_params
 from xfresearch.models.positions import sinusoidal
+from xfresearch.models.stream import Stream
+from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
 from xfresearch.sharding.letters import Axes
 from xfresearch.trees import nested
@@ -71,17 +73,15 @@ class Transformer(nnx.Module):
         ctx = replace(ctx, taps=outside, shared=self.shared.values())
         x_BLD = ctx.tap("embed", ctx.shard(self.embedded(tokens_BL, ctx), "BLD"))
         run_blocks = stack.unroll if layers == "unroll" or stack.are_apart(self.blocks) else stack.scan
-        stream = Stream(x_BLD, x_BLD if stack.has_dual(self.config) else None)
+        stream = stack.first_stream(self.config, x_BLD, ctx)
         stream, found = run_blocks(self.config, self.blocks, stream, ctx, caches, stack.REMAT[remat], taps)
         hidden_BLD = ctx.tap("final", self.end(stream))
         captures = found.captures | {OUTSIDE: outside.values}
         return Output(hidden_BLD, found.losses, found.caches, found.statistics, captures)
 
     def end(self, stream: Stream):
-        """The output of the final norm; for a dual stream, x + norm(sum) (Xie et al. 2023, fig. 2)."""
-        if stream.sum_BLD is None:
-            return self.final_norm(stream.x_BLD)
-        return stream.x_BLD + self.final_norm(stream.sum_BLD)
+        """What the output head reads after the last layer: the output of the final norm, in most layouts."""
+        return stack.last_branch(self.config).connection.end(self.final_norm, stream)
 
     def embedded(self, tokens_BL, ctx: Context):
         """The residual stream [B, L, D] before the first block."""
@@ -173,10 +173,21 @@ def bind(model: ModelConfig, params: dict) -> Transformer:
     return with_params(_split(model, are_apart(params)), params)
 
 
+def bound(model: ModelConfig, params: dict, role: str = "", has: str = "", layer: int | None = None) -> Iterator[Bound]:
+    """Sublayers with their parameters, chosen as by `model.sublayers`. It may be traced."""
+    blocks = bind(model, params).blocks
+    at, block = None, None
+    for each in model.sublayers(role, has, layer):
+        if at != each.layer:
+            at = each.layer
+            block = jax.tree.map(lambda leaf, index=at.index: leaf[index], blocks[at.stack])
+        yield Bound(each, block)
+
+
 def after_update(model: ModelConfig, params: dict, statistics: dict) -> dict:
     """`params` after the additional update rules of sublayers, given statistics {stack: {name: [R, ...]}}."""
     blocks = dict(params["blocks"])
-    modules = {(name, sublayer.name): place.options for name, sublayer, place in model.places()}
+    modules = {(name, branch.name): place.options for name, branch, place in model.places()}
     for place in stacks(model):
         for (block, sublayer), options in modules.items():
             if block == place.block and sublayer in blocks[place.name]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.layouts import LAYOUTS, Sublayer
+from xfresearch.models.connections.connection import ONE, Factor
+from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.norms import title
 
 BOX = 168  # width of a box
@@ -93,15 +94,14 @@ def draw_block(block: BlockConfig, words: bool = True, standalone: bool = False)
     colours follow the reader's dark mode."""
     layout = LAYOUTS[block.layout]
     canvas = Canvas()
-    dual = layout.dual
     canvas.text(0, 2, "x", 14)
     y = 14.0
     bottom = y  # where the block's input is
-    groups = _groups(layout.sublayers)
+    groups = _groups(layout.branches)
     for group in groups:
         start = y + 8
         canvas.line((0, y), (0, start), arrow=False)
-        y = _draw_group(canvas, block, group, start, bottom, layout.deep_norm, dual, words)
+        y = _draw_group(canvas, block, group, start, bottom, words)
     canvas.line((0, y), (0, y + GAP))
     canvas.text(0, y + GAP + 6, "y", 14)
     canvas.top += 16
@@ -109,38 +109,39 @@ def draw_block(block: BlockConfig, words: bool = True, standalone: bool = False)
     return canvas.svg(f"A {block.layout.replace('_', '-')} block", style)
 
 
-def _groups(sublayers: tuple[Sublayer, ...]) -> list[list[Sublayer]]:
+def _groups(branches: tuple[Branch, ...]) -> list[list[Branch]]:
     """The sublayers from the bottom to the top; those of one group are beside each other."""
-    groups: list[list[Sublayer]] = []
-    for sublayer in sublayers:
-        if sublayer.reads == "stream":
-            groups.append([sublayer])
+    groups: list[list[Branch]] = []
+    for branch in branches:
+        if branch.connection.reads == "stream":
+            groups.append([branch])
         else:
-            groups[-1].append(sublayer)
+            groups[-1].append(branch)
     return groups
 
 
-def _draw_group(canvas, block, group, start: float, bottom: float, deep: bool, dual: bool, words: bool) -> float:
+def _draw_group(canvas, block, group, start: float, bottom: float, words: bool) -> float:
     """Draws the sublayers of a group above `start`, and what their outputs are added to. Returns the top."""
     first = group[0]
     columns = [0.0] if len(group) == 1 else [-(BOX + SIDE) / 2, (BOX + SIDE) / 2]
     y = start
-    shared = any(sublayer.reads == "before" for sublayer in group)
+    shared = any(branch.connection.reads == "before" for branch in group)
     if shared:  # one norm for both
         y = _norms(canvas, block, first, "in", 0.0, y)
         fork = y + 8
         canvas.line((0, y), (0, fork), arrow=False)
         y = fork
     tops = []
-    for x, sublayer in zip(columns, group, strict=True):
+    for x, branch in zip(columns, group, strict=True):
         if x:
             canvas.line((0, y), (x, y), arrow=False)
-        at = y if shared else _norms(canvas, block, sublayer, "in", x, y)
-        at = _sublayer(canvas, block, sublayer, x, at, words)
-        tops.append(_gain(canvas, sublayer, x, _norms(canvas, block, sublayer, "out", x, at)))
+        at = y if shared else _norms(canvas, block, branch, "in", x, y)
+        at = _sublayer(canvas, block, branch, x, at, words)
+        tops.append(_factor(canvas, branch.connection.branch, x, _norms(canvas, block, branch, "out", x, at)))
     top = max(tops)
     # The second sublayer of a group adds to the output of the first one: the stream enters with the first, or not at all.
-    skips = [] if first.skip == "none" and len(group) > 1 else [each for each in group if each.skip != "none"]
+    added = [each for each in group if each.connection.adds_to != "nothing"]
+    skips = added if added[:1] == [first] or len(group) == 1 else []
     if not skips and len(group) == 1:
         return top
     for x, at in zip(columns, tops, strict=True):
@@ -148,30 +149,31 @@ def _draw_group(canvas, block, group, start: float, bottom: float, deep: bool, d
             canvas.line((x, at), (x, top + GAP + 9), (-9 if x < 0 else 9, top + GAP + 9))
         else:
             canvas.line((0, at), (0, top + GAP))
-    if dual:
+    if any(branch.connection.ends_with for branch in group):
         _second_stream(canvas, top + 6)
     if skips:
-        _skip(canvas, skips[-1], start if skips[-1].skip == "stream" else bottom, top + GAP, columns, deep)
+        connection = skips[-1].connection
+        _skip(canvas, connection.skip, start if connection.adds_to == "stream" else bottom, top + GAP, columns)
     y = canvas.add(0, top + GAP)
     return _norms(canvas, block, group[-1], "post", 0.0, y)
 
 
-def _norms(canvas, block: BlockConfig, sublayer: Sublayer, place: str, x: float, y: float) -> float:
+def _norms(canvas, block: BlockConfig, branch: Branch, place: str, x: float, y: float) -> float:
     """The norm of a sublayer at a place, if it exists. Returns the top."""
-    if place not in sublayer.norms:
+    if place not in branch.norms:
         return y
-    kind = block.norm_at(f"{sublayer.name}_{place}").kind
+    kind = block.norm_at(f"{branch.name}_{place}").kind
     if kind == "none":
         return y
     canvas.line((x, y), (x, y + GAP))
     return canvas.box(x, y + GAP, "norm", title(kind))
 
 
-def _sublayer(canvas, block: BlockConfig, sublayer: Sublayer, x: float, y: float, words: bool) -> float:
-    options = block.sublayers[sublayer.name]
+def _sublayer(canvas, block: BlockConfig, branch: Branch, x: float, y: float, words: bool) -> float:
+    options = block.sublayers[branch.name]
     canvas.line((x, y), (x, y + GAP))
-    name = f"{NAMES[sublayer.holds]}{' without W_O' if sublayer.bare else ''}"
-    top = canvas.box(x, y + GAP, sublayer.holds, name, _short(options.words) if words else "")
+    name = f"{NAMES[branch.role]}{' without W_O' if branch.bare else ''}"
+    top = canvas.box(x, y + GAP, branch.role, name, _short(options.words) if words else "")
     slots = getattr(options, "memory_slots", 0)
     if slots:
         width = 92
@@ -188,17 +190,18 @@ def _short(words: str) -> str:
     return first if len(first) <= 32 else f"{first[:31]}…"
 
 
-def _gain(canvas, sublayer: Sublayer, x: float, y: float) -> float:
-    """The trained factor of a sublayer's output, if it has one. Returns the top."""
-    if not sublayer.gain:
+def _factor(canvas, factor: Factor, x: float, y: float) -> float:
+    """The factor of a sublayer's output, if it has one. Returns the top."""
+    if factor == ONE:
         return y
     canvas.line((x, y), (x, y + GAP))
     top = canvas.add(x, y + GAP, "×")
-    canvas.text(x + 14, y + GAP + 5, "trained gain", 10.5, "muted", "start")
+    text = "trained gain" if factor.trained else f"{factor.value:g}"
+    canvas.text(x + 14, y + GAP + 5, text, 10.5, "muted", "start")
     return top
 
 
-def _skip(canvas, sublayer: Sublayer, start: float, to: float, columns: list[float], deep: bool) -> None:
+def _skip(canvas, skip: Factor, start: float, to: float, columns: list[float]) -> None:
     """The arrow from the stream at height `start` around the columns to the sum at height `to`."""
     x = max(columns) + BOX / 2 + SIDE
     height = to + 9
@@ -206,7 +209,8 @@ def _skip(canvas, sublayer: Sublayer, start: float, to: float, columns: list[flo
         canvas.line((0, start), (x, start), (x, height + 13), (0, height + 13), (0, height + 9), kind="skip")
     else:
         canvas.line((0, start), (x, start), (x, height), (9, height), kind="skip")
-    factor = "× trained gain" if sublayer.skip_gain else "× ∜(2 depth)" if deep else ""
+    constant = "× ∜(2 depth)" if callable(skip.value) else "" if skip == ONE else f"× {skip.value:g}"
+    factor = "× trained gain" if skip.trained else constant
     if factor:
         canvas.text(x + 6, (start + height) / 2, factor, 10.5, "muted", "start")
         canvas.right = max(canvas.right, x + 96)

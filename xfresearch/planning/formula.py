@@ -216,11 +216,11 @@ def _collectives(config: Config, sizes: dict, weights: list[_Weight]) -> list[Co
     repeats = Counter()
     for stack in layers.stacks(model):
         repeats[stack.block] += microbatches * stack.repeats
-    for name, sublayer, place in model.places():
+    for name, branch, place in model.places():
         count = repeats[name]
         traffic = kind_of(place.options).module.traffic(place)
-        sums = _sums(model.blocks[name].layout, sublayer.name, config.training.remat)
-        add("all-reduce", ("tensor",), sums * count, stream, f"{name}: outputs of {sublayer.name}")
+        sums = _sums(model.blocks[name].layout, branch.name, config.training.remat)
+        add("all-reduce", ("tensor",), sums * count, stream, f"{name}: outputs of {branch.name}")
         add("all-to-all", ("expert",), 2 * passes * count, tokens * traffic.routed * width, f"{name}: tokens")
         keys = rows * config.sequence_length * traffic.context / sizes["tensor"] * width
         add("all-gather", ("context",), passes * count, keys, f"{name}: keys and values")
@@ -232,10 +232,10 @@ def _sums(layout: str, name: str, remat: str) -> int:
     """How often a layer sums a sublayer's output over `tensor`: in the forward pass, and its gradient in the backward pass.
     With remat='dots' it is saved; a layer that is recomputed in full needs it for the sublayer after it. It is summed with
     the output of the next sublayer, once, if that one reads the same input."""
-    sublayers = LAYOUTS[layout].sublayers
-    at = [each.name for each in sublayers].index(name)
-    after = sublayers[at + 1 :]
-    if after and after[0].reads == "before":
+    branches = LAYOUTS[layout].branches
+    at = [each.name for each in branches].index(name)
+    after = branches[at + 1 :]
+    if after and after[0].connection.reads == "before":
         return 0
     return 2 + (remat == "full" and bool(after))
 

@@ -25,8 +25,9 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.block_config import BlockConfig, NormSite
+from xfresearch.models.connections.connection import Connection
 from xfresearch.models.feed_forwards.dense import HIDDEN
-from xfresearch.models.layouts import LAYOUTS, Sublayer
+from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.norms import NormSpec
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.narrower import narrowed
@@ -81,33 +82,38 @@ def _check_outside(network: Network) -> None:
 def written(block: BlockConfig, where: str) -> list[str]:
     """Names of the sublayers that write the stream. Raises Refused if something reads its mean, or if a norm writes it."""
     found = []
-    sublayers = LAYOUTS[block.layout].sublayers
+    branches = LAYOUTS[block.layout].branches
     before = True  # whether the tensor before this sublayer is the stream
-    for sublayer, following in zip(sublayers, (*sublayers[1:], None), strict=True):
-        _check_output_norms(block, sublayer, where)
-        if sublayer.reads == "block" or (sublayer.reads == "stream" and before):
-            _check_reader(block, sublayer, where)
-        before = following is None or following.skip == "stream" or following.reads != "stream" or _blind(block, following)
-        found += [sublayer.name] if before else []
+    for branch, following in zip(branches, (*branches[1:], None), strict=True):
+        _check_output_norms(block, branch, where)
+        if branch.connection.reads == "block" or (branch.connection.reads == "stream" and before):
+            _check_reader(block, branch, where)
+        before = following is None or _keeps(following.connection) or _blind(block, following)
+        found += [branch.name] if before else []
     return found
 
 
-def _blind(block: BlockConfig, sublayer: Sublayer) -> bool:
-    return "in" in sublayer.norms and block.norm_at(f"{sublayer.name}_in").kind in BLIND
+def _keeps(connection: Connection) -> bool:
+    """Whether the sublayer adds to the stream before it, or reads another value."""
+    return connection.adds_to == "stream" or connection.reads != "stream"
 
 
-def _check_reader(block: BlockConfig, sublayer: Sublayer, where: str) -> None:
-    site = f"{sublayer.name}_in"
-    kind = block.norm_at(site).kind if "in" in sublayer.norms else "none"
-    refuse_unless(kind != "none", f"{where}: {sublayer.name} reads the residual stream without a norm, and so its mean")
+def _blind(block: BlockConfig, branch: Branch) -> bool:
+    return "in" in branch.norms and block.norm_at(f"{branch.name}_in").kind in BLIND
+
+
+def _check_reader(block: BlockConfig, branch: Branch, where: str) -> None:
+    site = f"{branch.name}_in"
+    kind = block.norm_at(site).kind if "in" in branch.norms else "none"
+    refuse_unless(kind != "none", f"{where}: {branch.name} reads the residual stream without a norm, and so its mean")
     refuse_unless(kind in BLIND, f"{where}: norms.{site} of kind {kind!r} reads the mean of the residual stream")
 
 
-def _check_output_norms(block: BlockConfig, sublayer: Sublayer, where: str) -> None:
+def _check_output_norms(block: BlockConfig, branch: Branch, where: str) -> None:
     for at, what in (("post", "is the residual stream itself"), ("out", "is added to the residual stream")):
-        site = f"{sublayer.name}_{at}"
+        site = f"{branch.name}_{at}"
         refuse_unless(
-            at not in sublayer.norms or block.norm_at(site).kind == "none",
+            at not in branch.norms or block.norm_at(site).kind == "none",
             f"{where}: the output of norms.{site}, with a mean, {what}",
         )
 

@@ -62,11 +62,11 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
 def sites(block: BlockConfig) -> dict[str, list[str]]:
     """{sublayer: the sublayers that read its input norm}, for each input norm with a gain or a bias."""
     found = {}
-    sublayers = LAYOUTS[block.layout].sublayers
-    for index, sublayer in enumerate(sublayers):
-        if "in" in sublayer.norms and block.norm_at(f"{sublayer.name}_in").affine:
-            after = sublayers[index + 1 :]
-            found[sublayer.name] = [sublayer.name, *(each.name for each in after if each.reads == "before")]
+    branches = LAYOUTS[block.layout].branches
+    for index, branch in enumerate(branches):
+        if "in" in branch.norms and block.norm_at(f"{branch.name}_in").affine:
+            after = branches[index + 1 :]
+            found[branch.name] = [branch.name, *(each.name for each in after if each.connection.reads == "before")]
     return found
 
 
@@ -174,8 +174,11 @@ def _folded(block: BlockConfig, params: Params, axes: dict, needed: set[str], br
 
 def _into_head(network: Network, broken: bool) -> Network:
     """The network with the final norm's gain and bias in the head."""
-    dual = any(LAYOUTS[at.block.layout].dual for at in network.layers)
-    refuse_unless(not dual, "the head reads x + norm(sum of all outputs) with layout='resi_dual', not the norm alone")
+    last = network.layers[-1].block
+    refuse_unless(
+        not LAYOUTS[last.layout].branches[-1].connection.ends_with,
+        f"the head reads x + norm(sum of all outputs) with layout={last.layout!r}, not the norm alone",
+    )
     network = untied(network)
     spec = network.norm(network.model.final_norm)
     gain_D, bias_D = _gain_and_bias(network.outside, "final_norm", spec, network.model.width)

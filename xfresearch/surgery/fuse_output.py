@@ -21,7 +21,8 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.layouts import LAYOUTS, Sublayer
+from xfresearch.models.connections.connection import ONE
+from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
@@ -56,15 +57,15 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
 
 def between(block: BlockConfig) -> str:
     """The term between W_O and W_1, in words; '' if W_1 reads o W_O itself."""
-    first, *rest = LAYOUTS[block.layout].sublayers
+    first, *rest = LAYOUTS[block.layout].branches
     if not rest:
         return f"layout={block.layout!r}: there is no W_1, W_O writes to the residual stream"
     second = rest[0]
-    if second.reads != "stream":
-        return f"W_1 reads {_normed('x', block, first if second.reads == 'before' else second, 'in')}, not o W_O"
+    if second.connection.reads != "stream":
+        return f"W_1 reads {_normed('x', block, first if second.connection.reads == 'before' else second, 'in')}, not o W_O"
     term, norms = _read_by_second(block, first, second)
-    added = "x is added after W_O" if first.skip != "none" else ""
-    if not added and not norms and second.skip == "stream":
+    added = "x is added after W_O" if first.connection.adds_to != "nothing" else ""
+    if not added and not norms and second.connection.adds_to == "stream":
         return f"b o W_O + f({term} W_1): the skip of the feed-forward layer reads W_O too"
     if not added and not norms:
         return ""
@@ -75,20 +76,20 @@ def between(block: BlockConfig) -> str:
     return f"W_1 reads {term}: {', and '.join(reasons)}"
 
 
-def _read_by_second(block: BlockConfig, first: Sublayer, second: Sublayer) -> tuple[str, list[str]]:
+def _read_by_second(block: BlockConfig, first: Branch, second: Branch) -> tuple[str, list[str]]:
     """What W_1 reads, as a formula, and the kinds of the norms in it."""
     term = _normed("o W_O", block, first, "out")
-    term = f"a {term}" if first.gain else term
-    if first.skip != "none":
-        term = f"{'alpha x' if LAYOUTS[block.layout].deep_norm else 'x'} + {term}"
+    term = f"a {term}" if first.connection.branch != ONE else term
+    if first.connection.adds_to != "nothing":
+        term = f"{'x' if first.connection.skip == ONE else 'alpha x'} + {term}"
     term = _normed(_normed(term, block, first, "post"), block, second, "in")
     sites = [(first, "out"), (first, "post"), (second, "in")]
     kinds = [block.norm_at(f"{each.name}_{at}").kind for each, at in sites if at in each.norms]
     return term, [kind for kind in kinds if kind != "none"]
 
 
-def _normed(term: str, block: BlockConfig, sublayer: Sublayer, at: str) -> str:
-    exists = at in sublayer.norms and block.norm_at(f"{sublayer.name}_{at}").kind != "none"
+def _normed(term: str, block: BlockConfig, branch: Branch, at: str) -> str:
+    exists = at in branch.norms and block.norm_at(f"{branch.name}_{at}").kind != "none"
     return f"norm({term})" if exists else term
 
 

@@ -14,19 +14,19 @@ def identity_maps(network: Network, number: int) -> list[str]:
     block, axes, where = network.layers[number].block, network.axes(number), f"layer {number}"
     found: list[str] = []
     replaced = ""  # the sublayer whose output has replaced the input of the block
-    for sublayer in LAYOUTS[block.layout].sublayers:
-        name = sublayer.name
+    for branch in LAYOUTS[block.layout].branches:
+        name = branch.name
         post = f"{name}_post"
         refuse_unless(
-            "post" not in sublayer.norms or block.norm_at(post).kind == "none",
+            "post" not in branch.norms or block.norm_at(post).kind == "none",
             f"{where}: norms.{post} reads the skip too, and norm(x + 0) is not x",
         )
         refuse_unless(
-            not (replaced and sublayer.skip == "stream"),
+            not (replaced and branch.connection.adds_to == "stream"),
             f"{where}: layout={block.layout!r} has no skip around {replaced}: x is not added to its output",
         )
-        replaced = name if sublayer.skip == "none" else ""
-        if sublayer.skip != "none":
+        replaced = name if branch.connection.adds_to == "nothing" else ""
+        if branch.connection.adds_to != "nothing":
             found += last_maps(block, axes, name, where) + _output_norm(block, name, axes, where)
     refuse_unless(
         not replaced, f"{where}: layout={block.layout!r} has no skip around {replaced}: x is not added to its output"
@@ -50,7 +50,7 @@ def check_depth(network: Network, first: int) -> None:
     """Raises Refused if a layer depends on the depth, or one from `first` on depends on its number."""
     for number, at in enumerate(network.layers):
         refuse_unless(
-            not LAYOUTS[at.block.layout].deep_norm,
+            not any(callable(branch.connection.skip.value) for branch in LAYOUTS[at.block.layout].branches),
             f"layer {number}: the factor (2 depth)^(1/4) of the skip in layout={at.block.layout!r} depends on the depth",
         )
         refuse_unless(

@@ -105,7 +105,7 @@ def _positions(stream: Stream, first: int = 0):
 def _embed(model: ModelConfig, outside: dict, tokens_BL) -> Stream:
     positions_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1]), tokens_BL.shape)
     x_BLD = transformer.bind(model, outside).embedded(tokens_BL, Context(positions_BL))
-    return Stream(x_BLD, x_BLD if stack.has_dual(model) else None)
+    return stack.first_stream(model, x_BLD, Context(positions_BL))
 
 
 @partial(jax.jit, static_argnums=0)

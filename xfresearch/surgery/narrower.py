@@ -68,13 +68,13 @@ def _check(network: Network, maps: Maps) -> None:
     for number, at in enumerate(network.layers):
         where, block = f"width='less_one': layer {number}", at.block
         written = {path.split("/")[0] for path in maps[number]}
-        for sublayer in LAYOUTS[block.layout].sublayers:
-            name, options = sublayer.name, getattr(block, sublayer.name)
+        for branch in LAYOUTS[block.layout].branches:
+            name, options = branch.name, getattr(block, branch.name)
             site = f"{name}_in"
-            affine = "in" in sublayer.norms and block.norm_at(site).affine
+            affine = "in" in branch.norms and block.norm_at(site).affine
             refuse_unless(not affine, f"{where}: norms.{site} has a gain or a bias of size D (fold_norm first)")
             refuse_unless(
-                name in written or sublayer.bare,
+                name in written or branch.bare,
                 f"{where}: the output of {name} is no part of the stream, and its D numbers have a mean",
             )
             for projection in ("query", "key", "value"):
@@ -90,12 +90,12 @@ def _readers(block: BlockConfig, axes: dict[str, Axes]) -> dict[str, tuple[int, 
     found = {}
     kind = ""
     bare = False
-    for sublayer in LAYOUTS[block.layout].sublayers:
-        name = sublayer.name
-        kind = block.norm_at(f"{name}_in").kind if "in" in sublayer.norms else kind
+    for branch in LAYOUTS[block.layout].branches:
+        name = branch.name
+        kind = block.norm_at(f"{name}_in").kind if "in" in branch.norms else kind
         if not bare:
             found |= {path: (at, kind) for path, at in first_maps(axes, name).items()}
-        bare = sublayer.bare  # the next sublayer reads heads, and no stream
+        bare = branch.bare  # the next sublayer reads heads, and no stream
     return found
 
 

@@ -25,11 +25,11 @@ def kernel_choices(config: Config, mesh=None) -> dict[tuple[str, str], Choice]:
     """
     packed = config.data.packing == "documents"
     found = {}
-    for name, sublayer, place in config.model.places():
+    for name, branch, place in config.model.places():
         module = kind_of(place.options).module
         choice = module.kernel(place, config.sequence_length, packed, execution(config.training), mesh)
         if choice is not None:
-            found[name, sublayer.name] = choice
+            found[name, branch.name] = choice
     return found
 
 

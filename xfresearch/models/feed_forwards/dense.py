@@ -46,6 +46,10 @@ class HiddenOptions(SublayerConfig):
     def activation(self) -> str:
         return self.kind
 
+    @property
+    def memory_parts(self) -> tuple[str, ...]:
+        return ("",)
+
     def resolved(self, place: Place, key: str) -> "HiddenOptions":
         hidden = max(self._hidden(place.width), 1)
         if not self.hidden:

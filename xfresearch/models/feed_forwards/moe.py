@@ -102,6 +102,14 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
         return self.moe.expert
 
     @property
+    def memory_parts(self) -> tuple[str, ...]:
+        return ("", "shared") if self.moe.shared else ("",)
+
+    @property
+    def mixture(self) -> MoeConfig:
+        return self.moe
+
+    @property
     def words(self) -> str:
         moe = self.moe
         each = f"{ACTIVATIONS[moe.expert].title} {self.hidden}"

@@ -51,6 +51,10 @@ class DifferentialConfig(SublayerConfig):
     dropout: float = option(0.0, "dropout rate of attention weights", low=0.0, high=0.99, decides="training")
 
     @property
+    def attends(self) -> bool:
+        return True
+
+    @property
     def words(self) -> str:
         return ", ".join([heads_in_words(self, "differential heads"), *changed(self, *HEAD_OPTIONS)])
 

@@ -64,6 +64,14 @@ class SlotsConfig(SublayerConfig):
     )
 
     @property
+    def memory_parts(self) -> tuple[str, ...]:
+        return ("",)
+
+    @property
+    def slots(self) -> int:
+        return self.memory_slots
+
+    @property
     def words(self) -> str:
         named = ("kind", "memory_slots", "memory_activation", "heads", "head_size", "kv_heads")
         kind = f"with {self.memory_activation}" if wide_slots(self) else f"for {self.heads} heads of {self.head_size}"

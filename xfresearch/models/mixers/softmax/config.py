@@ -39,6 +39,22 @@ class SoftmaxConfig(OutputOptions, MemoryOptions, AttendOptions, PositionOptions
     def norm_kinds(self) -> tuple[str, ...]:
         return (self.qk_norm,)
 
+    @property
+    def memory_parts(self) -> tuple[str, ...]:
+        return ("",) if self.memory_slots else ()
+
+    @property
+    def slots(self) -> int:
+        return self.memory_slots
+
+    @property
+    def attends(self) -> bool:
+        return True
+
+    @property
+    def sinks(self) -> bool:
+        return self.sink != "none"
+
     def resolved(self, place: Place, key: str) -> "SoftmaxConfig":
         a = with_sizes(self, place.width, key)
         require(a.rank <= place.width, f"{key}.rank", a.rank, f"at most model.width={place.width}, the full rank")

@@ -1,0 +1,122 @@
+"""The interface of a connection: how a sublayer reads from what came before, and how its output joins it.
+
+    y = skip * x + branch * f(x)
+
+A connection is a frozen dataclass in the table of layouts (models/layouts.py). It has no state: the block holds its
+parameters, as `<sublayer>_<parameter>`, and passes them to its methods. A new connection is a file here that derives from
+`Connection`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xfresearch.models.costs import Costs, weights
+from xfresearch.models.parameters import times
+from xfresearch.models.stream import Carried, Stream
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a vector: a constant, or one trained number.
+
+    value: of the constant, or the initial one; or a function of the model's depth. The block's option `branch_gain`
+    replaces the initial value if the factor is `optional`.
+    """
+
+    value: float | Callable[[int], float] = 1.0
+    trained: bool = False
+    optional: bool = False
+
+    def at(self, depth: int, branch_gain: float = 0.0) -> float:
+        """The constant, or the initial value, in a model of this depth."""
+        if self.optional and branch_gain:
+            return branch_gain
+        return self.value(depth) if callable(self.value) else self.value
+
+
+ONE = Factor()
+
+
+class Initial(NamedTuple):
+    """The initial value of a parameter, and the letters of its dimensions."""
+
+    value: jax.Array
+    letters: str
+
+
+@dataclass(frozen=True)
+class Connection:
+    """x + f(x), and the base of all connections.
+
+    branch: factor of the sublayer's output. skip: factor of what the output is added to.
+    reads: the input of the sublayer's first norm, or of the sublayer: the stream, the input of the block, or what the
+    sublayer before it read, after its norm.
+    adds_to: what the output is added to: the stream, the input of the block, or nothing.
+    ends_with: names of the carried values that `end` reads.
+    """
+
+    branch: Factor = ONE
+    skip: Factor = ONE
+    reads: ClassVar[Literal["stream", "block", "before"]] = "stream"
+    adds_to: ClassVar[Literal["stream", "block", "nothing"]] = "stream"
+    ends_with: ClassVar[tuple[str, ...]] = ()
+
+    def carried(self, width: int) -> dict[str, Carried]:
+        """The values that travel with a residual stream of this width."""
+        return {}
+
+    def kernel_scale(self, depth: int) -> float:
+        """Scale of the initial kernels of values and of feed-forward layers."""
+        return 1.0
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The names of `parameters`."""
+        return (*(["gain"] if self.branch.trained else []), *(["skip_gain"] if self.skip.trained else []))
+
+    def parameters(self, width: int, depth: int, number, branch_gain: float, dtype: str) -> dict[str, Initial]:
+        """The parameters by name. `number` is that of the sublayer in the model; it may be traced."""
+        factors = {"gain": self.branch, "skip_gain": self.skip}
+        first = {name: factors[name].at(depth, branch_gain) for name in self.parameter_names}
+        return {name: Initial(jnp.full((), value, dtype), "") for name, value in first.items()}
+
+    def costs(self, width: int) -> Costs:
+        return weights(len(self.parameter_names))
+
+    def read(self, parameters: Mapping, stream: Stream):
+        """What a sublayer reads that reads the stream [B, L, D]."""
+        return stream.x_BLD
+
+    def scaled(self, parameters: Mapping, depth: int, y_BLD):
+        """The output of the sublayer times its factor."""
+        return _times(self.branch, parameters.get("gain"), depth, y_BLD)
+
+    def skipped(self, parameters: Mapping, depth: int, x_BLD):
+        """What the output is added to, times its factor."""
+        return _times(self.skip, parameters.get("skip_gain"), depth, x_BLD)
+
+    def write(self, parameters: Mapping, depth: int, stream: Stream, block_BLD, y_BLD) -> Stream:
+        """The stream after the sublayer's scaled output y. `block_BLD` is the input of the block."""
+        if self.adds_to == "nothing":
+            return stream._replace(x_BLD=y_BLD)
+        x_BLD = {"stream": stream.x_BLD, "block": block_BLD}[self.adds_to]
+        return stream._replace(x_BLD=self.skipped(parameters, depth, x_BLD) + y_BLD)
+
+    def put(self, stream: Stream, x_BLD) -> Stream:
+        """The stream with another x: that of a patch, or after a norm."""
+        return stream._replace(x_BLD=x_BLD)
+
+    def end(self, final_norm: Callable, stream: Stream):
+        """What the output head reads, after the last sublayer."""
+        return final_norm(stream.x_BLD)
+
+
+def _times(factor: Factor, trained, depth: int, x_BLD):
+    if factor.trained:
+        return times(x_BLD, trained)
+    constant = factor.at(depth)
+    return x_BLD if constant == 1.0 else constant * x_BLD

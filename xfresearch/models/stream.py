@@ -1,0 +1,37 @@
+"""What travels from layer to layer: the residual stream, and named values that a kind declares.
+
+A connection or a sublayer declares its values as {name: Carried}. The rest of the model carries them by name: through
+scanned and unrolled layers, rematerialised and sharded.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Carried(NamedTuple):
+    """A value of each token that travels between layers.
+
+    letters: of its dimensions, as in 'BLGK' (sharding/letters.py). sizes: of the dimensions after B and L.
+    initial: before the first layer it is 0, or the embedding [B, L, D], broadcast to dimensions between L and D.
+    """
+
+    letters: str
+    sizes: tuple[int, ...]
+    initial: Literal["zeros", "embedding"]
+
+    def before_the_first_layer(self, x_BLD):
+        """The initial value, given the embedding."""
+        shape = (*x_BLD.shape[:2], *self.sizes)
+        if self.initial == "zeros":
+            return jnp.zeros(shape, x_BLD.dtype)
+        return jnp.broadcast_to(x_BLD.reshape(*x_BLD.shape[:2], *(1,) * (len(self.sizes) - 1), -1), shape)
+
+
+class Stream(NamedTuple):
+    """The residual stream between two sublayers, and the other values that travel with it, by name."""
+
+    x_BLD: jax.Array
+    values: Mapping[str, jax.Array] = {}

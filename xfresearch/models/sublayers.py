@@ -1,0 +1,81 @@
+"""The sublayers of a model, for code outside of models/: `model.sublayers()` and, with their parameters,
+`transformer.bound` are the only way into a block from there.
+
+Names of sublayers are free. Code asks for a role, or for a capability that the options state (models/sublayer.py), never for
+a name or a class.
+"""
+
+from dataclasses import dataclass
+
+from xfresearch.models import layers
+from xfresearch.models.block import Block, places
+from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.connections.connection import Connection
+from xfresearch.models.layers import Layer
+from xfresearch.models.layouts import Branch
+from xfresearch.models.norms import Norm, NormSpec
+from xfresearch.models.place import Place
+from xfresearch.models.sublayer import SublayerConfig, SublayerModule
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """A sublayer of one layer: where it is, what it does, how it is connected, and its options."""
+
+    layer: Layer
+    branch: Branch  # its entry in the layout
+    place: Place
+    block: BlockConfig  # the options of its block
+
+    @property
+    def name(self) -> str:
+        return self.branch.name
+
+    @property
+    def role(self) -> str:
+        """'mixer' or 'feed_forward'."""
+        return self.branch.role
+
+    @property
+    def options(self) -> SublayerConfig:
+        return self.place.options
+
+    @property
+    def connection(self) -> Connection:
+        return self.branch.connection
+
+    @property
+    def path(self) -> str:
+        """'blocks.3.attention', the first part of the names of its taps."""
+        return f"blocks.{self.layer.number}.{self.name}"
+
+    def norm(self, at: str) -> NormSpec | None:
+        """Its norm at 'in', 'out' or 'post'; None without."""
+        return self.block.norm_at(f"{self.name}_{at}") if at in self.branch.norms else None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A sublayer with its parameters."""
+
+    sublayer: Sublayer
+    block: Block  # of its layer alone
+
+    @property
+    def module(self) -> SublayerModule:
+        return getattr(self.block, self.sublayer.name)
+
+    def norm(self, at: str) -> Norm | None:
+        return self.block.norm(self.sublayer.branch, at)
+
+
+def sublayers(model, role: str = "", has: str = "", layer: int | None = None) -> list[Sublayer]:
+    """The sublayers of all layers, or of one layer, in the order of computation: all, those of a role, or those with the
+    capability `has` of SublayerConfig, such as 'memory_parts'."""
+    of_block = {name: list(places(model.around, model.depth, block)) for name, block in model.blocks.items()}
+    found = [
+        Sublayer(at, branch, place, model.blocks[at.block])
+        for at in (layers.layers(model) if layer is None else [layers.layer(model, layer)])
+        for branch, place in of_block[at.block]
+    ]
+    return [each for each in found if role in ("", each.role) and (not has or getattr(each.options, has))]
