@@ -101,24 +101,24 @@ def test_planted_heads_are_found_and_only_they():
 def test_figures_of_planted_weights():
     shift_LS = np.eye(6, k=-1)
     shift_LS[0, 0] = 1
-    values = {"attention.weights": jnp.asarray(shift_LS)[None, None], "attention.heads": jnp.ones((1, 6, 1, 2))}
-    values["attention.value"] = -jnp.ones((1, 6, 1, 2))
+    values = {"weights": jnp.asarray(shift_LS)[None, None], "heads": jnp.ones((1, 6, 1, 2))}
+    values["value"] = -jnp.ones((1, 6, 1, 2))
     found = {name: float(value[0, 0]) for name, value in statistics(values, sink=False).items()}
     assert found == pytest.approx(
         {"first": 0.2, "previous": 1.0, "self": 0.0, "distance": 1.0, "entropy": 0.0, "own_value": -1.0}
     )
-    assert statistics({"attention.query": 0}, sink=False) == {} == repetition({}, half=3)
+    assert statistics({"query": 0}, sink=False) == {} == repetition({}, half=3)
     back_LS = np.zeros((6, 6))
     back_LS[[3, 4, 5], [1, 2, 3]] = 0.7
     back_LS[[3, 4, 5], [0, 1, 2]] = 0.3
-    found = repetition({"attention.weights": jnp.asarray(back_LS)[None, None]}, half=3)
+    found = repetition({"weights": jnp.asarray(back_LS)[None, None]}, half=3)
     assert float(found["induction"][0, 0]) == pytest.approx(0.7) and float(found["duplicate"][0, 0]) == pytest.approx(0.3)
 
 
 def test_negative_weights_have_no_entropy():
     w_BHLS = jnp.asarray([[[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.5, -0.5]]]])
     ones = jnp.ones((1, 2, 2, 2))
-    values = {"attention.weights": w_BHLS, "attention.heads": ones, "attention.value": ones}
+    values = {"weights": w_BHLS, "heads": ones, "value": ones}
     entropy_BH = np.asarray(statistics(values, sink=False)["entropy"])
     assert entropy_BH[0, 0] == pytest.approx(np.log(2)) and np.isnan(entropy_BH[0, 1])
     assert np.isfinite(analysis.attention(tiny_model("simplified"), TOKENS_NL).summary["First token"]).all()

@@ -36,6 +36,7 @@ from xfresearch.analysis.token_classes import CLASSES, by_class, classes, even
 from xfresearch.models import layers
 from xfresearch.models.mixers.softmax.config import longest
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.statistics import mean_interval, mean_of_known
 
 SITES = ("weights", "coefficients", "sink_weight", "heads", "value")
@@ -61,8 +62,7 @@ SIGNED = ("copying", "matching", "own_value")
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    softmax = any(block.attention.kind not in ("lambda", "slots") for block in model.blocks.values())
-    return "" if softmax else "no layer has softmax attention over tokens"
+    return "" if model.sublayers(has="attends") else "no layer has softmax attention over tokens"
 
 
 @only_if(applies)
@@ -73,52 +73,51 @@ def attention(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0) 
     by_class [N, H, C], even_by_class [C] of token_classes.CLASSES. The intervals of .summary are over rows. Raises UserError
     for data that cannot be read."""
     tokens_NL = rows(lm, data, count, length)
-    found = _measured(lm, tokens_NL)
+    mixers = lm.config.sublayers(has="attends")
+    found = _measured(lm, tokens_NL, mixers)
     received = found.pop("received")
     half = min(tokens_NL.shape[1] // 2, 64)
     if half > 1:
-        weights = ["blocks.*.attention.weights"]
-        found |= measure(lm, repeated(lm, half, seed=seed), weights, repetition_of(half), title="induction")
-    depth = lm.config.depth
-    per_row = {name: by_layer(values, depth).swapaxes(0, 1) for name, values in found.items()}
+        again_NL = repeated(lm, half, seed=seed)
+        found |= measure(lm, again_NL, mixers, ["weights"], repetition_of(half), title="induction")
+    per_row = {name: by_layer(values, mixers, lm.config.depth).swapaxes(0, 1) for name, values in found.items()}
     per_row = {name: value for name, value in per_row.items() if not np.isnan(value).all()}
     values = {name: mean_of_known(value, 0) for name, value in per_row.items()} | matrices(lm)
     shown = [name for name in TITLES if name in per_row]
     summary = {TITLES[name][0]: mean_interval(mean_of_known(per_row[name], (1, 2))) for name in shown}
-    data_found = values | {f"{name}_rows": value for name, value in per_row.items()} | _classes(lm, tokens_NL, received)
+    of_rows = {f"{name}_rows": value for name, value in per_row.items()}
+    data_found = values | of_rows | _classes(lm, tokens_NL, mixers, received)
     line = about(lm, tokens_NL, data)
     return Result("attention", line, lm.step, data_found, summary, _pictures(data_found), _tables(data_found))
 
 
-def _measured(lm, tokens_NL) -> dict[str, dict[int, np.ndarray]]:
-    """The statistics of all layers. The last coefficient of a layer with a sink is the sink's."""
-    found: dict[str, dict[int, np.ndarray]] = {}
+def _measured(lm, tokens_NL, mixers: list[Sublayer]) -> dict[str, dict[str, np.ndarray]]:
+    """The statistics of all mixers. The last coefficient of one with a sink is the sink's."""
+    found: dict[str, dict[str, np.ndarray]] = {}
     for sink in (False, True):
-        blocks = [name for name, b in lm.config.blocks.items() if (getattr(b.attention, "sink", "none") != "none") == sink]
-        numbers = [layer.number for layer in layers.layers(lm.config) if layer.block in blocks]
-        sites = [f"blocks.{number}.attention.{site}" for number in numbers for site in SITES]
-        if sites:
-            new = measure(lm, tokens_NL, sites, statistics_of(sink), title="attention")
-            for name, values in new.items():
-                found.setdefault(name, {}).update({n: value for n, value in values.items() if n in numbers})
+        chosen = [each for each in mixers if each.options.sinks == sink]
+        if chosen:
+            for name, values in measure(lm, tokens_NL, chosen, SITES, statistics_of(sink), title="attention").items():
+                found.setdefault(name, {}).update(values)
     return found
 
 
-def _classes(lm, tokens_NL, received: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
+def _classes(lm, tokens_NL, mixers: list[Sublayer], received: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """by_class and even_by_class."""
     if lm.tokenizer is None:
         return {}
     class_V = classes(lm.tokenizer, lm.config.vocab_size)
-    found = {number: by_class(value, tokens_NL, class_V) for number, value in received.items()}
-    return {"by_class": by_layer(found, lm.config.depth), "even_by_class": even(tokens_NL, class_V, lm.config.causal)}
+    found = {path: by_class(value, tokens_NL, class_V) for path, value in received.items()}
+    of_classes = by_layer(found, mixers, lm.config.depth)
+    return {"by_class": of_classes, "even_by_class": even(tokens_NL, class_V, lm.config.causal)}
 
 
 def statistics(values: dict, sink: bool) -> dict:
-    """{name: [B, H]} of one layer's weights; see the top of the file. sink: whether the last coefficient is a sink's."""
-    if "attention.weights" not in values or values["attention.weights"].ndim != 4:
+    """{name: [B, H]} of one mixer's weights; see the top of the file. sink: whether the last coefficient is a sink's."""
+    if "weights" not in values or values["weights"].ndim != 4:
         return {}
-    w_BHLS = wide(values["attention.weights"])
-    m_BHLM = values.get("attention.sink_weight", values.get("attention.coefficients"))
+    w_BHLS = wide(values["weights"])
+    m_BHLM = values.get("sink_weight", values.get("coefficients"))
     length = w_BHLS.shape[2]
     distance_LS = jnp.arange(length)[:, None] - jnp.arange(length)
     found = {
@@ -141,7 +140,7 @@ def statistics(values: dict, sink: bool) -> dict:
 
 def _own_value(values: dict) -> dict:
     """{"own_value": [B, H]}: the cosine of each head's output and the value of its own token."""
-    o_BLHV, v_BLGV = (wide(values[f"attention.{site}"]) for site in ("heads", "value"))
+    o_BLHV, v_BLGV = (wide(values[site]) for site in ("heads", "value"))
     if v_BLGV.shape[-1] != o_BLHV.shape[-1]:
         return {}
     v_BLHV = jnp.repeat(v_BLGV, o_BLHV.shape[2] // v_BLGV.shape[2], 2)
@@ -157,7 +156,7 @@ def statistics_of(sink: bool):
 
     def all_of(values: dict) -> dict:
         found = statistics(values, sink)
-        return found and found | {"received": wide(values["attention.weights"][:, :, 1:]).mean(2)}
+        return found and found | {"received": wide(values["weights"][:, :, 1:]).mean(2)}
 
     return all_of
 
@@ -170,9 +169,9 @@ def repetition_of(half: int):
 
 def repetition(values: dict, half: int) -> dict:
     """{name: [B, H]}: weights on the last occurrence of the current token, and on the token after it."""
-    if "attention.weights" not in values or values["attention.weights"].ndim != 4:
+    if "weights" not in values or values["weights"].ndim != 4:
         return {}
-    w_BHLS = wide(values["attention.weights"])
+    w_BHLS = wide(values["weights"])
     second = np.arange(half, 2 * half)
     return {
         "induction": w_BHLS[:, :, second, second - half + 1].mean(-1),
@@ -181,23 +180,23 @@ def repetition(values: dict, half: int) -> dict:
 
 
 def matrices(lm) -> dict[str, np.ndarray]:
-    """{name: [N, H]} of the matrices of each layer that has them."""
+    """{name: [N, H]} of the matrices of each mixer that has them."""
     embed_VD = np.asarray(lm.params["embed"]["table"], np.float64)
     head_VD = np.asarray(lm.params.get("head", lm.params["embed"])["table"], np.float64)
-    found: dict[str, dict[int, np.ndarray]] = {}
-    for layer in layers.layers(lm.config):
-        parameters = layers.get(lm.config, lm.params, layer.number).get("attention", {})
-        options = lm.config.blocks[layer.block].attention
-        of_layer = _of_layer(parameters, embed_VD, head_VD)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    mixers = lm.config.sublayers(has="attends")
+    for each in mixers:
+        parameters = layers.get(lm.config, lm.params, each.layer.number)[each.name]
+        of_mixer = _of_mixer(parameters, embed_VD, head_VD)
         if "span" in parameters:
             fraction_H = np.asarray(parameters["span"]["fraction"], np.float64)
-            of_layer["span"] = fraction_H * longest(options, lm.config.max_length)
-        for name, value in of_layer.items():
-            found.setdefault(name, {})[layer.number] = value
-    return {name: by_layer(values, lm.config.depth) for name, values in found.items()}
+            of_mixer["span"] = fraction_H * longest(each.options, lm.config.max_length)
+        for name, value in of_mixer.items():
+            found.setdefault(name, {})[each.path] = value
+    return {name: by_layer(values, mixers, lm.config.depth) for name, values in found.items()}
 
 
-def _of_layer(parameters: dict, embed_VD, head_VD) -> dict[str, np.ndarray]:
+def _of_mixer(parameters: dict, embed_VD, head_VD) -> dict[str, np.ndarray]:
     def kernel(name: str):
         found = parameters.get(name, {})
         if not isinstance(found, dict) or "kernel" not in found:

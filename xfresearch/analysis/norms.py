@@ -20,6 +20,7 @@ from xfresearch.analysis.running import about, by_layer, measure, rows, wide
 from xfresearch.analysis.selectable import selectable
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.progress import stage
 from xfresearch.statistics import mean_interval, mean_of_known
 
@@ -39,8 +40,7 @@ TITLES = {
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    keys = any(block.attention.kind not in ("lambda", "slots") for block in model.blocks.values())
-    return "" if keys else "no layer compares queries with the keys of tokens"
+    return "" if model.sublayers(has="attends") else "no layer compares queries with the keys of tokens"
 
 
 @only_if(applies)
@@ -50,18 +50,16 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
     .data: {name: [N], hidden_keys: [N, G], angle_query: [N, H], name_rows: the same for each row}; NaN where a layer has no
     such value. The intervals of .summary are over rows."""
     tokens_NL = rows(lm, data, count, length)
-    sites = [f"blocks.*.attention.{site}" for site in SITES]
-    values = measure(lm, tokens_NL, sites, vectors, title="inputs and keys")
-    found: dict[str, dict[int, np.ndarray]] = {}
-    kinds = {layer.number: lm.config.blocks[layer.block].attention.kind for layer in layers.layers(lm.config)}
-    keys = [number for number in values["in"] if kinds[number] != "lambda"]  # no query is compared with its keys
-    with stage("hidden vectors", len(keys), "layers") as progress:
-        for number in keys:
-            of_layer = {name: value[number] for name, value in values.items() if number in value}
-            for name, value in _of_layer(lm, number, of_layer).items():
-                found.setdefault(name, {})[number] = value
+    mixers = lm.config.sublayers(has="attends")
+    values = measure(lm, tokens_NL, mixers, SITES, vectors, title="inputs and keys")
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with stage("hidden vectors", len(mixers), "layers") as progress:
+        for each in mixers:
+            of_mixer = {name: value[each.path] for name, value in values.items() if each.path in value}
+            for name, value in _of_mixer(lm, each, of_mixer).items():
+                found.setdefault(name, {})[each.path] = value
             progress.update(1)
-    per_row = {name: by_layer(value, lm.config.depth).swapaxes(0, 1) for name, value in found.items()}
+    per_row = {name: by_layer(value, mixers, lm.config.depth).swapaxes(0, 1) for name, value in found.items()}
     data_found = {name: mean_of_known(value, 0) for name, value in per_row.items()}
     summary = {TITLES[name]: mean_interval(mean_of_known(v.reshape(len(v), -1), 1)) for name, v in per_row.items()}
     data_found |= {f"{name}_rows": value for name, value in per_row.items()}
@@ -71,13 +69,10 @@ def norms(lm, data=None, count: int = ROWS, length: int = 0) -> Result:
 
 def vectors(values: dict) -> dict:
     """The inputs and keys of a layer with keys, in float32 or wider."""
-    if "attention.key" not in values:
-        return {}
-    names = {site: f"attention.{site}" for site in SITES}
-    return {site: wide(values[name]) for site, name in names.items() if name in values}
+    return {site: wide(value) for site, value in values.items()} if "key" in values else {}
 
 
-def _of_layer(lm, number: int, values: dict) -> dict[str, np.ndarray]:
+def _of_mixer(lm, mixer: Sublayer, values: dict) -> dict[str, np.ndarray]:
     """{name: [rows] or [rows, heads]} of a layer from its vectors [rows, L, ...]."""
     values = {name: np.asarray(value, np.float64) for name, value in values.items()}
     before, after = values["before"], values["in"]
@@ -90,7 +85,7 @@ def _of_layer(lm, number: int, values: dict) -> dict[str, np.ndarray]:
         "hidden_after": _hidden(after),
         "hidden_keys": np.stack([_hidden(values["key"][:, :, g]) for g in range(values["key"].shape[2])], 1),
     }
-    key = layers.get(lm.config, lm.params, number)["attention"].get("key", {})
+    key = layers.get(lm.config, lm.params, mixer.layer.number)[mixer.name].get("key", {})
     query = values.get("unrotated_query", values["query"])
     if "kernel" in key and key["kernel"].shape[-1] == query.shape[-1]:
         key_DGK = np.asarray(key["kernel"], np.float64)

@@ -4,6 +4,7 @@ On a few held-out rows, of at most LENGTH tokens, and on as many rows of random 
 meanings: pages/panel.py. Definitions: attention.py, norms.py, routing.py and lens.py.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import jax
@@ -16,8 +17,8 @@ from xfresearch.analysis.lens import applies as has_lens
 from xfresearch.analysis.lens import by_depth
 from xfresearch.analysis.routing import SITES as OF_ROUTING
 from xfresearch.analysis.routing import choices
-from xfresearch.analysis.running import taps_of, wide
-from xfresearch.model_inputs import forward
+from xfresearch.analysis.running import of_sublayers, wide
+from xfresearch.model_inputs import forward, tap_shapes
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Request, request
@@ -27,8 +28,7 @@ from xfresearch.sharding.placing import replicated
 
 LENGTH = 256
 REPEATED = 32  # random tokens before the repetition
-TAPS = tuple(f"blocks.*.attention.{site}" for site in (*OF_ATTENTION, "before"))
-TAPS += tuple(f"blocks.*.feed_forward.{site}" for site in ("coefficients", *OF_ROUTING))
+VALUES = {"mixer": (*OF_ATTENTION, "before"), "feed_forward": ("coefficients", *OF_ROUTING)}
 
 
 class Panel:
@@ -58,10 +58,9 @@ class Panel:
 
 def _measure(model: ModelConfig, params: dict, tokens_BL, repeated_BL) -> dict:
     """{stack: {figure: [R]}, "depth": {figure: [N]}}."""
-    found = _of_stacks(model, params, tokens_BL, TAPS, of_layer)
+    found = _of_stacks(model, params, tokens_BL, VALUES, of_sublayer)
     if half := repeated_BL.shape[1] // 2:
-        weights = ("blocks.*.attention.weights",)
-        repeated = _of_stacks(model, params, repeated_BL, weights, partial(induction, half=half))
+        repeated = _of_stacks(model, params, repeated_BL, {"mixer": ("weights",)}, partial(induction, half=half))
         found = {stack: values | repeated.get(stack, {}) for stack, values in found.items()}
     found["depth"] = {}
     if not has_lens(model):
@@ -69,25 +68,35 @@ def _measure(model: ModelConfig, params: dict, tokens_BL, repeated_BL) -> dict:
     return found
 
 
-def _of_stacks(model: ModelConfig, params: dict, tokens_BL, patterns, summary) -> dict:
-    names = [name for pattern in patterns for name in taps_of(model, pattern)]
-    taps = Request(request(model, names).record, summary=summary)
-    return {stack: values for stack, values in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
+def _of_stacks(model: ModelConfig, params: dict, tokens_BL, of_role: dict[str, tuple[str, ...]], summary) -> dict:
+    """{stack: {figure: [R]}}: the mean over the sublayers of a layer that have the figure."""
+    wanted = {f"{each.path}.{value}" for each in model.sublayers() for value in of_role.get(each.role, ())}
+    record = request(model, wanted & tap_shapes(model).keys()).record
+    of_stacks = forward(model, params, tokens_BL, Request(record, summary=of_sublayers(summary)))[1].captures
+    return {stack: _means(values.values()) for stack, values in of_stacks.items() if stack}
 
 
-def of_layer(values: dict) -> dict:
-    """{figure: number} of the recorded values of one layer."""
+def _means(of_sublayers: Iterable[dict]) -> dict:
+    found: dict[str, list] = {}
+    for figures in of_sublayers:
+        for name, value_R in figures.items():
+            found.setdefault(name, []).append(value_R)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def of_sublayer(values: dict) -> dict:
+    """{figure: number} of the recorded values of one sublayer."""
     found = {}
     if weights := statistics(values, sink=False):
         found["attention_entropy"] = jnp.nanmean(weights["entropy"])
         found["first_token"] = weights["first"].mean()
         found["previous_token"] = weights["previous"].mean(0).max()
-    if "attention.before" in values:
-        x_BLD = wide(values["attention.before"])
+    if "before" in values:  # of a mixer
+        x_BLD = wide(values["before"])
         share_BL = x_BLD.sum(-1) ** 2 / jnp.maximum(x_BLD.shape[-1] * (x_BLD**2).sum(-1), jnp.finfo(x_BLD.dtype).tiny)
         found["along_ones"] = share_BL.mean()
-    if "feed_forward.coefficients" in values:
-        m = wide(values["feed_forward.coefficients"])
+    elif "coefficients" in values:
+        m = wide(values["coefficients"])
         found["positive_coefficients"] = (m > 0).mean(dtype=m.dtype)
     if routed := choices(values):
         found["router_entropy"] = routed["entropy"].mean()

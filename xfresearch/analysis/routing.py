@@ -20,8 +20,8 @@ import numpy as np
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, by_layer, measure, rows, wide
-from xfresearch.models import layers
-from xfresearch.models.model_config import ModelConfig, mixtures
+from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.statistics import mean_interval, mean_of_known
 
 SITES = ("router_probabilities", "chosen", "dropped")
@@ -33,10 +33,9 @@ OF_ALL = ("busiest", "by_token", "by_position", "by_corpus")  # of all rows toge
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    found = mixtures(model)
-    if not found:
+    if not model.sublayers(has="mixture"):
         return "the model has no mixture of experts"
-    return "" if any(moe.routing == "token_choice" for moe in found) else "its experts choose tokens"
+    return "" if chosen_by_tokens(model) else "its experts choose tokens"
 
 
 @only_if(applies)
@@ -50,22 +49,20 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     parts = [rows(lm, each, count, length) for each in (data, *corpora)]
     tokens_NL = np.concatenate(parts)
     corpus_N = np.repeat(np.arange(len(parts)), list(map(len, parts))) if corpora else None
-    sites = [f"blocks.*.feed_forward.{site}" for site in SITES]
-    values = measure(lm, tokens_NL, sites, choices, title="routing")
-    depth = lm.config.depth
-    of_tokens = [each.number for each in layers.layers(lm.config) if chosen_by_tokens(lm.config.blocks[each.block])]
-    numbers = {number: value for number, value in values["chosen"].items() if number in of_tokens}
+    mixtures = chosen_by_tokens(lm.config)
+    values = measure(lm, tokens_NL, mixtures, SITES, choices, title="routing")
     bias = biases(lm)
-    found: dict[str, dict[int, np.ndarray]] = {}
-    for number in numbers:
-        of_layer = {name: value[number] for name, value in values.items() if number in value}
-        for name, value in of_rows(of_layer, bias[number], tokens_NL, seed, corpus_N).items():
-            found.setdefault(name, {})[number] = value
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for path in values["chosen"]:
+        of_mixture = {name: value[path] for name, value in values.items() if path in value}
+        for name, value in of_rows(of_mixture, bias[path], tokens_NL, seed, corpus_N).items():
+            found.setdefault(name, {})[path] = value
     if against is not None:
-        other = measure(against, tokens_NL, sites, choices, title=f"routing of step {against.step}")["chosen"]
-        found["kept"] = {number: kept(chosen, other[number]) for number, chosen in numbers.items()}
-    per_row = {name: by_layer(found[name], depth).T for name in OF_ROWS if name in found}
-    data_found = {name: by_layer(value, depth) for name, value in found.items() if name not in per_row}
+        other = measure(against, tokens_NL, mixtures, SITES, choices, title=f"routing of step {against.step}")["chosen"]
+        found["kept"] = {path: kept(chosen, other[path]) for path, chosen in values["chosen"].items()}
+    of_layers = {name: by_layer(value, mixtures, lm.config.depth) for name, value in found.items()}
+    per_row = {name: of_layers[name].T for name in OF_ROWS if name in found}
+    data_found = {name: value for name, value in of_layers.items() if name not in per_row}
     if corpora:
         data_found["corpus_load"] = data_found["corpus_load"].swapaxes(0, 1)
     data_found |= {name: mean_of_known(value, 0) for name, value in per_row.items()}
@@ -76,28 +73,29 @@ def routing(lm, data=None, count: int = ROWS, length: int = 0, seed: int = 0, co
     return Result("routing", line, lm.step, data_found, summary, _pictures(data_found), (_table(data_found),))
 
 
-def chosen_by_tokens(block) -> bool:
-    """Whether a block has experts that tokens choose."""
-    moe = getattr(getattr(block, "feed_forward", None), "moe", None)
-    return moe is not None and moe.routing == "token_choice"
+def chosen_by_tokens(model: ModelConfig) -> list[Sublayer]:
+    """The mixtures whose experts tokens choose."""
+    return [each for each in model.sublayers(has="mixture") if each.options.mixture.routing == "token_choice"]
 
 
 def choices(values: dict) -> dict:
     """The choices of a layer with experts that tokens choose, and what their figures need."""
-    if "feed_forward.chosen" not in values:
+    if "chosen" not in values:
         return {}
-    scores_BLE = wide(values["feed_forward.router_probabilities"])
+    scores_BLE = wide(values["router_probabilities"])
     p_BLE = scores_BLE / scores_BLE.sum(-1, keepdims=True)
     entropy_BL = -jax.scipy.special.xlogy(p_BLE, p_BLE).sum(-1)
-    found = {"chosen": values["feed_forward.chosen"], "scores": scores_BLE, "entropy": entropy_BL}
-    return found | ({"dropped": values["feed_forward.dropped"]} if "feed_forward.dropped" in values else {})
+    found = {"chosen": values["chosen"], "scores": scores_BLE, "entropy": entropy_BL}
+    return found | ({"dropped": values["dropped"]} if "dropped" in values else {})
 
 
-def biases(lm) -> dict[int, np.ndarray]:
-    """{layer: [E]}: what the choice of each layer with experts adds to the scores; 0 without balance='bias'."""
-    of_stack = {name: block.get("feed_forward", {}).get("router_bias") for name, block in lm.params["blocks"].items()}
-    found = {layer.number: (of_stack[layer.stack], layer.index) for layer in layers.layers(lm.config)}
-    return {number: np.float32(0) if b is None else np.asarray(b[at]) for number, (b, at) in found.items()}
+def biases(lm) -> dict[str, np.ndarray]:
+    """{path of a mixture: [E]}: what the choice of experts adds to the scores; 0 without balance='bias'."""
+    found = {}
+    for each in lm.config.sublayers(has="mixture"):
+        bias_RE = lm.params["blocks"][each.layer.stack][each.name].get("router_bias")
+        found[each.path] = np.float32(0) if bias_RE is None else np.asarray(bias_RE[each.layer.index])
+    return found
 
 
 def of_rows(values: dict, bias_E, tokens_BL, seed: int, corpus_B=None) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """What analyses share: rows of tokens, compiled passes over them, and names of layers."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from xfresearch.data.labels import has_labels, open_data_set
 from xfresearch.errors import UserError
 from xfresearch.evaluation import check_length
 from xfresearch.language_model import LanguageModel
-from xfresearch.model_inputs import as_tokens, forward, matching
-from xfresearch.models import layers
+from xfresearch.model_inputs import as_tokens, forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import Request, request
 from xfresearch.progress import stage
 
@@ -55,26 +55,48 @@ def repeated(lm: LanguageModel, count: int, rows: int = BATCH, seed: int = 0) ->
 
 
 def measure(
-    lm: LanguageModel, tokens_NL, patterns: list[str], summary: Callable[[dict], dict], batch: int = BATCH, title: str = ""
-) -> dict[str, dict[int, np.ndarray]]:
-    """{name: {layer: [N, ...]}}: the summary of each layer that has a tap of `patterns`, for every row.
+    lm: LanguageModel,
+    tokens_NL,
+    sublayers: list[Sublayer],
+    values: Sequence[str],
+    summary: Callable[[dict], dict],
+    batch: int = BATCH,
+    title: str = "",
+) -> dict[str, dict[str, np.ndarray]]:
+    """{name: {path of a sublayer: [N, ...]}}: the summary of each of the `sublayers`, for every row.
 
-    `summary` is a pure function of the recorded values of a layer, {site: value [B, ...]}; it returns {name: [B, ...]}, and
-    {} for a layer without the values that it needs. Only one layer of one batch is in memory. Calls with the same function
-    object share a compiled program."""
-    names = [name for pattern in patterns for name in taps_of(lm.config, pattern)]
-    parts: dict[str, dict[int, list]] = {}
+    `summary` is a pure function of those of the `values`, such as 'weights', that a sublayer has, {value: [B, ...]}; it
+    returns {name: [B, ...]}, and {} for a sublayer without the values that it needs. Only one layer of one batch is in
+    memory. Calls with the same function object share a compiled program."""
+    taps = tap_shapes(lm.config)
+    names = frozenset(tap for each in sublayers for value in values if (tap := f"{each.path}.{value}") in taps)
+    parts: dict[str, dict[str, list]] = {}
     with stage(title or "measuring", len(tokens_NL), "rows") as progress:
         for tokens_BL in batches(tokens_NL, batch):
-            captures = _measure(lm.config, frozenset(names), summary, lm.params, tokens_BL)
-            for layer in layers.layers(lm.config):
-                for name, value in captures.get(layer.stack, {}).items():
-                    parts.setdefault(name, {}).setdefault(layer.number, []).append(np.asarray(value[layer.index]))
+            captures = _measure(lm.config, names, of_sublayers(summary), lm.params, tokens_BL)
+            for each in sublayers:
+                for name, value in captures.get(each.layer.stack, {}).get(each.name, {}).items():
+                    parts.setdefault(name, {}).setdefault(each.path, []).append(np.asarray(value[each.layer.index]))
             progress.update(len(tokens_BL))
     return {
-        name: {number: np.concatenate(found)[: len(tokens_NL)] for number, found in by_layer.items()}
-        for name, by_layer in parts.items()
+        name: {path: np.concatenate(found)[: len(tokens_NL)] for path, found in by_path.items()}
+        for name, by_path in parts.items()
     }
+
+
+@cache
+def of_sublayers(summary: Callable[[dict], dict]) -> Callable[[dict], dict]:
+    """A function of a layer's values: {'attention.weights': value} becomes {'attention': summary({'weights': value})}. It is
+    one object for each summary, so that calls share a compiled program."""
+
+    def of_layer(values: dict) -> dict:
+        found: dict[str, dict] = {}
+        for site, value in values.items():
+            name, _, rest = site.partition(".")
+            found.setdefault(name, {})[rest] = value
+        return {name: summary(of_sublayer) for name, of_sublayer in found.items()}
+
+    return of_layer
 
 
 def wide(x):
@@ -82,18 +104,10 @@ def wide(x):
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def taps_of(model: ModelConfig, pattern: str) -> list[str]:
-    """The taps that match a pattern; none is no error."""
-    try:
-        return [tap for tap, _ in matching(model, [pattern]).values()]
-    except UserError:
-        return []
-
-
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _measure(model: ModelConfig, names: frozenset[str], summary: Callable, params: dict, tokens_BL) -> dict:
     taps = Request(request(model, names).record, summary=summary)
-    return {stack: values for stack, values in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
+    return {stack: found for stack, found in forward(model, params, tokens_BL, taps)[1].captures.items() if stack}
 
 
 def batches(tokens_NL: np.ndarray, batch: int) -> Iterator[np.ndarray]:
@@ -104,12 +118,16 @@ def batches(tokens_NL: np.ndarray, batch: int) -> Iterator[np.ndarray]:
         yield np.concatenate([part, np.repeat(part[-1:], batch - len(part), 0)])
 
 
-def by_layer(values: dict[int, np.ndarray], depth: int) -> np.ndarray:
-    """[N layers, ...] of {layer: values}. NaN where a layer has fewer heads than others, or no value at all."""
+def by_layer(values: dict[str, np.ndarray], sublayers: list[Sublayer], depth: int) -> np.ndarray:
+    """[N, ...] of {path of a sublayer: value}: a row for each layer; or for each of the `sublayers`, in the order of
+    computation, if a layer has several. NaN where a sublayer has fewer heads than others, or a layer no value at all."""
     shape = np.max([value.shape for value in values.values()], 0)
-    found = np.full((depth, *shape), np.nan)
-    for number, value in values.items():
-        found[(number, *map(slice, value.shape))] = value
+    several = len({each.layer for each in sublayers}) < len(sublayers)
+    found = np.full((len(sublayers) if several else depth, *shape), np.nan)
+    for number, each in enumerate(sublayers):
+        if each.path in values:
+            value = values[each.path]
+            found[(number if several else each.layer.number, *map(slice, value.shape))] = value
     return found
 
 
