@@ -100,7 +100,7 @@ def programs_of_jax():
     """Drops compiled programs before there are too many: LLVM ends a process with 65,530 mappings of memory."""
     yield
     maps = Path("/proc/self/maps")
-    if counted[COMPILED] > 500 and maps.exists():  # programs since the last count; each has a handful of mappings
+    if counted[COMPILED] > 100 and maps.exists():  # programs since the last count; a large one has hundreds of mappings
         counted.clear()
         if maps.read_bytes().count(b"\n") > 45_000:
             jax.clear_caches()
