@@ -116,9 +116,9 @@ def expert_choice(p, x_LD, config):
     return y_LD
 
 
-# {kind: a function of (parameters, x, options of the block, segment ids, options of the model) that returns y and the
+# {kind: a function of (parameters, x, options, those of the block, segment ids, options of the model) that returns y and the
 # auxiliary losses}
 FEED_FORWARDS = {
-    **{kind: lambda p, x, block, *_: (dense(p, x, block.feed_forward, block.norm_epsilon), {}) for kind in ACTIVATIONS},
-    "moe": lambda p, x, block, segments, model: mixture(p, x, block.feed_forward, segments, model.max_length),
+    **{kind: lambda p, x, options, block, *_: (dense(p, x, options, block.norm_epsilon), {}) for kind in ACTIVATIONS},
+    "moe": lambda p, x, options, _, segments, model: mixture(p, x, options, segments, model.max_length),
 }

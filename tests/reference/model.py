@@ -31,27 +31,32 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
     """x_LD after one block, what its sublayers wrote, and its auxiliary losses."""
     losses = {}
     real = np.asarray(segments) > 0
-    longest = getattr(config.attention, "window", 0) or model_config.max_length
 
-    def attend(x):
-        if getattr(config.attention, "span", "full") == "adaptive":
-            mean = np.mean(p["attention"]["span"]["fraction"]) * longest
-            losses["span_loss"] = config.attention.span_loss * mean * real.sum()
-        attend = ATTENTIONS[config.attention.kind]
-        return attend(p["attention"], x, config, positions, segments, shared, longest, model_config.causal, layer)
+    def attend(name, options, x):
+        longest = getattr(options, "window", 0) or model_config.max_length
+        if getattr(options, "span", "full") == "adaptive":
+            mean = np.mean(p[name]["span"]["fraction"]) * longest
+            losses["span_loss"] = options.span_loss * mean * real.sum()
+        reference = ATTENTIONS[options.kind]
+        return reference(p[name], x, config, positions, segments, shared, longest, model_config.causal, layer)
 
-    def feed(x):
-        reference = FEED_FORWARDS[config.feed_forward.kind]
-        y, more = reference(p["feed_forward"], x, config, segments, model_config)
-        losses.update(more)
+    def feed(name, options, x):
+        reference = FEED_FORWARDS[options.kind]
+        y, more = reference(p[name], x, options, config, segments, model_config)
+        for loss, value in more.items():
+            losses[loss] = losses.get(loss, 0) + value
         return y
+
+    def part(name, options):
+        function = attend if name == "attention" else feed
+        return Part(name, lambda x: function(name, options, x))
 
     def norm(name):
         kind, own, options = site(config, p, name)
         return lambda x: norm_of(kind, own, x, options)
 
     norms = {name: norm(name) for name in vars(config.norms)}
-    parts = Part("attention", attend), Part("feed_forward", feed)
+    parts = [part(name, options) for name, options in config.sublayers.items()]
     x_LD = LAYOUTS[config.layout](x_LD, *parts, norms, p, model_config.depth)
     return x_LD, parts, losses
 
