@@ -42,6 +42,11 @@ VARIANTS = {
         {"layout": "no_residual_between"},
     ),
     "no_skip": Variant("no skip around either sublayer", "Graef 2024", {"layout": "no_skip"}),
+    "macaron": Variant(
+        "attention between two half steps of feed-forward layers",
+        "Gulati et al. 2020",
+        {"layout": "macaron", ".final_norm": "none", "feed_forward_1.hidden": 512, "feed_forward_2.hidden": 512},
+    ),
     "deep_norm": Variant("norm(alpha x + f(x))", "Wang et al. 2022", {"layout": "deep_norm", ".final_norm": "none"}),
     "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
     "skipless": Variant(

@@ -59,6 +59,7 @@ NEEDS = {
     ("layout", "all_attention"): {"attention.memory_slots": 32, "final_norm": "none"},
     ("layout", "post_norm"): {"final_norm": "none"},
     ("layout", "deep_norm"): {"final_norm": "none"},
+    ("layout", "macaron"): {"final_norm": "none"},
     ("attention.kind", "slots"): {"attention.memory_slots": 32},
     ("attention.memory_activation", "*"): {"attention.memory_slots": 32},
     ("attention.query", "identity_whole"): {"attention.head_size": 32},

@@ -12,7 +12,7 @@ from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.pages.drawing import draw_block
 
-# From the formulas in docs/models.md: norms, sums of two or three terms, skips around sublayers, trained gains of outputs.
+# From the formulas in docs/models.md: norms, sums of two or three terms, skips around sublayers, factors of outputs.
 EXPECTED = {
     "pre_norm": (2, 2, 2, 0),
     "post_norm": (2, 2, 2, 0),
@@ -29,6 +29,7 @@ EXPECTED = {
     "skipless": (2, 1, 1, 2),
     "skipless_parallel": (1, 1, 0, 2),
     "all_attention": (1, 1, 1, 0),
+    "macaron": (4, 3, 3, 2),
     "deep_norm": (2, 2, 2, 0),
     "resi_dual": (2, 2, 2, 0),
 }

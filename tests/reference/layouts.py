@@ -99,6 +99,16 @@ def _all_attention(x, a, f, n, b, N):
     return a.end(x + a(x, x), n["attention_post"])
 
 
+# Gulati et al. 2020, eq. 1, without the convolution.
+
+
+def _macaron(x, f, a, g, n, b, N):
+    half = lambda y: y / 2  # noqa: E731
+    x = f.end(x + f(x, n["feed_forward_1_in"](x), half))
+    x = a.end(x + a(x, n["attention_in"](x)))
+    return g.end(x + g(x, n["feed_forward_2_in"](x), half), n["feed_forward_2_post"])
+
+
 LAYOUTS = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
@@ -115,6 +125,7 @@ LAYOUTS = {
     "skipless": _skipless,
     "skipless_parallel": _skipless_parallel,
     "all_attention": _all_attention,
+    "macaron": _macaron,
     "deep_norm": lambda x, a, f, n, b, N: _post_norm(x, a, f, n, b, N, alpha=(2 * N) ** 0.25),
     "resi_dual": _post_norm,
 }

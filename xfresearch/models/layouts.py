@@ -13,7 +13,7 @@ from typing import Literal
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.connections.dual import Dual
 from xfresearch.models.connections.parallel import BlockInput, OntoBlock, SharedInput
-from xfresearch.models.connections.residual import TRAINED, TRAINED_SMALL, DeepNorm, Residual
+from xfresearch.models.connections.residual import HALF, TRAINED, TRAINED_SMALL, DeepNorm, Residual
 from xfresearch.models.connections.unskipped import Unskipped
 
 
@@ -99,6 +99,14 @@ LAYOUTS = {
     "all_attention": Layout((_attention("post"),)),
     # norm(alpha x + f(x)), alpha = (2 depth)^(1/4); Wang et al. 2022
     "deep_norm": Layout(_both("post", connection=DeepNorm())),
+    # x + f(norm(x)) / 2, then x + a(norm(x)), then norm(x + g(norm(x)) / 2); Gulati et al. 2020, eq. 1, without convolution
+    "macaron": Layout(
+        (
+            Branch("feed_forward_1", "feed_forward", ("in",), Residual(branch=HALF)),
+            _attention("in"),
+            Branch("feed_forward_2", "feed_forward", ("in", "post"), Residual(branch=HALF)),
+        )
+    ),
     # norm(x + f(x)), and a second stream with the sum of all f; Xie et al. 2023
     "resi_dual": Layout(_both("post", connection=Dual())),
 }

@@ -21,6 +21,7 @@ class DeepNorm(Residual):
         return (8 * depth) ** -0.25
 
 
+HALF = Factor(0.5)
 # A trained number. He & Hofmann (2023) start the feed-forward's at 0.1 at 18 layers, proportional to 1/sqrt(depth) (their
 # code).
 TRAINED = Factor(1.0, trained=True)
