@@ -65,7 +65,7 @@ def parse(arguments: list[str]):
     add("--list", action="store_true", help="list the analyses, and with --workdir whether they apply to the model")
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     add("--workdir", metavar="DIR", default="", help=models)
-    add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest), or all of a run")
+    add("--step", default="", metavar="N|all", help="checkpoint to analyse (default: the newest good one), or all of a run")
     flags.add_flags(parser)
     add("--to", default="", metavar="DIR", help="directory of the results (default: DIR/analysis/NAME of a run)")
     help_json = "also write the figures as JSON; with --step all a list of those of each step"
@@ -126,7 +126,14 @@ def steps(options, lm) -> Iterator:
     if not found:
         raise UserError(f"--step=all is not allowed with {options.workdir}: it has no checkpoints")
     for step in found:
-        yield lm if step == lm.step else loading.load(workdir, step)
+        try:
+            model = lm if step == lm.step else loading.load(workdir, step)
+        except UserError as error:
+            if step in store.agreed_steps(workdir):
+                raise
+            print(f"warning: {error}; skipped", file=sys.stderr)  # the run has deleted it meanwhile
+            continue
+        yield model
 
 
 def settings(options, analysis) -> dict:

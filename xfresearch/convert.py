@@ -71,7 +71,7 @@ def parse(arguments: list[str]):
         choices=dtypes,
         help="dtype of the files (default: as imported, or that of the parameters)",
     )
-    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint to export (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to export (default: the newest good one)")
     add("--shard-size", type=size, default="5GB", metavar="SIZE", help="largest size of a file (default: 5GB)")
     export_parser.set_defaults(convert=export_folder)
     options = parser.parse_args(arguments)
@@ -94,7 +94,7 @@ def parse_surgery(arguments: list[str]):
     parser.add_argument("new", metavar="NEW_WORKDIR", nargs="?", help="a new directory")
     add = parser.add_argument
     add("--layers", metavar="N,N", type=layer_numbers, help="numbers of the layers to convert (default: all)")
-    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest good one)")
     add("--dry-run", action="store_true", help="only say whether the conversion applies")
     add("--json", metavar="FILE", help="also write the certificate as JSON")
     own = {key: option for step in steps for key, option in step.conversion.options.items()}

@@ -105,8 +105,9 @@ def resume_hint(workdir: str) -> str:
     checkpoints = as_path(workdir) / "checkpoints"
     found = list(checkpoints.iterdir()) if checkpoints.exists() else []
     found = [path for path in found if re.fullmatch("[0-9]{1,18}", path.name)]
-    # A bucket has no rename. There, commit_success.txt is written last and marks a complete checkpoint (store.py).
-    steps = [int(path.name) for path in found if "://" not in workdir or (path / "commit_success.txt").exists()]
+    # A good checkpoint has the first of these files and not the second (checkpoints/validity.py).
+    good = [path for path in found if (path / "commit_success.txt").exists() and not (path / "rejected").exists()]
+    steps = [int(path.name) for path in good]
     return f"the same command resumes from step {max(steps, default=0)}"
 
 

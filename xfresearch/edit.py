@@ -41,7 +41,7 @@ def parse(arguments: list[str]):
     help_method = f"{', '.join(METHODS)} or undo"
     add("method", nargs="?", default="", choices=("", *METHODS, "undo"), metavar="METHOD", help=help_method)
     add("--workdir", metavar="DIR", default="", help="a run's directory, one of its checkpoints, or a Hugging Face folder")
-    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="step of the checkpoint (default: the newest good one)")
     help_request = "JSON list of requests, also in the forms of CounterFact, zsRE, KnowEdit and MQuAKE"
     add("--request", metavar="FILE", default="", help=help_request)
     help_draw = "instead: N requests from the facts of the model's data"

@@ -82,7 +82,7 @@ def parse(arguments: list[str]):
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
     add = parser.add_argument
-    add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to evaluate (default: the newest)")
+    add("--step", type=held_out.at_least(0), metavar="N", help="checkpoint to evaluate (default: the newest good one)")
     add("--all-steps", action="store_true", help="evaluate every checkpoint of the run and print the curve")
     held_out.add_flags(parser)
     add("--per-document", action="store_true", help="also report the loss of every document")
@@ -99,17 +99,18 @@ def parse(arguments: list[str]):
 
 
 def evaluate_steps(lm, workdir, data, options, mesh=None) -> list[dict]:
-    """The metrics of the model's own step, or of every step of the run. A warning names each damaged checkpoint, which
-    is skipped."""
+    """The metrics of the model's own step, or of every good step of the run. A warning names each checkpoint that is
+    damaged, or that the run has deleted meanwhile; it is skipped."""
     from xfresearch import loading
     from xfresearch.checkpoints import store
+    from xfresearch.checkpoints.validity import Unusable
 
     scorer = held_out.Scorer(lm, data, options.batch_size, mesh)
     results = []
-    for step in store.agreed_steps(workdir) if options.all_steps else [lm.step]:
+    for step in sorted({lm.step, *store.agreed_steps(workdir)}) if options.all_steps else [lm.step]:
         try:
             params = lm.params if step == lm.step else loading.read_params(workdir, lm.config, step, mesh)
-        except store.Corrupt as error:
+        except Unusable as error:
             print(f"warning: {error}; skipped", file=sys.stderr)
             continue
         scores = scorer(params, f"step {step}")

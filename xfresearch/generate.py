@@ -50,7 +50,7 @@ def parse(arguments: list[str]):
     parser = command.Parser(prog="python -m xfresearch.generate", description=__doc__, epilog=EPILOG)
     models = "a run's directory, one of its checkpoints, a Hugging Face folder, or a .bin file of llama2.c"
     parser.add_argument("--workdir", metavar="DIR", required=True, help=models)
-    parser.add_argument("--step", type=at_least(0), metavar="N", help="checkpoint to use (default: the newest)")
+    parser.add_argument("--step", type=at_least(0), metavar="N", help="checkpoint to use (default: the newest good one)")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated"
     )

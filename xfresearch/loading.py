@@ -8,9 +8,10 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from xfresearch import edits
+from xfresearch import distributed, edits
 from xfresearch.checkpoints import store
-from xfresearch.checkpoints.newest import newest_intact
+from xfresearch.checkpoints.newest import newest_good
+from xfresearch.checkpoints.validity import Unusable
 from xfresearch.config.files import read_json
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
@@ -37,7 +38,8 @@ def load(
     The parameters are on the first device, or sharded over a `mesh` (jax.sharding.Mesh). The model computes in its own
     dtype, or in `dtype` if it is given.
 
-    Without `step`, this loads the newest intact checkpoint and prints a warning on standard error for each damaged one.
+    Without `step`, this loads the newest good checkpoint (checkpoints/validity.py) and prints a warning on standard error
+    for each newer one that is damaged or not good. With `step`, a checkpoint that is not good is loaded with a warning.
     A run in float64 switches JAX to 64 bits. Raises UserError if there is no such run or checkpoint, or if the
     requested checkpoint is damaged, and for weights of a Hugging Face folder that are NaN or infinite, unless
     `allow_nonfinite` makes it a warning.
@@ -81,7 +83,7 @@ def stored(path) -> Stored:
         read = partial(importing.read_params, path, header)
         return Stored("Hugging Face folder", path, header.model, tokenizer, lambda abstract: (None, read(abstract)[0]))
     model = read_json(inside(path, "config.json")).model
-    _steps(path, step)  # a mistake shows before the data are prepared
+    _require_step(path, step)  # a mistake shows before the data are prepared
     tokenizer = str(inside(path, "tokenizer")) if exists(path / "tokenizer") else ""
     return Stored("run", path, model, tokenizer, partial(_restore, path, step))
 
@@ -123,30 +125,37 @@ def run_config(path) -> Config:
 
 
 def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int, dict]:
-    """The requested step, or the newest intact one, and its parameters with the shardings of `abstract`."""
-    steps = _steps(workdir, step)
+    """The requested step, or the newest good one, and its parameters with the shardings of `abstract`."""
+    _require_step(workdir, step)
     if step is not None:
         try:
-            return step, store.restore_params(workdir, step, abstract)
-        except store.Corrupt as error:
+            return step, store.restore_params(workdir, step, abstract, named=True)
+        except Unusable as error:
             raise UserError(f"{workdir}: {error}") from error
-    found = newest_intact(steps, lambda step: store.restore_params(workdir, step, abstract), f"{workdir}: ")
+    listed = partial(store.agreed_steps, workdir)
+    found = newest_good(listed, lambda step: store.restore_params(workdir, step, abstract), f"{workdir}: ")
     if found is None:
-        raise UserError(f"{workdir}: none of its checkpoints can be read (steps {', '.join(map(str, steps))})")
+        raise UserError(f"{workdir}: none of its checkpoints is good (steps {_in_words(listed())})")
     return found
 
 
-def _steps(workdir: epath.Path, step: int | None) -> list[int]:
-    """The steps of a run's checkpoints. Raises UserError if there are none, or if the requested one is missing."""
-    steps = store.agreed_steps(workdir)
-    if not steps:
+def _require_step(workdir: epath.Path, step: int | None) -> None:
+    """Raises UserError if a run has no good checkpoint, or not the requested one."""
+    there, good = distributed.shared([store.published(workdir), store.steps(workdir)])
+    if not there:
         raise UserError(f"{workdir} has no checkpoint yet")
-    if step not in (None, *steps):
-        raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {', '.join(map(str, steps))}")
-    return steps
+    if step is None and not good:
+        named = f"name one of the steps {_in_words(there)} to read it all the same"
+        raise UserError(f"{workdir} has no good checkpoint: {named}")
+    if step not in (None, *there):
+        raise UserError(f"{workdir} has no checkpoint of step {step}: it has steps {_in_words(there)}")
+
+
+def _in_words(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def read_params(workdir, model: ModelConfig, step: int, mesh=None) -> dict:
-    """The parameters of a run's checkpoint, on the first device or sharded over a `mesh`. Raises store.Corrupt if the
-    checkpoint is damaged."""
+    """The parameters of a run's checkpoint, on the first device or sharded over a `mesh`. Raises Unusable if the
+    checkpoint is damaged, is not good, or was deleted meanwhile."""
     return store.restore_params(workdir, step, abstract_params(model, mesh))

@@ -147,6 +147,30 @@ def damaged(place: Path) -> dict[str, str]:
     return heard
 
 
+def not_good(place: Path) -> list:
+    """The reason that a state is not saved if one value, in the last process, is NaN; the good steps after a rejection; and
+    what is said of reading the rejected one."""
+    from xfresearch.checkpoints import store
+    from xfresearch.checkpoints.validity import NotGood
+    from xfresearch.config.run import CheckpointConfig
+
+    values = np.arange(64, dtype=np.float32)
+    checkpoints = store.Checkpoints(place, CheckpointConfig())
+    heard = []
+    for step, last in enumerate((63, np.nan, 0), start=1):
+        state = {"params": {"w": shard(np.append(values[:-1], np.float32(last)))}, "step": shard(values)}
+        heard.append(checkpoints.save(step, state, {}))
+    checkpoints.prove(1)
+    checkpoints.reject_unproven("no update was finite")
+    checkpoints.close()
+    heard.append(store.agreed_steps(place))
+    try:
+        store.restore(place, 3, state)
+    except NotGood as error:
+        heard.append(str(error))
+    return heard
+
+
 def main(arguments: list[str]) -> None:
     parser = command.Parser()
     parser.add_argument("--config")
@@ -157,6 +181,7 @@ def main(arguments: list[str]) -> None:
         result = {"seen": seen(config), "spread": spread(config), "errors": errors(), "mistaken": mistaken(config)}
         result["reach"] = reach(config)
         result["damaged"] = damaged(Path(config.data.cache_dir) / "copies")
+        result["not good"] = not_good(Path(config.data.cache_dir) / "run")
         print(f"RESULT {json.dumps(result, default=np.ndarray.tolist)}", file=sys.stderr)
 
 

@@ -7,12 +7,18 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from etils import epath
 
+import xfresearch as xf
 from tests.tiny_runs import tiny_config
 from xfresearch.checkpoints import store
+from xfresearch.checkpoints.validity import PUBLISHED
+from xfresearch.config.run import TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import DIVERGED, Diverged, exit_code
+from xfresearch.errors import DIVERGED, Diverged, UserError, exit_code
 from xfresearch.training import loop
+from xfresearch.training.health import Health
+from xfresearch.training.workdir import record, write_config
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +79,91 @@ def test_a_run_that_a_library_resumes_counts_the_time_before(run):
     assert result.step == config.steps and result.clock.training_seconds() > 0 and result.clock.tokens > 0
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(run, tmp_path):
-    config = replace(run[0], checkpoint=replace(run[0].checkpoint, every=1))
-    config = replace(config, optimizer=replace(config.optimizer, learning_rate=1e30))
-    words = r"the loss or gradient of step (\d+) \(batch (\d+)\) is not finite; the last good checkpoint is step (\d+)"
+def forked(run, target, **changes):
+    """The config of a run that goes on from update 6, in a copy of `run` at `target`, with a rate that breaks the model."""
+    config = replace(run[0], checkpoint=replace(run[0].checkpoint, every=1, keep=2, keep_best=False))
+    config = replace(config, optimizer=replace(config.optimizer, learning_rate=changes.pop("rate", 1e30)))
+    config = replace(config, training=replace(config.training, **changes.pop("training", {})))
+    config = replace(config, evaluation=replace(config.evaluation, every=changes.pop("every", 0)))
+    shutil.copytree(run[1], target)
+    return replace(config, **changes)
+
+
+def diverged(config, workdir, fork: bool = True) -> str:
+    """What a run that fails says about the reason. Its last good checkpoint is step 6, as in every copy of `run`."""
     with pytest.raises(Diverged) as raised:
-        loop.train(config, tmp_path / "run", ByteTokenizer())
-    step, batch, good = map(int, re.fullmatch(words, str(raised.value)).groups())
-    assert step - 1 == batch == good == store.steps(tmp_path / "run")[-1] and exit_code(raised.value) == DIVERGED
+        loop.train(config, workdir, ByteTokenizer(), fork=fork)
+    assert exit_code(raised.value) == DIVERGED and store.steps(workdir)[-1] == 6
+    reason, good = str(raised.value).split("; ")
+    assert good == "the last good checkpoint is step 6"
+    return reason
+
+
+def test_a_checkpoint_after_which_the_loss_is_not_finite_is_rejected(run, tmp_path, capsys):
+    """Update 7 makes the parameters so large that the loss of update 8 is NaN. The run that resumes finds the same."""
+    config, workdir = forked(run, tmp_path / "run", steps=9), tmp_path / "run"
+    for fork in (True, False):
+        assert diverged(config, workdir, fork) == "the loss or gradient of step 8 (batch 7) is not finite"
+        assert store.published(workdir) == [6, 7]
+    assert "checkpoints/7 to" in capsys.readouterr().err and (workdir / "damaged" / "7-0").is_dir()
+    assert xf.load(workdir).step == 6 and xf.load(workdir, step=7).step == 7
+    assert "checkpoint 7 is not good: the loss or gradient of step 8" in capsys.readouterr().err
+
+
+def test_a_fork_uses_only_checkpoints_that_were_written_to_their_end(run, tmp_path, capsys):
+    """Checkpoint 9 is a part of a copy. It is in the way of those that the run saves."""
+    config, workdir = forked(run, tmp_path / "run", steps=7, rate=0.01), epath.Path(tmp_path / "run")
+    write_config(workdir, run[0], ByteTokenizer())
+    part = shutil.copytree(store.directory(workdir) / "6", store.directory(workdir) / "9")
+    (part / PUBLISHED).unlink()
+    record(workdir, config, fork=True)
+    assert loop.train(config, workdir, ByteTokenizer(), fork=True).finished
+    assert "--fork: resumes from step 6 with config.steps: 6 -> 7" in capsys.readouterr().err
+    assert store.present(workdir) == store.steps(workdir) == [6, 7] and (workdir / "damaged" / "9-0").is_dir()
+    for step in ("6", "7"):
+        (store.directory(workdir) / step / PUBLISHED).unlink()
+    with pytest.raises(UserError, match="which has no good checkpoint to resume from"):
+        record(workdir, config, fork=True)
+    with pytest.raises(UserError, match="every checkpoint is damaged, unfinished or not good"):
+        loop.train(config, workdir, ByteTokenizer())
+
+
+def test_a_last_update_that_overflows_fails_the_run(run, tmp_path):
+    """At this rate parameters become infinite. The gradient of update 7 is finite."""
+    config = forked(run, tmp_path / "run", steps=7, rate=3e38)
+    config = replace(config, optimizer=replace(config.optimizer, weight_decay=1e4))
+    said = diverged(config, tmp_path / "run")
+    assert re.fullmatch(r"after update 7, params/\S+ and \d+ more has values that are not finite", said)
+    assert store.published(tmp_path / "run") == [3, 6]
+
+
+def test_a_held_out_loss_that_is_not_finite_fails_the_run(run, tmp_path, monkeypatch):
+    measured = loop.summary
+    monkeypatch.setattr(loop, "summary", lambda sums: measured(sums) | {"loss": float("nan")})
+    config, workdir = forked(run, tmp_path / "run", steps=8, rate=0.01, every=7), tmp_path / "run"
+    assert diverged(config, workdir) == "the held-out loss after update 7 is not finite"
+    assert store.published(workdir) == [3, 6]
+
+
+def test_a_run_that_skips_most_updates_fails(run, tmp_path):
+    """Updates 8 to 18 are skipped. None of the states from 7 on is known to be good."""
+    config, workdir = forked(run, tmp_path / "run", steps=18, training={"on_nonfinite": "skip"}), tmp_path / "run"
+    config = replace(config, checkpoint=replace(config.checkpoint, every=5, keep=1))
+    said = "11 of the 18 updates up to step 18 were skipped, more than training.skip_limit=0.5 allows"
+    assert diverged(config, workdir) == said and store.published(workdir) == [6, 15]
+
+
+@pytest.mark.parametrize(
+    "limit, updates, failed",
+    [(0.5, "o" * 4 + "x" * 5, 9), (0.5, "ox" * 300, None), (0.5, "x" * 60 + "o" * 99, 51), (0.1, "ooo" * 90 + "x" * 20, 281)]
+    + [(1.0, "x" * 200, None), (0.0, "oxo", 2), (0.5, "o" * 500 + "x" * 50, None), (0.5, "o" * 500 + "x" * 51, 551)],
+)
+def test_more_than_the_allowed_share_of_the_last_hundred_updates_fails_a_run(limit, updates, failed):
+    """x is an update that is skipped. A run that resumes after any update counts on."""
+    config, health, found = TrainingConfig(on_nonfinite="skip", skip_limit=limit), None, None
+    for step, each in enumerate(updates, start=1):
+        health = Health(config, health.skipped if health else [])
+        if health.failure(step, each == "o", step == len(updates)):
+            found = step
+            break
+    assert found == failed

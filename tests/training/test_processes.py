@@ -30,7 +30,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.digests import digests as array_digests
 from xfresearch.config.files import parse
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import TRANSIENT
+from xfresearch.errors import DIVERGED, TRANSIENT
 
 LAST = 12
 TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch size that two processes do not divide
@@ -110,12 +110,26 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     assert [process["damaged"] for process in found] == [heard] * 4
     assert heard["whole"] == "read" and all(heard[what].endswith("(in process 1)") for what in ("params", "meta"))
     assert "meta does not have the digest" in heard["meta"]
+    heard = ["", "params/w has values that are not finite", "", [1]]
+    heard.append("checkpoint 3 is not good: no update was finite (in process 0)")
+    assert [process["not good"] for process in found] == [heard] * 4
 
 
 @pytest.mark.long
 def test_the_profile_window_is_written(cache, tmp_path):
     train(1, tmp_path, cache, "--config.log.profile_start=5", "--config.log.profile_steps=2").succeed()
     assert len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rate, reason", [(1e30, "the loss or gradient of step 2 (batch 1) is not finite"), (3e38, "after")])
+def test_two_processes_that_diverge_end_with_the_same_reason(cache, tmp_path, rate, reason):
+    """At the higher rate the first update makes parameters infinite."""
+    overrides = [f"--config.optimizer.{key}" for key in (f"learning_rate={rate}", "warmup=1", "weight_decay=1e4")]
+    overrides += ["--config.checkpoint.every=1", "--config.evaluation.every=0"]
+    ended = train(2, tmp_path, cache, *TWO, *overrides).succeed(DIVERGED)
+    assert reason in ended[0][2] and "there is no good checkpoint" in ended[0][2]
+    assert store.steps(tmp_path) == [] and store.published(tmp_path) == ([1] if rate == 1e30 else [])
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import pytest
 from etils import epath
 
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
+from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.files import parse, read_json
 from xfresearch.data.tokenizers import ByteTokenizer
 from xfresearch.errors import UserError
@@ -29,6 +30,7 @@ def test_a_mistake_found_before_training_leaves_the_directory_as_it_was(tmp_path
     write_config(path, tiny_config(), ByteTokenizer())
     assert len(starts(path)) == 1
     (path / "checkpoints" / "15" / "rest").mkdir(parents=True)
+    (path / "checkpoints" / "15" / PUBLISHED).write_text("")
     with pytest.raises(UserError, match="/nowhere"):
         session.run(parse(wrong), str(path), wrong, fork=True)
     assert read_json(path / "config.json") == tiny_config()

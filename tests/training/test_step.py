@@ -113,15 +113,20 @@ def poisoned(batch):
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_counted():
+    """Its gradient is NaN; or it is finite, and the learning rate makes parameters infinite."""
     config, batch = make_config(on_nonfinite="skip", ema=0.5), make_batch([8] * 8)
-    clean, _ = run_steps(config, [batch])
-    state, metrics = run_steps(config, [batch, poisoned(batch)])
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        (state["params"], state["opt"], state["ema"]),
-        (clean["params"], clean["opt"], clean["ema"]),
-    )
-    assert (int(state["skipped"]), int(state["step"]), bool(metrics["finite"])) == (1, 2, False)
+    program = Program(config)
+    update = jax.jit(program.update)
+    clean, _ = update(program.init(hyper_of(config)), batch)
+    rates = {"learning_rate": jnp.float32(3e38), "weight_decay": jnp.float32(1e4)}
+    for before, data in ((clean, poisoned(batch)), (clean | {"hyper": clean["hyper"] | rates}, batch)):
+        state, metrics = update(before, data)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            (state["params"], state["opt"], state["ema"]),
+            (clean["params"], clean["opt"], clean["ema"]),
+        )
+        assert (int(state["skipped"]), int(state["step"]), bool(metrics["finite"])) == (1, 2, False)
 
 
 def test_without_skip_an_update_that_is_not_finite_is_reported():

@@ -13,17 +13,20 @@ from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
 from xfresearch import files, train
 from xfresearch.checkpoints import store
+from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.files import read_json
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
 from xfresearch.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session
 from xfresearch.training import workdir as workdirs
+from xfresearch.training.fork import say_changes
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.workdir import (
     lineage,
     locked,
     record,
+    saved_config,
     starts,
     unproductive_time,
     write_config,
@@ -71,13 +74,15 @@ def test_keys_that_change_the_result_need_a_fork(workdir, overrides, words, caps
     write_lineage(workdir, [trained])
     record(workdir, tiny_config(**overrides), fork=True)
     assert len(starts(workdir)) == 2 and lineage(workdir) == [trained]
+    say_changes(saved_config(workdir), tiny_config(**overrides), 20)
     rates = "; the learning rate of the next update is 0.205 instead of 0.00411" if "learning_rate" in words else ""
     assert capsys.readouterr().err == f"--fork: resumes from step 20 with {words}{rates}\n"
 
 
 def has_checkpoint(workdir, step: int) -> None:
-    """Makes the directories of a checkpoint, which has no content."""
+    """Makes the directories of a published checkpoint, which has no content."""
     (workdir / "checkpoints" / str(step) / "rest").mkdir(parents=True)
+    (workdir / "checkpoints" / str(step) / PUBLISHED).write_text("")
 
 
 @pytest.mark.parametrize(

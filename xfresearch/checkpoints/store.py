@@ -5,8 +5,8 @@
                                 /rest      optimizer state and counters, keyed by their paths as text
                                 /meta      JSON: digests of the arrays, manifest, clock, metrics, and its own digest
 
-Orbax writes under a temporary name and then renames; in a bucket it writes commit_success.txt last. So a write that was
-killed or failed never looks like a checkpoint.
+Orbax writes under a temporary name and then renames; commit_success.txt is the last file. So a write that was killed or
+failed never looks like a checkpoint. validity.py has the states of a checkpoint.
 """
 
 import hashlib
@@ -23,6 +23,20 @@ from etils import epath
 from xfresearch import distributed
 from xfresearch.checkpoints import writing
 from xfresearch.checkpoints.digests import changed, digests, is_weak
+from xfresearch.checkpoints.pruning import Kept, reading
+from xfresearch.checkpoints.validity import (
+    VALIDATED,
+    Corrupt,
+    Deleted,
+    NotGood,
+    fault,
+    fault_of_read,
+    is_finite,
+    is_published,
+    is_rejected,
+    reject,
+    rejection,
+)
 from xfresearch.checkpoints.writing import orbax
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.errors import Stopped, disk_errors
@@ -32,24 +46,16 @@ ITEMS = ("params", "ema", "rest")
 RETRY_SECONDS = (1, 2, 4)  # between two tries to read
 
 
-class Corrupt(Exception):
-    """A damaged checkpoint: what was read differs from what was written, or cannot be read."""
-
-    def __init__(self, step: int, reason: str):
-        super().__init__(f"checkpoint {step} is damaged: {reason}")
-        self.step = step
-        self.reason = reason
-
-
 def directory(workdir) -> epath.Path:
     """The directory of the checkpoints. Raises UserError if it is a link that leaves `workdir`."""
     return inside(epath.Path(workdir).expanduser().absolute(), "checkpoints")
 
 
-def steps(workdir) -> list[int]:
-    """Steps with a complete checkpoint, ascending."""
+def present(workdir) -> list[int]:
+    """Steps that Orbax takes for checkpoints, ascending. A local one may be a part of a copy, or of a deleted one."""
     path = directory(workdir)
-    return sorted(int(name) for name in names_in(path) if is_step(name) and _complete(inside(path, name)))
+    found = [int(name) for name in names_in(path) if is_step(name)]
+    return sorted(step for step in found if not in_bucket(path) or is_published(inside(path, str(step))))
 
 
 def is_step(name: str) -> bool:
@@ -57,65 +63,54 @@ def is_step(name: str) -> bool:
     return bool(re.fullmatch("0|[1-9][0-9]{0,18}", name))
 
 
+def folder_of(workdir, step: int) -> epath.Path:
+    """The directory of a checkpoint. Raises UserError if it is a link that leaves the one of the checkpoints."""
+    return inside(directory(workdir), str(step))
+
+
+def published(workdir) -> list[int]:
+    """Steps with a published checkpoint, ascending."""
+    return [step for step in present(workdir) if is_published(folder_of(workdir, step))]
+
+
+def steps(workdir) -> list[int]:
+    """Steps with a good checkpoint (validity.py), ascending."""
+    return [step for step in published(workdir) if not is_rejected(folder_of(workdir, step))]
+
+
 def agreed_steps(workdir) -> list[int]:
     """`steps` as process 0 lists them, in every process: the listing of another process may be older. All call it."""
     return distributed.shared(steps(workdir))
 
 
-def _complete(path: epath.Path) -> bool:
-    return not in_bucket(path) or exists(path / "commit_success.txt")
-
-
 def has_only_params(workdir) -> bool:
     """Whether the checkpoints in `workdir` hold parameters and no optimizer state (see `save_params`)."""
-    saved = [directory(workdir) / str(step) for step in steps(workdir)]
+    saved = [folder_of(workdir, step) for step in published(workdir)]
     return bool(saved) and not any(exists(path / "rest") for path in saved)
 
 
-class Best:
-    """Keeps the checkpoint with the lowest loss, the newest of equal ones. Orbax's own policy forgets the losses of
-    checkpoints that an earlier process has saved."""
-
-    def __init__(self, losses: dict[int, float]):
-        self.losses = losses
-
-    def should_preserve(self, checkpoints, *, context) -> list[bool]:
-        known = [(self.losses[each.step], -each.step) for each in checkpoints if each.step in self.losses]
-        best = -min(known)[1] if known else None
-        return [each.step == best for each in checkpoints]
-
-
 def _losses(workdir) -> dict[int, float]:
-    """{step: validation loss} of the checkpoints that have one. A meta has those of all that were there when it was saved:
-    that of its own step may have been measured later."""
+    """{step: finite held-out loss} of the good checkpoints that have one. A meta has those of all that were there when it
+    was saved: that of its own step may have been measured later."""
     metas = {}
     for step in steps(workdir):
         with suppress(OSError, ValueError):  # a damaged checkpoint is not the best one
-            metas[step] = json.loads(read_bytes(inside(directory(workdir), str(step), "meta", "metadata")))
+            metas[step] = json.loads(read_bytes(inside(folder_of(workdir, step), "meta", "metadata")))
     found = {int(step): loss for meta in metas.values() for step, loss in meta.get("losses", {}).items()}
-    return {step: loss for step, loss in found.items() if step in metas}
+    return {step: loss for step, loss in found.items() if step in metas and is_finite(loss)}
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run in the background. Keeps the newest, every n-th and the best."""
+    """Writes the checkpoints of a run in the background, and deletes those that its policy (`kept`) does not keep."""
 
     def __init__(self, workdir, config: CheckpointConfig):
-        ocp = orbax()
-        from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
-
-        self.losses = {int(step): loss for step, loss in distributed.shared(_losses(workdir)).items()}
-        policies = [keep.LatestN(config.keep)]
-        if config.keep_every:
-            policies.append(keep.EveryNSteps(config.keep_every))
-        if config.keep_best:
-            policies.append(Best(self.losses))
+        self.kept = Kept(config, {int(step): loss for step, loss in distributed.shared(_losses(workdir)).items()})
         self.config = config
         self.directory = directory(workdir)
-        self.ocp = ocp
+        self.ocp = orbax()
         self.begun = time.monotonic()  # when the newest checkpoint was begun, or this object was made
         self.writing = None  # the step of the newest checkpoint that was begun
-        policy = keep.AnyPreservationPolicy(policies)
-        options = {"preservation_policy": policy, "cleanup_tmp_directories": True}
+        options = {"preservation_policy": self.kept, "cleanup_tmp_directories": True}
         self.manager = _retried(lambda: writing.manager(self.directory, **options))  # it lists the directory
 
     def due(self, step: int, last: int) -> bool:
@@ -131,21 +126,42 @@ class Checkpoints:
         return distributed.shared(time.monotonic() - self.begun >= self.config.seconds)
 
     def add_loss(self, step: int, loss: float | None) -> None:
-        """Ranks the checkpoint of `step` by its validation loss, which may be measured after it was saved."""
-        self.losses |= {} if loss is None else {step: loss}
+        """Ranks the checkpoint of `step` by its held-out loss, which may be measured after it was saved."""
+        self.kept.losses |= {step: loss} if is_finite(loss) else {}
 
-    def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> None:
-        """Starts writing `state`, ranked by its validation `loss`, when the checkpoint before is written. Raises Stopped
-        if a write failed."""
+    def save(self, step: int, state: dict, meta: dict, loss: float | None = None) -> str:
+        """Starts writing `state`, ranked by its held-out `loss`, when the checkpoint before is written. A state that is not
+        good is not written, and the reason is returned; otherwise ''. `meta` has the `evaluation` of this state, if it was
+        evaluated. Raises Stopped if a write failed."""
         self.wait()
         save = self.ocp.args
         items = _items(state)
+        reason = fault(items, meta.get("evaluation", {}) if meta.get("evaluated") == step else {})
+        if reason:
+            return reason
         self.add_loss(step, loss)
-        losses = {kept: self.losses[kept] for kept in [*self.manager.all_steps(), step] if kept in self.losses}
-        meta = _with_digest(meta | {"step": step, "losses": losses, "digests": digests(items)})
-        arguments = {name: save.StandardSave(tree) for name, tree in items.items()} | {"meta": save.JsonSave(meta)}
+        losses = {kept: self.kept.losses[kept] for kept in [*self.manager.all_steps(), step] if kept in self.kept.losses}
+        meta = meta | {"step": step, "losses": losses, VALIDATED: True, "digests": digests(items)}
+        arguments = {name: save.StandardSave(tree) for name, tree in items.items()}
+        arguments["meta"] = save.JsonSave(_with_digest(meta))
         self.writing, self.begun = step, time.monotonic()
         self._guard(lambda: self.manager.save(step, args=save.Composite(**arguments)))
+        return ""
+
+    def prove(self, step: int) -> None:
+        """Says that the states up to that of `step` are known to be good: its held-out loss or the next update is finite."""
+        self.kept.proven = max(self.kept.proven, step)
+
+    def reject_unproven(self, reason: str) -> None:
+        """Rejects the checkpoints after the last one that is known to be good: `reason` came from their states. All
+        processes call this."""
+        self.wait()  # a checkpoint that is still being written may be good
+        distributed.run_on_first(lambda: self._reject_unproven(reason), "rejecting checkpoints")
+
+    def _reject_unproven(self, reason: str) -> None:
+        for step in steps(self.directory.parent):
+            if step > self.kept.proven:
+                reject(folder_of(self.directory.parent, step), reason)
 
     def wait(self) -> None:
         """Returns when everything is written. Raises Stopped if a write failed."""
@@ -160,7 +176,7 @@ class Checkpoints:
         except Exception as error:  # full disk, lost mount: the type that Orbax raises depends on the file system
             if distributed.is_active() and distributed.COLLECTIVE.search(_reason(error)):
                 raise  # a lost process is reported as such, not as a failed write
-            kept = steps(self.directory.parent)
+            kept = published(self.directory.parent)
             if self.writing in kept:  # it was written first
                 print(f"warning: an old checkpoint could not be removed: {_reason(error)}", file=sys.stderr)
                 return
@@ -179,9 +195,10 @@ def _refusal(path: epath.Path) -> OSError | None:
 
 
 def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
-    """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Corrupt if damaged."""
+    """The training state of `step`, with the shardings of `abstract_state`, and its meta. Raises Unusable if it is damaged,
+    is not good, or was deleted meanwhile."""
     wanted = _items(abstract_state)
-    found, meta = _read(workdir, step, wanted)
+    found, meta = _read_good(workdir, step, wanted)
     flat, structure = jax.tree_util.tree_flatten_with_path(
         {k: v for k, v in abstract_state.items() if k not in ITEMS[:2]}
     )
@@ -189,19 +206,23 @@ def restore(workdir, step: int, abstract_state: dict) -> tuple[dict, dict]:
     return {**rest, **{name: found[name] for name in ITEMS[:2] if name in found}}, meta
 
 
-def restore_params(workdir, step: int, abstract_params: dict) -> dict:
-    """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Corrupt if damaged."""
-    path = directory(workdir) / str(step) / "ema"
-    name = "ema" if _retried(lambda: exists(path)) else "params"
-    return _read(workdir, step, {name: abstract_params})[0][name]
+def restore_params(workdir, step: int, abstract_params: dict, named: bool = False) -> dict:
+    """The parameters of `step` for evaluation: averaged if the run keeps averages. Raises Unusable as `restore` does. It is
+    only a warning that parameters are not good, if the user has `named` the step, or saved parameters alone."""
+    path = folder_of(workdir, step)
+    name = "ema" if _retried(lambda: exists(path / "ema")) else "params"
+    chosen = named or not _retried(lambda: exists(path / "rest"))
+    return _read_good(workdir, step, {name: abstract_params}, chosen)[0][name]
 
 
 def save_params(workdir, step: int, params: dict) -> None:
     """Writes a checkpoint of parameters alone. It is complete when this returns."""
     ocp = orbax()
+    good = {} if fault({"params": params}, {}) else {VALIDATED: True}
     with writing.manager(directory(workdir)) as manager:
-        meta = ocp.args.JsonSave(_with_digest({"step": step, "digests": digests({"params": params})}))
-        manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params), meta=meta))
+        meta = _with_digest({"step": step, **good, "digests": digests({"params": params})})
+        items = {"params": ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
+        manager.save(step, args=ocp.args.Composite(**items))
 
 
 def _items(state: dict) -> dict:
@@ -211,23 +232,43 @@ def _items(state: dict) -> dict:
     return items | ({"ema": state["ema"]} if "ema" in state else {})
 
 
+def _read_good(workdir, step: int, wanted: dict, chosen: bool = False) -> tuple[dict, dict]:
+    """`_read`. Raises NotGood in every process if the checkpoint is not good; if it was `chosen` all the same, that is a
+    warning."""
+    found, meta = _read(workdir, step, wanted)
+    reason = distributed.first_message(rejection(folder_of(workdir, step)) or fault_of_read(found, meta))
+    if reason and not chosen:
+        raise NotGood(step, reason)
+    if reason and distributed.first():
+        print(f"warning: {workdir}: {NotGood(step, reason)}", file=sys.stderr)
+    return found, meta
+
+
 def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
-    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt; if one
-    cannot read the files, which proves no damage, all of them raise Stopped."""
+    """The items `wanted` of a checkpoint and its meta. If any process finds damage, all of them raise Corrupt; if the
+    checkpoint was deleted, Deleted; if one cannot read the files, which proves no damage, Stopped."""
     found = {}
     meta = {}
     damage = ""
     unread = None
+    deleted = False
+    path = folder_of(workdir, step)
     check_links(directory(workdir), str(step))
     try:
-        found, meta = _retried(lambda: _read_files(directory(workdir) / str(step), wanted))
+        with reading(path) as there:
+            if not there:
+                raise Deleted(step)
+            found, meta = _retried(lambda: _read_files(path, wanted))
         recorded = meta["digests"] if "digests" in meta else meta["fingerprints"]  # of an earlier version
         recorded = {path: value for path, value in recorded.items() if path.split("/")[0] in wanted}
     except Exception as error:  # the type depends on where the file is truncated or altered
+        deleted = isinstance(error, Deleted) or _is_gone(path)
         if disk_errors(error):
             unread = error
         else:
             damage = _reason(error)
+    if distributed.first_message("deleted" if deleted else ""):
+        raise Deleted(step)
     message = distributed.first_message(_reason(unread) if unread else "")
     if message:
         raise Stopped(f"checkpoint {step} in {workdir} cannot be read, but may be intact: {message}") from unread
@@ -240,6 +281,14 @@ def _read(workdir, step: int, wanted: dict) -> tuple[dict, dict]:
             file=sys.stderr,
         )
     return found, meta
+
+
+def _is_gone(path: epath.Path) -> bool:
+    """Whether a checkpoint that was published no longer is. False if the disk cannot tell."""
+    try:
+        return not is_published(path)
+    except OSError:
+        return False
 
 
 def _retried(read: Callable):

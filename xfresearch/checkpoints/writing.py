@@ -1,5 +1,5 @@
-"""Orbax's checkpoint manager with three changes: it never asks JAX about preemption, it syncs a checkpoint before it
-renames it, and it prints nothing about arrays that it abandons."""
+"""Orbax's checkpoint manager with four changes: it never asks JAX about preemption, it syncs a checkpoint before it
+renames it, it deletes none that is being read, and it prints nothing about arrays that it abandons."""
 
 import asyncio
 import errno
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from etils import epath
 
+from xfresearch.checkpoints.pruning import Pruner
 from xfresearch.files import in_bucket, sync
 
 
@@ -35,6 +36,10 @@ def manager(directory: epath.Path, **options):
 @cache
 def _manager_class():
     class Manager(orbax().CheckpointManager):
+        def __init__(self, directory: epath.Path, **options):
+            super().__init__(directory, **options)
+            self._checkpoint_deleter = Pruner(self._checkpoint_deleter, directory)  # Orbax has no public hook
+
         def reached_preemption(self, step: int) -> bool:
             """Always False, and never asks JAX.
 

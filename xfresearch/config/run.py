@@ -75,7 +75,16 @@ class TrainingConfig:
     z_loss: float = option(0.0, "weight of the output head's z-loss, the mean of logsumexp(logits)^2", low=0.0)
     ema: float = option(0.0, "decay of the parameter average that evaluation uses; 0 for none", low=0.0, high=0.999999)
     on_nonfinite: Literal["stop", "skip"] = option(
-        "stop", "stop the run, or skip the update, if the loss or a gradient is not finite"
+        "stop", "stop the run if the loss or a gradient is not finite, or skip the update, also if its result is not finite"
+    )
+    skip_limit: float = option(
+        0.5,
+        "largest share of skipped updates among the last 100, or at the end among all if there are fewer; with more, the "
+        "run fails",
+        low=0.0,
+        high=1.0,
+        decides="execution",
+        needs=where(on_nonfinite="skip"),
     )
     remat: Literal["none", "full", "dots"] = option(
         "none",
@@ -116,7 +125,7 @@ class MeshConfig:
 class CheckpointConfig:
     every: int = option(500, "updates between checkpoints; the last update is always saved", low=1)
     seconds: float = option(0.0, "least seconds between checkpoints of `every`; one that is due sooner is left out", low=0.0)
-    keep: int = option(2, "number of newest checkpoints to keep", low=1)
+    keep: int = option(2, "number of newest checkpoints to keep; the last one that is known to be good always is", low=1)
     keep_every: int = option(0, "also save and keep those of `every` whose step is a multiple of this; 0 for none", low=0)
     keep_best: bool = option(True, "also keep the checkpoint with the best loss on evaluation.sequences sequences")
 

@@ -14,11 +14,11 @@ PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}
 
 
 def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[int]) -> None:
-    """Raises UserError if the run in `workdir` has no checkpoint, or if its state does not fit `config`. Otherwise says on
-    standard error what changes. `saved` is the run's config; None if it is damaged. `steps` are its checkpoints."""
+    """Raises UserError if the run in `workdir` has no good checkpoint, or if its state does not fit `config`. `saved` is the
+    run's config; None if it is damaged. `steps` are those of its good checkpoints."""
     if not steps:
         raise UserError(
-            f"--fork is not allowed with --workdir={workdir}, which has no checkpoint to resume from: leave it out; to "
+            f"--fork is not allowed with --workdir={workdir}, which has no good checkpoint to resume from: leave it out; to "
             "start from the parameters of another run, use --start RUN"
         )
     if saved is None:
@@ -32,11 +32,15 @@ def check_fork(workdir: Path, saved: Config | None, config: Config, steps: list[
     require(before == now, "model.param_dtype", now, f"{before!r} with --fork, the dtype of the checkpoints in {workdir}")
     require(config.steps >= steps[-1], "steps", config.steps, f"at least {steps[-1]}, the step of the newest checkpoint")
     _require_same_state(workdir, saved, config)
-    changed = differences(saved, config, deciding=RESULT)
+
+
+def say_changes(saved: Config | None, config: Config, step: int) -> None:
+    """Says on standard error what changes in a run that resumes from `step`. `saved` is its config so far, if known."""
+    changed = differences(saved, config, deciding=RESULT) if saved else []
     if changed:
-        old, new = (_rate(each, steps[-1]) for each in (saved, config))
+        old, new = (_rate(each, step) for each in (saved, config))
         rate = "" if old == new else f"; the learning rate of the next update is {new:.3g} instead of {old:.3g}"
-        print(f"--fork: resumes from step {steps[-1]} with {'; '.join(changed)}{rate}", file=sys.stderr)
+        print(f"--fork: resumes from step {step} with {'; '.join(changed)}{rate}", file=sys.stderr)
 
 
 def _require_same_state(workdir: Path, saved: Config, config: Config) -> None:

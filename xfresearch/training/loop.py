@@ -1,11 +1,12 @@
 """The training loop: batches -> step -> metrics, with evaluation, checkpoints and exact resume.
 
-    state = newest intact checkpoint, or a fresh state
+    state = newest good checkpoint, or a fresh state
     for step, batch in batches from state.step on:
         state, metrics = train_step(state, batch)          # returns at once; the device computes asynchronously
         place the next batches                             # another thread has read them
         report the metrics of the step before              # so that the device never waits for the host
         evaluate and save if they are due                  # after a notice to stop: save, and leave evaluation to a resume
+                                                           # a state that is not good ends the run, and is not saved
 
 The batch and all random numbers of a step are functions of (seed, step) alone. So a resumed run continues bit for bit
 as if it had never stopped.
@@ -14,6 +15,7 @@ as if it had never stopped.
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,7 +24,8 @@ from etils import epath
 
 from xfresearch import distributed, outline
 from xfresearch.checkpoints import manifest, store
-from xfresearch.checkpoints.newest import newest_intact
+from xfresearch.checkpoints.newest import newest_good
+from xfresearch.checkpoints.validity import is_finite, rejection
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
@@ -38,13 +41,15 @@ from xfresearch.sharding.partition import batch_sharding
 from xfresearch.sharding.placing import local_rows, place, replicated, round_up
 from xfresearch.training import start
 from xfresearch.training.feed import Feed
+from xfresearch.training.fork import say_changes
+from xfresearch.training.health import Health
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
 from xfresearch.training.monitoring import HostTimes, Profile
 from xfresearch.training.program import shared_program
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
-from xfresearch.training.workdir import starts, unproductive_time, write_config, write_lineage
+from xfresearch.training.workdir import saved_config, starts, unproductive_time, write_config, write_lineage
 
 PANEL_ROWS = 8  # held-out rows of config.log.panel
 MEASUREMENTS = ("evaluation", "panel")  # kinds of rows of metrics.jsonl
@@ -101,10 +106,16 @@ class Run:
         self.evaluated = meta.get("evaluated", self.start)  # the update of the last evaluation
         if self.start == config.steps and config.evaluation.every:  # a fork may end at a checkpoint that has none
             self.unmeasured |= self.evaluated != self.start
+        if meta and fork and distributed.first():
+            say_changes(saved_config(workdir), config, self.start)
         if meta and not fork:
             manifest.require_same(workdir, self.start, meta.get("manifest", {}), self.manifest)
         self._restore_clock(meta)
+        self.health = Health(config.training, meta.get("skipped", []))
         self.checkpoints = store.Checkpoints(workdir, config.checkpoint)
+        self.last_evaluation = meta.get("evaluation", {})
+        measured = self.evaluated == self.start and is_finite(self.last_evaluation.get("loss"))
+        self.checkpoints.kept.proven = self.start if measured else self.start - 1
         self.log = Silent()
         self.progress = Silent()
         if distributed.first():
@@ -114,23 +125,21 @@ class Run:
         self.profile = Profile(workdir, config.log) if distributed.first() else None
         self.host_times = HostTimes(self.mesh) if distributed.is_active() else None
         self.evaluate_batch = alone_at_first(self.program.evaluate)
-        self.last_evaluation = meta.get("evaluation", {})
 
     def _restore_or_init(self) -> tuple[dict, dict]:
-        """The newest intact checkpoint and its meta, or a fresh state and {}. Moves damaged checkpoints away."""
+        """The newest good checkpoint and its meta, or a fresh state and {}. Moves newer checkpoints away: the run makes them
+        again."""
         abstract = self.program.abstract_state
-        steps = store.agreed_steps(self.workdir)
-        found = newest_intact(steps, lambda step: store.restore(self.workdir, step, abstract))
+        listed = partial(store.agreed_steps, self.workdir)
+        found = newest_good(listed, lambda step: store.restore(self.workdir, step, abstract))
         if found is not None:
-            step, state_and_meta = found
-            damaged = [other for other in steps if other > step]
-            distributed.run_on_first(lambda: self._move_damaged(damaged), "moving damaged checkpoints")
-            state, meta = state_and_meta
+            step, (state, meta) = found
+            distributed.run_on_first(lambda: self._move_newer(step), "moving checkpoints that are not good")
             return self._with_hyper(state), meta
-        if steps:
+        if distributed.shared(store.present(self.workdir)):
             raise UserError(
-                f"--workdir={self.workdir}: every checkpoint is damaged, or belongs to another model or optimizer: use "
-                "a new directory"
+                f"--workdir={self.workdir}: every checkpoint is damaged, unfinished or not good, or belongs to another "
+                "model or optimizer: use a new directory"
             )
         return self._fresh_state(), {}
 
@@ -153,9 +162,9 @@ class Run:
         rows = next(evaluation_batches(self.heldout, PANEL_ROWS, PANEL_ROWS))["tokens"]
         return make_panel(self.config.model, rows[: len(self.heldout)], self.mesh)
 
-    def _move_damaged(self, damaged: list[int]) -> None:
-        for step in damaged:
-            move_damaged(store.directory(self.workdir) / str(step))
+    def _move_newer(self, step: int) -> None:
+        for path in (store.folder_of(self.workdir, each) for each in store.present(self.workdir) if each > step):
+            move_damaged(path, rejection(path))
 
     def _restore_clock(self, meta: dict) -> None:
         """Adds the time that the checkpoint of `meta` has counted, and the time lost since then."""
@@ -200,7 +209,7 @@ class Run:
         return self.state.get("ema", self.state["params"])
 
     def report(self, step: int, metrics: dict, host_times=None) -> None:
-        """Logs the metrics of an update. Raises Diverged if it is not finite, unless the config says skip."""
+        """Logs the metrics of an update. Raises Diverged if the run fails with it (health.py)."""
         layers = {name: values for name, values in metrics.items() if isinstance(values, dict)}
         values = {name: float(value) for name, value in metrics.items() if name not in layers}  # waits for the update
         finite, tokens = bool(values.pop("finite")), int(values.pop("tokens"))
@@ -211,11 +220,11 @@ class Run:
         values["tokens_per_second"] = self.clock.rate()
         if self.utilisation_per_rate:
             values["model_flops_utilisation"] = self.utilisation_per_rate * values["tokens_per_second"]
-        if not finite and self.config.training.on_nonfinite == "stop":
-            self.checkpoints.wait()  # a checkpoint that is still being written is good
-            saved = store.steps(self.workdir)
-            good = f"the last good checkpoint is step {saved[-1]}" if saved else "there is no checkpoint yet"
-            raise Diverged(f"the loss or gradient of step {step} (batch {step - 1}) is not finite; {good}")
+        if finite:
+            self.checkpoints.prove(step - 1)
+        reason = self.health.failure(step, finite, step == self.config.steps)
+        if reason:
+            raise self.diverged(reason)
         if self.config.training.on_nonfinite == "stop":
             values.pop("skipped")
         if host_times is not None:
@@ -224,6 +233,14 @@ class Run:
         if step % self.config.log.every == 0 or step == self.config.steps:
             by_layer = {k: {n: a.tolist() for n, a in v.items()} for k, v in jax.device_get(layers).items()}
             self.log.write(step, "train", values | by_layer)
+
+    def diverged(self, reason: str) -> Diverged:
+        """The error of a run that fails. Rejects the checkpoints of states that are not known to be good. All processes call
+        this."""
+        self.checkpoints.reject_unproven(reason)
+        steps = store.agreed_steps(self.workdir)
+        good = f"the last good checkpoint is step {steps[-1]}" if steps else "there is no good checkpoint"
+        return Diverged(f"{reason}; {good}")
 
     def held_out_sums(self, limit: int, stopping=None) -> dict:
         """Sums over each of `limit` held-out sequences, which are spread over the split (0: all), with these parameters.
@@ -239,7 +256,7 @@ class Run:
     def measure(self, step: int, stopping) -> float | None:
         """Logs what is due after update `step`: held-out metrics, and the panel's figures. Returns the held-out loss, if
         that was due and is of the same text as at other updates. At a notice to stop it sets `unmeasured`, and leaves all
-        of it to the run that resumes."""
+        of it to the run that resumes. Raises Diverged if the loss is not finite."""
         evaluating, looking = self.due(step)
         try:
             loss = self.evaluate(step, stopping)["loss"] if evaluating else None
@@ -261,6 +278,9 @@ class Run:
         with self.clock.measure("evaluation"):
             values = summary(self.held_out_sums(self._sequences(step), stopping))
         self.log.write(step, "evaluation", values)
+        if not is_finite(values["loss"]):
+            raise self.diverged(f"the held-out loss after update {step} is not finite")
+        self.checkpoints.prove(step)
         self.last_evaluation, self.evaluated = values, step
         return values
 
@@ -282,11 +302,14 @@ class Run:
         return Result(step, *end, self.held_out_sums, self.manifest)
 
     def save(self, step: int, loss: float | None) -> None:
+        """Saves the state after update `step`. Raises Diverged if it is not good."""
         with self.clock.measure("checkpoint"):
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
             meta |= {"manifest": self.manifest, "unmeasured": self.unmeasured, "evaluated": self.evaluated}
-            self.checkpoints.save(step, self.state, meta, loss)
+            reason = self.checkpoints.save(step, self.state, meta | {"skipped": self.health.skipped}, loss)
+        if reason:
+            raise self.diverged(f"after update {step}, {reason}")
 
 
 def train(
@@ -304,8 +327,8 @@ def train(
     versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
     which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has the
     methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early; an evaluation
-    that was due then is made by the run that resumes. Raises Stopped if the loss is not finite or a checkpoint cannot be
-    written, UserError if config and devices or data do not fit.
+    that was due then is made by the run that resumes. Raises Diverged if the loss is not finite or too many updates were
+    skipped, Stopped if a checkpoint cannot be written, UserError if config and devices or data do not fit.
     """
     clock = clock or Clock()
     with clock.measure("start"):
@@ -339,7 +362,7 @@ def train(
             run.clock.set("input", batches.wait_seconds)
             stop = stopping.reached()
             if stop or saving or any(run.due(done)):
-                run.report(*pending)  # raises before a state that is not finite is saved
+                run.report(*pending)
                 pending = None
             loss = run.measure(done, stopping)
             stop = stop or run.unmeasured

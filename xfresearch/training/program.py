@@ -26,7 +26,7 @@ from xfresearch.training.hyper import hyper_of, learning_rate, without_hyper
 from xfresearch.training.kernel_choices import layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
 from xfresearch.training.routing import router_metrics
-from xfresearch.training.step import gradients, init_params, layer_norms, tokens_in, within_bounds
+from xfresearch.training.step import all_finite, gradients, init_params, layer_norms, tokens_in, within_bounds
 from xfresearch.trees import join
 
 BATCH = {"tokens": "int32", "targets": "int32", "segments": "int32", "positions": "int32", "weights": "float32"}
@@ -72,6 +72,7 @@ class Program:
             new["ema"] = join(averages, frozen)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         if config.training.on_nonfinite == "skip":
+            finite &= all_finite((trainable(config.optimizer, params)[0], opt))
             kept = {**state, "step": step + 1, "skipped": state["skipped"] + 1}
             new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, kept)
         rate = learning_rate(config.optimizer.schedule, hyper, step)

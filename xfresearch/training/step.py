@@ -95,6 +95,12 @@ def within_bounds(params, axes):
     return jax.tree.map(lambda leaf, each: leaf if each.bounds is None else jnp.clip(leaf, *each.bounds), params, axes)
 
 
+def all_finite(tree):
+    """Whether every value of every array of floating-point numbers is finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+
 def layer_norms(tree) -> dict:
     """Euclidean norm of each parameter by its path; for a stack, one norm per layer."""
     return {
