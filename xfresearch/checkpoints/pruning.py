@@ -14,7 +14,7 @@ from etils import epath
 
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.run import CheckpointConfig
-from xfresearch.files import in_bucket, open_lock, remove
+from xfresearch.files import in_bucket, inside, open_lock, remove
 
 
 class Kept:
@@ -58,7 +58,7 @@ class Pruner:
     def delete(self, step: int) -> None:
         if jax.process_index() != 0:
             return  # process 0 deletes
-        path = self.directory / str(step)
+        path = inside(self.directory, str(step))
         with _lock(path, exclusive=True) as free:
             if not free:
                 self.postponed.append(step)
