@@ -135,7 +135,7 @@ def _restore(workdir: epath.Path, step: int | None, abstract: dict) -> tuple[int
     listed = partial(store.agreed_steps, workdir)
     found = newest_good(listed, lambda step: store.restore_params(workdir, step, abstract), f"{workdir}: ")
     if found is None:
-        raise UserError(f"{workdir}: none of its checkpoints is good (steps {_in_words(listed())})")
+        raise UserError(f"{workdir}: none of its checkpoints can be read (steps {_in_words(listed())})")
     return found
 
 
