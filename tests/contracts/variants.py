@@ -84,6 +84,11 @@ NEEDS = {
     ("branch_gain", "*"): {"layout": "skipless"},
     ("feed_forward[swiglu].gated_hidden", "*"): {"feed_forward.hidden": 0, "feed_forward.hidden_factor": 3.0},
     ("feed_forward.hidden_factor", "*"): {"feed_forward.hidden": 0},
+    ("feed_forward[moe].moe.bias", ("experts",)): {
+        "feed_forward.moe.capacity": 0.5,
+        "feed_forward.moe.shared": 1,
+        "feed_forward.moe.expert": "relu",
+    },
     ("feed_forward[moe].moe.top_k", 1): {"feed_forward.moe.renormalise": False},
     # With sigmoid scores: DeepSeek-V3.
     ("feed_forward[moe].moe.balance", "bias"): {"feed_forward.moe.scores": "sigmoid"},
@@ -135,6 +140,7 @@ FEW = {
 TUPLES = {
     "blocks.main.attention.bias": [("query", "key", "value", "output"), ("output",)],
     "blocks.main.attention[slots].bias": [("query", "output")],
+    "blocks.main.feed_forward[moe].moe.bias": [("router", "experts"), ("experts",)],
 }
 SIZES = {
     *("width", "depth", "vocab_size", "max_length", "pattern", "segments"),

@@ -76,27 +76,49 @@ def test_values_and_gradients_in_bfloat16():
 
 
 def expert(product, x, gate):
-    """A gated expert with two matrices, one of which it uses in a product that is not linear."""
-    return product(jnp.sin(product(x, "up")) * x[:, :1] * gate, "down")
+    """A gated expert with two matrices and biases, one of which it uses in a product that is not linear."""
+    return product(jnp.sin(product(x, "up")) * x[:, :1] * gate, "down", gate)
 
 
 @pytest.mark.parametrize("saved", [(), ("up",), ("up", "down")])
 def test_a_whole_expert_in_blocks_equals_its_products_alone(saved, x64, monkeypatch):
-    """Values, and gradients of rows, gates and matrices; the rows beyond the groups are zeros and have no gradient."""
+    """Values, and gradients of rows, gates, matrices and biases, which `ragged` has from NumPy's products in
+    test_biases_of_groups; the rows beyond the groups are zeros and have no gradient."""
     monkeypatch.setitem(BLOCKS, "cpu", 8)
     rng = np.random.default_rng(0)
     sizes = np.array([13, 0, 8, 3])
-    x, gate, up, down, dy = (rng.normal(size=s) for s in ((30, 4), (30, 1), (4, 4, 5), (4, 5, 3), (30, 3)))
+    shapes = ((30, 4), (30, 1), (4, 4, 5), (4, 5), (4, 5, 3), (4, 3), (30, 3))
+    x, gate, up, up_bias, down, down_bias, dy = (rng.normal(size=shape) for shape in shapes)
 
-    def run(implementation, x, gate, up, down):
-        weights = {"up": up, "down": down}
+    def run(implementation, x, gate, *arrays):
+        weights = dict(zip(("up", "up_bias", "down", "down_bias"), arrays, strict=True))
         return grouped(expert, (x, gate), weights, sizes, saved=saved, whole=False, implementation=implementation)
 
     (y, vjp), (expected, expected_vjp) = (
-        jax.vjp(partial(run, name), x, gate, up, down) for name in ("blocked", "ragged")
+        jax.vjp(partial(run, name), x, gate, up, up_bias, down, down_bias) for name in ("blocked", "ragged")
     )
     assert not y[24:].any() and y[:24].all()
     for actual, e in zip((y, *vjp(dy)), (expected, *expected_vjp(dy)), strict=True):
+        assert relative_error(actual, e) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("implementation", ["ragged", "blocked"])
+def test_biases_of_groups(implementation, x64):
+    """y_t = x_t w_e + g_t b_e, and the gradients of b and g, by NumPy, row by row."""
+    rng = np.random.default_rng(1)
+    sizes = np.array([3, 0, 4])
+    x, gate, w, b, dy = (rng.normal(size=s) for s in ((7, 2), (7, 1), (3, 2, 5), (3, 5), (7, 5)))
+
+    def run(gate, b):
+        weights = {"w": w, "w_bias": b}
+        return grouped(lambda p, x, g: p(x, "w", g), (x, gate), weights, sizes, implementation=implementation)
+
+    y, vjp = jax.vjp(run, gate, b)
+    expert_T = np.repeat(np.arange(3), sizes)
+    expected_b = np.zeros_like(b)
+    np.add.at(expected_b, expert_T, gate * dy)
+    expected = reference(x, w, sizes) + gate * b[expert_T], (dy * b[expert_T]).sum(1, keepdims=True), expected_b
+    for actual, e in zip((y, *vjp(dy)), expected, strict=True):
         assert relative_error(actual, e) < TOLERANCE["float64"]
 
 

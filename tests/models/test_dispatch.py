@@ -36,9 +36,10 @@ EXPERT_CHOICE = {
     MOE + "routing": "expert_choice", MOE + "capacity": 1.0, MOE + "renormalise": False, MOE + "balance": "none",
     "causal": False,
 }  # fmt: skip
+BIASES = {MOE + "bias": ("router", "experts")}
 KINDS = {
-    "dropless": {}, "bias": BIAS, "one-sided": BIAS, "capacity": CAPACITY, "capacity-bias": CAPACITY | BIAS,
-    "expert-choice": EXPERT_CHOICE,
+    "dropless": BIASES, "bias": BIAS, "one-sided": BIAS, "capacity": CAPACITY, "capacity-bias": CAPACITY | BIAS | BIASES,
+    "expert-choice": EXPERT_CHOICE | BIASES,
 }  # fmt: skip
 DEFAULT_RUN = ["dropless expert=2 fsdp=2 tensor=2", "capacity-bias expert=2 fsdp=2 context=2"]
 LONG = [

@@ -68,6 +68,8 @@ def test_activations_equal_the_reference(kind, dtype, x64):
     found = ACTIVATIONS[kind].function(x)
     assert found.dtype == dtype
     assert relative_error(found, feed_forward.ACTIVATIONS[kind](wide(x))) < TOLERANCE[dtype]
+    multiplier = feed_forward.MULTIPLIERS.get(kind, lambda x: x)
+    assert relative_error(ACTIVATIONS[kind].multiplier(x), multiplier(wide(x))) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16])

@@ -299,10 +299,21 @@ def phi(draw: Draw):
     return PhiConfig(**sizes, **rotary, qk_layernorm=draw.pick(True, False), hidden_act=draw.pick("gelu_new", "relu"))
 
 
+def gpt_oss(draw: Draw):
+    from transformers import GptOssConfig
+
+    sizes = {**llama_like(draw), **experts(draw, "num_local_experts", 2, 3), "head_dim": draw.pick(4, 8)}
+    if sizes["rope_parameters"]["rope_type"] == "yarn":
+        sizes["rope_parameters"]["truncate"] = draw.pick(True, False)
+    more = {"sliding_window": draw.pick(4, 9), "attention_bias": draw.pick(True, False)}
+    return GptOssConfig(**sizes, **more, layer_types=layer_types(draw, sizes["num_hidden_layers"]))
+
+
 DRAWS = {
     draw.__name__: draw
     for draw in (
         *(gpt2, gpt_neo, gptj, gpt_neox, opt, phi),
         *(llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, phi3, olmo, olmo2, olmo3, olmoe, gemma, gemma2, gemma3_text),
+        gpt_oss,
     )
 }

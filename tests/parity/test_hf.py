@@ -27,7 +27,7 @@ pytestmark = pytest.mark.parity
 
 NEW = int(os.environ.get("XFRESEARCH_SEED") or random.SystemRandom().randrange(ROUNDS, 10**6))
 CASES = [(name, number) for name in DRAWS for number in (*range(ROUNDS), NEW)]
-MOE = [case for case in CASES if case[0] in ("mixtral", "olmoe", "qwen3_moe")]
+MOE = [case for case in CASES if case[0] in ("mixtral", "olmoe", "qwen3_moe", "gpt_oss")]
 PROMPT = 11
 CONTINUATION = 12
 

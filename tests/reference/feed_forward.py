@@ -27,14 +27,17 @@ GATED = {
     "geglu": gelu,
     "geglu_tanh": gelu_tanh,
     "swiglu": PLAIN["swish"],
+    "swiglu_clamped": lambda x: np.minimum(x, 7) * logistic(1.702 * np.minimum(x, 7)),  # gpt-oss, OpenAI 2025, its code
 }
+MULTIPLIERS = {"swiglu_clamped": lambda x: np.clip(x, -7, 7) + 1}  # others are x
 ACTIVATIONS = PLAIN | GATED
 
 
 def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0), norm=None, record=record):
     if kind in GATED:
         z = record("pre_activation", x @ gate + biases[1])
-        h = record("hidden", GATED[kind](z) * record("multiplier", x @ up + biases[0]))
+        multiplier = MULTIPLIERS.get(kind, lambda x: x)
+        h = record("hidden", GATED[kind](z) * multiplier(record("multiplier", x @ up + biases[0])))
         return record("coefficients", h) @ down + biases[2]
     z = record("pre_activation", x @ up + biases[0])
     h = record("hidden", PLAIN[kind](z))
@@ -43,10 +46,10 @@ def feed_forward(up, gate, down, kind, x, biases=(0, 0, 0), norm=None, record=re
     return record("coefficients", h) @ down + biases[2]
 
 
-def dense(p, x_LD, config, epsilon):
+def dense(p, x_LD, kind, epsilon=0.0):
     kernels, biases = ([p.get(name, {}).get(part, 0) for name in ("up", "gate", "down")] for part in ("kernel", "bias"))
-    norm = (lambda h: NORMS["layer"](p["hidden_norm"], h, epsilon)) if config.kind == "solu" else None
-    return feed_forward(*kernels, config.kind, x_LD, biases, norm)
+    norm = (lambda h: NORMS["layer"](p["hidden_norm"], h, epsilon)) if kind == "solu" else None
+    return feed_forward(*kernels, kind, x_LD, biases, norm)
 
 
 # Mixture of experts. y = sum_i g_i expert_i(x) + shared(x) over the k experts with the highest s + b. Softmax gates,
@@ -59,7 +62,9 @@ def dense(p, x_LD, config, epsilon):
 def expert(p, e, kind, x, kept):
     """What expert e makes of x. kept: {name: value} gets its hidden units."""
     record_ = lambda name, value: kept.setdefault(name, value)  # noqa: E731
-    return feed_forward(p["up"][e], p["gate"][e] if "gate" in p else None, p["down"][e], kind, x, record=record_)
+    kernels = (p[name][e] if name in p else None for name in ("up", "gate", "down"))
+    biases = [p[f"{name}_bias"][e] if f"{name}_bias" in p else 0 for name in ("up", "gate", "down")]
+    return feed_forward(*kernels, kind, x, biases, record=record_)
 
 
 def scores(moe, z_LE):
@@ -69,7 +74,7 @@ def scores(moe, z_LE):
 def mixture(p, x_LD, config, segments, max_length):
     moe = config.moe
     real = np.asarray(segments) > 0
-    z_LE = record("router_logits", x_LD @ p["router"]["kernel"])
+    z_LE = record("router_logits", x_LD @ p["router"]["kernel"] + p["router"].get("bias", 0))
     s_LE = record("router_probabilities", scores(moe, z_LE))
     free_E = np.full(moe.experts, math.ceil(moe.capacity * moe.top_k * max_length / moe.experts) or len(x_LD))
     top_Lk = record("chosen", np.argsort(-(s_LE + p.get("router_bias", 0)), -1)[:, : moe.top_k])
@@ -92,8 +97,7 @@ def mixture(p, x_LD, config, segments, max_length):
         record(name, np.stack([each[name] for each in hidden]).reshape(*top_Lk.shape, -1))
     if moe.shared:
         with at("shared"):
-            kernels = (p["shared"].get(n, {}).get("kernel") for n in ("up", "gate", "down"))
-            y_LD += feed_forward(*kernels, moe.expert, x_LD)
+            y_LD += dense(p["shared"], x_LD, moe.expert)
     f_E = chosen_LE[real].mean(0)
     P_E = (s_LE / s_LE.sum(-1, keepdims=True))[real].mean(0)
     losses = {"router_z_loss": moe.z_loss * (np.log(np.exp(z_LE[real]).sum(-1)) ** 2).sum()}
@@ -107,7 +111,7 @@ def mixture(p, x_LD, config, segments, max_length):
 
 def expert_choice(p, x_LD, config):
     moe = config.moe
-    s_LE = scores(config.moe, x_LD @ p["router"]["kernel"])
+    s_LE = scores(config.moe, x_LD @ p["router"]["kernel"] + p["router"].get("bias", 0))
     y_LD = np.zeros_like(x_LD)
     C = math.ceil(moe.capacity * moe.top_k * len(x_LD) / moe.experts)
     for e in range(moe.experts):
@@ -119,6 +123,6 @@ def expert_choice(p, x_LD, config):
 # {kind: a function of (parameters, x, options, those of the block, segment ids, options of the model) that returns y and the
 # auxiliary losses}
 FEED_FORWARDS = {
-    **{kind: lambda p, x, options, block, *_: (dense(p, x, options, block.norm_epsilon), {}) for kind in ACTIVATIONS},
+    **{kind: lambda p, x, options, block, *_: (dense(p, x, options.kind, block.norm_epsilon), {}) for kind in ACTIVATIONS},
     "moe": lambda p, x, options, _, segments, model: mixture(p, x, options, segments, model.max_length),
 }

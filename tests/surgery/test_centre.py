@@ -8,6 +8,7 @@ from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 
 BLOCK = "model__blocks__main__"
+BIASES = {BLOCK + "feed_forward__moe__bias": "('router','experts')"}
 MEMORY = {BLOCK + "attention__memory_slots": 6, BLOCK + "attention__memory_activation": "relu"}
 
 
@@ -18,7 +19,7 @@ MEMORY = {BLOCK + "attention__memory_slots": 6, BLOCK + "attention__memory_activ
         ("gptj", {}),
         ("gpt2", MEMORY),
         ("gpt2", {BLOCK + "attention__kind": "differential"}),
-        ("moe", {BLOCK + "norm": "layer", "model__final_norm": "layer", "model__embedding_scale": "sqrt_width"}),
+        ("moe", BIASES | {BLOCK + "norm": "layer", "model__final_norm": "layer", "model__embedding_scale": "sqrt_width"}),
         ("palm", {BLOCK + "layout": "parallel_two_norms", BLOCK + "norm": "layer", "model__final_norm": "layer"}),
         ("gpt2", {BLOCK + "layout": "fused_output", BLOCK + "attention__bias": "()"}),
         ("gpt2", {BLOCK + "layout": "no_residual_between"}),

@@ -11,6 +11,7 @@ from xfresearch import surgery
 from xfresearch.surgery.network import take_apart
 
 BLOCK = "model__blocks__main__"
+BIASES = {BLOCK + "feed_forward__moe__bias": "('router','experts')"}
 NORMLESS = {"layout": "no_skip", "norms__attention_in__kind": "none", "norms__feed_forward_in__kind": "none"}
 NO_BIAS = {"attention__bias": "()"}
 NO_QUERY_BIAS = {"attention__bias": "('key','value','output')"}
@@ -63,7 +64,7 @@ def test_a_model_without_the_matrix_computes_the_same(name, options):
 
 
 def test_parallel_sublayers_and_experts_read_and_write_the_same_basis():
-    lm = tiny_model("moe", **{BLOCK + "layout": "skipless_parallel", BLOCK + "norm": "none"})
+    lm = tiny_model("moe", **BIASES | {BLOCK + "layout": "skipless_parallel", BLOCK + "norm": "none"})
     assert assert_exact(with_inverses(lm), "drop_query").blocks["main"].attention.query == "identity"
 
 

@@ -12,6 +12,7 @@ from xfresearch.surgery.network import assemble, take_apart
 from xfresearch.trees import by_path
 
 BLOCK = "model__blocks__main__"
+BIASES = {BLOCK + "feed_forward__moe__bias": "('router','experts')"}
 
 
 def stacked(lm, layers=None, **options):
@@ -24,7 +25,7 @@ def stacked(lm, layers=None, **options):
     ("name", "overrides", "options"),
     [
         ("gpt2", {}, {"copies": 2}),
-        ("moe", {BLOCK + "feed_forward__moe__shared": 1}, {"layers": (1,)}),
+        ("moe", BIASES | {BLOCK + "feed_forward__moe__shared": 1}, {"layers": (1,)}),
         ("gpt2", {BLOCK + "layout": "peri_norm"}, {"layers": (0,)}),
         ("gpt2", {BLOCK + "layout": "peri_norm", BLOCK + "norm": "derf"}, {"layers": (0,)}),
         ("gptj", {}, {}),

@@ -21,10 +21,6 @@ NAMES = ("absorb_value_output", "merge_query_key", "fold_norm", "feed_forward_to
 OPTIONS = {"widen": {"hidden": 160}}
 
 
-def models(name: str):
-    return tiny_model(**BARE | ({"model__blocks__main__feed_forward__bias": False} if name == "upcycle" else {}))
-
-
 @pytest.mark.parametrize("depth", [3, 5])
 def test_every_subset_of_the_layers_has_a_config(depth):
     lm = tiny_model(**BARE | {"model__depth": depth})
@@ -50,13 +46,13 @@ def test_a_block_that_has_the_name_of_a_stack_gets_another():
 @pytest.mark.parametrize("chosen", SUBSETS, ids=lambda chosen: "".join(map(str, chosen)))
 @pytest.mark.parametrize("name", NAMES)
 def test_some_layers_are_converted(name, chosen):
-    assert_exact(models(name), name, chosen, **OPTIONS.get(name, {}))
+    assert_exact(tiny_model(**BARE), name, chosen, **OPTIONS.get(name, {}))
 
 
 @pytest.mark.parametrize("first", NAMES)
 def test_a_chain_of_two_that_applies_is_exact(first):
     """The second conversion changes other layers than the first one, or the same."""
-    lm = models("upcycle")
+    lm = tiny_model(**BARE)
     before = take_apart(lm.config, lm.params)
     applied = 0
     for second, chosen in product(NAMES, [(1,), (0, 2), None]):

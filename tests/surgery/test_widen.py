@@ -33,7 +33,8 @@ def test_a_wider_layer_computes_the_same(options, totals):
 
 
 def test_experts_and_shared_experts():
-    model = assert_exact(tiny_model("moe", **{FEED_FORWARD + "moe__shared": 2}), "widen", layers=(1,), hidden=160)
+    options = {FEED_FORWARD + "moe__shared": 2, FEED_FORWARD + "moe__bias": "('router','experts')"}
+    model = assert_exact(tiny_model("moe", **options), "widen", layers=(1,), hidden=160)
     assert {block.feed_forward.hidden for block in model.blocks.values()} >= {160} and len(model.blocks) == 2
 
 

@@ -8,6 +8,7 @@ from xfresearch.interop import (
     gpt2,
     gpt_neo,
     gpt_neox,
+    gpt_oss,
     gptj,
     llama,
     mistral,
@@ -47,6 +48,7 @@ MODULES = (
     gemma,
     gemma2,
     gemma3,
+    gpt_oss,
 )
 FAMILIES = {module.FAMILY.name: module.FAMILY for module in MODULES}
 

@@ -136,7 +136,8 @@ def write_rope(rope: Rope, full: SoftmaxConfig, sliding: SoftmaxConfig | None = 
     a family that has a RoPE for each type of layer."""
     found = {rope.theta: full.rope.theta} if rope.theta else {}
     if rope.theta:
-        found["rope_scaling"] = _scaling(full.rope) or None
+        unscaled = {"rope_type": "default"} if rope.scaling_default else None
+        found["rope_scaling"] = _scaling(full.rope) or unscaled
     if rope.size:
         found[rope.size] = rotary_size(full.head_size, full.rope.fraction)
     if rope.fraction:

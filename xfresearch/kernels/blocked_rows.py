@@ -12,6 +12,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+BIAS = "_bias"  # weights[name + BIAS] is the bias of weights[name]
+
 
 def computed_rows(sizes_E, block: int) -> int:
     """Number of rows that a product of `by_block` multiplies: the rows of each group, rounded up to whole blocks."""
@@ -21,10 +23,12 @@ def computed_rows(sizes_E, block: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))
 def by_block(function: Callable, rows: tuple, weights: dict, sizes_E, block: int, saved: tuple[str, ...] = ()):
-    """y_TO = function(product, *rows): product(x, name) multiplies each row of x with the matrix weights[name][e] of the
-    row's group e. Rows beyond the sum of sizes are not read; their outputs and gradients are zeros.
+    """y_TO = function(product, *rows): product(x, name, gates) multiplies each row of x with the matrix weights[name][e] of
+    the row's group e, and adds its bias (`with_bias`). Rows beyond the sum of sizes are not read; their outputs and gradients
+    are zeros.
 
-    rows: arrays [T, I], sorted by group, sizes_E rows in each. weights: {name: [E, I, O]}. block: rows of a block.
+    rows: arrays [T, I], sorted by group, sizes_E rows in each. weights: {name: [E, I, O]}, and {name + BIAS: [E, O]} of
+    those with a bias. block: rows of a block.
     saved: names of products whose results the backward pass reads. It computes the other values again.
     """
     return _forward(function, rows, weights, sizes_E, block, saved)[0]
@@ -38,9 +42,9 @@ def _forward(function, rows, weights, sizes_E, block: int, saved):
         """y of a block, and the products to save."""
         products = {}
 
-        def product(x, name: str):
+        def product(x, name: str, gates=None):
             products[name] = _product(x, weights[name])
-            return products[name]
+            return with_bias(products[name], weights.get(name + BIAS), gates)
 
         return function(product, *rows), {name: products[name] for name in saved}
 
@@ -69,7 +73,12 @@ def _backward(function, block: int, saved, residuals, dy_TO):
         known = _read(kept, at, block)
 
         def outputs(zeros, rows):
-            return function(lambda x, name: _differentiable(x, weights[name], zeros[name], known.get(name)), *rows)
+            def product(x, name: str, gates=None):
+                y = _differentiable(x, weights[name], zeros[name], known.get(name))
+                bias = weights[name + BIAS] + zeros[name + BIAS] if name + BIAS in weights else None
+                return with_bias(y, bias, gates)
+
+            return function(product, *rows)
 
         _, vjp = jax.vjp(outputs, _wide_zeros(weights), _read(rows, at, block))
         return vjp(jnp.where(own_N1, _slice(dy_TO, at, block), 0))
@@ -90,6 +99,15 @@ def _backward(function, block: int, saved, residuals, dy_TO):
 
 
 by_block.defvjp(_forward, _backward)
+
+
+def with_bias(y_NO, bias, gates_N1=None):
+    """y + the bias [O] of all rows or [N, O] of each, times the rows' gates; y without a bias. Computed in the dtype of the
+    bias, float32 or wider, because its gradient sums over rows."""
+    if bias is None:
+        return y_NO
+    bias = bias.astype(_wide(bias))
+    return (y_NO.astype(bias.dtype) + (bias if gates_N1 is None else gates_N1.astype(bias.dtype) * bias)).astype(y_NO.dtype)
 
 
 def _product(x_NI, w_IO):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.kernels.blocked_rows import by_block
+from xfresearch.kernels.blocked_rows import BIAS, by_block, with_bias
 from xfresearch.kernels.choice import Choice, choose
 from xfresearch.kernels.defaults import EXPERTS, preferred
 from xfresearch.kernels.megablox import megablox
@@ -63,8 +63,9 @@ def rows_per_block(platform: str, rows: int, groups: int) -> int:
 
 
 def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=(), whole=True, **choice):
-    """function(product, *rows): product(x, name) multiplies each row of x with the matrix weights[name][e] of the row's
-    group e. `blocked` calls the function for blocks of rows (by_block has the arguments), and the others for all rows.
+    """function(product, *rows): product(x, name, gates) multiplies each row of x with the matrix weights[name][e] of the
+    row's group e and adds its bias. `blocked` calls the function for blocks of rows (by_block has the arguments), and the
+    others for all rows.
 
     choice: implementation, platform and kind, as in `grouped_matmul`.
     """
@@ -73,7 +74,37 @@ def grouped(function: Callable, rows: tuple, weights: dict, sizes_E, *, saved=()
     if choose_grouped_matmul(call, choice.get("implementation", "auto")).name == "blocked":
         block = rows_per_block(platform, len(rows[0]), len(sizes_E))
         return by_block(function, rows, weights, sizes_E, block, saved)
-    return function(lambda x, name: grouped_matmul(x, weights[name], sizes_E, whole=whole, **choice), *rows)
+
+    def product(x, name: str, gates=None):
+        y = grouped_matmul(x, weights[name], sizes_E, whole=whole, **choice)
+        bias_EO = weights.get(name + BIAS)
+        return with_bias(y, None if bias_EO is None else of_group(bias_EO, group_of_row(sizes_E, len(y))), gates)
+
+    return function(product, *rows)
+
+
+def group_of_row(sizes_E, rows: int):
+    """The group [T] of each row; E for rows after the last group."""
+    return jnp.searchsorted(jnp.cumsum(sizes_E), jnp.arange(rows), side="right")
+
+
+@jax.custom_vjp
+def of_group(x_EO, group_T):
+    """x[group] of each row, zeros for group E. The gradient is a product, instead of a scatter-add row by row."""
+    return jnp.take(x_EO, group_T, axis=0, mode="fill", fill_value=0)
+
+
+def _of_group_forward(x_EO, group_T):
+    return of_group(x_EO, group_T), (x_EO, group_T)
+
+
+def _of_group_backward(residuals, dy_TO):
+    x_EO, group_T = residuals
+    rows_TE = jax.nn.one_hot(group_T, len(x_EO), dtype=dy_TO.dtype)
+    return jnp.einsum("TE,TO->EO", rows_TE, dy_TO, precision="highest"), None
+
+
+of_group.defvjp(_of_group_forward, _of_group_backward)
 
 
 def grouped_matmul(x_TD, w_EDF, sizes_E, *, implementation="auto", platform=None, kind="", whole=True):

@@ -124,9 +124,9 @@ class Memory(NamedTuple):
     keys, values: [F, D] of a feed-forward layer, [E, F, D] of experts, [M, D] of slots of the model's width, [G, M, K]
     of slots in the softmax (in the space of a head's queries and values; G is 1 if all heads share the slots).
 
-    multipliers: vectors u_i of gated kinds, whose coefficients are f(x . k_i + b_i) (x . u_i + b'_i); like the keys.
-    biases, multiplier_biases: b and b' [F], [M]; None without.
-    bias: [D], added to the sum of the values; None without.
+    multipliers: vectors u_i of gated kinds, whose coefficients are f(x . k_i + b_i) m(x . u_i + b'_i); like the keys.
+    biases, multiplier_biases: b and b' [F], [E, F], [M]; None without.
+    bias: [D], added to the sum of the values, or [E, D] to that of each expert; None without.
     writes: what a coefficient of 1 adds to the sublayer's output. These are the values, except for slots in the softmax:
     each of the H heads writes its values through its part of W_O, [H, M, D]. Without W_O, D is that of all heads together.
     """

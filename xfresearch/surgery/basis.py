@@ -27,7 +27,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import first_maps, last_kernels, tables
+from xfresearch.surgery.stream import bias_of, first_maps, last_kernels, tables
 from xfresearch.surgery.untie import untied
 
 READ = {"no_skip": ("attention",), "skipless_parallel": ("attention", "feed_forward")}  # sublayers that read x
@@ -184,8 +184,8 @@ def _write(params: Params, paths: list[str], after: Params, name: str, shifted: 
     new = dict(params)
     for path in paths:
         new[path] = params[path] @ basis_DD
-        bias = path.removesuffix("/kernel") + "/bias"
-        if path.endswith("/kernel") and bias in params:
+        bias = bias_of(path)
+        if bias in params:
             new[bias] = params[bias] @ basis_DD
     if shifted:
         new = with_all_biases(new, "feed_forward")

@@ -21,7 +21,7 @@ def with_biases(options: SublayerConfig, names: set[str]) -> SublayerConfig:
     places = {SoftmaxConfig: PROJECTIONS, SlotsConfig: ("query", "output")}.get(type(options), ())
     has = {*places, "memory"} if getattr(options, "memory_slots", 0) and wide_slots(options) else {*places}
     for name in sorted(names - has):
-        refuse_unless(False, f"{name} of {options.kind!r} has no bias, and one would not be 0")
+        refuse_unless(False, f"{name} of {options.kind!r} has no bias that this conversion could add to")
     given = set(options.bias) | names - {"memory"}
     return replace(options, bias=tuple(name for name in places if name in given))
 

@@ -1,5 +1,6 @@
 """The parameters that read and write the residual stream."""
 
+from xfresearch.kernels.blocked_rows import BIAS
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.lambda_layer import LambdaConfig
 from xfresearch.sharding.letters import Axes
@@ -34,7 +35,13 @@ def last_maps(block: BlockConfig, axes: dict[str, Axes], sublayer: str, where: s
     )
     inside = _inside(axes, [sublayer])
     kernels = last_kernels(axes, sublayer)
-    return [path for path, each in inside.items() if path in kernels or each.letters == "D" and path.endswith("/bias")]
+    biases = [path for path, each in inside.items() if each.letters in ("D", "ED") and path.endswith("bias")]
+    return [path for path in inside if path in kernels or path in biases]
+
+
+def bias_of(kernel: str) -> str:
+    """The path of the bias of the linear map whose kernel has this path."""
+    return f"{kernel.removesuffix('/kernel')}/bias" if kernel.endswith("/kernel") else f"{kernel}{BIAS}"
 
 
 def _inside(axes: dict[str, Axes], sublayers) -> dict[str, Axes]:

@@ -3,8 +3,8 @@
     sum_{e chosen} g_e f(x) = f(x)        if sum_{e chosen} g_e = 1
 
 Every expert is a copy of the layer. Gates that are divided by their sum over the chosen experts sum to 1 for any router,
-so the router is drawn at random. Experts have no biases: biases of 0 are dropped, others are refused. A capacity would
-drop choices, and the other gates do not change then: there is none.
+so the router is drawn at random. Gates multiply biases, too. A capacity would drop choices, and the other gates do not
+change then: there is none.
 
 Equal experts get gradients that differ by the choice of tokens only. With noise above 0 each kernel of each expert has
 noise of this standard deviation, relative to that of the kernel. The result is an approximation then.
@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from xfresearch.kernels.blocked_rows import BIAS
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
@@ -30,7 +31,7 @@ def convert(network: Network, layers, broken: bool = False, experts=8, top_k=2, 
     refuse_unless(noise >= 0, f"noise={noise} is below 0")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
     for number in layers:
-        _check(network.layers[number].block, network.params(number), f"layer {number}")
+        _check(network.layers[number].block, f"layer {number}")
 
     def params(number: int, block: BlockConfig, old: Params) -> Params:
         return _mixture(old, experts, noise, broken, np.random.default_rng((seed, number)))
@@ -38,20 +39,18 @@ def convert(network: Network, layers, broken: bool = False, experts=8, top_k=2, 
     return network.change(layers, lambda block: _with_experts(block, experts, top_k), params)
 
 
-def _check(block: BlockConfig, params: Params, where: str) -> None:
+def _check(block: BlockConfig, where: str) -> None:
     options = block.sublayers.get("feed_forward")
     refuse_unless(options is not None, f"{where}: layout={block.layout!r} has no feed-forward layer")
     refuse_unless(isinstance(options, DenseConfig), f"{where}: the feed-forward layer is a mixture of experts already")
     kind = options.kind
     refuse_unless(not ACTIVATIONS[kind].norm, f"{where}: {kind!r} has a norm before W_down, and experts have none")
-    for name in KERNELS:
-        biased = params.get(f"feed_forward/{name}/bias", np.zeros(1)).any()
-        refuse_unless(not biased, f"{where}: the bias of {name} is not 0, and experts have no biases")
 
 
 def _with_experts(block: BlockConfig, experts: int, top_k: int) -> BlockConfig:
     old = block.feed_forward
-    moe = MoeConfig(experts=experts, top_k=top_k, expert=old.kind, renormalise=True)
+    bias = ("experts",) if old.bias else ()
+    moe = MoeConfig(experts=experts, top_k=top_k, expert=old.kind, renormalise=True, bias=bias)
     return replace(block, feed_forward=MoeFeedForwardConfig(hidden=old.hidden, moe=moe))
 
 
@@ -69,13 +68,16 @@ def _mixture(params: Params, experts: int, noise: float, broken: bool, random: n
             if broken:
                 copies[1:] = 0
             new[f"feed_forward/experts/{name}"] = copies
+        bias = params.get(f"feed_forward/{name}/bias")
+        if bias is not None:
+            new[f"feed_forward/experts/{name}{BIAS}"] = np.repeat(bias[None], experts, 0)
     return new
 
 
 UPCYCLE = Conversion(
     name="upcycle",
     about="a feed-forward layer becomes a mixture of equal experts",
-    conditions="the layer has no norm (SoLU) and no biases, or biases of 0; with noise it is an approximation",
+    conditions="the layer has no norm (SoLU); with noise it is an approximation",
     broken="with a copy in the first expert only",
     convert=convert,
     approximate=lambda noise, **options: noise > 0,

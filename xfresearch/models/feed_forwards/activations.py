@@ -28,19 +28,36 @@ def solu(x):
     return x * jax.nn.softmax(x, -1)
 
 
-def activated(function: Callable, pre, multiplier=None):
-    """function(pre), times the multiplier if there is one. The backward pass keeps the two arguments alone."""
-    if multiplier is None:
-        return recomputed(function, pre)
-    return recomputed(lambda pre, multiplier: function(pre) * multiplier, pre, multiplier)
+LIMIT = 7.0  # of clamped SwiGLU: `swiglu_limit` in gpt-oss
+
+
+def clamped_swish(x):
+    """z sigmoid(1.702 z) with z = min(x, 7): the gate of gpt-oss (OpenAI 2025, its code). 1.702 makes it nearly GELU."""
+    z = jnp.minimum(x, LIMIT)
+    return z * jax.nn.sigmoid(1.702 * z)
+
+
+def clamped_plus_one(x):
+    """x + 1, with x limited to [-7, 7]: the multiplier of gpt-oss."""
+    return jnp.clip(x, -LIMIT, LIMIT) + 1
 
 
 class Activation(NamedTuple):
     title: str  # its name in text for people
     function: Callable
-    gated: bool = False  # f(x W_gate) * x W_up instead of f(x W_up)
+    gated: bool = False  # f(x W_gate) * m(x W_up) instead of f(x W_up)
+    multiplier: Callable = identity  # m
     norm: bool = False  # a LayerNorm follows
     elementwise: bool = True  # it acts on each hidden unit separately
+
+    def __call__(self, pre, multiplier=None):
+        """f(pre), times m(multiplier) if there is one."""
+        h = self.function(pre)
+        return h if multiplier is None else h * self.multiplier(multiplier)
+
+    def recomputed(self, pre, multiplier=None):
+        """The same; the backward pass keeps the two arguments alone."""
+        return recomputed(self.__call__, pre, multiplier)
 
 
 ACTIVATIONS = {
@@ -56,5 +73,6 @@ ACTIVATIONS = {
     "reglu": Activation("ReGLU", jax.nn.relu, gated=True),
     "geglu": Activation("GEGLU", gelu, gated=True),
     "geglu_tanh": Activation("GEGLU (tanh)", jax.nn.gelu, gated=True),
+    "swiglu_clamped": Activation("clamped SwiGLU", clamped_swish, gated=True, multiplier=clamped_plus_one),
     "swiglu": Activation("SwiGLU", jax.nn.silu, gated=True),
 }

@@ -1,10 +1,11 @@
 """The feed-forward sublayer: two linear maps around an activation, plain or gated.
 
     plain:  y = f(x W_up + b) W_down + c                                 (Vaswani et al. 2017, eq. 2)
-    gated:  y = (f(x W_gate + b) * (x W_up + b')) W_down + c             (Shazeer 2020, eq. 6)
+    gated:  y = (f(x W_gate + b) * m(x W_up + b')) W_down + c            (Shazeer 2020, eq. 6)
 
 As a memory (Geva et al. 2021): the columns of W_up are the keys, the rows of W_down are the values, and the hidden
-units are the coefficients. In gated kinds the columns of W_gate are the keys, and those of W_up are the multipliers.
+units are the coefficients. In gated kinds the columns of W_gate are the keys, and those of W_up are the multipliers. m is
+the identity, except in clamped SwiGLU (gpt-oss), which limits both products and adds 1 to the second.
 `softmax` makes the layer cross-attention to a trained sequence of F keys and values.
 
 SoLU (Elhage et al. 2022): f(x) = x * softmax(x), and a LayerNorm before W_down, with a gain and a bias. The norm reads
@@ -26,7 +27,7 @@ from xfresearch.config.fields import option
 from xfresearch.errors import require
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs
-from xfresearch.models.feed_forwards.activations import ACTIVATIONS, activated
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.norms import Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
@@ -124,7 +125,7 @@ class FeedForward(SublayerModule):
         activation = ACTIVATIONS[f.kind]
         D, F = place.input_width, f.hidden
         into = Shape("D->F", D, F)
-        self.activation = activation.function
+        self.activation = activation
         self.up = Linear(place, into, rngs, bias=f.bias, scale=place.inner_scale)
         self.gate = Linear(place, into, rngs, bias=f.bias, scale=place.inner_scale) if activation.gated else None
         norm = hidden_norm(place.norm)
@@ -137,7 +138,7 @@ class FeedForward(SublayerModule):
         """y_BLD, the unchanged cache, and no losses."""
         up_BLF = ctx.shard(self.up(x_BLD, ctx), "BLF")
         pre_BLF = ctx.tap("pre_activation", up_BLF if self.gate is None else self.gate(x_BLD, ctx))
-        h_BLF = activated(self.activation, pre_BLF, None if self.gate is None else ctx.tap("multiplier", up_BLF))
+        h_BLF = self.activation.recomputed(pre_BLF, None if self.gate is None else ctx.tap("multiplier", up_BLF))
         h_BLF = ctx.tap("hidden", h_BLF)
         h_BLF = h_BLF if self.hidden_norm is None else self.hidden_norm(softmax_total(pre_BLF) * h_BLF)
         return self.down(ctx.tap("coefficients", h_BLF), ctx), cache, Aux()
@@ -145,11 +146,8 @@ class FeedForward(SublayerModule):
     def memories(self, dtype) -> dict[str, Memory]:
         linears = {"up": self.up, "gate": self.gate, "down": self.down}
         linears = {name: linear for name, linear in linears.items() if linear is not None}
-        found = memory_of({name: linear.kernel for name, linear in linears.items()}, dtype)
-        bias = {name: linear.bias[...].astype(dtype) for name, linear in linears.items() if linear.bias is not None}
-        biases, others = ("gate", "up") if self.gate is not None else ("up", None)
-        found = found._replace(biases=bias.get(biases), multiplier_biases=bias.get(others), bias=bias.get("down"))
-        return {"": found}
+        kernels, biases = ({name: getattr(each, part) for name, each in linears.items()} for part in ("kernel", "bias"))
+        return {"": memory_of(kernels, biases, dtype)}
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
@@ -161,11 +159,14 @@ class FeedForward(SublayerModule):
         return total + Shape("F->D", f.hidden, place.width).costs(f.bias)
 
 
-def memory_of(kernels: dict, dtype) -> Memory:
-    """The memory of kernels up [..., D, F] and down [..., F, D], and gate [..., D, F] in gated kinds."""
-    kernels = {name: kernel[...].astype(dtype) for name, kernel in kernels.items()}
-    up = kernels["up"].swapaxes(-1, -2)
+def memory_of(kernels: dict, biases: dict, dtype) -> Memory:
+    """The memory of kernels up [..., D, F] and down [..., F, D], and gate [..., D, F] in gated kinds, and of the biases with
+    these names. Those that do not exist are None."""
+    kernels, biases = (
+        {name: each[...].astype(dtype) for name, each in arrays.items() if each is not None} for arrays in (kernels, biases)
+    )
+    into = {name: kernels[name].swapaxes(-1, -2) for name in ("gate", "up") if name in kernels}
+    first, other = ("gate", "up") if "gate" in into else ("up", None)
     values = kernels["down"]
-    if "gate" not in kernels:
-        return Memory(up, values, values)
-    return Memory(kernels["gate"].swapaxes(-1, -2), values, values, up)
+    bias = {"biases": biases.get(first), "multiplier_biases": biases.get(other), "bias": biases.get("down")}
+    return Memory(into[first], values, values, into.get(other), **bias)

@@ -1,22 +1,29 @@
 """The experts of a mixture: E feed-forward networks in one module.
 
-Parameters: E n D F, n = 3 for gated experts and 2 for plain ones. FLOPs per row: 2 n D F.
+Parameters: E n D F, n = 3 for gated experts and 2 for plain ones; with biases E ((n - 1) F + D) more. FLOPs per row:
+2 n D F.
 """
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
+import jax.numpy as jnp
 from flax import nnx
 
+from xfresearch.kernels.blocked_rows import BIAS
+from xfresearch.models.costs import Costs, weights
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
-from xfresearch.models.feed_forwards.dense import DenseConfig, value_std
+from xfresearch.models.feed_forwards.dense import DenseConfig, memory_of, value_std
 from xfresearch.models.parameters import draw, kernel_std, parameter
 from xfresearch.models.place import Place
+from xfresearch.models.sublayer import Memory
 from xfresearch.sharding.letters import Axes
 
 INTO = Axes("EDF", "D", "F")
 OUT = Axes("EFD", "F", "D")
-AXES = {"up": INTO, "gate": INTO, "down": OUT}
+AXES = {"up": INTO, "gate": INTO, "down": OUT, "up_bias": Axes("EF"), "gate_bias": Axes("EF"), "down_bias": Axes("ED")}
+BIAS = "_bias"  # the bias of a kernel has its name and this
 
 
 def slots(moe, length: int) -> int:
@@ -27,47 +34,74 @@ def slots(moe, length: int) -> int:
 def shared_place(place: Place) -> Place:
     """The place of the shared experts. Together they are one feed-forward layer with the sum of their hidden sizes."""
     moe = place.options.moe
-    return replace(place, options=DenseConfig(kind=moe.expert, hidden=moe.shared * place.options.hidden))
+    hidden = moe.shared * place.options.hidden
+    return replace(place, options=DenseConfig(kind=moe.expert, hidden=hidden, bias="experts" in moe.bias))
 
 
 class Experts(nnx.Module):
-    """E feed-forward networks with stacked kernels."""
+    """E feed-forward networks with stacked kernels and biases."""
 
     def __init__(self, place: Place, rngs):
         moe = place.options.moe
         D, F = place.input_width, place.options.hidden
         activation = ACTIVATIONS[moe.expert]
         self.kind = moe.expert
-        self.activation = activation.function
+        self.activation = activation
         std = place.inner_scale * kernel_std(place, D)
         self.up = self._draw(rngs, (moe.experts, D, F), std, place, INTO)
         self.gate = self._draw(rngs, (moe.experts, D, F), std, place, INTO) if activation.gated else None
         std = place.output_scale * value_std(place, moe.expert, F)
         self.down = self._draw(rngs, (moe.experts, F, place.width), std, place, OUT)
+        biased = "experts" in moe.bias
+        self.up_bias = self._zeros("up", F, place) if biased else None
+        self.gate_bias = self._zeros("gate", F, place) if biased and activation.gated else None
+        self.down_bias = self._zeros("down", place.width, place) if biased else None
 
     @staticmethod
     def _draw(rngs, shape: tuple, std: float, place: Place, axes: Axes):
         return parameter(draw(rngs.params(), shape, std, place.param_dtype), axes.letters, axes.inputs, axes.outputs)
 
+    @staticmethod
+    def _zeros(name: str, size: int, place: Place):
+        """The bias of the kernel `name`."""
+        zeros = jnp.zeros((place.options.moe.experts, size), place.param_dtype)
+        return parameter(zeros, AXES[name + BIAS].letters)
+
     @property
     def count(self) -> int:
         return self.up.shape[0]
 
-    def kernels(self, dtype) -> dict:
-        """The kernels by name, in the dtype of the computation."""
-        kernels = {"up": self.up, "gate": self.gate, "down": self.down}
-        return {name: kernel[...].astype(dtype) for name, kernel in kernels.items() if kernel is not None}
+    def weights(self, dtype) -> dict:
+        """The kernels by name, in the dtype of the computation, and the biases, in their own."""
+        found = {name: getattr(self, name) for name in AXES}
+        found = {name: each[...] for name, each in found.items() if each is not None}
+        return {name: each if name.endswith(BIAS) else each.astype(dtype) for name, each in found.items()}
+
+    def memory(self, dtype) -> Memory:
+        """The memory of all experts."""
+        kernels, biases = ({name: getattr(self, name + end) for name in ("up", "gate", "down")} for end in ("", BIAS))
+        return memory_of(kernels, biases, dtype)
 
     def __call__(self, x, product, tap, gates=None):
         """y: the output of each row's expert, times the row's gate [..., 1] if there are gates.
 
-        product(x, name) multiplies each row with the kernel `name` of its expert. tap(name, value) sees the hidden units,
-        before and after the activation. Gates multiply the hidden units: their gradient then needs no output."""
+        product(x, name, gates) multiplies each row with the kernel `name` of its expert and adds its bias, times the gates
+        if they are given. tap(name, value) sees the hidden units, before and after the activation. Gates multiply the
+        hidden units and the last bias: their gradient then needs no output."""
         pre = tap("pre_activation", product(x, "up" if self.gate is None else "gate"))
-        h = self.activation(pre)
-        h = h if self.gate is None else h * tap("multiplier", product(x, "up"))
+        h = self.activation(pre, None if self.gate is None else tap("multiplier", product(x, "up")))
         h = tap("coefficients", tap("hidden", h))
-        return product(h if gates is None else h * gates, "down")
+        return product(h, "down") if gates is None else product(h * gates, "down", gates)
+
+    @staticmethod
+    def costs(place: Place, used: Fraction) -> Costs:
+        """used: the number of experts of an average token."""
+        moe, D, F = place.options.moe, place.input_width, place.options.hidden
+        into = 2 if ACTIVATIONS[moe.expert].gated else 1
+        kernels = into * D * F + F * place.width
+        biases = into * F + place.width if "experts" in moe.bias else 0
+        total = weights(moe.experts * (kernels + biases), math.ceil(used * (kernels + biases)))
+        return total + Costs(flops_per_token=2 * math.ceil(used * kernels))
 
 
 TAPS = ("pre_activation", "multiplier", "hidden", "coefficients")  # of Experts

@@ -22,13 +22,18 @@ expert e, including dropped ones. P_e is the mean of s_e divided by its sum over
     'bias'       b_e, used only in the choice, which `after_update` changes   (DeepSeek-V3, eq. 16)
     z_loss       mean logsumexp(z)^2, with every kind of balance              (ST-MoE, eq. 5)
 
-Parameters: D E + (E + shared) n D F (+ E for b), n = 3 for gated experts, 2 for plain ones; active: k experts, not E.
+Biases (gpt-oss, OpenAI 2025): one of the router's logits, which z-losses and every choice read, and those of each expert's
+maps, which are multiplied by the gates like the rest of its output.
+
+Parameters: D E + (E + shared) n D F (+ E for b), n = 3 for gated experts, 2 for plain ones; with biases E of the router,
+and (n - 1) F + D of each expert and of the shared ones, whose F is theirs together; active: k experts, not E.
 FLOPs per token: 2 D E + 2 (k + shared) n D F, with C E / L for k in expert choice, and with a capacity on a mesh
 (dispatch.py).
 Cache: E counts with a capacity.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 import jax
@@ -41,7 +46,7 @@ from xfresearch.kernels.grouped_matmul import Call, choose_grouped_matmul
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
-from xfresearch.models.feed_forwards.dense import FeedForward, GatedHidden, HiddenOptions, memory_of
+from xfresearch.models.feed_forwards.dense import FeedForward, GatedHidden, HiddenOptions
 from xfresearch.models.feed_forwards.dispatch import by_choice, by_expert, by_slot
 from xfresearch.models.feed_forwards.experts import TAPS, Experts, shared_place, slots
 from xfresearch.models.linear import Linear, Shape
@@ -49,6 +54,8 @@ from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
 from xfresearch.sharding.devices import platform
+
+BIASES = ("router", "experts")  # values of moe.bias
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,9 @@ class MoeConfig:
         0.0,
         "capacity factor: an expert takes at most capacity * top_k * L / E tokens of a sequence; 0 for no limit",
         low=0.0,
+    )
+    bias: tuple[str, ...] = option(
+        (), "biases: names among 'router' (of its logits) and 'experts' (of the projections of each, and of shared ones)"
     )
     shared: int = option(0, "number of shared experts, which every token uses", low=0)
     jitter: float = option(
@@ -114,9 +124,10 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
         moe = self.moe
         each = f"{ACTIVATIONS[moe.expert].title} {self.hidden}"
         chosen = f"top-{moe.top_k} of {moe.experts} experts" if moe.routing == "token_choice" else f"{moe.experts} experts"
-        named = ("experts", "top_k", "expert", "shared")
+        named = ("experts", "top_k", "expert", "bias", "shared")
         shared = [f"{moe.shared} shared"] if moe.shared else []
-        return ", ".join([f"{chosen} of {each}", *shared, *changed(moe, *named)])
+        biases = [f"biases of the {' and '.join(moe.bias)}"] if moe.bias else []
+        return ", ".join([f"{chosen} of {each}", *shared, *biases, *changed(moe, *named)])
 
     @property
     def random(self) -> bool:
@@ -127,10 +138,12 @@ class MoeFeedForwardConfig(GatedHidden, HiddenOptions):
         gated = ACTIVATIONS[self.moe.expert].gated
         allowed = "'same' unless the experts are gated"
         require(gated or self.gated_hidden == "same", f"{key}.gated_hidden", self.gated_hidden, allowed)
-        return super().resolved(place, key)
+        moe = replace(self.moe, bias=tuple(name for name in BIASES if name in self.moe.bias))
+        return super(MoeFeedForwardConfig, replace(self, moe=moe)).resolved(place, key)
 
 
 def _check(moe: MoeConfig, place: Place, key: str) -> None:
+    require(set(moe.bias) <= set(BIASES), f"{key}.bias", moe.bias, f"names among {', '.join(BIASES)}")
     require(moe.top_k <= moe.experts, f"{key}.top_k", moe.top_k, f"at most moe.experts={moe.experts}")
     allowed = "at most 1 with expert='softmax': several shared experts would have one softmax"
     require(moe.shared <= 1 or moe.expert != "softmax", f"{key}.shared", moe.shared, allowed)
@@ -159,7 +172,8 @@ class MixtureOfExperts(SublayerModule):
     def __init__(self, place: Place, rngs):
         moe = self.config = place.options.moe
         self.slots = slots(moe, place.max_length)  # capacity with token choice; 0 for no limit
-        self.router = Linear(place, Shape("D->E", place.input_width, moe.experts), rngs)
+        into = Shape("D->E", place.input_width, moe.experts)
+        self.router = Linear(place, into, rngs, bias="router" in moe.bias)
         self.experts = Experts(place, rngs)
         bias = jnp.zeros(moe.experts, place.param_dtype)
         self.router_bias = parameter(bias, "E") if moe.balance == "bias" else None
@@ -264,21 +278,18 @@ class MixtureOfExperts(SublayerModule):
 
     def memories(self, dtype) -> dict[str, Memory]:
         """One memory for all experts, and one for the shared experts."""
-        experts = {"": memory_of(self.experts.kernels(dtype), dtype)}
+        experts = {"": self.experts.memory(dtype)}
         return experts | ({"shared": self.shared.memories(dtype)[""]} if self.shared is not None else {})
 
     @staticmethod
     def costs(place: Place, length: int) -> Costs:
         moe = place.options.moe
-        D, F = place.input_width, place.options.hidden
-        expert = (2 if ACTIVATIONS[moe.expert].gated else 1) * D * F + F * place.width
-        used = moe.top_k * expert
-        if moe.routing == "expert_choice":  # experts of an average token, rounded up
-            used = -(-moe.experts * slots(moe, length) * expert // length)
-        total = Shape("D->E", D, moe.experts).costs() + weights(moe.experts * expert, used)
+        used = Fraction(moe.top_k)
+        if moe.routing == "expert_choice":
+            used = Fraction(moe.experts * slots(moe, length), length)
+        total = Shape("D->E", place.input_width, moe.experts).costs("router" in moe.bias) + Experts.costs(place, used)
         total += weights(moe.experts if moe.balance == "bias" else 0)
-        total += FeedForward.costs(shared_place(place), length) if moe.shared else Costs()
-        return total + Costs(flops_per_token=2 * used)
+        return total + (FeedForward.costs(shared_place(place), length) if moe.shared else Costs())
 
     @staticmethod
     def traffic(place: Place) -> Traffic:

@@ -24,7 +24,7 @@ from flax import nnx
 
 from xfresearch.models.context import Context
 from xfresearch.models.costs import Costs, weights
-from xfresearch.models.feed_forwards.activations import ACTIVATIONS, activated
+from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.parameters import draw, kernel_std, parameter, plus
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory
@@ -85,7 +85,7 @@ class WideSlots(nnx.Module):
     def __init__(self, place: Place, rngs):
         M, D = place.options.memory_slots, place.width
         dtype = place.param_dtype
-        self.activation = ACTIVATIONS[place.options.memory_activation].function
+        self.activation = ACTIVATIONS[place.options.memory_activation]
         key = draw(rngs.params(), (M, D), place.inner_scale * kernel_std(place, D), dtype)
         self.key = parameter(key, "MD", "D", "M")
         self.bias = parameter(jnp.zeros(M, dtype), "M")
@@ -94,7 +94,7 @@ class WideSlots(nnx.Module):
 
     def __call__(self, x_BLD, ctx: Context):
         key_MD, value_MD = (x[...].astype(x_BLD.dtype) for x in (self.key, self.value))
-        hidden_BLM = activated(self.activation, ctx.tap("pre_activation", plus(x_BLD @ key_MD.T, self.bias[...])))
+        hidden_BLM = self.activation.recomputed(ctx.tap("pre_activation", plus(x_BLD @ key_MD.T, self.bias[...])))
         return ctx.tap("coefficients", hidden_BLM) @ value_MD
 
     def memory(self, dtype, bias=None) -> Memory:
