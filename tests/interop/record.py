@@ -1,16 +1,18 @@
 """Writes tests/interop/recorded/: small random models saved by `transformers`, its outputs for some tokens, and two
 Mixtral models before and after two steps of training.
 
-    python -m tests.interop.record
+    python -m tests.interop.record [NAME ...]
 
-Run it in an environment with requirements-parity.txt (`make parity` makes one). With the recording, the default test
+With names, it writes these alone. Run it in an environment with requirements-parity.txt (`make parity` makes one). With the recording, the default test
 suite compares with `transformers` without PyTorch. tests/parity/test_hf_recorded.py checks that the recording is
 current.
 
-Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0.
+Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0; the families after
+Mixtral on 2026-11-27 with torch 2.13.0, transformers 5.24.0.
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +26,30 @@ LLAMA = {
 }
 STRETCHED = {"rope_type": "llama3", "rope_theta": 700.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": 16}  # fmt: skip
+SMALL = {**LLAMA, "hidden_size": 16, "intermediate_size": 11, "head_dim": 4}
+TYPES = ["sliding_attention", "full_attention"]
+YARN = {"rope_type": "yarn", "rope_theta": 700.0, "factor": 4.0, "original_max_position_embeddings": 8, "truncate": False}
+BY_TYPE = {"full_attention": YARN | {"truncate": True}, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
 # {name: (config class of `transformers`, its arguments)}
 MODELS = {
     "gpt2": ("GPT2Config", {**SIZES, "n_embd": 18, "n_inner": 35, "n_layer": 2, "n_head": 3, "n_positions": 32}),
     "llama": ("LlamaConfig", {**LLAMA, "attention_bias": True, "rope_parameters": STRETCHED}),
     "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}),
-}
+    "gpt_neo": ("GPTNeoConfig", {
+        **SIZES, "hidden_size": 18, "intermediate_size": 35, "num_layers": 2, "num_heads": 3, "window_size": 5,
+        "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 32}),
+    "gemma3_text": ("Gemma3TextConfig", {
+        **SMALL, "layer_types": TYPES, "sliding_window": 5, "query_pre_attn_scalar": 7, "final_logit_softcapping": 2.0}),
+    "qwen3_moe": ("Qwen3MoeConfig", {
+        **SMALL, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "mlp_only_layers": [0]}),
+    "olmo3": ("Olmo3Config", {**{k: v for k, v in SMALL.items() if k != "head_dim"},
+        "layer_types": TYPES, "sliding_window": 5, "rope_parameters": BY_TYPE}),
+    "phi3": ("Phi3Config", {
+        **{k: v for k, v in SMALL.items() if k != "head_dim"}, "pad_token_id": None, "sliding_window": 5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}}),
+    "gpt_oss": ("GptOssConfig", {
+        **SMALL, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5, "rope_parameters": YARN}),
+}  # fmt: skip
 LENGTH = 15
 PROMPT = 7
 CONTINUATION = 12
@@ -89,11 +109,14 @@ def main() -> None:
 
     from tests.parity import hf_torch
 
-    shutil.rmtree(RECORDED, ignore_errors=True)
-    for name, (kind, arguments) in MODELS.items():
+    names = sys.argv[1:] or [*MODELS, *TRAINED]
+    for name in names:
+        shutil.rmtree(RECORDED / ("trained" if name in TRAINED else "") / name, ignore_errors=True)
+    for name in (name for name in MODELS if name in names):
+        kind, arguments = MODELS[name]
         hf_torch.write_random(getattr(transformers, kind)(**arguments), RECORDED / name, seed=SEED)
         save_file(outputs(name, RECORDED / name), RECORDED / f"{name}.safetensors")
-    for name in TRAINED:
+    for name in (name for name in TRAINED if name in names):
         train(name, RECORDED / "trained" / name)
 
 

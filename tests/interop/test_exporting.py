@@ -99,7 +99,7 @@ UNSUPPORTED = {
     "shared expert": (MIXTRAL, {"feed_forward.moe.shared": 1}, "feed_forward.moe.shared=1"),
     "capacity": (MIXTRAL, {"feed_forward.moe.capacity": 2.0}, "feed_forward.moe.capacity=2.0"),
     "sigmoid scores": (MIXTRAL, {"feed_forward.moe.scores": "sigmoid"}, "feed_forward.moe.scores='sigmoid'"),
-    "balance by a bias": (MIXTRAL, {"feed_forward.moe.balance": "bias"}, "feed_forward.moe.bias=True"),
+    "balance by a bias": (MIXTRAL, {"feed_forward.moe.balance": "bias"}, "feed_forward.moe.router_bias=True"),
 }
 
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import xfresearch as xf
 from tests.interop.edits import UP, WEIGHTS, edit_config, edit_tensors
+from tests.interop.record import RECORDED
 from xfresearch.interop.folder import INDEX, stored_tensors
 
 
@@ -55,6 +56,22 @@ def test_a_tied_head_that_differs_from_the_embedding_is_named(folder):
     assert xf.load(folder).config.tie_embeddings
     edit_tensors(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 7.0))
     assert "model.embed_tokens.weight differ" in error_of(folder)
+
+
+def test_experts_in_mxfp4_are_named(tmp_path):
+    """As OpenAI published them: with a key of config.json, and, if it is lost, by the names of the tensors."""
+    folder = tmp_path / "gpt_oss"
+    shutil.copytree(RECORDED / "gpt_oss", folder)
+    packed = "model.layers.0.mlp.experts.down_proj"
+
+    def pack(tensors):
+        del tensors[packed]
+        tensors |= {f"{packed}_{part}": np.zeros((5, 16, 1), np.uint8) for part in ("blocks", "scales")}
+
+    edit_tensors(folder, pack)
+    assert f"tensor {packed}_blocks, with its scales, is packed: MXFP4 is not read; save it in bfloat16" in error_of(folder)
+    edit_config(folder, quantization_config={"quant_method": "mxfp4"})
+    assert "quantization_config.quant_method='mxfp4' is not allowed: MXFP4 is not read; save it" in error_of(folder)
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -154,7 +171,7 @@ def test_an_index_cannot_list_files_outside_its_folder(folder, name):
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"model_type": "lama"}, "config.json: model_type='lama' is not supported: the families are gpt2, .*, gemma3_text$"),
+        ({"model_type": "lama"}, "config.json: model_type='lama' is not supported: the families are gpt2, .*, gpt_oss$"),
         ({"model_type": "bert"}, "config.json: model_type='bert'"),
         ({"model_type": None}, "config.json: model_type=None"),
         ({"model_type": ["llama"]}, r"config.json: model_type=\['llama'\]"),

@@ -44,9 +44,10 @@ def test_greedy_continuation_equals_that_of_transformers(lm, expected):
     assert np.array_equal(greedy(lm, expected["tokens"][:, :PROMPT], CONTINUATION), expected["greedy"])
 
 
-def test_the_router_chooses_the_same_experts_as_in_transformers():
-    lm = xf.load(RECORDED / "mixtral")
-    expected = load_file(RECORDED / "mixtral.safetensors")
+@pytest.mark.parametrize("name", [name for name, (_, sizes) in MODELS.items() if "num_experts_per_tok" in sizes])
+def test_the_router_chooses_the_same_experts_as_in_transformers(name):
+    lm = xf.load(RECORDED / name)
+    expected = load_file(RECORDED / f"{name}.safetensors")
     k = expected["choices"].shape[-1]
     assert np.array_equal(choices(lm, expected["tokens"], k), expected["choices"])
 

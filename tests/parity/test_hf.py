@@ -117,14 +117,17 @@ def test_bfloat16_weights_in_several_files(number, parity, tmp_path):
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_bfloat16_errors_are_as_small_as_those_of_transformers(name, tmp_path):
-    """Compares errors against float32, not logits, because the two sides round differently in bfloat16."""
+    """Compares errors against float32, not logits, because the two sides round differently in bfloat16: the median over
+    tokens, because where rounding decides between two experts, all logits of a token differ."""
     config = DRAWS[name](Draw(0))
     hf_torch.write_random(config, tmp_path, seed=0, dtype="bfloat16")
     tokens_BL = np.random.default_rng(0).integers(0, config.vocab_size, (2, LENGTH))
     exact = np.asarray(xf.load(tmp_path, dtype="float32")(tokens_BL))
     ours = xf.load(tmp_path)(tokens_BL)
     theirs = hf_torch.logits(tmp_path, tokens_BL, "bfloat16")
-    error, their_error = (np.linalg.norm(exact - found) / np.linalg.norm(exact) for found in (ours, theirs))
+    error, their_error = (
+        np.median(np.linalg.norm(exact - found, axis=-1) / np.linalg.norm(exact, axis=-1)) for found in (ours, theirs)
+    )
     print(f"bfloat16, {name}: {error:.4f}, transformers {their_error:.4f}")
     assert 1e-4 < error < 1.5 * their_error
 

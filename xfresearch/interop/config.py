@@ -12,6 +12,10 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig, resolve_model
 
+DEQUANTIZE = (
+    "MXFP4 is not read; save it in bfloat16 first, with "
+    "from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True)) of transformers and save_pretrained"
+)
 MAIN = ("main", {})  # the layer of a family whose layers are all alike: the name of its block, no fields of its own
 
 
@@ -42,7 +46,11 @@ def _check_supported(family: Family, config: dict) -> None:
     causal = config.get("is_causal", True)
     if causal is not True:  # with null, too, `transformers` lets every position see all others
         raise Unsupported(f"config.json: is_causal={causal!r} is not allowed: it must be True, or missing")
-    if config.get("quantization_config"):
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        if method == "mxfp4":
+            raise Unsupported(f"config.json: quantization_config.quant_method={method!r} is not allowed: {DEQUANTIZE}")
         raise Unsupported("config.json: quantization_config is not allowed: the checkpoint must be unquantized")
 
 

@@ -1,7 +1,7 @@
 """gpt-oss (OpenAI 2025): Mixtral with biases, clamped SwiGLU, a trained sink for each head, and sliding windows in every other
 layer. Gates and multipliers of experts are interleaved in one tensor.
 
-The folders that OpenAI published have experts in MXFP4, which is refused (folder.py): their numbers would be read as others.
+The folders that OpenAI published have experts in MXFP4, which is refused.
 """
 
 from dataclasses import replace

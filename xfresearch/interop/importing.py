@@ -16,7 +16,7 @@ from xfresearch.config.run import Config, DataConfig
 from xfresearch.errors import UserError, nearest
 from xfresearch.files import files_in
 from xfresearch.interop import folder as folders
-from xfresearch.interop.config import read_model
+from xfresearch.interop.config import DEQUANTIZE, read_model
 from xfresearch.interop.copying import bounds_of, copy, overlap
 from xfresearch.interop.families import family_of
 from xfresearch.interop.family import Family, Unsupported
@@ -144,6 +144,9 @@ def check(
         raise UserError(
             f"{folder}: {family.name} has no tensor for {sorted(uncovered)[0]}, which its config.json requires"
         )
+    packed = [name for name in stored if name not in expected and name.removesuffix("_blocks") + "_scales" in stored]
+    if packed:
+        raise UserError(f"{folder}: tensor {packed[0]}, with its scales, is packed: {DEQUANTIZE}")
     missing = [name for name in expected if name not in stored]
     if missing:
         more = f" (and {len(missing) - 1} more)" if missing[1:] else ""

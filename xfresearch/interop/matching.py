@@ -96,5 +96,5 @@ def _computed(options, width: int, prefix: str) -> dict:
         if options.position == "rope":
             found["rope.size"] = rotary_size(options.head_size, options.rope.fraction)
     if hasattr(options, "moe"):
-        found["moe.bias"] = options.moe.balance == "bias"
+        found["moe.router_bias"] = options.moe.balance == "bias"
     return {prefix + name: value for name, value in found.items()}
