@@ -11,13 +11,14 @@ import xfresearch
 from tests.daily import daily
 from tests.data import made_tokenizers as made
 from tests.data.conftest import shared
-from tests.interop.record import MODELS, RECORDED
+from tests.interop.record import RECORDED
 from xfresearch import analyze
 from xfresearch.analysis.registry import ANALYSES
 
 # A model with random parameters knows no fact to trace: tests/parity/test_editing.py traces one of its guesses.
 NAMES = [name for name in ANALYSES if name not in ("routing", "trace")]
-CASES = [(model, name) for model in MODELS for name in NAMES] + [("mixtral", "routing")]
+FOLDERS = ("gpt2", "llama", "mixtral", "gpt_oss")
+CASES = [(model, name) for model in FOLDERS for name in NAMES] + [("mixtral", "routing")]
 PIECES = ["<s>", "<pad>", "</s>", *"abcdehnort\u0120\u010a", "th", "\u0120r"]  # fewer than the ids of the models
 TOKENIZER = {
     "vocab.json": {piece: number for number, piece in enumerate(PIECES)},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.test_attention import planted
-from tests.contracts.passes import forward
+from tests.contracts.passes import capture, forward
 from tests.contracts.variants import ALL, in_float64, marked, model, random_params, tokens_for
 from tests.tiny_runs import tiny_model
 from tests.tolerances import TOLERANCE, relative_error
@@ -117,13 +117,21 @@ def test_the_parts_of_keys_sum_to_those_of_their_sublayers(name, x64):
         places = [place for place in of_keys if coefficients.written_by(place) == sublayer]
         if not places or sublayer.endswith(".attention"):  # attention writes more than its slots
             continue
-        biases = [memory(config, params, *coefficients.where(place)).bias for place in places]
-        total = sum(of_keys[place].sum(1) for place in places)
-        total += sum((direction_BLD @ bias).mean(1) for bias in biases if bias is not None)
+        total = sum(of_keys[place].sum(1) + of_bias(config, params, place, direction_BLD) for place in places)
         if sublayer in of_parts:
             assert relative_error(total, of_parts[sublayer]) < 1e-9, sublayer
         else:  # without a skip, only the next sublayer reads it
             assert not np.any(total), sublayer
+
+
+def of_bias(config, params, place: str, direction_BLD):
+    """[B]: the part of the bias after the values of a memory, times the gates of its experts."""
+    bias = memory(config, params, *coefficients.where(place)).bias
+    if bias is None or bias.ndim == 1:
+        return 0 if bias is None else (direction_BLD @ bias).mean(1)
+    names = [f"{place}.{name}" for name in ("chosen", "gates")]
+    chosen_BLk, gates_BLk = capture(config, params, tokens_for(config)[:, :-1], names)
+    return (gates_BLk * np.einsum("bld,blkd->blk", direction_BLD, bias[chosen_BLk])).sum(-1).mean(1)
 
 
 def towards_next(config, params, tokens_BL) -> dict:

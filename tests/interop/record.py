@@ -3,9 +3,9 @@ Mixtral models before and after two steps of training.
 
     python -m tests.interop.record [NAME ...]
 
-With names, it writes these alone. Run it in an environment with requirements-parity.txt (`make parity` makes one). With the recording, the default test
-suite compares with `transformers` without PyTorch. tests/parity/test_hf_recorded.py checks that the recording is
-current.
+With names, it writes these alone. Run it in an environment with requirements-parity.txt (`make parity` makes one). With
+the recording, the default test suite compares with `transformers` without PyTorch. tests/parity/test_hf_recorded.py checks
+that the recording is current.
 
 Recorded on 2026-11-21 with torch 2.15.0, transformers 5.23.0; `trained` on 2026-11-22 with torch 2.13.0; the families after
 Mixtral on 2026-11-27 with torch 2.13.0, transformers 5.24.0.

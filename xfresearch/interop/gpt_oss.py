@@ -1,5 +1,5 @@
-"""gpt-oss (OpenAI 2025): Mixtral with biases, clamped SwiGLU, a trained sink for each head, and sliding windows in every other
-layer. Gates and multipliers of experts are interleaved in one tensor.
+"""gpt-oss (OpenAI 2025): Mixtral with biases, clamped SwiGLU, a trained sink for each head, and sliding windows in every
+other layer. Gates and multipliers of experts are interleaved in one tensor.
 
 The folders that OpenAI published have experts in MXFP4, which is refused.
 """

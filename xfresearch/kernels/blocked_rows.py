@@ -24,8 +24,8 @@ def computed_rows(sizes_E, block: int) -> int:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))
 def by_block(function: Callable, rows: tuple, weights: dict, sizes_E, block: int, saved: tuple[str, ...] = ()):
     """y_TO = function(product, *rows): product(x, name, gates) multiplies each row of x with the matrix weights[name][e] of
-    the row's group e, and adds its bias (`with_bias`). Rows beyond the sum of sizes are not read; their outputs and gradients
-    are zeros.
+    the row's group e, and adds its bias (`with_bias`). Rows beyond the sum of sizes are not read; their outputs and
+    gradients are zeros.
 
     rows: arrays [T, I], sorted by group, sizes_E rows in each. weights: {name: [E, I, O]}, and {name + BIAS: [E, O]} of
     those with a bias. block: rows of a block.

@@ -23,7 +23,6 @@ from xfresearch.sharding.letters import Axes
 INTO = Axes("EDF", "D", "F")
 OUT = Axes("EFD", "F", "D")
 AXES = {"up": INTO, "gate": INTO, "down": OUT, "up_bias": Axes("EF"), "gate_bias": Axes("EF"), "down_bias": Axes("ED")}
-BIAS = "_bias"  # the bias of a kernel has its name and this
 
 
 def slots(moe, length: int) -> int:
