@@ -168,8 +168,8 @@ def surgery() -> str:
     where = f"at commit {_distinct(rows, 'commit')} on {_distinct(rows, 'machine', 'cpu')}"
     measure = (
         "Differences are in float64, relative to the\nlargest logit, on text and random tokens. "
-        "A certificate divides by the spread of each token's logits,\nand so its differences are a few times as large. Since then `upcycle`\ntakes biases, which it refused in four of the "
-        "configs."
+        "A certificate divides by the spread of each token's logits,\nand so its differences are a few times as large. "
+        "Since then `upcycle` takes biases,\nwhich it refused in four of the configs."
     )
     about = f"`python -m docs.surgery` on {_distinct(rows, 'date')} {where}. {measure}\n\n"
     measured = f"{_cost_of_a_billion()}\n{_decoding()}\n{OUTCOMES_TITLE}{about}{table(rows)}"
