@@ -102,7 +102,7 @@ by_block.defvjp(_forward, _backward)
 
 
 def with_bias(y_NO, bias, gates_N1=None):
-    """y + the bias [O] of all rows or [N, O] of each, times the rows' gates; y without a bias. Computed in the dtype of the
+    """y + the bias [O] of all rows, or [N, O] of each, times the rows' gates; y without a bias. Computed in the dtype of the
     bias, float32 or wider, because its gradient sums over rows."""
     if bias is None:
         return y_NO

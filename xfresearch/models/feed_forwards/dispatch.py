@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from xfresearch.errors import require
-from xfresearch.kernels.blocked_rows import BIAS
+from xfresearch.kernels.blocked_rows import BIAS, with_bias
 from xfresearch.kernels.grouped_matmul import grouped
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.exchange import exchange, has_ragged, route
@@ -39,7 +39,7 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     if ctx.wants(*TAPS):
         x_BLkD = jnp.broadcast_to(x_BLD[:, :, None], (*expert_BLk.shape, x_BLD.shape[-1]))
         gates_BLk1 = gates_BLk[..., None].astype(x_BLD.dtype)
-        return (experts(x_BLkD, partial(_product, experts, expert_BLk, ctx), ctx.tap) * gates_BLk1).sum(2)
+        return experts(x_BLkD, partial(_product, experts, expert_BLk, ctx), ctx.tap, gates_BLk1).sum(2)
 
     def local(mesh, weights, x_BLD, expert_BLk, gates_BLk):
         def run(product, x_RD, gates_R1=None):
@@ -51,16 +51,18 @@ def by_choice(experts, x_BLD, expert_BLk, gates_BLk, ctx: Context):
     return _on_devices(local, experts, weights, ctx, (x_BLD, expert_BLk, gates_BLk), ("BLD", "BLN", "BLN"), "BLD")
 
 
-def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str):
-    """y_BLkO: the product of each choice's row with the kernel `name` of its expert, with its bias."""
+def _product(experts, expert_BLk, ctx: Context, x_BLkI, name: str, gates_BLk1=None):
+    """y_BLkO: the product of each choice's row with the kernel `name` of its expert, with its bias times the gates."""
 
     def local(mesh, weights, x_BLkI, expert_BLk):
         x_NI = x_BLkI.reshape(-1, x_BLkI.shape[-1])
         return _sent(mesh, weights, lambda product, x_RI: product(x_RI, name), x_NI, expert_BLk, ctx)
 
-    weights = {key: each for key, each in experts.weights(x_BLkI.dtype).items() if key in (name, name + BIAS)}
+    weights = experts.weights(x_BLkI.dtype)
     letters = ("BLNF", "BLND") if name == "down" else ("BLND", "BLNF")
-    return _on_devices(local, experts, weights, ctx, (x_BLkI, expert_BLk), (letters[0], "BLN"), letters[1])
+    kernel = {name: weights[name]}
+    y_BLkO = _on_devices(local, experts, kernel, ctx, (x_BLkI, expert_BLk), (letters[0], "BLN"), letters[1])
+    return with_bias(y_BLkO, weights[name + BIAS][expert_BLk], gates_BLk1) if name + BIAS in weights else y_BLkO
 
 
 def _sent(mesh, weights: dict, run, x_TI, expert_BLk, ctx: Context, gates_BLk=None):
