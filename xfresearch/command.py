@@ -12,6 +12,7 @@ from xfresearch import distributed, memory
 from xfresearch.errors import BUG, MISTAKE, Stopped, UserError, exit_code
 from xfresearch.files import check_output
 from xfresearch.hardware import start_without_tpu
+from xfresearch.terminal import filtered, one_line
 
 CONFIG_HELP = (
     "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "
@@ -49,8 +50,13 @@ def run(main, arguments=None) -> None:
     memory.reuse()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may have fewer characters than a sample
+    with filtered():
+        _run(main, sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(main, arguments: list[str]) -> None:
     try:
-        main(sys.argv[1:] if arguments is None else arguments)
+        main(arguments)
     except KeyboardInterrupt:
         _finish(130, "interrupted")
     except BrokenPipeError:
@@ -77,7 +83,7 @@ def _fail(error: Exception) -> None:
 
 def _print_error(line: str) -> None:
     sys.stdout.flush()
-    print(line.replace("\n", " "), file=sys.stderr, flush=True)
+    print(one_line(line), file=sys.stderr, flush=True)
 
 
 def _finish(code: int, line: str) -> None:

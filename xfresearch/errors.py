@@ -95,7 +95,12 @@ def did_you_mean(names: list[str]) -> str:
 def require(condition: bool, key: str, value, allowed: str) -> None:
     """Raises UserError unless `condition` holds. The message has the key, the value given and what is allowed."""
     if not condition:
-        raise UserError(f"config.{key}={value!r} is not allowed: it must be {allowed}")
+        raise UserError(f"config.{key}={shortened(repr(value))} is not allowed: it must be {shortened(allowed)}")
+
+
+def shortened(text: str, most: int = 500) -> str:
+    """The beginning of a text: what others wrote into a config may have millions of characters."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def require_new(path, action: str) -> None:

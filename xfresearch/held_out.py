@@ -4,6 +4,7 @@ from argparse import ArgumentTypeError
 from functools import cache, partial
 
 from xfresearch.errors import UserError
+from xfresearch.terminal import bar as progress_bar
 
 
 def add_flags(parser) -> None:
@@ -97,13 +98,11 @@ class Scorer:
 
     def __call__(self, params: dict, title: str):
         """evaluation.Scores of a text, or evaluation.label_sums. `title` is that of the progress bar."""
-        from tqdm import tqdm
-
         from xfresearch import evaluation
         from xfresearch.models.context import Execution
         from xfresearch.models.reach import trained_reach
 
         scorer = self.make(Execution(reach=trained_reach(self.model, params)))
         score = evaluation.label_sums if isinstance(self.data, evaluation.Labels) else evaluation.score_text
-        with tqdm(desc=title, total=len(self.data.rows), unit="seq", disable=None, leave=False) as bar:
+        with progress_bar(desc=title, total=len(self.data.rows), unit="seq", disable=None, leave=False) as bar:
             return score(scorer, params, self.data, self.batch_size, bar.update, self.place)

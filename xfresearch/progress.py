@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from xfresearch import distributed
 from xfresearch.tables import count
+from xfresearch.terminal import bar, one_line
 
 SECONDS_BETWEEN_LINES = 10  # if standard error is not a terminal
 _opened: list["Stage"] = []  # the stages that run now: a stage inside another one prints nothing
@@ -21,7 +22,7 @@ class Stage:
     """A stage of `total` units (None: not known), of which `update` counts those that are done."""
 
     def __init__(self, title: str, total: int | None, unit: str):
-        self.title = title
+        self.title = one_line(title)
         self.total = total
         self.unit = unit
         self.done = 0
@@ -52,12 +53,10 @@ class Stage:
             self._printed = now
 
     def _show_bar(self) -> None:
-        from tqdm import tqdm
-
         if self._bar is None:
             layout = None if self.total else "{desc}: {elapsed}"
             scale = {"unit": self.unit, "unit_scale": self.unit == "B"}
-            self._bar = tqdm(desc=self.title, total=self.total, bar_format=layout, leave=False, **scale)
+            self._bar = bar(desc=self.title, total=self.total, bar_format=layout, leave=False, **scale)
         self._bar.n, self._bar.total = self.done, self.total
         self._bar.refresh()
 

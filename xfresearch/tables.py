@@ -1,8 +1,11 @@
 """Tables and numbers for the terminal."""
 
+from xfresearch.terminal import one_line
+
 
 def table(columns: dict[str, list[str]]) -> str:
     """The columns as text, right-aligned, with two spaces between them."""
+    columns = {one_line(title): [one_line(cell) for cell in cells] for title, cells in columns.items()}
     widths = {title: max(map(len, [title, *cells])) for title, cells in columns.items()}
     rows = zip(*([title, *cells] for title, cells in columns.items()), strict=True)
     return "\n".join(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_runs import tiny_config
-from xfresearch.pages.html import short, visible
+from xfresearch.pages.html import short
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.report import _busiest, write_report
 
@@ -194,5 +194,3 @@ def test_short(value, text):
     assert short(value) == text
 
 
-def test_visible():
-    assert visible("a\tb\nc\x00\x1b\r\x7f") == "a\tb\nc\u2400\u241b\u240d\u2421"

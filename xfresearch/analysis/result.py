@@ -13,6 +13,7 @@ from xfresearch.pages.charts import Curve, line_chart, with_interval
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
+from xfresearch.terminal import visible
 
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
 
@@ -80,7 +81,7 @@ class Result:
 
     def drawings(self) -> list[bytes]:
         """The pictures as SVG files, with their own colours."""
-        return [svg.replace(">", f"><style>{COLOURS}</style>", 1).encode() for svg in self.figures().values()]
+        return [visible(svg.replace(">", f"><style>{COLOURS}</style>", 1)).encode() for svg in self.figures().values()]
 
     def report(self, path) -> None:
         """Writes one static HTML page, which loads nothing from the network."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
-from tqdm import tqdm
 
 from xfresearch import distributed
 from xfresearch.data.cache import digest
@@ -17,6 +16,8 @@ from xfresearch.harness.items import Items
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.context import Execution
 from xfresearch.models.reach import trained_reach
+from xfresearch.terminal import bar as progress_bar
+from xfresearch.terminal import unfiltered
 
 
 class Adapter(TemplateLM):
@@ -34,7 +35,7 @@ class Adapter(TemplateLM):
         self.length = length
         self.batch_size = batch_size
         self.mesh = mesh
-        self.progress_stream = sys.stderr  # while lm_eval runs, measuring.run_tasks redirects its own output
+        self.progress_stream = unfiltered(sys.stderr)  # while lm_eval runs, measuring.run_tasks redirects its own output
         reach = Execution(reach=trained_reach(lm.config, lm.params))
         self.scorer = scoring.make_scorer(lm.config, lm.run.training.loss_rows, mesh, reach)
 
@@ -115,7 +116,7 @@ class Adapter(TemplateLM):
         unanswered = {key: question for key, question in zip(keys, questions, strict=True) if key not in self.items}
         unanswered_keys = list(unanswered)
         total = len(set(keys))
-        bar = tqdm(
+        bar = progress_bar(
             desc=kind,
             total=total,
             initial=total - len(unanswered),

@@ -1,7 +1,6 @@
 """Exports a LanguageModel as a Hugging Face folder of a family that can express the model."""
 
 import json
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.terminal import bar as progress_bar
 from xfresearch.trees import path_name
 
 
@@ -100,10 +100,8 @@ def _tokenizer_config(tokenizer) -> dict:
 
 
 def _write(folder: Path, tensors: list[PendingTensor], shard_bytes: int) -> None:
-    from tqdm import tqdm
-
     total = sum(tensor.bytes for tensor in tensors)
-    with tqdm(desc="export", total=total, unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr) as bar:
+    with progress_bar(desc="export", total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         folders.write_tensors(folder, tensors, shard_bytes, bar.update)
 
 

@@ -26,6 +26,7 @@ from xfresearch.interop.tensor_files import StoredTensor, count_nonfinite
 from xfresearch.interop.unread import warn_of_unread
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.terminal import bar as progress_bar
 from xfresearch.trees import path_name
 
 ALIGNMENT = 64  # bytes; JAX on CPU uses NumPy memory without a copy if it is aligned to this
@@ -71,19 +72,22 @@ def read_header(folder: Path) -> Header:
         family = family_of(config)
         stored = folders.stored_tensors(folder)
         dtype = folders.common_dtype(stored)
-        check_depth(family, config, len(stored))
+        check_counts(family, config, len(stored))
         warn_of_unread(config, family.reads)
         return Header(config, family, stored, dtype, read_model(family, config, **dtypes_of(dtype, stored)))
     except Unsupported as error:
         raise UserError(f"{folder}: {error}") from None
 
 
-def check_depth(family: Family, config: dict, tensors: int) -> None:
-    """Raises Unsupported if config.json has more layers than the files have tensors, before anything is built."""
-    for key in family.keys:
-        layers = config.get(key.theirs)
-        if key.ours == "depth" and isinstance(layers, int) and layers > tensors:
-            raise Unsupported(f"config.json: {key.theirs}={layers} is more than the files have tensors, {tensors}")
+def check_counts(family: Family, config: dict, tensors: int) -> None:
+    """Raises Unsupported if config.json has more layers than the files have tensors, or more experts where each has its own,
+    before anything is built or listed."""
+    listed = ("depth", "moe.experts") if any("{expert}" in row.theirs for row in family.rows) else ("depth",)
+    for key in (key for key in family.keys if key.ours.endswith(listed)):
+        for name in filter(None, (key.theirs, key.alias)):
+            count = config.get(name)
+            if isinstance(count, int) and count > tensors:
+                raise Unsupported(f"config.json: {name}={count} is more than the files have tensors, {tensors}")
 
 
 def dtypes_of(file_dtype: str, stored: dict) -> dict:
@@ -106,8 +110,6 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     Shows a progress bar in bytes. Raises UserError if our model cannot express the tensors; nothing is dropped silently.
     Raises UserError, too, for a value that is NaN or infinite; with `allow_nonfinite` that is a warning.
     """
-    from tqdm import tqdm
-
     _, family, stored, _, model = header
     leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
     leaves = {path_name(path): leaf for path, leaf in leaves}
@@ -119,7 +121,7 @@ def read_params(folder: Path, header: Header, abstract: dict, allow_nonfinite: b
     check(folder, family, model, leaves.keys(), expected, stored)
     shards = {path: Shards(leaf) for path, leaf in leaves.items()}
     total = sum(stored[name].bytes for name in expected)
-    with tqdm(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False, file=sys.stderr) as bar:
+    with progress_bar(desc="import", total=total, unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for name, mapping in expected.items():
             tensor = stored[name].read()
             check_finite(stored[name], tensor, allow_nonfinite)

@@ -5,6 +5,7 @@ stack: each of their parameters is one array with the dimension N in front, unde
 the only file that maps the number of a layer to its stack and its index in the stack.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 import jax
@@ -36,7 +37,8 @@ def segments(model) -> tuple[tuple[tuple[str, ...], int], ...]:
 def segment_stacks(model) -> list[list[StackPlace]]:
     """The stacks of each segment. A stack has the name of its block, plus a number if several stacks use the block."""
     names = [name for pattern, _ in segments(model) for name in pattern]
-    unique = iter([name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)])
+    uses = Counter(names)
+    unique = iter([name if uses[name] == 1 else f"{name}_{i}" for i, name in enumerate(names)])
     return [[StackPlace(next(unique), name, repeats) for name in pattern] for pattern, repeats in segments(model)]
 
 

@@ -89,7 +89,7 @@ class StackConfig:
 def resolved(stack: StackConfig) -> StackConfig:
     """A stack's config with derived sizes filled in. Raises UserError at the first invalid option."""
     stack = _with_repeats(stack)
-    names = [name for pattern, _ in layers.segments(stack) for name in pattern]
+    names = list(dict.fromkeys(name for pattern, _ in layers.segments(stack) for name in pattern))
     for name in stack.blocks:
         require(name in names, "model.blocks", name, f"a block that model.pattern or model.segments uses: {names}")
     for name, count in Counter(place.name for place in layers.stacks(stack)).items():
@@ -114,9 +114,9 @@ def _with_repeats(stack: StackConfig) -> StackConfig:
     depth = stack.depth
     if not stack.segments:
         require(len(stack.pattern) > 0, "model.pattern", stack.pattern, "at least one block name")
-        _check_names(stack.pattern, blocks, "model.pattern", stack.pattern)
         count = len(stack.pattern)
         require(depth % count == 0, "model.depth", depth, f"a multiple of the {count} blocks in model.pattern")
+        _check_names(stack.pattern, blocks, "model.pattern", stack.pattern)
         return stack
     default = StackConfig.__dataclass_fields__["pattern"].default
     require(stack.pattern == default, "model.pattern", stack.pattern, f"{default!r}, its default, with model.segments")
@@ -136,8 +136,8 @@ def _with_repeats(stack: StackConfig) -> StackConfig:
 
 
 def _check_names(pattern: tuple, blocks: dict, key: str, value) -> None:
-    for name in pattern:
-        require(name in blocks, key, value, f"names of blocks: {', '.join(blocks)}" + nearest(name, blocks))
+    for name in (name for name in pattern if name not in blocks):
+        require(False, key, value, f"names of blocks: {', '.join(blocks)}" + nearest(name, blocks))
 
 
 def _resolved_block(block: BlockConfig, stack: StackConfig, key: str) -> BlockConfig:

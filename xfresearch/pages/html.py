@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from xfresearch.files import write_bytes
+from xfresearch.terminal import visible
 
 LETTERS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -25,8 +26,8 @@ def page(template: Path, **values) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"short": short, "visible": visible}
-    return environment.get_template(template.name).render(values).encode("utf8", "replace")
+    environment.filters |= {"short": short}
+    return visible(environment.get_template(template.name).render(values)).encode("utf8", "replace")
 
 
 def short(value) -> str:
@@ -44,8 +45,3 @@ def short(value) -> str:
     if 0 < abs(value) < 1e-3:
         return re.sub(r"(\.0)?e-0", "e-", f"{value:.1e}")
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def visible(text: str) -> str:
-    """`text` with control characters, which a byte-level model may generate, replaced by their Unicode symbols."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda m: chr(0x2421 if m[0] == "\x7f" else 0x2400 + ord(m[0])), text)

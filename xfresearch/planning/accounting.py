@@ -4,7 +4,6 @@ Compares a plan's memory of one device with that of the update compiled for this
 layers, whose activations take most of the memory, as in large ones. docs/plan.md has the table.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,14 +65,13 @@ def _one_device() -> list:
 
 
 def main(arguments: list[str]) -> None:
-    from tqdm import tqdm
-
     from xfresearch.planning.report import table
+    from xfresearch.terminal import bar
 
     parser = Parser(prog="python -m xfresearch.planning.accounting", description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args(arguments)
-    cases = tqdm(CASES, desc="compiling", unit="update", file=sys.stderr, disable=None)
+    cases = bar(CASES, desc="compiling", unit="update", disable=None)
     found = {case.name: compare(case) for case in cases}
     rows = [("config", "plan, MB", "compiled, MB", "ratio")]
     rows += [(name, f"{a / 1e6:.0f}", f"{b / 1e6:.0f}", f"{a / b:.3f}") for name, (a, b) in found.items()]

@@ -141,9 +141,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--only", metavar="WORD", default="", help="only plans whose group or name contains WORD")
     parser.add_argument("--again", action="store_true", help="also compile plans that are in the file")
     options = parser.parse_args(arguments)
-    from tqdm import tqdm
-
     from xfresearch.hardware import git_commit, versions
+    from xfresearch.terminal import bar
 
     file = Path(options.json)
     rows = json.loads(file.read_text())["rows"] if file.exists() else {}
@@ -152,7 +151,7 @@ def main(arguments: list[str]) -> None:
         groups = ", ".join(dict.fromkeys(plan.group for plan in named()))
         raise UserError(f"--only={options.only} is not allowed: it must be a part of a group ({groups}) or name of a plan")
     missing = [plan for plan in selected if options.again or plan.name not in rows]
-    for plan in tqdm(missing, desc="plans", unit="plan", file=sys.stderr, disable=None):
+    for plan in bar(missing, desc="plans", unit="plan", disable=None):
         found = compile_one(plan)
         about = {"date": datetime.date.today().isoformat(), "commit": git_commit(), "versions": versions()}
         rows[plan.name] = {"group": plan.group, "published": plan.published, "wanted": plan.wanted, **about, **found}

@@ -1,6 +1,5 @@
 """Searches meshes, recomputation and batch sizes: plans all of them by formula, then compiles the best ones."""
 
-import sys
 from dataclasses import replace
 from itertools import product
 
@@ -43,12 +42,12 @@ def by_formula(
     config: Config, topology: Topology, tokens: float, devices, batches=BATCHES
 ) -> list[tuple[Config, dict]]:
     """Every candidate that the model supports, with its plan by formula. Raises UserError if there is none."""
-    from tqdm import tqdm
+    from xfresearch.terminal import bar as progress_bar
 
     found = []
     reason = ""
     options = list(candidates(config, topology, batches))
-    for candidate in tqdm(options, desc="formula", unit="plan", file=sys.stderr, disable=None):
+    for candidate in progress_bar(options, desc="formula", unit="plan", disable=None):
         try:
             found.append((candidate, plans.formula_plan(candidate, topology, tokens, devices)))
         except UserError as error:  # the mesh does not fit the model
@@ -60,10 +59,10 @@ def by_formula(
 
 def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
     """Compiles the best plans of the formula, until COMPILED of them fit or twice as many have been tried."""
-    from tqdm import tqdm
+    from xfresearch.terminal import bar as progress_bar
 
     found = []
-    with tqdm(total=COMPILED, desc="compiling", unit="plan", file=sys.stderr, disable=None) as bar:
+    with progress_bar(total=COMPILED, desc="compiling", unit="plan", disable=None) as bar:
         for candidate, _ in fitting[: 2 * COMPILED]:
             plan = plans.compiled_plan(candidate, topology, tokens, devices)
             found.append(plan)

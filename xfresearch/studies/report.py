@@ -18,6 +18,7 @@ from xfresearch.studies.matching import LARGEST_MISMATCH, LEAST_SPREAD
 from xfresearch.studies.outcome import points
 from xfresearch.studies.statistics import ALPHA, SMALL
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
+from xfresearch.terminal import visible
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
 CANCEL = 0.5  # a mean or change over sizes that varies less than this share of what independent sizes give has a note
@@ -32,7 +33,7 @@ WORDS = {
 
 def write(folder, outcome: Mapping) -> None:
     """report.html and report.md."""
-    write_text(folder / "report.md", markdown(outcome))
+    write_text(folder / "report.md", visible(markdown(outcome)))
     write_page(folder / "report.html", Path(__file__).parent / "study.html.jinja", **page(outcome))
 
 

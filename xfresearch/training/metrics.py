@@ -21,6 +21,7 @@ from xfresearch.files import (
     write_object,
 )
 from xfresearch.progress import SECONDS_BETWEEN_LINES
+from xfresearch.terminal import bar
 from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
@@ -175,8 +176,6 @@ class Progress:
 
     def __init__(self, total_steps: int, start_step: int, bytes_per_token: float | None):
         """`bytes_per_token` is None if the data are not text."""
-        from tqdm import tqdm
-
         self.total = total_steps
         self.start = start_step
         self.bytes_per_token = bytes_per_token
@@ -189,7 +188,7 @@ class Progress:
         self._bar = None
         if sys.stderr.isatty():
             layout = "step {n_fmt}/{total_fmt} {bar} {postfix}  {remaining} left"
-            self._bar = tqdm(total=total_steps, initial=start_step, bar_format=layout, dynamic_ncols=True)
+            self._bar = bar(total=total_steps, initial=start_step, bar_format=layout, dynamic_ncols=True)
 
     def update(self, step: int, loss: float, tokens: int) -> None:
         """Call this when update number `step` is done. It had `tokens` tokens, with a mean loss of `loss` nats."""
