@@ -17,6 +17,7 @@ from xfresearch.errors import UserError
 from xfresearch.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_json
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.schema import check
 
 FOLDER = "edits"
 RECORD = "record.json"
@@ -101,7 +102,9 @@ def load(directory) -> tuple[Applied, ...]:
     record cannot be read."""
     found: list[Applied] = []
     while exists(inside(*(folder := (directory, FOLDER, str(len(found)))))):
-        found.append(Applied(read_object(inside(*folder, RECORD)), _Stored(inside(*folder, BEFORE)), folder))
+        file = inside(*folder, RECORD)
+        record = check(read_object(file), {"method": str, "requests": list}, file)
+        found.append(Applied(record, _Stored(inside(*folder, BEFORE)), folder))
     return tuple(found)
 
 

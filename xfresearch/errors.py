@@ -14,7 +14,7 @@ TRANSIENT = 75  # a full disk, a process that never came: the same command may s
 _TRANSIENT_ERRORS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ESTALE", "EBUSY", "ENOMEM", "ENOLCK")}
 _TRANSIENT_ERRORS |= {getattr(errno, name) for name in ("ETIMEDOUT", "ENETDOWN", "ENETUNREACH", "EHOSTUNREACH")}
 # Refusals of a file system, which stay.
-_REFUSALS = {getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOSYS", "EOPNOTSUPP")}
+_REFUSALS = {getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOSYS", "EOPNOTSUPP", "ENAMETOOLONG", "ELOOP")}
 # TensorStore and ArrayRecord give the text of an error only; buckets have codes.
 _TEXTS = {os.strerror(number): number for number in _TRANSIENT_ERRORS | _REFUSALS}
 _TEXTS |= {"UNAVAILABLE": errno.ENETDOWN, "DEADLINE_EXCEEDED": errno.ETIMEDOUT}

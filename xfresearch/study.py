@@ -106,21 +106,25 @@ def _report_again(options, flags: list[str]) -> None:
     command.require_only(options, ("report", "workdir"), "--report, which only reads results.json")
     if flags:
         raise UserError(f"{flags[0]} is not allowed with --report, which only reads results.json")
+    write_report(options.workdir)
+    print(f"report     {options.workdir}/report.html")
+
+
+def write_report(workdir: str) -> None:
+    """Writes the report of the results.json of a study's directory. Raises UserError if it is damaged."""
     from etils import epath
 
     from xfresearch.files import inside, read_object
     from xfresearch.studies import conducting, report
 
-    workdir = options.workdir
     results = read_object(inside(workdir, conducting.RESULTS))
     try:
         report.write(epath.Path(workdir), results)
-    except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, StopIteration, RecursionError) as error:
         raise UserError(
             f"{workdir}/{conducting.RESULTS} is damaged or of another version ({type(error).__name__}: {error}): run the "
             "study again; it trains nothing that has ended"
         ) from error
-    print(f"report     {workdir}/report.html")
 
 
 def _compare(options, flags: list[str]) -> None:

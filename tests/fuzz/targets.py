@@ -5,6 +5,7 @@ failure: another exception, a message of several lines, a result that the refere
 """
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from tests.data import made_tokenizers as made
 from tests.field import make
 from tests.fuzz.tokenizers import llama2c_tokenizer, sentence_piece, tokenizer_json, write_sentence_pieces
 from tests.interop.edits import WEIGHTS
-from tests.tiny_runs import ROOT, tiny_model
+from tests.tiny_runs import ROOT, make_run, tiny_model
+from xfresearch import study
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.files import read_documents
@@ -27,7 +29,9 @@ from xfresearch.data.records import read_record, read_records
 from xfresearch.errors import UserError
 from xfresearch.interop import llama2c
 from xfresearch.interop.tensor_files import tensors_in
-from xfresearch.loading import read_params
+from xfresearch.loading import read_params, stored
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
 def safetensors(file: Path) -> None:
@@ -57,6 +61,18 @@ def header(file: Path) -> None:
 def folder(file: Path) -> None:
     """`file` is the config.json of a folder with intact weights."""
     assert xf.load(file.parent)([[1, 2, 3]]).shape[:2] == (1, 3)
+
+
+def config_of_run(file: Path) -> None:
+    """`file` is the config.json of a run with an intact checkpoint."""
+    stored(file.parent)
+
+
+def results_of_study(file: Path) -> None:
+    """`file` is the results.json of a study: its pages are whole, and have no control character."""
+    study.write_report(str(file.parent))
+    for name in ("report.html", "report.md"):
+        assert not CONTROL.search((file.parent / name).read_text()), name
 
 
 def documents(file: Path) -> None:
@@ -122,6 +138,10 @@ def _safetensors(directory: Path) -> list[Path]:
     return [whole]
 
 
+def _config_of_run(directory: Path) -> list[Path]:
+    return [make_run(directory / "run", "gpt2", steps=(1,)) / "config.json"]
+
+
 def _checkpoint(directory: Path) -> list[Path]:
     lm = _model()
     store.save_params(directory / "run", 1, lm.params)
@@ -138,6 +158,7 @@ LINES = "\n".join(json.dumps({"text": f"line {number} \u00e9", "id": number}) fo
 FLAGS = "--config.model.width=64\n--config.model.blocks.main.feed_forward.moe.experts=4\n--config.data.corpus=('a:b',)"
 FLAGS += "\n--config.optimizer.learning_rate=1e-3\n--config.model.pattern=('main',)\n--config.steps=7"
 
+STUDY = ROOT / "docs" / "data" / "studies" / "experts" / "results.json"
 HEADER = {
     "__metadata__": {"format": "pt"},
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -151,6 +172,8 @@ TARGETS = {
     "header of safetensors": (_file("header.json", lambda: json.dumps(HEADER).encode()), header),
     "config.json of llama": (_folder("llama"), folder),
     "config.json of gpt2": (_folder("gpt2"), folder),
+    "config.json of a run": (_config_of_run, config_of_run),
+    "results.json of a study": (_file("results.json", STUDY.read_bytes), results_of_study),
     "tokenizer.json, byte level": (_file("tokenizer.json", lambda: made.byte_level().encode()), tokenizer_json),
     "tokenizer.json, byte fallback": (_file("tokenizer.json", lambda: made.byte_fallback().encode()), tokenizer_json),
     "tokenizer.model": (write_sentence_pieces, sentence_piece),

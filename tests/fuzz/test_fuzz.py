@@ -6,6 +6,7 @@ from tests.fuzz.targets import TARGETS
 from tests.simulated import results_on_devices
 
 SLOW = ("safetensors", "config.json of llama", "config.json of gpt2", "prompt", "checkpoint")  # a model is built or read
+SLOW += ("results.json of a study",)  # pages are drawn
 DAILY = {name: 12 if name in SLOW else 60 for name in TARGETS}
 MORE = {name: 350 if name in SLOW else 1600 for name in TARGETS}
 

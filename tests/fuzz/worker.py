@@ -15,7 +15,8 @@ import traceback
 from pathlib import Path
 
 from tests.fuzz.mutate import mutate
-from tests.fuzz.targets import REFUSALS, TARGETS
+from tests.fuzz.targets import CONTROL, REFUSALS, TARGETS
+from xfresearch.terminal import one_line
 
 SECONDS = 20  # for one input; most take milliseconds
 MEMORY = 2 << 30  # bytes above those in use after the valid input was read
@@ -66,6 +67,9 @@ def _outcome(read) -> tuple[str, str]:
         read()
         return "accepted", ""
     except REFUSALS as error:
+        shown = one_line(f"error: {error}")  # as commands print it
+        if CONTROL.search(shown):
+            return "failures", f"a control character: {shown!r}"
         return ("failures", f"a message of several lines: {error}") if "\n" in str(error) else ("refused", str(error))
     except (KeyboardInterrupt, SystemExit):
         raise

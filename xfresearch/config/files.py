@@ -16,7 +16,7 @@ from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.reading import from_dict, nearest_key
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, closest, did_you_mean, nearest
+from xfresearch.errors import UserError, closest, did_you_mean, nearest, shortened
 from xfresearch.files import exists, read_object
 from xfresearch.models.model_config import ModelConfig
 
@@ -57,14 +57,22 @@ def start_path(arguments: list[str]) -> str:
 def _read(file: str):
     """The ConfigDict of a config file."""
     path = Path(file.split(":")[0])
-    if not path.is_file():
+    if not _is_file(path):
         hint = _nearest_config(file)
-        raise UserError(f"--config={file}: there is no such file{hint} (the named configs are {_named_configs(file)})")
+        named = f"the named configs are {_named_configs(file)}"
+        raise UserError(f"--config={shortened(file, 200)}: there is no such file{hint} ({named})")
     if "get_config" not in path.read_text(errors="replace"):
         raise UserError(f"--config={file}: it has no function get_config; the named configs are {_named_configs()}")
     config = _parse_flags(config_flags.DEFINE_config_file, [], [f"--config={file}"], file)
     config.unlock()
     return config
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _overridden(config, overrides: list[tuple[str, str]], file: str):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from xfresearch.config.fields import Choice
 from xfresearch.errors import UserError, did_you_mean, nearest
+from xfresearch.schema import is_number
 
 
 def from_dict(cls, data, key: str = "config"):
@@ -75,7 +76,7 @@ def _choose(chosen: Choice, hint, value, key: str):
 
 def check_choice(chosen: Choice, name, key: str) -> None:
     """Raises UserError if a kind or layout does not exist."""
-    if name not in chosen.classes:
+    if not isinstance(name, str) or name not in chosen.classes:
         allowed = ", ".join(map(repr, chosen.classes)) + nearest(str(name), chosen.classes)
         raise UserError(f"{key}.{chosen.by}={_short(name)} is not allowed: it must be one of {allowed}")
 
@@ -100,7 +101,7 @@ def _convert(kind, value, key: str):
         return {name: _convert(args[1], item, f"{key}.{name}") for name, item in value.items()}
     if origin is tuple and isinstance(value, (list, tuple)):
         return _tuple(args, value, key)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and is_number(value):
         return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
         return value
@@ -123,15 +124,18 @@ def _check_range(spec: dataclasses.Field, value, key: str) -> None:
     if not inside:
         words = (("at least", low), ("above", above), ("at most", high))
         bounds = " and ".join(f"{word} {n}" for word, n in words if n is not None)
-        raise UserError(f"{key}={value!r} is not allowed: it must be {bounds}")
+        raise UserError(f"{key}={_short(value)} is not allowed: it must be {bounds}")
     if isinstance(value, int) and abs(value) >= 2**31:
-        raise UserError(f"{key}={value!r} is not allowed: it must be below 2^31")
+        raise UserError(f"{key}={_short(value)} is not allowed: it must be below 2^31")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key}={value!r} is not allowed: it must be a finite number")
 
 
 def _short(value) -> str:
-    text = " ".join(str(value).split()) if hasattr(value, "items") else repr(value)
+    try:
+        text = " ".join(str(value).split()) if hasattr(value, "items") else repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"an integer of {value.bit_length()} bits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

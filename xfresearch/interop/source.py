@@ -6,6 +6,7 @@ from pathlib import Path
 
 from xfresearch.errors import UserError
 from xfresearch.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_text
+from xfresearch.schema import ANY, check
 
 FILE = "huggingface.json"  # in the run's directory
 FILES = "huggingface"  # next to FILE: the folder's other files (NAMES)
@@ -13,6 +14,7 @@ FILES = "huggingface"  # next to FILE: the folder's other files (NAMES)
 NAMES = ("bytes.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 NAMES += ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "chat_template.jinja", "chat_template.json")
 NAMES += ("generation_config.json", "preprocessor_config.json", "processor_config.json")
+RECORD = {"config": dict, "dtype": str, "dtypes": {ANY: str}, "bare": bool, "tokenizer": str}
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ def load(directory: Path) -> Source | None:
     if not exists(file):
         return None
     try:
-        return Source(**read_object(file), files=small_files(directory, FILES))
-    except (TypeError, OSError) as error:
+        known = check(read_object(file), RECORD, file)
+        return Source(**{name: known[name] for name in RECORD}, files=small_files(directory, FILES))
+    except OSError as error:
         raise UserError(f"{file}: not a valid record of a Hugging Face folder: {error}") from None
 
 

@@ -33,8 +33,9 @@ WORDS = {
 
 def write(folder, outcome: Mapping) -> None:
     """report.html and report.md."""
-    write_text(folder / "report.md", visible(markdown(outcome)))
-    write_page(folder / "report.html", Path(__file__).parent / "study.html.jinja", **page(outcome))
+    text, values = markdown(outcome), page(outcome)  # both, before one is written
+    write_page(folder / "report.html", Path(__file__).parent / "study.html.jinja", **values)
+    write_text(folder / "report.md", visible(text))
 
 
 def verdicts(outcome: Mapping) -> list[str]:

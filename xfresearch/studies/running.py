@@ -29,6 +29,7 @@ from xfresearch.errors import Diverged, UserError
 from xfresearch.evaluation import summary
 from xfresearch.files import exists, inside, read_object, remove_directory, write_json
 from xfresearch.language_model import LanguageModel
+from xfresearch.schema import ANY, Maybe, check
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
@@ -38,6 +39,11 @@ from xfresearch.training.metrics import read_metrics
 
 BLOCKS = 64  # of neighbouring held-out sequences, over which the sampling error of the metric is taken
 SAVED_EVERY = 60.0  # seconds: a run of less than a minute saves only at its end
+# The result of a run, in both files. One that diverged has only a part of it.
+MADE = {"date": str, "machine": {"cpu": str, "cores": int, "devices": str}, "commit": str, "versions": {ANY: str}}
+OF_RUN = {"fingerprint": str, "metric": str, "evaluation": {ANY: Maybe(float)}, "seconds": {ANY: float}, "made": MADE}
+OF_RUN |= {"curve": Maybe([[float]]), "data": Maybe({ANY: str}), "diverged": Maybe(str), "held_out": Maybe(list)}
+OF_RUN |= {"blocks": Maybe({"values": [float], "sizes": [float]}), "probes": Maybe({ANY: Maybe(float)})}
 RATIOS = {"bits_per_byte": ("nll", "bytes"), "loss": ("nll", "tokens"), "accuracy": ("correct", "tokens")}
 RESULT_FILE = "result.json"  # of a run
 RUNS_FILE = "runs.json"  # of a study: the results of all its runs
@@ -106,7 +112,7 @@ class Store(NamedTuple):
         """The result of a run of the cell with this config; None if it has not finished, had another config, measured less,
         or on other text."""
         wanted, file = fingerprint(config_of_trial(trial, config)), inside(self.folder, trial.folder, RESULT_FILE)
-        for found in (*([read_object(file)] if exists(file) else []), *self.known.get(wanted, ())):
+        for found in (*([_result(file)] if exists(file) else []), *self.known.get(wanted, ())):
             measured = set(_probes(study, trial)) <= set(found.get("probes", ()))
             measured = (measured and found.get("held_out") == _held_out(config)) or found.get("diverged")
             if found.get("fingerprint") == wanted and found.get("metric") == study.metric and measured:
@@ -131,10 +137,11 @@ def read_runs(folder) -> dict[str, dict]:
     file = inside(folder, RUNS_FILE)
     if not exists(file):
         return {}
-    runs = read_object(file).get("runs")
-    if not isinstance(runs, dict):
-        raise UserError(f"{file}: it must be the {RUNS_FILE} of a study, an object with 'runs'")
-    return runs
+    return check(read_object(file), {"runs": {ANY: OF_RUN}}, file)["runs"]
+
+
+def _result(file) -> dict:
+    return check(read_object(file), OF_RUN, file)
 
 
 def seconds(result: Mapping) -> float:
@@ -249,7 +256,7 @@ def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count:
 def _result_of_kept(folder, steps: int) -> dict:
     """The result of a run whose last checkpoint was kept, so that it is only measured again; {} for any other run."""
     kept = exists(folder / RESULT_FILE) and steps in saved_steps(folder)
-    return read_object(inside(folder, RESULT_FILE)) if kept else {}
+    return _result(inside(folder, RESULT_FILE)) if kept else {}
 
 
 def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before: Mapping):

@@ -21,12 +21,16 @@ from xfresearch.files import (
     write_object,
 )
 from xfresearch.progress import SECONDS_BETWEEN_LINES
+from xfresearch.schema import ANY, Maybe, check
 from xfresearch.terminal import bar
 from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).
 KINDS = ("step", "input", "evaluation", "checkpoint", "data", "compile", "start", "results", "lost", "down")
 ROWS = 1 << 32  # bytes of a metrics.jsonl
+NUMBERS = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "accuracy", "tokens", "bytes", "learning_rate")
+NUMBERS += ("gradient_norm", "tokens_per_second", "seconds", "unix_seconds", "skipped")
+ROW = {"step": int, "kind": str, "router_load": Maybe({ANY: [[Maybe(float)]]})} | {name: Maybe(float) for name in NUMBERS}
 RATE_WINDOW = 20  # updates over which a printed rate is measured
 SECONDS_BETWEEN_UPLOADS = 30  # of rows to a bucket
 
@@ -151,9 +155,8 @@ def last_written(path) -> float:
 def _parsed(line: bytes) -> dict | None:
     """The row in a line; None if the line is damaged."""
     try:
-        row = json.loads(line)
-        return row if isinstance(row["step"], int) and isinstance(row["kind"], str) else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return check(json.loads(line), ROW, "")
+    except (ValueError, UserError, RecursionError):
         return None
 
 

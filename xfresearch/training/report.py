@@ -118,7 +118,7 @@ def _charts(rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, 
         ("Tokens per second", "of training, by step", "tokens_per_second", 1, {}, True),
         ("Busiest expert", "its load relative to an even share, one line per layer, by step", "busiest", 1, {}, True),
     )
-    rows = [row | {"busiest": _busiest(row["router_load"])} if "router_load" in row else row for row in rows]
+    rows = [row | {"busiest": _busiest(row["router_load"])} if row.get("router_load") else row for row in rows]
     charts = []
     for title, caption, key, scale, levels, from_zero in wanted:
         points = {kind: _points(rows, kind, key, scale) for kind in STYLES}
@@ -132,7 +132,7 @@ def _charts(rows: list[dict], tokens: int, counted: Costs, baselines: dict[str, 
 
 def _busiest(loads: dict[str, list[list[float]]]) -> list[float]:
     """For each layer, the load of its busiest expert divided by an even share."""
-    return [max(load) * len(load) for layers in loads.values() for load in layers]
+    return [max(map(float, filter(None, load)), default=0.0) * len(load) for layers in loads.values() for load in layers]
 
 
 def _points(rows: list[dict], kind: str, key: str, scale: float) -> np.ndarray:

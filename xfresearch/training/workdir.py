@@ -34,9 +34,15 @@ from xfresearch.files import (
     remove_files,
     write_json,
 )
+from xfresearch.schema import Maybe, Of, check, is_number
 from xfresearch.training.claims import claimed
 from xfresearch.training.fork import check_fork
 from xfresearch.training.metrics import last_written
+
+START = {"seconds": Of(lambda value: is_number(value) and value >= 0, "a time of at least 0"), "gap": float}
+START |= {"finished_before": bool, "machine": dict, "versions": dict, "commit": str}
+LINEAGE = {"path": str, "kind": str, "step": Maybe(int), "digest": str}
+RUN = {"starts": [START], "lineage": Maybe([LINEAGE])}  # run.json
 
 
 @contextmanager
@@ -153,20 +159,16 @@ def starts(path: epath.Path) -> list[dict]:
     file = inside(path, "run.json")
     if not exists(file):
         return []
-    try:
-        found = read_object(file)["starts"]
-        return [start for start in found if start["seconds"] >= 0]
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{file}: not a list of the run's starts") from error
+    return check(read_object(file), RUN, file)["starts"]
 
 
 def lineage(path: epath.Path) -> list[dict]:
     """The trained models that the run started from, the nearest first: path, kind, step and digest of the parameters of
     each. [] for a run that started from new parameters, or if run.json is damaged."""
+    file = inside(path, "run.json")
     try:
-        found = read_object(inside(path, "run.json")).get("lineage", [])
-        return [{name: record[name] for name in ("path", "kind", "step", "digest")} for record in found]
-    except (UserError, TypeError, KeyError) as error:
+        return check(read_object(file), RUN, file).get("lineage") or []
+    except UserError as error:
         if disk_errors(error):
             raise
         return []
