@@ -118,6 +118,14 @@ def test_the_directory_itself_may_be_a_link_and_one_that_leads_nowhere_says_so(r
         xf.load(run).save(tmp_path / "gone")
 
 
+def test_a_lock_keeps_its_file(tmp_path):
+    """It may be a hard link to a file of somebody else."""
+    (tmp_path / "file").write_text("kept")
+    os.link(tmp_path / "file", tmp_path / ".lock")
+    with locked(tmp_path):
+        assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_a_link_that_stays_inside_and_those_of_the_hubs_cache_are_followed(tmp_path):
     snapshot = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
     (tmp_path / "models--a--b" / "blobs").mkdir(parents=True)
