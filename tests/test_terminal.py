@@ -121,7 +121,8 @@ def test_hostile_names_of_a_hugging_face_folder_are_clean(capsys, tmp_path):
         assert code == 2 and text.count("\n") == 1 and not CONTROL.search(text), text
 
 
-def test_a_page_is_clean_and_a_bug_too(tmp_path, capsys):
+def test_a_page_is_clean_and_a_bug_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     (tmp_path / "a.jinja").write_text("<p>{{ name }}{{ html }}</p>")
     text = page(tmp_path / "a.jinja", name=HOSTILE, html=HOSTILE).decode()
     assert not CONTROL.search(text)
@@ -130,9 +131,12 @@ def test_a_page_is_clean_and_a_bug_too(tmp_path, capsys):
         print("a title", HOSTILE)
         raise ZeroDivisionError(HOSTILE)
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as raised:
         command.run(main, [])
-    assert not CONTROL.search(capsys.readouterr().out)
+    sys.excepthook(raised.type, raised.value, raised.tb)  # as Python does at the end
+    shown = capsys.readouterr()
+    assert shown.out.count("\u241b") == shown.err.count("\u241b") == 1 and "Traceback" in shown.err
+    assert not CONTROL.search(shown.out + shown.err)
 
 
 def test_progress_bars_go_past_the_filter_with_a_clean_title(capsys):
@@ -142,3 +146,9 @@ def test_progress_bars_go_past_the_filter_with_a_clean_title(capsys):
             list(bar)
     shown = capsys.readouterr().err
     assert "\r" in shown and not CONTROL.search(shown.replace("\r", "")) and "a\u241b" in shown
+
+
+def test_progress_bars_are_made_in_one_place():
+    """One of another place would be filtered, or have a title that is not."""
+    found = [path.name for path in sorted((ROOT / "xfresearch").rglob("*.py")) if re.search(r"\btqdm\(", path.read_text())]
+    assert found == ["terminal.py"]

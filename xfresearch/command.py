@@ -69,6 +69,7 @@ def _fail(error: Exception) -> None:
     """Prints one line for `error` and ends the process. Raises the error if it is a bug in a single process."""
     code = exit_code(error)
     if code == BUG and not distributed.is_active():
+        sys.excepthook = _print_trace
         raise error
     if distributed.is_active() and not isinstance(error, UserError | Stopped):
         log = distributed.log_error(error)
@@ -79,6 +80,11 @@ def _fail(error: Exception) -> None:
         _finish(code, line)
     _print_error(line)
     _exit_now(code)  # threads that write a checkpoint must not print after this line
+
+
+def _print_trace(*error) -> None:
+    with filtered():
+        sys.__excepthook__(*error)
 
 
 def _print_error(line: str) -> None:
