@@ -14,7 +14,7 @@ from xfresearch import __main__, command
 from xfresearch.config.comparing import differences, fingerprint, flat
 from xfresearch.config.describing import describe
 from xfresearch.config.fields import change
-from xfresearch.config.files import parse
+from xfresearch.config.files import parse, read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
@@ -291,3 +291,13 @@ def test_options_of_precision_make_another_run_and_defaults_keep_the_fingerprint
     assert len({fingerprint(config), *(fingerprint(parse([tiny, f"--config.{key}"])) for key in keys)}) == 4
     assert fingerprint(config) == fingerprint(remat) != fingerprint(remat, also=("training.",))
     assert fingerprint(config) == fingerprint(config, also=("training.", "model.", "mesh."))
+
+
+def test_a_key_of_an_earlier_version_is_named_with_the_file(tmp_path):
+    """`data.text_field` was `data.field`: the user renames it in the run's config.json."""
+    file = tmp_path / "config.json"
+    file.write_text(to_json(Config()).replace('"text_field"', '"field"'))
+    with pytest.raises(UserError, match=f"^{file}: config.data.field='text': there is no such key; did you mean 'text_field'"):
+        read_json(file)
+    file.write_text(file.read_text().replace('"field"', '"text_field"'))
+    assert read_json(file) == resolve(Config())

@@ -34,7 +34,7 @@ BAD_FILES = {
     ),
     "field.jsonl": (
         "\n".join([*LINES, '{"txt": "a", "id": 3}']).encode(),
-        "{file}:3: no field 'text'; fields present: txt, id; did you mean 'txt'? (config.data.field)",
+        "{file}:3: no field 'text'; fields present: txt, id; did you mean 'txt'? (config.data.text_field)",
     ),
     "number.jsonl": (b'{"text": 3}\n', "{file}:1: field 'text' is a int; it must be a string"),
     "list.jsonl": (b'["text"]\n', "{file}:1: the line is a JSON list; it must be an object with field 'text'"),
@@ -237,12 +237,12 @@ def test_corpus_without_text(make_config, text_dir):
 
 
 def test_missing_field_of_a_tfds_data_set(data, tfds_corpus):  # noqa: F811
-    found = message(lambda: list(documents(tfds_corpus, "train", data(field="contents"))))
+    found = message(lambda: list(documents(tfds_corpus, "train", data(text_field="contents"))))
     assert (
         found == f"corpus '{tfds_corpus}': no field 'contents'; fields present: content, label;"
-        " did you mean 'content'? (config.data.field)"
+        " did you mean 'content'? (config.data.text_field)"
     )
-    found = message(lambda: list(documents(tfds_corpus, "train", data(field="label"))))
+    found = message(lambda: list(documents(tfds_corpus, "train", data(text_field="label"))))
     assert found.startswith(f"corpus '{tfds_corpus}': field 'label' is a int")
 
 

@@ -49,7 +49,7 @@ def test_text_files_reads_every_format(tmp_path, text_dir):
         "e.txt.xz": lzma.compress(b"xzed"), "f.jsonl": lines, "g.jsonl.gz": gzip.compress(packed.encode()),
         "ignored.bin": b"\xff", ".hidden.txt": "no", "pkg/__init__.py": "",
     })  # fmt: skip
-    found = all_documents(corpus, DataConfig(field="body", cache_dir=str(tmp_path / "cache")))
+    found = all_documents(corpus, DataConfig(text_field="body", cache_dir=str(tmp_path / "cache")))
     expected = [b"plain", b"mark", b"x = 1", b"zipped", b"xzed"]
     expected += [f"line {i} é\n".encode() for i in range(300)] + [f"packed {i}".encode() for i in range(300)]
     assert sorted(sum(found.values(), [])) == sorted(expected)
@@ -177,7 +177,7 @@ def tfds_corpus(tmp_path):
 
 
 def test_other_tfds_data_set_gets_a_validation_split(tmp_path, tfds_corpus):
-    data = DataConfig(field="content", cache_dir=str(tmp_path / "cache"))
+    data = DataConfig(text_field="content", cache_dir=str(tmp_path / "cache"))
     assert splits(tfds_corpus, data) == ("train", "validation")
     train, validation = (list(documents(tfds_corpus, split, data)) for split in ("train", "validation"))
     assert sorted(train + validation) == sorted(f"text {i}".encode() for i in range(400))
@@ -187,6 +187,6 @@ def test_other_tfds_data_set_gets_a_validation_split(tmp_path, tfds_corpus):
 def test_other_tfds_data_set_is_prepared_if_necessary(tmp_path):
     from tests.data.tiny_tfds import TinyTfds  # noqa: F401  (the import registers it)
 
-    data = DataConfig(field="content", cache_dir=str(tmp_path / "cache"))
+    data = DataConfig(text_field="content", cache_dir=str(tmp_path / "cache"))
     assert len(list(documents(f"tiny_tfds:{tmp_path / 'fresh'}", "train", data))) > 300
     assert len(list(documents(f"tiny_tfds:1.0.0:{tmp_path / 'fresh'}", "train", data))) > 300

@@ -88,7 +88,7 @@ MISTAKES = [
         f"config.data.tokenizer='bpe'.* left at 'bytes' with .*, {TEXT_ONLY}",
     ),
     (["data.packing=documents"], f"config.data.packing='documents' .* left at 'stream' .* {TEXT_ONLY}"),
-    (["data.field=story"], f"config.data.field='story' .* left at 'text' .* {TEXT_ONLY}"),
+    (["data.text_field=story"], f"config.data.text_field='story' .* left at 'text' .* {TEXT_ONLY}"),
     (["data.manual_dir=x"], f"config.data.manual_dir='x' .* left at '' .* {TEXT_ONLY}"),
     (["data.workers=2"], f"config.data.workers=2 .* left at 0 .* {TEXT_ONLY}"),
     (["data.weights=(2.0,)"], rf"config.data.weights=\(2.0,\) .* left at \(\) .* {TEXT_ONLY}"),

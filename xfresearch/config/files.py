@@ -219,4 +219,9 @@ def read_json(path) -> Config:
     path = epath.Path(path)
     if not exists(path):
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")
-    return resolve(with_defaults(from_dict(Config, read_object(path)), deciding="machine"))
+    value = read_object(path)
+    try:
+        config = from_dict(Config, value)
+    except UserError as error:  # such as the key of an earlier version, which the user renames in this file
+        raise UserError(f"{path}: {error}") from None
+    return resolve(with_defaults(config, deciding="machine"))

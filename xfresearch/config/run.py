@@ -14,7 +14,7 @@ class DataConfig:
         "corpora: NAME, NAME:PATH or the PATH of text files, or a single data set with labels (majority, recall)",
     )
     weights: tuple[float, ...] = option((), "share of sequences from each corpus; () for equal shares")
-    field: str = option(
+    text_field: str = option(
         "text", "field or column with the text, in files of rows (JSON, CSV, parquet, arrow) and TFDS examples"
     )
     tokenizer: str = option("bytes", "bytes | bpe (trained on the corpus) | path of a tokenizer file or directory")

@@ -57,14 +57,14 @@ def open_corpus(corpus: str, data: DataConfig) -> "BuiltInCorpus | TfdsCorpus":
     if name == "text_files":
         if not path:
             raise UserError("corpus 'text_files' needs a path: text_files:PATH, a file, directory or glob")
-        return BuiltInCorpus(name, texts.TextFiles(path, data.field), data)
+        return BuiltInCorpus(name, texts.TextFiles(path, data.text_field), data)
     if name == "facts":
         return BuiltInCorpus(name, FactSentences(path), data)
     if name == "wikitext2":
         return BuiltInCorpus(name, texts.Wikitext2(path or data.manual_dir, root), data)
     if name in ("enwik8", "text8"):
         return BuiltInCorpus(name, texts.HutterPrize(name, path or data.manual_dir, root), data)
-    return TfdsCorpus(corpus, name, path, data.field, root / "tfds")
+    return TfdsCorpus(corpus, name, path, data.text_field, root / "tfds")
 
 
 def _parse(corpus: str) -> tuple[str, str]:
@@ -172,13 +172,13 @@ class TfdsCorpus:
             present = ", ".join(example)
             raise UserError(
                 f"corpus {self.corpus!r}: no field {self.field!r}; fields present: {present}"
-                f"{nearest(self.field, example)} (config.data.field)"
+                f"{nearest(self.field, example)} (config.data.text_field)"
             )
         text = example[self.field]
         if not isinstance(text, (bytes, str)):
             raise UserError(
                 f"corpus {self.corpus!r}: field {self.field!r} is a {type(text).__name__};"
-                " it must be text (config.data.field)"
+                " it must be text (config.data.text_field)"
             )
         return text.encode() if isinstance(text, str) else text
 

@@ -17,7 +17,7 @@ from xfresearch.errors import require
 
 DATA_SETS = {"majority": Majority, "recall": Recall}
 # Fields of DataConfig that apply to text only.
-TEXT_OPTIONS = ("weights", "field", "tokenizer", "packing", "manual_dir", "workers")
+TEXT_OPTIONS = ("weights", "text_field", "tokenizer", "packing", "manual_dir", "workers")
 
 
 class Labelled(Protocol):

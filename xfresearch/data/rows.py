@@ -72,13 +72,13 @@ def text_of(row, where: str, field: str) -> bytes:
 
 def _strings(row: dict, field: str) -> str:
     others = [name for name, value in row.items() if isinstance(value, str) and name != field]
-    return f"; fields with strings: {_listed(others)} (config.data.field)" if others else ""
+    return f"; fields with strings: {_listed(others)} (config.data.text_field)" if others else ""
 
 
 def no_field(where: str, field: str, fields) -> UserError:
     """The error of a row, or of a file, that has no such field."""
     present = f"fields present: {_listed(fields)}{nearest(field, fields)}"
-    return UserError(f"{where}: no field {field!r}; {present} (config.data.field)")
+    return UserError(f"{where}: no field {field!r}; {present} (config.data.text_field)")
 
 
 def _listed(fields) -> str:
@@ -225,7 +225,7 @@ def columns(path, found: Found, field: str) -> Iterator[tuple[str, object]]:
         for batch in _batches(path, found.kind, field):
             column = batch.column(field)
             if not _is_string(column.type):
-                raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string (config.data.field)")
+                raise UserError(f"{path}: column {field!r} is {column.type}; it must be a string (config.data.text_field)")
             column.validate(full=True)  # of a damaged arrow file, offsets may lead out of its buffers
             for value in column.to_pylist():
                 yield f"{path}, row {number}", {field: value.decode() if isinstance(value, bytes) else value}
