@@ -97,7 +97,7 @@ def describe_machine() -> dict:
 
     return {
         "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "backend": jax.default_backend(),
@@ -157,7 +157,7 @@ def _matches(device_kind: str, start: str) -> bool:
     return device_kind.startswith(start) and not device_kind[len(start) :][:1].isalnum()
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -103,7 +103,7 @@ def test_every_process_reads_its_own_rows_of_the_same_batches(cache):
     other = "config.mesh.data: -1 -> 1; config.mesh.tensor: 1 -> 2; config.steps: 12 -> 99 (in process 3)"
     heard = ["None", f"every process needs the config of process 0: {other}", "None"]
     difference = "train split of a: 'same' -> 'other' (in process 3)"
-    heard.append(f"every process needs the data and versions of process 0: {difference}")
+    heard.append(f"every process needs the data, code and settings of process 0: {difference}")
     assert [process["mistaken"] for process in found] == [heard] * 4
     assert [process["reach"] for process in found] == [128] * 4  # 0.3 x 400 + 4, rounded up to a multiple of 64
     heard = found[0]["damaged"]

@@ -1,28 +1,35 @@
 """The manifest of a run: everything beside the config and the state that decides how it goes on.
 
 Every checkpoint holds the manifest of the process that wrote it. A resumed run has the same manifest, or is refused with
-the entries that differ: it would not end bit for bit like the uninterrupted run.
+the entries that differ: it would not end bit for bit like the uninterrupted run. Only other devices are allowed, and said.
 """
 
+import re
+import sys
 from collections.abc import Mapping
 
 from xfresearch import distributed
 from xfresearch.errors import UserError
 
+# Entries that earlier versions, or some callers, do not record, by how their names begin.
+SOURCE, CONFIG_FILE, SETTING, DEVICES = "source of xfresearch", "config file ", "setting of JAX ", "devices"
+
 
 class OtherManifest(UserError):
-    """A run was saved with other data or versions. `differences` has them in words."""
+    """A run was saved with other data, code or settings. `differences` has them in words."""
 
     def __init__(self, workdir, step: int, differences: str):
         super().__init__(
-            f"--workdir={workdir}: step {step} was computed with other data or versions ({differences}): restore them, use "
-            "a new directory, or --fork to resume all the same"
+            f"--workdir={workdir}: step {step} was computed with other data, code or settings ({differences}): restore "
+            "them, use a new directory, or --fork to resume all the same"
         )
         self.differences = differences
 
 
-def make(batches, heldout, tokenizer) -> dict[str, str]:
-    """{entry: digest, version or commit}. `heldout` and `tokenizer` may be None."""
+def make(batches, heldout, tokenizer, config_files: Mapping[str, str]) -> dict[str, str]:
+    """{entry: digest, version, commit or value}. `heldout` and `tokenizer` may be None. `config_files` are those of
+    identity.config_files."""
+    from xfresearch import identity
     from xfresearch.hardware import git_commit, versions
 
     corpora = batches.config.data.corpus
@@ -31,7 +38,10 @@ def make(batches, heldout, tokenizer) -> dict[str, str]:
         data[f"{batches.config.evaluation.split} split of {corpora[0]}"] = heldout.digest
     if tokenizer is not None:
         data["tokenizer"] = tokenizer.digest
-    return data | {f"version of {name}": text for name, text in versions().items()} | {"commit": git_commit()}
+    code = {f"version of {name}": text for name, text in versions().items()} | {"commit": git_commit()}
+    code |= {SOURCE: identity.source_digest()} | {f"{CONFIG_FILE}{name}": text for name, text in config_files.items()}
+    settings = {f"{SETTING}{name}": text for name, text in identity.jax_settings().items()} | identity.compiler_flags()
+    return data | code | settings | {DEVICES: identity.devices()}
 
 
 def of_data(manifest: Mapping[str, str]) -> dict[str, str]:
@@ -43,27 +53,57 @@ def require_same_everywhere(manifest: dict[str, str]) -> None:
     """Raises UserError in every process if any of them has another manifest than process 0, for example other data."""
     difference = distributed.first_message("; ".join(differences(distributed.shared(manifest), manifest)))
     if difference:
-        raise UserError(f"every process needs the data and versions of process 0: {difference}")
+        raise UserError(f"every process needs the data, code and settings of process 0: {difference}")
 
 
 def require_same(workdir, step: int, saved: dict[str, str], manifest: dict[str, str]) -> None:
-    """Raises OtherManifest if the run was saved with another manifest than it would resume with."""
+    """Raises OtherManifest if the run was saved with another manifest than it would resume with. Says on standard error if
+    the devices are others, and what an earlier version did not record."""
     changed = differences(saved, manifest)
     if changed:
         raise OtherManifest(workdir, step, "; ".join(changed))
+    notes = []
+    before, now = (each.get(DEVICES) for each in (saved, manifest))
+    if before != now and before:
+        notes.append(f"was saved on {before} and resumes on {now}: sums are added in another order, which changes roundings")
+    missing = [kind.strip() for kind in sorted(_kinds(manifest) - _kinds(saved))]
+    if missing:
+        notes.append(f"does not record {', '.join(missing)}: nobody knows whether they have changed since")
+    for note in notes if distributed.first() else ():
+        print(f"--workdir={workdir}: step {step} {note}", file=sys.stderr)
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
     """Lines 'entry: old -> new'. An entry that only one of them has counts as well, except a held-out split: evaluation
-    may be switched on and off."""
-    optional = {name for name in old.keys() ^ new.keys() if " split of " in name and not name.startswith("train ")}
-    names = sorted((old.keys() | new.keys()) - optional)
+    may be switched on and off. So do a setting that some module of JAX adds, and kinds of entries that one of them does not
+    record; devices may differ."""
+    recorded = _kinds(old) & _kinds(new)
+    optional = {name for name in old.keys() ^ new.keys() if _is_optional(name, recorded)}
+    names = sorted((old.keys() | new.keys()) - optional - {DEVICES})
     changed = [name for name in names if old.get(name) != new.get(name)]
     return [f"{name}: {_short(old.get(name))} -> {_short(new.get(name))}" for name in changed]
+
+
+def _is_optional(name: str, recorded: set[str]) -> bool:
+    """Whether an entry may be in only one of two manifests, which both have entries of the kinds `recorded`."""
+    if " split of " in name:
+        return not name.startswith("train ")
+    kind = _kind(name)
+    return kind == SETTING or bool(kind) and kind not in recorded
+
+
+def _kinds(manifest: dict[str, str]) -> set[str]:
+    return {_kind(name) for name in manifest} - {""}
+
+
+def _kind(name: str) -> str:
+    """The kind of an entry that not every manifest has; '' for any other entry."""
+    from xfresearch.identity import FLAGS
+
+    return next((kind for kind in (SOURCE, CONFIG_FILE, SETTING, DEVICES, *FLAGS) if name.startswith(kind)), "")
 
 
 def _short(value: str | None) -> str:
     if value is None:
         return "(absent)"
-    name, dash, suffix = value.partition("-")  # a commit may end with -dirty
-    return repr(name[:12] + dash + suffix)
+    return repr(re.sub("^([0-9a-f]{12})[0-9a-f]+", r"\1", value))  # of a digest, or of a commit, which may end with -dirty

@@ -212,7 +212,7 @@ def check_figures(study: Study, configs: Mapping[Cell, Config]) -> None:
 def run_trial(study: Study, store: Store, trial: Trial, matched: Matched, count: Callable[[int], None]) -> dict:
     """Trains one run, unless it has a result, and returns the result. If it is told to stop, it saves, and the process
     ends as that of a training run does. Raises UserError if the directory has a run of another config, or the beginning of
-    one with other data or versions."""
+    one with other data, code or settings."""
     from xfresearch.training.loop import setup_jax
     from xfresearch.training.metrics import Clock
     from xfresearch.training.workdir import locked
@@ -268,7 +268,7 @@ def _trained(config: Config, folder, tokenizer, clock, progress: Counted, before
         result = loop.train(config, folder, tokenizer, clock, fork=bool(before), progress=progress)
     except manifest.OtherManifest as error:
         raise UserError(
-            f"{folder} has the beginning of a run with other data or versions ({error.differences}): restore them, or "
+            f"{folder} has the beginning of a run with other data, code or settings ({error.differences}): restore them, or "
             "remove this directory, and the run begins again"
         ) from error
     data = manifest.of_data(result.manifest)

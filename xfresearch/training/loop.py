@@ -14,8 +14,9 @@ as if it had never stopped.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -63,7 +64,7 @@ class Result(NamedTuple):
     stopped_by: str  # the signal that told the run to stop, or ''; it may have come with the last update
     finished: bool  # no update is left, and no measurement
     held_out: Callable[[int], dict]  # Run.held_out_sums with the last parameters
-    manifest: dict[str, str]  # digests of the data, versions and commit (checkpoints/manifest.py)
+    manifest: dict[str, str]  # of data, code and settings (checkpoints/manifest.py)
 
 
 def setup_jax(config: Config) -> None:
@@ -75,7 +76,7 @@ def setup_jax(config: Config) -> None:
 class Run:
     """All objects of one training process. All are built before the first step, so that mistakes show early."""
 
-    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, progress):
+    def __init__(self, config: Config, workdir, tokenizer, clock: Clock, fork: bool, make_panel, progress, config_files):
         self.config = config
         self.workdir = epath.Path(workdir)
         self.clock = clock
@@ -90,7 +91,7 @@ class Run:
         if distributed.first() and progress is None:
             made = (self.batches.corpora, self.heldout, self.mesh, kernels)
             print(outline.of_run(config, self.workdir, *made), file=sys.stderr, flush=True)
-        self.manifest = manifest.make(self.batches, self.heldout, tokenizer)
+        self.manifest = manifest.make(self.batches, self.heldout, tokenizer, config_files)
         manifest.require_same_everywhere(self.manifest)
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = self.batches.bytes_per_token()
@@ -320,19 +321,21 @@ def train(
     fork: bool = False,
     panel: Callable | None = None,
     progress=None,
+    config_files: Mapping[str, str] = MappingProxyType({}),
 ) -> Result:
     """Trains to config.steps, from the newest checkpoint in `workdir`, from config.start.path or from new parameters.
 
-    `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data and
-    versions may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is the class analysis.panel.Panel,
-    which config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has the
-    methods of metrics.Progress. On SIGTERM or SIGINT, to any of several processes, saves and returns early; an evaluation
-    that was due then is made by the run that resumes. Raises Diverged if the loss is not finite or too many updates were
-    skipped, Stopped if a checkpoint cannot be written, UserError if config and devices or data do not fit.
+    `tokenizer` is None for a data set with labels. `clock` may have counted time before this call. With `fork`, data, code
+    and settings may differ from those of the checkpoint (checkpoints/manifest.py). `panel` is analysis.panel.Panel, which
+    config.log.panel needs. `progress` replaces the outline and the progress of the run on standard error: it has the
+    methods of metrics.Progress. `config_files` are the digests of the files that made the config (identity.config_files).
+    On SIGTERM or SIGINT, to any of several processes, saves and returns early; an evaluation that was due then is made by
+    the run that resumes. Raises Diverged if the loss is not finite or too many updates were skipped, Stopped if a checkpoint
+    cannot be written, UserError if config and devices or data do not fit.
     """
     clock = clock or Clock()
     with clock.measure("start"):
-        run = Run(config, workdir, tokenizer, clock, fork, panel, progress)
+        run = Run(config, workdir, tokenizer, clock, fork, panel, progress, config_files)
         step_function = run.compile() if run.start < config.steps else None
         # Only now: a config with a mistake must not become the config of the directory.
         distributed.run_on_first(lambda: write_config(run.workdir, config, tokenizer), "writing the config")

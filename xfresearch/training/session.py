@@ -23,6 +23,7 @@ from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
 from xfresearch.errors import BUG, UserError, exit_code
 from xfresearch.files import inside, read_object, write_json
+from xfresearch.identity import config_files
 from xfresearch.progress import stage
 from xfresearch.training.samples import SEEDS, draw_samples, sampling_in_words
 from xfresearch.training.workdir import lineage, locked, record, require_same_config, saved_config, starts
@@ -63,7 +64,8 @@ def run(
             distributed.run_on_first(lambda: record(path, config, fork, began), "recording the start")
             if not starts(path):
                 raise UserError(f"--workdir={workdir} is another directory here than in process 0: all must share one")
-        result = loop.train(config, path, tokenizer, clock, fork, panel)
+        files = config_files(split(arguments)[0]) if arguments else {}
+        result = loop.train(config, path, tokenizer, clock, fork, panel, config_files=files)
         stopped_by = "" if result.finished else result.stopped_by  # a finished run writes its results
         summary = {
             "step": result.step,

@@ -1,0 +1,102 @@
+"""What decides the numbers of a run besides its config and its data: source files, settings of JAX, flags of XLA, devices.
+
+A commit does not tell two uncommitted edits from each other, and a copy without .git has none: the files have digests.
+"""
+
+import ast
+import hashlib
+import os
+import re
+import shlex
+import sys
+import sysconfig
+from importlib.util import resolve_name
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # environment variables that hold flags of XLA
+# Words in the names of JAX's settings, and flags of XLA, that cannot change a number. All others count, also those that
+# later versions add: a needless refusal costs a --fork, a change that nobody notices costs a result.
+HARMLESS_WORDS = {
+    *("cache", "caches", "log", "logging", "debug", "dump", "dumps", "explain", "pprint", "report", "warn", "source"),
+    *("traceback", "tracebacks", "locations", "errors", "check", "checks", "checking", "guard"),
+    *("platform", "platforms", "backend", "device", "devices", "mock", "topology", "distributed", "transfer", "transport"),
+    *("timeout", "preemption", "recoverability", "share", "export", "serialization", "async"),
+}
+HARMLESS_FLAGS = re.compile(
+    "xla_force_host_platform_device_count|xla_dump_.*|xla_hlo_profile|xla_gpu_cuda_data_dir|"
+    "xla_cpu_parallel_codegen_split_count|xla_gpu_force_compilation_parallelism|.*_timeout_(ms|secs|seconds)"
+)
+
+
+def source_digest() -> str:
+    """The SHA-256 of the names and contents of all Python files of this package."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def config_files(file: str) -> dict[str, str]:
+    """{name: SHA-256} of `file`, a config file FILE[:arg] that has been read, and of the user's modules that it imports with
+    a statement, directly or not: not those of Python, of installed packages, and of this one."""
+    path = Path(file.split(":")[0])
+    found, waiting = {path.name: path.read_bytes()}, [(path.name, "")]
+    while waiting:
+        name, package = waiting.pop()
+        for imported in _imported(found[name], package) - found.keys():
+            module = sys.modules.get(imported)  # it may be a name in a module, too
+            if module is not None and _is_of_user(getattr(module, "__file__", None)):
+                found[imported] = Path(module.__file__).read_bytes()
+                waiting.append((imported, module.__package__))
+    return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+
+
+def _imported(source: bytes, package: str) -> set[str]:
+    """The modules that the import statements of a source file in `package` may name, with the packages that they are in."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    parts = [name.split(".") for name in names]
+    return {".".join(each[:length]) for each in parts for length in range(1, len(each) + 1)}
+
+
+def _is_of_user(file: str | None) -> bool:
+    path = Path(file or "").resolve()
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return path.suffix == ".py" and not any(path.is_relative_to(Path(each).resolve()) for each in (*installed, PACKAGE))
+
+
+def jax_settings() -> dict[str, str]:
+    """{name: value} of the settings of JAX that may decide numbers, as they are now: by code, by default or by JAX_*
+    variables."""
+    import jax
+
+    return {name: str(value) for name, value in jax.config.values.items() if not HARMLESS_WORDS & {*name.split("_")}}
+
+
+def compiler_flags() -> dict[str, str]:
+    """{variable: its flags, sorted, that may decide numbers} of FLAGS. Of two values of one flag, the last one counts."""
+    return {variable: _deciding(os.environ.get(variable, "")) for variable in FLAGS}
+
+
+def _deciding(text: str) -> str:
+    if text and not text.lstrip().startswith("-") and Path(text).is_file():  # XLA reads flags from a file, too
+        text = Path(text).read_text()
+    flags = dict(flag.lstrip("-").partition("=")[::2] for flag in shlex.split(text))
+    return " ".join(f"--{name}={flags[name] or 'true'}" for name in sorted(flags) if not HARMLESS_FLAGS.fullmatch(name))
+
+
+def devices() -> str:
+    """'8 x TPU v5', or '1 x cpu (AMD EPYC 9B14)'."""
+    import jax
+
+    from xfresearch.hardware import cpu_model, kinds_of
+
+    kinds = kinds_of(jax.devices())
+    return f"{kinds} ({cpu_model()})" if jax.default_backend() == "cpu" else kinds
