@@ -74,9 +74,9 @@ def require_same(workdir, step: int, saved: dict[str, str], manifest: dict[str, 
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """Lines 'entry: old -> new'. An entry that only one of them has counts as well, except a held-out split: evaluation
-    may be switched on and off. So do a setting that some module of JAX adds, and kinds of entries that one of them does not
-    record; devices may differ."""
+    """Lines 'entry: old -> new'. An entry that only one of them has counts as well, with three exceptions: a held-out split,
+    because evaluation may be switched on and off; a setting, because modules of JAX add some when they are imported; entries
+    of a kind of which one manifest has none. Devices may differ."""
     recorded = _kinds(old) & _kinds(new)
     optional = {name for name in old.keys() ^ new.keys() if _is_optional(name, recorded)}
     names = sorted((old.keys() | new.keys()) - optional - {DEVICES})
