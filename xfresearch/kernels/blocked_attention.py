@@ -5,7 +5,8 @@ batch. Then the products with the context (batch dimensions G and B) and with th
 matrix products without a copy. A row N is a query l of one of the R heads that share keys. Weights are saved
 unnormalised, with the reciprocal of their sum, because normalising the outputs is cheaper. XLA on CPU runs a small
 product on one core, but it runs independent chains of operations in parallel; this is why queries are split into blocks
-and the batch into parts.
+and the batch into parts. Gradients of keys and values are products into [K, S] and [K, M], which are faster there than those
+into [S, K] and [M, K].
 """
 
 import math
@@ -132,13 +133,15 @@ def _blocked_backward(residuals, do_BLGRK):
         dq_memory, dmk, dmv = zip(*dslots, strict=True)
         dq = dq if memory_queries else [a + b for a, b in zip(dq, dq_memory, strict=True)]
         dq_memory = _from_rows(dq_memory, o_BLGRK.shape).astype(q.dtype) if memory_queries else None
-        dslots = Slots(dq_memory, sum(dmk).astype(memory.key.dtype), sum(dmv).astype(memory.value.dtype))
+        dmk_MGK, dmv_MGK = (sum(x).transpose(2, 0, 1).astype(memory.key.dtype) for x in (dmk, dmv))
+        dslots = Slots(dq_memory, dmk_MGK, dmv_MGK)
     dq_BLGRK = _from_rows(dq, o_BLGRK.shape).astype(q.dtype)
-    dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 2, 0, 3).astype(q.dtype) for x in (dk, dv))
+    dk_BSGK, dv_BSGK = (_sum_prefixes(x, L).transpose(1, 3, 0, 2).astype(q.dtype) for x in (dk, dv))
     return dq_BLGRK, dk_BSGK, dv_BSGK, None if memory is None else dslots, None
 
 
 def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1):
+    """dq [G, B, N, K]; dk and dv [G, B, K, S]; and of the slots dq, and dk and dv [G, K, M]."""
     p, pm, reciprocal = weights
     wide = reciprocal.dtype
     dtype = q_GBNK.dtype
@@ -148,21 +151,21 @@ def _block_backward(q_GBNK, k_GBSK, v_GBSK, memory, weights, do_GBNK, delta_GBN1
     dp = jnp.einsum("GBNK,GBSK->GBNS", g, v_GBSK, preferred_element_type=wide)
     ds = (p * (dp - delta) * scale).astype(dtype)
     dq = jnp.einsum("GBNS,GBSK->GBNK", ds, k_GBSK, preferred_element_type=wide)
-    dk = jnp.einsum("GBNS,GBNK->GBSK", ds, q_GBNK, preferred_element_type=wide)
-    dv = jnp.einsum("GBNS,GBNK->GBSK", p, g, preferred_element_type=wide)
+    dk = jnp.einsum("GBNK,GBNS->GBKS", q_GBNK, ds, preferred_element_type=wide)
+    dv = jnp.einsum("GBNK,GBNS->GBKS", g, p, preferred_element_type=wide)
     if memory is None:
         return dq, dk, dv, None
     dp = jnp.einsum("GBNK,MGK->GBNM", g, memory.value, preferred_element_type=wide)
     ds = (pm * (dp - delta) * scale).astype(dtype)
     dq_memory = jnp.einsum("GBNM,MGK->GBNK", ds, memory.key, preferred_element_type=wide)
-    dmk = jnp.einsum("GBNM,GBNK->MGK", ds, memory.query, preferred_element_type=wide)
-    dmv = jnp.einsum("GBNM,GBNK->MGK", pm, g, preferred_element_type=wide)
+    dmk = jnp.einsum("GBNK,GBNM->GKM", memory.query, ds, preferred_element_type=wide)
+    dmv = jnp.einsum("GBNK,GBNM->GKM", g, pm, preferred_element_type=wide)
     return dq, dk, dv, (dq_memory, dmk, dmv)
 
 
 def _sum_prefixes(parts, length: int):
-    """Sum of arrays [G, B, s, K] with different s, each padded with zeros to `length`."""
-    return sum(jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[2]), (0, 0))) for x in parts)
+    """Sum of arrays [G, B, K, s] with different s, each padded with zeros to `length`."""
+    return sum(jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, length - x.shape[3]))) for x in parts)
 
 
 _blocked.defvjp(_blocked_forward, _blocked_backward)
