@@ -4,12 +4,14 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tests.contracts.variants import ROOT
 from tests.daily import daily
 from xfresearch.config.files import parse
-from xfresearch.planning import accounting, formula, memory, program
+from xfresearch.planning import accounting, formula, liveness, memory, program
 
 ALONE = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1}
 
@@ -55,3 +57,30 @@ def test_weights_of_layers_in_bfloat16_are_kept_once_whatever_the_batch():
         kept[batch] = weights, sum(size for _, _, size in rows) - weights
     kernels = 2 * (4 * 32 * 32 + 3 * 32 * config.model.blocks["main"].feed_forward.hidden)  # of two layers
     assert kept[8][0] == kept[16][0] == 2 * kernels and kept[16][1] == 2 * kept[8][1]
+
+
+def peak(function, *shapes, **options) -> float:
+    return liveness.peak(jax.make_jaxpr(function)(*map(jnp.zeros, shapes)).jaxpr, **options)
+
+
+def test_a_costly_value_that_several_operations_read_is_stored():
+    """The sigmoid of a product, beside the product itself; a sum is computed again by each that reads it."""
+
+    def products(of):
+        return lambda x, w: [(value * x @ w, (value + x) @ w) for x in [x @ w] for value in [of(x)]]
+
+    held = {of: peak(products(of), (64, 32), (32, 32)) for of in (jax.nn.sigmoid, jnp.negative)}
+    assert held[jax.nn.sigmoid] - held[jnp.negative] == 64 * 32 * 4
+
+
+def test_a_product_of_groups_of_rows_holds_copies_of_the_rows_for_each_group():
+    def product(rows, matrices):
+        return jax.lax.ragged_dot(rows, matrices, jnp.array([40, 24]))
+
+    def gradient(rows, matrices):
+        return jax.grad(lambda w: product(rows, w).sum())(matrices)
+
+    shapes = (64, 32), (2, 32, 64)
+    copied = [peak(each, *shapes, copies=True) - peak(each, *shapes) for each in (product, gradient)]
+    rows, results = 64 * 32 * 4, 64 * 64 * 4
+    assert copied == [2 * 2 * rows, 2 * (rows + results)]

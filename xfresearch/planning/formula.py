@@ -105,7 +105,8 @@ class _Shares:
 
         config = replace(self.config, training=replace(training, layers="scan"), mesh=type(self.config.mesh)())
         ignored = (lambda shape: False) if training.attention_kernel == "plain" else fused
-        return liveness.peak(program.trace_unsharded(program.with_plain_kernels(config)).jaxpr, ignored)
+        jaxpr = program.trace_unsharded(program.with_plain_kernels(config)).jaxpr
+        return liveness.peak(jaxpr, ignored, copies=training.expert_kernel == "ragged")  # the other kernels copy nothing
 
     def flops(self) -> tuple[float, float]:
         """FLOPs of the passes over all sequences, and of the optimizer, whose products (Muon) run once per step."""

@@ -1,9 +1,9 @@
 """The most bytes of intermediate arrays that one device holds at once, from the traced program.
 
 The operations run in the order of the trace. A compiler fuses elementwise operations into those that read them, so their
-results take memory only where a matrix product, a loop or another operation that cannot be fused reads them, or if they
-stand for several arrays (the residual stream). A loop holds its stacks and what one iteration holds. Arguments and
-results of the whole program are not counted: the state is updated in place.
+results take memory only where a matrix product, a loop or another operation that cannot be fused reads them, if they stand
+for several arrays (the residual stream), or if several read them and they are costly (a sigmoid). A loop holds its stacks
+and what one iteration holds. Arguments and results of the whole program are not counted: the state is updated in place.
 """
 
 from collections import Counter
@@ -19,6 +19,8 @@ VIEWS = {"reshape", "squeeze", "expand_dims", "sharding_constraint", "copy", "na
 MOVES = {"broadcast_in_dim", "transpose", "slice", "dynamic_slice", "rev", "iota", "convert_element_type", "pad"}
 WHOLE = {"sort", "cumsum", "cumprod", "cummax", "cumlogsumexp", "dynamic_update_slice", "top_k"}
 REDUCES = ("reduce_", "argm")
+# A compiler does not compute these again for each operation that reads them.
+COSTLY = {"exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "div", "sqrt", "rsqrt", "pow", "sin", "cos"}
 
 
 @dataclass
@@ -36,6 +38,7 @@ class _Value:
     size: float
     buffer: int | None = None
     roots: frozenset = frozenset()
+    costly: bool = False  # whether an operation of COSTLY is among those that compute it from the buffers
 
     @property
     def read(self) -> frozenset:
@@ -45,6 +48,7 @@ class _Value:
 @dataclass
 class _Program:
     ignored: Callable  # (shape) -> whether a fused kernel never stores such an array
+    copies: bool  # whether a product of groups of rows copies the rows for each group
     operations: list[_Operation] = field(default_factory=list)
     sizes: dict[int, float] = field(default_factory=dict)
 
@@ -119,12 +123,16 @@ class _Program:
             return given  # a matrix product reads a transposed matrix where it is
         plain = not inner and name not in WHOLE and largest <= out[0].aval.size
         if name in MOVES or (plain and _elementwise(equation)):
-            value = _Value(self.size(out[0]), None, reads)
-            several = sum(self.sizes[buffer] for buffer in reads) >= 2 * value.size and uses[out[0]] > 1
-            return [self.stored(value) if several else value, *(_Value(0) for _ in out[1:])]
+            costly = name in COSTLY or any(each.costly and each.buffer is None for each in given)
+            value = _Value(self.size(out[0]), None, reads, costly)
+            several = sum(self.sizes[buffer] for buffer in reads) >= 2 * value.size
+            kept = uses[out[0]] > 1 and (several or costly)
+            return [self.stored(value) if kept else value, *(_Value(0) for _ in out[1:])]
         if not name.startswith(REDUCES):
             reads = frozenset().union(*(self.stored(value).read for value in given))
-        within = max((peak(getattr(each, "jaxpr", each), self.ignored) for each in inner), default=0)
+        within = max((peak(getattr(each, "jaxpr", each), self.ignored, self.copies) for each in inner), default=0)
+        if name == "ragged_dot_general" and self.copies:
+            within = _copies_of_rows(equation)
         in_place = name.startswith(("scatter", "dynamic_update"))
         return [self.new(self.size(v), reads, within if i == 0 else 0, in_place) for i, v in enumerate(out)]
 
@@ -134,13 +142,22 @@ class _Program:
         body = equation.params["jaxpr"].jaxpr
         reads = frozenset().union(*(self.stored(value).read for value in given))
         slices = [_Value(0)] * (consts + carries)
-        inside = _Program(self.ignored)
+        inside = _Program(self.ignored, self.copies)
         slices += [inside.slice(inside.size(variable)) for variable in body.invars[consts + carries :]]
         results = [inside.stored(value) for value in inside.run(body, slices)[:carries]]
         within = inside.peak(frozenset().union(*(value.read for value in results)))
         stacks = [self.new(self.size(variable)) for variable in equation.outvars[carries:]]
         self.operations.append(_Operation(set(reads) | {s.buffer for s in stacks}, [], within))
         return [*(_Value(v.size, v.buffer, v.roots) for v in given[consts : consts + carries]), *stacks]
+
+
+def _copies_of_rows(equation) -> float:
+    """Bytes that XLA on a CPU or GPU holds for jax.lax.ragged_dot, a dense product of rows that are 0 in all groups but
+    their own: a copy for each group of the rows, and of it another one in the order that the product reads; or of both
+    operands, if the rows are summed (a gradient of the matrices)."""
+    rows, matrices, groups = (variable.aval for variable in equation.invars[:3])
+    operands = (rows, matrices) if rows.ndim == matrices.ndim else (rows, rows)
+    return groups.shape[-1] * sum(each.size * each.dtype.itemsize for each in operands)
 
 
 def _elementwise(equation) -> bool:
@@ -164,8 +181,9 @@ def _counts(equation) -> tuple[int, int]:
     return len(equation.invars) - xs - carries, carries
 
 
-def peak(jaxpr, ignored: Callable = lambda shape: False) -> float:
-    """The most bytes of intermediate arrays at once. `ignored(shape)`: arrays that a fused kernel never stores."""
-    program = _Program(ignored)
+def peak(jaxpr, ignored: Callable = lambda shape: False, copies: bool = False) -> float:
+    """The most bytes of intermediate arrays at once. `ignored(shape)`: arrays that a fused kernel never stores. `copies`:
+    whether jax.lax.ragged_dot copies rows, as it does on CPUs and GPUs."""
+    program = _Program(ignored, copies)
     program.run(jaxpr, [_Value(0) for _ in jaxpr.invars])
     return program.peak(frozenset())
