@@ -127,7 +127,7 @@ def norm_heads(p, heads, block):
     return np.split(norm_of(kind, flat, np.concatenate(heads, -1), block), len(heads), -1)
 
 
-def attention(p, x_LD, block, positions, segments, shared, longest, causal, layer):
+def attention(p, x_LD, block, positions, segments, shared, longest, causal, layer, projected=None):
     config = block.attention
     L = len(x_LD)
     H = config.heads
@@ -137,7 +137,8 @@ def attention(p, x_LD, block, positions, segments, shared, longest, causal, laye
     allowed = np.array([[segments[s] == segments[t] and (not causal or nearest <= t - s < nearest + reach)
                          for s in range(L)] for t in range(L)])  # fmt: skip
     slots = p["memory"] if config.memory_slots and config.memory_activation == "softmax" else None
-    bare, queries, keys, values = positioned(*queries_keys_values(p, x_LD, block), positions, config)
+    projected = projected or queries_keys_values(p, x_LD, block)
+    bare, queries, keys, values = positioned(*projected, positions, config)
     w, beside, slot_values = [], [], []
     for h in range(H):
         g = h // (H // G)

@@ -96,7 +96,7 @@ def model(config, params, tokens, positions=None, segments=None):
         x_LD = x_LD + params["position"]["table"][positions + config.position_offset]
     if config.position == "sinusoidal":
         x_LD = x_LD + sinusoidal(positions, config.width)
-    shared = params.get("shared", {})
+    shared = dict(params.get("shared", {}))  # and values that travel between layers
     x_LD = norm_of(config.embedding_norm, params.get("embedding_norm", {}), x_LD, first)
     total = x_LD = record("embed", x_LD)
     # ResiDual (Xie et al. 2023, eq. 3): the post-norm stream plus the norm of the sum of all sublayers' outputs.

@@ -95,7 +95,11 @@ class Attention(SublayerModule):
     @reads(ProjectOptions, PositionOptions, AttendOptions, MemoryOptions, OutputOptions)
     def __call__(self, x_BLD, ctx: Context, cache=None):
         """y_BLD, the cache with the new keys and values (None without a cache), and the loss of an adaptive span."""
-        projected = self._tapped(self.position(self.project(x_BLD, ctx), ctx), ctx)
+        return self.mixed(self.project(x_BLD, ctx), x_BLD, ctx, cache)
+
+    def mixed(self, projected: Projected, x_BLD, ctx: Context, cache):
+        """The steps after `project`."""
+        projected = self._tapped(self.position(projected, ctx), ctx)
         o_BLHV, cache = self.attend(projected, ctx, cache)
         y_BLD = self.output_step(ctx.tap("heads", ctx.shard(o_BLHV, "BLHK")), x_BLD, ctx)
         return y_BLD, cache, Aux({} if self.span is None else {"span_loss": self.span.loss(x_BLD, ctx)})
