@@ -108,6 +108,9 @@ VARIANTS = {
         "Ye et al. 2024",
         {"attention.kind": "differential", "attention.heads": 2},
     ),
+    "value_residual": Variant(
+        "values are mixed with those of the first layer", "Zhou et al. 2024", {"attention.kind": "value_residual"}
+    ),
     # memory
     "memory_beside": Variant(
         "64 persistent slots per head plus feed-forward layer", "Sukhbaatar et al. 2019", {"attention.memory_slots": 64}

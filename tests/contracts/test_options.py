@@ -73,7 +73,7 @@ MORE = {
 }
 SIZES = {"width", "depth", "vocab_size", "pattern", "segments", "blocks.main.attention.heads"}
 SIZES |= {"blocks.main.attention[slots].heads", "blocks.main.attention[lambda].heads"}
-SIZES |= {"blocks.main.attention[differential].heads"}
+SIZES |= {f"blocks.main.attention[{kind}].heads" for kind in ("differential", "value_residual")}
 CHOICES = choices()
 VALUES = {path: MORE.get(path) or CHOICES.get(path) for path in fields() if path not in SIZES | NOT_IN_THE_LOSS.keys()}
 INHERITED = inherited()

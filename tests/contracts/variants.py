@@ -122,6 +122,8 @@ NUMBERS = {
     "blocks.main.attention[differential].kv_heads": [2],
     "blocks.main.attention[differential].head_size": [6],
     "blocks.main.attention[differential].window": [3],
+    "blocks.main.attention[value_residual].kv_heads": [2],
+    "blocks.main.attention[value_residual].head_size": [6],
     "blocks.main.attention[slots].kv_heads": [2],
     "blocks.main.attention[slots].head_size": [6],
     "blocks.main.attention[slots].scale": [0.2],
@@ -147,6 +149,7 @@ SIZES = {
     *("blocks.main.attention.heads", "blocks.main.feed_forward.hidden", "blocks.main.feed_forward[moe].moe.experts"),
     *("blocks.main.attention[slots].heads", "blocks.main.attention[slots].memory_slots"),
     *("blocks.main.attention[lambda].heads", "blocks.main.attention[differential].heads"),
+    "blocks.main.attention[value_residual].heads",
 }
 # Options with a closed list of values that do not change the deterministic forward pass of a causal model in one
 # precision. Their tests have the mark `covers`.

@@ -150,6 +150,8 @@ INITIAL = {
     "block/attention/shaping/uniform": ONES,
     "block/attention/span/fraction": ZEROS,
     "block/attention/sink": ZEROS,
+    "block/attention/own": 0.5,
+    "block/attention/first": 0.5,
     "block/feed_forward/up/kernel": up,
     "block/feed_forward/gate/kernel": up,
     "block/feed_forward/down/kernel": down,

@@ -5,11 +5,13 @@ takes one sequence.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from tests.reference.norms import ELEMENTWISE, logistic, norm_of, softcap, softmax
 from tests.reference.records import record
+from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 
 # RoPE. Su et al. 2021, eq. 34 in complex numbers; dimension i is paired with i + K/2.
 
@@ -292,9 +294,23 @@ def differential(p, x_LD, block, positions, segments, shared, longest, causal, l
     return output(p, list(record("heads", np.stack(heads, 1)).swapaxes(0, 1)))
 
 
+def value_residual(p, x_LD, block, positions, segments, shared, longest, causal, layer):
+    """Zhou et al. 2024, eq. 5: v = a v_n + b v_1."""
+    softmax = SoftmaxConfig(**{name: getattr(block.attention, name) for name in
+                               ("heads", "kv_heads", "head_size", "position", "rope")})  # fmt: skip
+    block = replace(block, attention=replace(softmax, output="identity") if "output" not in p else softmax)
+    queries, keys, values = queries_keys_values(p, x_LD, block)
+    values = list(values)
+    first = shared.setdefault("first_values", values)
+    values = [p["own"] * v + p["first"] * v_1 for v, v_1 in zip(values, first, strict=True)]
+    projected = queries, keys, values
+    return attention(p, x_LD, block, positions, segments, shared, longest, causal, layer, projected)
+
+
 ATTENTIONS = {
     "softmax": attention,
     "slots": slot_attention,
     "lambda": lambda_layer,
     "differential": differential,
+    "value_residual": value_residual,
 }

@@ -10,6 +10,7 @@ from xfresearch.models.mixers.lambda_layer import LambdaConfig, LambdaLayer
 from xfresearch.models.mixers.slots import SlotAttention, SlotsConfig
 from xfresearch.models.mixers.softmax.attention import Attention
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.mixers.value_residual import ValueResidualAttention, ValueResidualConfig
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule, unread
 
 
@@ -35,6 +36,7 @@ MIXERS = {
     "slots": Kind(SlotsConfig, SlotAttention),
     "lambda": Kind(LambdaConfig, LambdaLayer),
     "differential": Kind(DifferentialConfig, DifferentialAttention),
+    "value_residual": Kind(ValueResidualConfig, ValueResidualAttention),
 }
 
 FEED_FORWARDS = {
