@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xfresearch.config.run import DataConfig
-from xfresearch.data import rows
+from xfresearch.data import files, rows
 from xfresearch.data.corpora import documents
 from xfresearch.data.files import find_files, read_documents
 from xfresearch.data.texts import TextFiles
@@ -137,6 +137,11 @@ def write():
             for _ in range(total // 100_000_000):
                 writer.write_table(pa.table({"text": [text] * 100_000}, schema))
         return
+    if path.suffix == ".txt":
+        with path.open("wb") as file:
+            for _ in range(total // 1_000_000):
+                file.write((text[1:] + "\\n").encode() * 1000)
+        return
     row = json.dumps({"text": text}).encode()
     first, between, last = (b"[", b",\\n", b"]") if ".json." in path.name else (b"", b"\\n", b"\\n")
     with pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[path.suffix]) as file:
@@ -156,8 +161,33 @@ else:
 """
 
 
+@pytest.mark.parametrize("content", [
+    b"".join(b"line %d\n" % n for n in range(40)) + b"end",
+    "\u4e2d\U0001f409a".encode() * 40,
+    b"one\n" + b"x" * 170 + b"\ntwo",
+], ids=["lines", "characters", "a long line"])  # fmt: skip
+def test_a_text_longer_than_the_memory_allows_is_read_in_pieces(tmp_path, monkeypatch, content):
+    """Nothing is lost, no character is cut, and lines are where there are any."""
+    monkeypatch.setattr(files, "LONGEST", 96)
+    monkeypatch.setattr(files, "PIECE", 16)
+    whole = content[:96].decode(errors="ignore").encode()
+    assert read(tmp_path / "a.txt", whole) == [whole]
+    pieces = read(tmp_path / "a.txt", content)
+    assert b"".join(pieces) == content and len(pieces) > 4
+    assert all(piece.decode() for piece in pieces)
+    if content.startswith(b"line"):
+        assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+
+
+def test_an_error_in_a_long_text_has_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 96)
+    monkeypatch.setattr(files, "PIECE", 16)
+    with pytest.raises(UserError, match="a.txt:31: not UTF-8: byte 0xff"):
+        read(tmp_path / "a.txt", b"line\n" * 30 + b"\xff\n" + b"line\n" * 9)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.json.gz", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.jsonl.zst", "a.json.gz", "a.parquet"])
 def test_a_file_of_2_gb_takes_at_most_300_mb_to_read(tmp_path, name):
     """The peak of the process that reads all splits, in MB above that of the imports."""
     total = 2_000_000_000

@@ -1,17 +1,20 @@
 """Finds the files of a corpus and reads their documents. Raises UserError with the file and line of a problem."""
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from xfresearch.compression import SUFFIXES
-from xfresearch.data.rows import READERS, check_utf8, text_of, utf8
+from xfresearch.data.rows import LONGEST, READERS, check_utf8, text_of, utf8
 from xfresearch.errors import UserError
-from xfresearch.formats import BROKEN, PROSE, WHAT, refused, sniff, suffix_of
+from xfresearch.formats import BROKEN, PROSE, WHAT, Found, refused, sniff, suffix_of
 
 # What a directory is searched for. Of .json, files of rows are taken; others describe a data set, or configure a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-READER = 2  # grows when other documents are read from the same files: caches of them are made again
+READER = 3  # grows when other documents are read from the same files: caches of them are made again
+PIECE = 1 << 20  # bytes of a document of a text that is longer than LONGEST
 READABLE = "a corpus must be text, JSON lines, a JSON array, CSV, TSV, parquet or arrow"
 
 
@@ -58,8 +61,8 @@ def _is_hidden(path: Path, base: Path) -> bool:
 
 
 def read_documents(path: Path, field: str) -> Iterator[bytes]:
-    """The UTF-8 documents of one file: `field` of each row of a file of records, or the whole of a text. Raises UserError
-    for a file of another kind."""
+    """The UTF-8 documents of one file: `field` of each row of a file of records, or the whole of a text (`_texts`). Raises
+    UserError for a file of another kind."""
     found = sniff(path)
     if found.kind in READERS:
         number = -1
@@ -68,9 +71,41 @@ def read_documents(path: Path, field: str) -> Iterator[bytes]:
         if number < 0:
             raise UserError(f"{path}: {WHAT[found.kind]} without a row")
     elif found.kind == "text":
-        with utf8(path, found) as file:
-            text = file.read()
-        check_utf8(text, path)
-        yield text
+        line = 1
+        for text in _texts(path, found):
+            check_utf8(text, path, line)
+            line += text.count(b"\n")
+            yield text
     elif found.kind != "empty" or path.name != "__init__.py":  # an empty __init__.py is normal in a Python package
         raise refused(path, found, READABLE)
+
+
+def _texts(path: Path, found: Found) -> Iterator[bytes]:
+    """The whole of a text. One of more than LONGEST bytes is read in documents of about PIECE bytes, cut at line ends, or
+    between characters where there are none: it need not fit in memory."""
+    with utf8(path, found) as file:
+        text = file.read(LONGEST)
+        more = file.read(PIECE)
+        if not more:
+            yield text
+            return
+        first = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+        rest = b""
+        for chunk in chain(first, [more], iter(partial(file.read, PIECE), b"")):
+            block = rest + chunk
+            end = block.rfind(b"\n") + 1
+            if not end and len(block) >= 2 * PIECE:
+                end = last_character(block) or len(block)
+            if end:
+                yield block[:end]
+            rest = block[end:]
+        if rest:
+            yield rest
+
+
+def last_character(text: bytes) -> int:
+    """Where the last character of a UTF-8 text begins; it may be incomplete."""
+    at = len(text) - 1
+    while at > 0 and text[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
