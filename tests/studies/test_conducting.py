@@ -87,9 +87,13 @@ def test_only_an_arm_that_is_added_gets_options_later(tmp_path, monkeypatch, cap
 
 def test_times_that_cannot_be_read_are_one_line(config, tmp_path, monkeypatch):
     time_nothing(monkeypatch)
-    for wrong in ('{"updates": []}', '{"updates": {"tiny/base": 3}}', "{}"):
+    wrongs = {'{"updates": []}': r"updates=\[\] is not allowed: it must be an object", "{}": "updates is missing"}
+    wrongs |= {'{"updates": {"tiny/base": 3}}': "updates.tiny/base=3 is not allowed: it must be an object"}
+    seconds = '{"updates": {"tiny/base": {"seconds": "1"}}}'
+    wrongs |= {seconds: "updates.tiny/base.seconds='1' is not allowed: it must be a number"}
+    for wrong, words in wrongs.items():
         (tmp_path / "seconds.json").write_text(wrong)
-        with pytest.raises(UserError, match="seconds.json: it must have 'updates', each with 'seconds': remove it"):
+        with pytest.raises(UserError, match=f"seconds.json: {words}: remove the file, and --plan times them again"):
             run(config, tmp_path, "--plan")
 
 

@@ -18,6 +18,7 @@ from xfresearch.config.run import Config
 from xfresearch.errors import UserError
 from xfresearch.files import exists, found_in, inside, read_object, write_json, write_rows
 from xfresearch.progress import stage
+from xfresearch.schema import ANY, Maybe, check
 from xfresearch.studies import outcome, report
 from xfresearch.studies.cells import Cell, Trial, cells, extensions, next_trial, planned
 from xfresearch.studies.design import Study, described
@@ -26,6 +27,7 @@ from xfresearch.studies.matching import Matched
 from xfresearch.studies.running import RUNS_FILE, Store, deciding, read_runs, run_trial, seconds, tidy
 
 DESIGN, RESULTS, SECONDS = "study.json", "results.json", "seconds.json"
+TIMES = {"updates": {ANY: {"seconds": float}}, "machine": Maybe(str)}  # seconds.json
 # What was decided before the first run.
 FIXED = ("question", "rule", "base", "options", "baseline", "match", "solve")
 FIXED += ("multiple", "rates", "extensions", "tune_at", "seeds", "trend", "metric", "margin")
@@ -103,10 +105,10 @@ def _timed(config: Config) -> str:
 def _times(workdir) -> dict:
     file = inside(workdir, SECONDS)
     found = read_object(file) if exists(file) else {"updates": {}}
-    updates = found.get("updates")
-    if not isinstance(updates, dict) or not all(isinstance(each, dict) and "seconds" in each for each in updates.values()):
-        raise UserError(f"{file}: it must have 'updates', each with 'seconds': remove it, and --plan times them again")
-    return found
+    try:
+        return check(found, TIMES, file)
+    except UserError as error:
+        raise UserError(f"{error}: remove the file, and --plan times them again") from None
 
 
 def results(study: Study, store: Store, solved: Mapping[Cell, Matched]) -> dict[Trial, dict]:
