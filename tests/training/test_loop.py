@@ -151,6 +151,10 @@ def test_a_run_that_skips_most_updates_fails(run, tmp_path):
     config = replace(config, checkpoint=replace(config.checkpoint, every=5, keep=1))
     said = "11 of the 18 updates up to step 18 were skipped, more than training.skip_limit=0.5 allows"
     assert diverged(config, workdir) == said and store.published(workdir) == [6, 15]
+    config = replace(config, steps=9, training=replace(config.training, skip_limit=1.0))
+    assert diverged(config, workdir).startswith("update 9, the last, was skipped, and no held-out loss shows")
+    measured = replace(config, evaluation=replace(config.evaluation, every=9))
+    assert loop.train(measured, workdir, ByteTokenizer()).finished and store.present(workdir) == [9]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig
+from xfresearch.config.run import Config, DataConfig, LogConfig, OptimizerConfig, TrainingConfig
 
 OF_OPTIMIZER = ("learning_rate", "weight_decay", "warmup", "final_fraction", "decay_fraction")
 
@@ -22,10 +22,12 @@ def hyper_of(config: Config) -> dict:
 def without_hyper(config: Config) -> Config:
     """The config with defaults for all that the program does not depend on. Equal configs have the same program."""
     defaults = OptimizerConfig()
-    kept = ("model", "training", "mesh", "batch_size", "sequence_length")
+    kept = ("model", "mesh", "batch_size", "sequence_length")
     optimizer = replace(config.optimizer, **{name: getattr(defaults, name) for name in OF_OPTIMIZER})
+    training = replace(config.training, skip_limit=TrainingConfig().skip_limit)
     data, log = DataConfig(packing=config.data.packing), LogConfig(layer_norms=config.log.layer_norms)
-    return Config(**{name: getattr(config, name) for name in kept}, optimizer=optimizer, data=data, log=log)
+    parts = {name: getattr(config, name) for name in kept} | {"training": training}
+    return Config(**parts, optimizer=optimizer, data=data, log=log)
 
 
 def learning_rate(schedule: str, hyper: dict, step):

@@ -303,7 +303,9 @@ class Run:
         return Result(step, *end, self.held_out_sums, self.manifest)
 
     def save(self, step: int, loss: float | None) -> None:
-        """Saves the state after update `step`. Raises Diverged if it is not good."""
+        """Saves the state after update `step`. Raises Diverged if it is not good, or the last and not known to be good."""
+        if step == self.config.steps and self.checkpoints.kept.proven < step - 1:
+            raise self.diverged(f"update {step}, the last, was skipped, and no held-out loss shows that the state is good")
         with self.clock.measure("checkpoint"):
             self.log.sync()
             meta = {"clock": self.clock.state(), "saved_at": time.time(), "evaluation": self.last_evaluation}
