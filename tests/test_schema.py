@@ -77,11 +77,12 @@ def changed(made, tmp_path, name: str, path: str, value):
         ("model.pattern", ["main"] * 300_000, "config.model.depth=2 is not allowed: it must be a multiple of the 300000"),
         ("model.pattern", [f"b{i}" for i in range(10**5)], "config.model.depth=2 is not allowed: it must be a multiple of"),
     ],
+    ids=range(6),
 )
 def test_a_wrong_value_in_a_runs_config_is_one_line(made, tmp_path, path, value, message):
     folder = changed(made, tmp_path, "config.json", path, value)
     began = time.perf_counter()
-    with pytest.raises(UserError, match=f"^{message}") as raised:
+    with pytest.raises(UserError, match=f"^{folder}/config.json: {message}") as raised:
         read_json(folder / "config.json")
     assert time.perf_counter() - began < FAST and len(str(raised.value)) < 2000 and "\n" not in str(raised.value)
 

@@ -221,7 +221,6 @@ def read_json(path) -> Config:
         raise UserError(f"{path}: there is no such file, so this is not a run's directory")
     value = read_object(path)
     try:
-        config = from_dict(Config, value)
+        return resolve(with_defaults(from_dict(Config, value), deciding="machine"))
     except UserError as error:  # such as the key of an earlier version, which the user renames in this file
         raise UserError(f"{path}: {error}") from None
-    return resolve(with_defaults(config, deciding="machine"))
