@@ -51,10 +51,17 @@ def test_errors_name_the_flag(words, message):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("config", ["configs/gpt2.py:tiny", "configs/llama.py:tiny"])
-def test_transformers_decodes_the_same_tokens(tmp_path, monkeypatch, config):
+@pytest.mark.parametrize(
+    "config, peer",
+    [
+        ("configs/gpt2.py:tiny", "transformers"),
+        ("configs/llama.py:tiny", "transformers"),
+        ("configs/gpt2.py:tiny", "transformers_static"),
+    ],
+)
+def test_transformers_decodes_the_same_tokens(tmp_path, monkeypatch, config, peer):
     pytest.importorskip("torch", reason=MISSING.format("torch"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # PyTorch's threads wait for each other if other tests keep the cores busy
-    flags = ["--torch-python", sys.executable, "--batch", "3", "--against", "transformers"]
+    flags = ["--torch-python", sys.executable, "--batch", "3", "--against", peer]
     bench.main([*TINY[:2], config, *TINY[3:], *flags, "--json", str(tmp_path / "figures.json")])
     assert json.loads((tmp_path / "figures.json").read_text())["rows"][1]["ratio"] > 0

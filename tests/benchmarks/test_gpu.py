@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from xfresearch import bench
-from xfresearch.benchmarks import gpu
+from xfresearch.benchmarks import decode, gpu
 from xfresearch.errors import UserError
 
 HERE = {"commit": "c", "machine": {"devices": "1 x GPU", "backend": "gpu"}}
@@ -96,6 +96,15 @@ def test_a_device_that_fails_leaves_the_other_rows(tmp_path, monkeypatch):
     assert rows["device"]["words"] == "no driver" and rows["killed"]["words"] == "the row device failed"
 
 
+@pytest.mark.parametrize("flags, limits", [([], [60, 200, 150]), (["--row-seconds", "7"], [7, 7, 7])])
+def test_rows_have_limits_of_their_own(tmp_path, monkeypatch, flags, limits):
+    seen = []
+    monkeypatch.setattr(gpu, "started", lambda command, file, seconds: seen.append(seconds) or DEVICE)
+    only = ["--only", "update_gpt2,kernel_tests", "--seconds", "999"]
+    bench.main(["gpu", *only, *flags, "--json", str(tmp_path / "gpu.json")])
+    assert seen == limits
+
+
 def test_rows_and_their_names(tmp_path, monkeypatch, capsys):
     bench.main(["gpu", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(gpu.ROWS)
@@ -113,8 +122,9 @@ def test_words_of_figures():
     assert words == (
         "1,000 tokens/s, MFU 0.250, 2.0 GB; 0.80 of torch_compile; b 0.50 as fast; time as length^0.50, FLOPs ^0.40"
     )
-    decoded = {"rows": [{"tokens/s": 300.0, "floors": 1.5}]}
-    assert gpu.words_of(decoded) == "300 tokens/s, 1.5 times the memory-bound floor"
+    decoded = {"rows": [{"tokens/s": 300.0, "floors": 1.5}, {"model": "transformers_static", "ratio": 0.5}]}
+    words = "300 tokens/s, 1.5 times the memory-bound floor; 2.00 times as fast as transformers_static"
+    assert gpu.words_of(decoded) == words
     assert gpu.words_of({"row": {"ratio": 0.987}}) == "0.987 of bare updates"
 
 
@@ -138,3 +148,7 @@ def test_configs_of_the_rows_can_be_read():
             options = bench.parse([str(word) for word in row.command[1:]])
             assert min(read(name, options.overrides).batch_size for name in options.config) >= 16
             assert options.rounds == 10
+        if row.command[:2] == ("xfresearch.bench", "decode"):
+            options = bench.parse([str(word) for word in row.command[1:]])
+            config = read(options.config[0], options.overrides)
+            assert not options.against or config.model.dtype == "float32" and options.against in decode.TRANSFORMERS

@@ -22,10 +22,12 @@ def main(root: str, arguments: list[str]) -> None:
     from xfresearch.training.timing import Timer
 
     timer = Timer(prepare(parse(arguments)))
-    print(json.dumps({"compile_seconds": getattr(timer, "compile_seconds", None)}), flush=True)
+    losses = getattr(timer, "losses", [])
+    start = {"compile_seconds": getattr(timer, "compile_seconds", None), "losses": losses}
+    print(json.dumps(start), flush=True)
     for _ in sys.stdin:
         seconds = timer()
-        print(json.dumps({"seconds": seconds, "loss": None}), flush=True)
+        print(json.dumps({"seconds": seconds, "loss": losses[-1] if losses else None}), flush=True)
     print(json.dumps({"memory_bytes": timer.memory_bytes() if hasattr(timer, "memory_bytes") else None}), flush=True)
 
 

@@ -10,8 +10,9 @@ parameters that a token uses once, at the rate of a large product with a vector,
 row, the median over rounds; parameters; and bytes of cache per token.
 
 --against decodes the first model in other processes, from a Hugging Face folder that is exported for them: transformers is
-PyTorch without compilation and with the default cache, greedy only, and a path is a checkout, whose code decodes. All tokens
-must be equal, so the model must compute in float32: other dtypes are rounded otherwise.
+PyTorch without compilation and with the default cache, transformers_static with a static cache and, on a GPU, with the
+compilation that goes with it; both are greedy only. A path is a checkout, whose code decodes. All tokens must be equal, so
+the model must compute in float32: other dtypes are rounded otherwise.
 """
 
 import json
@@ -27,7 +28,7 @@ from xfresearch.errors import UserError, require
 from xfresearch.models.sampling import DEFAULT, Sampling
 
 COLUMNS = ("tokens/s", "ms per step", "quartiles", "floors", "speed", "parameters", "cache bytes per token", "model")
-TRANSFORMERS = "transformers"
+TRANSFORMERS = ("transformers", "transformers_static")
 MODULES = ("torch", "safetensors", "transformers")  # that it needs
 
 
@@ -35,7 +36,7 @@ def add_flags(parser) -> None:
     parser.add_argument("workdirs", nargs="*", metavar="WORKDIR", help="a run's directory, a checkpoint or a folder")
     more = "a config, with random weights; may be given several times; --config.key=value changes all of them"
     parser.add_argument("--config", action="append", default=[], metavar="FILE[:arg]", help=more)
-    against = "also decode the first model with transformers, or with the code of a checkout (its path)"
+    against = "also decode the first model with transformers, transformers_static, or the code of a checkout (its path)"
     parser.add_argument("--against", default="", metavar="NAME,...", help=against)
     sample = "sample with the defaults of `generate` (temperature, top-p) instead of taking the likeliest token"
     parser.add_argument("--sample", action="store_true", help=sample)
@@ -125,17 +126,18 @@ def start(a, name: str, lm, prompts_BP, folder: Path) -> peers.Peer:
     asked = {"prompts": prompts_BP.tolist(), "tokens": a.tokens, "sampling": asdict(sampling_of(a))}
     request.write_text(json.dumps(asked))
     exported = folder / "model"
-    if name == TRANSFORMERS and a.sample:
+    if name in TRANSFORMERS and a.sample:
         raise UserError(f"--against={name} is not allowed with --sample: it draws other tokens")
-    if name == TRANSFORMERS:
-        script, environment = "transformers_peer.py", {}
+    more = []
+    if name in TRANSFORMERS:
+        script, environment, more = "transformers_peer.py", {}, [name]
         python = peers.torch_python(a.torch_python, name, MODULES)
     else:
-        script, environment = "decode_checkout_peer.py", {"PYTHONPATH": str(peers.checkout_root(name, (TRANSFORMERS,)))}
+        script, environment = "decode_checkout_peer.py", {"PYTHONPATH": str(peers.checkout_root(name, TRANSFORMERS))}
         python = sys.executable
     if not exported.exists():
         lm.export_hf(exported, dtype="float32")
-    return peers.Peer(name, [python, "-P", str(peers.HERE / script), str(exported), str(request)], environment)
+    return peers.Peer(name, [python, "-P", str(peers.HERE / script), str(exported), str(request), *more], environment)
 
 
 def require_equal(name: str, ours_BL, theirs_BL) -> None:

@@ -5,9 +5,9 @@
     python -m xfresearch.bench gpu --only train_gpt2,loop --json gpu.json
     JAX_PLATFORMS=cpu python -m xfresearch.bench gpu --tiny --only train_gpt2,killed
 
-A row that takes longer than --row-seconds is stopped; rows that do not begin within --seconds are left out. The file of
---json is written anew after every row, and keeps the rows of the same commit and device that are not run again. Nothing is
-installed: the row `device` lists what is missing. Run it at the root of a checkout.
+A row that takes longer than its limit (--list has them) is stopped; rows that do not begin within --seconds are left out.
+The file of --json is written anew after every row, and keeps the rows of the same commit and device that are not run again.
+Nothing is installed: the row `device` lists what is missing. Run it at the root of a checkout.
 """
 
 import json
@@ -37,6 +37,7 @@ class Row(NamedTuple):
     words: str
     command: tuple[str, ...]  # of python -m; {figures} is the JSON file that it writes
     gpu: bool = False  # whether it says nothing on other devices
+    seconds: int = 60  # after which it is stopped
 
 
 def _own(row: str, *name: str) -> tuple[str, ...]:
@@ -58,21 +59,28 @@ OTHERS = ("configs/lambda_lm.py", "configs/no_query.py", *OTHERS)
 LOOP = ("xfresearch.bench", "loop", *GPT2_FILE, "--config.batch_size=32", "--updates", "20", "--rounds", "3")
 LOOP += ("--json", "{figures}")
 DECODE = ("xfresearch.bench", "decode", *GPT2_FILE, "--rounds", "5", "--json", "{figures}")
+PEER = ("--config.model.dtype=float32", "--against", "transformers_static")
 TRAINED = "trains 20 updates, evaluates, generates, saves, is stopped and resumed, and trains in float32"
 ROWS = {
     "device": Row("machine, versions, and what is not installed", _own("device")),
     "train_gpt2": Row(f"gpt2, 2 layers: {TRAINED}", _own("train", "gpt2")),
-    "update_gpt2": Row("gpt2 124M, 32 x 1024, beside torch.compile", _update(*GPT2, flags=COMPILED), gpu=True),
+    "update_gpt2": Row("gpt2 124M, 32 x 1024, beside torch.compile", _update(*GPT2, flags=COMPILED), gpu=True, seconds=200),
     "loop": Row("gpt2 124M: the training loop beside bare updates", LOOP, gpu=True),
     "decode": Row("gpt2 124M, bfloat16, batch 1: 64 new tokens", DECODE, gpu=True),
+    "decode_64": Row("the same, batch 64", (*DECODE, "--batch", "64"), gpu=True),
+    "decode_sampled": Row("the same, batch 64, sampled by the defaults", (*DECODE, "--batch", "64", "--sample"), gpu=True),
+    "decode_peer": Row("gpt2 124M, float32, batch 1, beside transformers", (*DECODE, *PEER), gpu=True, seconds=120),
+    "decode_peer_64": Row("the same, batch 64", (*DECODE, *PEER, "--batch", "64"), gpu=True, seconds=120),
     "train_llama": Row("llama, 2 layers of width 2048: the same", _own("train", "llama")),
     "train_moe": Row("moe, 2 layers: the same", _own("train", "moe")),
-    "kernel_tests": Row("the tests of kernels that need a GPU", _own("kernel_tests"), gpu=True),
+    "kernel_tests": Row("the tests of kernels that need a GPU", _own("kernel_tests"), gpu=True, seconds=150),
     "train_all_attention": Row("all_attention, 2 layers: the same", _own("train", "all_attention")),
     "train_lambda_lm": Row("lambda_lm, 2 layers: the same", _own("train", "lambda_lm")),
     "train_no_query": Row("no_query, 2 layers: the same", _own("train", "no_query")),
     "killed": Row("gpt2: killed by SIGKILL, and resumed", _own("killed", "gpt2")),
-    "update_llama": Row("llama 953M, 16 x 2048, beside torch.compile", _update(*LLAMA, flags=COMPILED), gpu=True),
+    "update_llama": Row(
+        "llama 953M, 16 x 2048, beside torch.compile", _update(*LLAMA, flags=COMPILED), gpu=True, seconds=200
+    ),
     "update_moe": Row("moe 0.5B, 32 x 1024", _update("configs/moe.py", "batch_size=32", "model.vocab_size=32000"), gpu=True),
     "update_all_attention": Row("all_attention without dropout, 64 x 512", _update(*SLOTS), gpu=True),
     "update_biased": Row("biases, spans and sinks beside none", _update(*SMALL, beside=BIASED), gpu=True),
@@ -85,15 +93,16 @@ def add_flags(parser) -> None:
     parser.add_argument("--list", action="store_true", help="print the rows in their order, and end")
     parser.add_argument("--only", default="", metavar="ROW,...", help="run only these rows (device always runs)")
     parser.add_argument("--tiny", action="store_true", help="train the configs at :tiny, to try the command on a CPU")
-    for name, default, words in (("seconds", 240, "for all rows"), ("row-seconds", 60, "for a row")):
-        parser.add_argument(f"--{name}", type=at_least(1), default=default, metavar="N", help=f"{words}; default {default}")
+    parser.add_argument("--seconds", type=at_least(1), default=240, metavar="N", help="for all rows; default 240")
+    limit = "the limit of each row; default: its own, see --list"
+    parser.add_argument("--row-seconds", type=at_least(1), metavar="N", help=limit)
     parser.add_argument("--json", default="gpu.json", metavar="FILE", help="the file of figures; default gpu.json")
 
 
 def run(a) -> None:
     if a.list:
         for name, row in ROWS.items():
-            print(f"{name:22}{row.words}{'; on a GPU' if row.gpu else ''}")
+            print(f"{name:22}{row.seconds:4} s  {row.words}{'; on a GPU' if row.gpu else ''}")
         return
     names = chosen(a.only)
     if not Path("configs", "gpt2.py").is_file():
@@ -134,7 +143,7 @@ def _outcome(name: str, a, found: dict, left: float, folder: Path) -> dict:
     file = folder / f"{name}.json"
     command = [file if word == "{figures}" else word for word in row.command]
     command += ["--tiny"] if a.tiny and row.command[0] == ROWS_MODULE and len(row.command) > 3 else []
-    return started([sys.executable, "-m", *map(str, command)], file, min(a.row_seconds, left))
+    return started([sys.executable, "-m", *map(str, command)], file, min(a.row_seconds or row.seconds, left))
 
 
 def _not_run(why: str) -> dict:
@@ -178,7 +187,9 @@ def words_of(figures: dict) -> str:
         return f"{figures['row']['ratio']:.3f} of bare updates"
     first = figures["rows"][0]
     if "floors" in first:  # of bench decode
-        return f"{first['tokens/s']:,.0f} tokens/s, {first['floors']:.1f} times the memory-bound floor"
+        words = f"{first['tokens/s']:,.0f} tokens/s, {first['floors']:.1f} times the memory-bound floor"
+        peers = [f"{1 / row['ratio']:.2f} times as fast as {row['model']}" for row in figures["rows"][1:]]
+        return "; ".join([words, *peers])
     words = f"{first['tokens/s']:,.0f} tokens/s, MFU {first['MFU']:.3f}, {first['memory_bytes'] / 1e9:.1f} GB"
     for row in figures["rows"][1:]:
         peer = row["config"] in TORCH

@@ -16,6 +16,7 @@ from pathlib import Path
 from xfresearch.errors import UserError
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]  # of this checkout
 TORCH = ("torch", "torch_compile")
 
 

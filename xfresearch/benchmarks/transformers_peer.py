@@ -1,8 +1,9 @@
-"""python transformers_peer.py FOLDER REQUEST
+"""python transformers_peer.py FOLDER REQUEST NAME
 
 Decodes with the model of a Hugging Face folder in `transformers` (peers.py has the protocol). REQUEST is a JSON file: the
 token ids of the prompts, all equally long, the number of tokens to generate, and how they are sampled, which is not read
-here: it is greedy. It imports nothing of xfresearch.
+here: it is greedy. With the NAME transformers_static the cache is static, and on a GPU `generate` compiles the model then.
+It imports nothing of xfresearch.
 """
 
 import json
@@ -14,12 +15,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 
-def main(folder: str, request: str) -> None:
+def main(folder: str, request: str, name: str) -> None:
     asked = json.loads(Path(request).read_text())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     model.generation_config.eos_token_id = None  # texts do not end early
     prompts_BP = torch.tensor(asked["prompts"], device=device)
+    if name == "transformers_static":
+        model.generation_config.cache_implementation = "static"
     count = {"min_new_tokens": asked["tokens"], "max_new_tokens": asked["tokens"]}
 
     def decode() -> list[list[int]]:

@@ -11,10 +11,13 @@ JAX's cache on disk; page faults of an update; and the speed relative to the fir
 
 --against torch and torch_compile time the same model in PyTorch with the same weights, in its own process. Before that, the
 losses of tokens must agree in float32 to 1e-4, and those of the first two updates to 1e-3 (bfloat16: 2e-2). Memory is the
-peak of what PyTorch allocated, on a CPU what the process grew by. A path is a checkout, whose code runs the same config.
+peak of what PyTorch allocated, on a CPU what the process grew by. A path is a checkout, whose code runs the same config in a
+process of its own. So does this checkout then, twice: processes of one program can differ by several percent, because their
+memory lies elsewhere, and the row "again" shows by how much they do here. A smaller difference says nothing.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from xfresearch.benchmarks import peers
@@ -65,9 +68,10 @@ def run(a) -> None:
     first = next(iter(configs.values()))
     with tempfile.TemporaryDirectory() as folder:
         starts = {name: _ours(config, 1) for name, config in configs.items()}
+        starts |= {a.config[0]: _in_a_process(a, first)} if _checkouts(a) else {}
         if a.together > 1:
             starts[f"{a.config[0]}, {a.together} runs in one program"] = _ours(first, a.together)
-        starts |= _theirs(a, first, Path(folder))
+        starts |= _theirs(a, first, Path(folder)) | _again(a, first)
         rows = measured(starts, a.rounds, a.apart)
     found = report(rows, first)
     found |= growth.report(a.grow, rows) if a.grow else {}
@@ -119,13 +123,27 @@ def _ours(config, runs: int):
     return start
 
 
+def _checkouts(a) -> list[str]:
+    return [name for name in a.against.split(",") if name and name not in peers.TORCH]
+
+
+def _in_a_process(a, config, root: str = str(peers.ROOT)):
+    """The first config with the code of a checkout, by default this one, in a process like those of other checkouts."""
+    return lambda: Row(config, peers.checkout_peer(root, ["--config", a.config[0], *a.overrides]))
+
+
+def _again(a, config) -> dict:
+    """The row beside a checkout that shows how far two processes of this one differ."""
+    return {f"{a.config[0]}, again": _in_a_process(a, config)} if _checkouts(a) else {}
+
+
 def _theirs(a, config, folder: Path) -> dict:
     """{name: function that starts the row} of --against."""
     from xfresearch.benchmarks import torch_model
 
     names = [name for name in a.against.split(",") if name]
     wanted = [name for name in names if name in peers.TORCH]
-    for name in {*names} - {*wanted}:
+    for name in _checkouts(a):
         peers.checkout_root(name)
     if wanted:
         torch_model.require_expressible(config)
@@ -136,10 +154,7 @@ def _theirs(a, config, folder: Path) -> dict:
         peer = peers.torch_peer(name, a.torch_python, folder)
         return Row(config, peer, error=torch_model.tokens_differ(folder))
 
-    def checkout(name: str) -> Row:
-        return Row(config, peers.checkout_peer(name, ["--config", a.config[0], *a.overrides]))
-
-    return {name: lambda name=name: (torch if name in peers.TORCH else checkout)(name) for name in names}
+    return {name: partial(torch, name) if name in peers.TORCH else _in_a_process(a, config, name) for name in names}
 
 
 def measured(starts: dict, rounds: int, apart: bool) -> list[dict]:
