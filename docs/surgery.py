@@ -79,9 +79,8 @@ def cases() -> dict[str, Callable]:
 def sizes(lm) -> dict[str, int]:
     """The numbers of heads, hidden units and slots of the first block, 0 without."""
     block = next(iter(lm.config.blocks.values()))
-    hidden = getattr(block.sublayers.get("feed_forward"), "hidden", 0)
-    slots = getattr(block.attention, "memory_slots", 0)
-    return {"heads": getattr(block.attention, "heads", 0), "hidden": hidden, "slots": slots}
+    sublayers = block.sublayers.values()
+    return {name: max(getattr(each, name, 0) for each in sublayers) for name in ("heads", "hidden", "slots")}
 
 
 def outcome(lm, name: str, options: dict) -> dict:

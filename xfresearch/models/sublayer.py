@@ -66,6 +66,11 @@ class SublayerConfig:
         return False
 
     @property
+    def numbered(self) -> bool:
+        """Whether it depends on the number of its layer."""
+        return False
+
+    @property
     def mixture(self):
         """The options of its mixture of experts (MoeConfig); None without."""
         return None

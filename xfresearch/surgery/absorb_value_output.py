@@ -21,37 +21,33 @@ from dataclasses import replace
 import numpy as np
 import scipy.linalg
 
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.memory import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
 from xfresearch.surgery.inverse import inverse
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 
 GAUGES = ("merged", "balanced", "qr", "first_rows")
 
 
 def convert(network: Network, layers, broken: bool = False, gauge: str = "merged") -> Network:
-    for number in layers:
-        _check(network.layers[number].block, f"layer {number}")
-    if gauge == "merged":
-        for number in layers:
-            _check_bias(network.layers[number].block.attention, network.params(number), f"layer {number}")
-        return network.change(
-            layers, _merged, lambda number, block, params: _merge(network, number, block, params, broken)
+    mixers = network.targets("mixer", layers)
+    for each in mixers:
+        _check(each.options, each.where)
+    if gauge != "merged":
+        return network.change_each(
+            mixers, lambda a: a, lambda each, params: _regauged(each, params, network.figures, gauge, broken)
         )
-    return network.change(
-        layers,
-        lambda block: block,
-        lambda number, block, params: _regauged(network, number, block, params, gauge, broken),
-    )
+    for each in mixers:
+        _check_bias(each.options, network.inside(each), each.where)
+    return network.change_each(mixers, _merged, lambda each, params: _merge(each, params, network.figures, broken))
 
 
-def _check(block: BlockConfig, where: str) -> None:
-    a = block.attention
+def _check(a: SublayerConfig, where: str) -> None:
     refuse_unless(isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} has no terms w x W_V W_O")
     refuse_unless(a.value == "learned", f"{where}: value={a.value!r} is no matrix of its own")
     refuse_unless(a.output == "learned", f"{where}: output={a.output!r} is no matrix")
@@ -62,7 +58,7 @@ def _check(block: BlockConfig, where: str) -> None:
 
 def _check_bias(a: SoftmaxConfig, params: Params, where: str) -> None:
     """Raises Refused if b_V is not 0 and cannot leave the sum over the context."""
-    if not params.get("attention/value/bias", np.zeros(1)).any():
+    if not params.get("value/bias", np.zeros(1)).any():
         return
     sums = f"{where}: b_V W_O needs weights that sum to 1"
     refuse_unless(a.sink == "none", f"{sums}: sink={a.sink!r} adds a term to the denominator")
@@ -72,68 +68,66 @@ def _check_bias(a: SoftmaxConfig, params: Params, where: str) -> None:
     refuse_unless(not a.dropout, f"{sums}: dropout={a.dropout} drops some of them in training")
 
 
-def _merged(block: BlockConfig) -> BlockConfig:
-    a = block.attention
+def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
     bias = tuple(name for name in a.bias if name != "value")
     bias += ("output",) if "value" in a.bias and "output" not in bias else ()
     heads = {"memory_heads": "each"} if softmax_slots(a) else {}
-    return replace(block, attention=replace(a, value="identity_whole", bias=bias, **heads))
+    return replace(a, value="identity_whole", bias=bias, **heads)
 
 
-def _merge(network: Network, number: int, block: BlockConfig, params: Params, broken: bool) -> Params:
-    a: SoftmaxConfig = block.attention
-    value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
+def _merge(target: Target, params: Params, figures: dict[str, float], broken: bool) -> Params:
+    a: SoftmaxConfig = target.options
+    value_DGV, output_HVD = params["value/kernel"], params["output/kernel"]
     value_DHV = value_DGV[:, group_of_heads(a)]
     merged_HDD = value_DHV.swapaxes(0, 1) @ output_HVD
-    new = {path: each for path, each in params.items() if not path.startswith("attention/value/")}
-    new["attention/output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
-    bias_GV = params.get("attention/value/bias", np.zeros(value_DGV.shape[1:]))
+    new = {path: each for path, each in params.items() if not path.startswith("value/")}
+    new["output/kernel"] = merged_HDD.transpose(0, 2, 1) if broken else merged_HDD
+    bias_GV = params.get("value/bias", np.zeros(value_DGV.shape[1:]))
     if "value" in a.bias:
-        add_bias(new, "attention/output", np.einsum("hv,hve->e", bias_GV[group_of_heads(a)], output_HVD))
+        add_bias(new, "output", np.einsum("hv,hve->e", bias_GV[group_of_heads(a)], output_HVD))
     if softmax_slots(a):
-        new |= _slots(network, number, a, params, bias_GV)
+        new |= _slots(target, params, bias_GV, figures)
     return new
 
 
-def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params, bias_GV: np.ndarray) -> Params:
+def _slots(target: Target, params: Params, bias_GV: np.ndarray, figures: dict[str, float]) -> Params:
     """The values of the slots as m' [M, G, D]. Their stored scale, the root of M, does not change."""
-    value_DGV = params["attention/value/kernel"]
-    stored_MGV = params["attention/memory/value"]
+    a: SoftmaxConfig = target.options
+    value_DGV = params["value/kernel"]
+    stored_MGV = params["memory/value"]
     scale = np.sqrt(a.memory_slots)
-    inverse_GVD = pseudo_inverses(network, number, value_DGV, "W_V")
+    inverse_GVD = pseudo_inverses(value_DGV, figures, f"{target.where}, W_V")
     value_MGD = np.einsum("mgv,gvd->mgd", scale * stored_MGV - bias_GV, inverse_GVD) / scale
-    found = {"attention/memory/value": value_MGD}
+    found = {"memory/value": value_MGD}
     if slot_heads(a) == 1:
-        key_MGK = params["attention/memory/key"]
-        found["attention/memory/key"] = np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))
+        key_MGK = params["memory/key"]
+        found["memory/key"] = np.broadcast_to(key_MGK, (len(key_MGK), a.kv_heads, key_MGK.shape[-1]))
     return found
 
 
-def _regauged(
-    network: Network, number: int, block: BlockConfig, params: Params, gauge: str, broken: bool
-) -> Params:
+def _regauged(target: Target, params: Params, figures: dict[str, float], gauge: str, broken: bool) -> Params:
     """The parameters with W_V R and R^-1 W_O; biases of the values and values of slots are multiplied by R too."""
-    a: SoftmaxConfig = block.attention
-    value_DGV, output_HVD = params["attention/value/kernel"], params["attention/output/kernel"]
+    a: SoftmaxConfig = target.options
+    value_DGV, output_HVD = params["value/kernel"], params["output/kernel"]
     new_value, new_output = value_DGV.copy(), output_HVD.copy()
     rotations = []
     for group in range(a.kv_heads):
         heads = np.flatnonzero(group_of_heads(a) == group)
         output_VE = np.concatenate([output_HVD[head] for head in heads], 1)
         part = "first rows of " if gauge == "first_rows" else ""
-        where = f"layer {number}, {part}W_V of group {group}"
-        rotation, back = _gauge(value_DGV[:, group], output_VE, gauge, network.figures, where)
+        where = f"{target.where}, {part}W_V of group {group}"
+        rotation, back = _gauge(value_DGV[:, group], output_VE, gauge, figures, where)
         rotations.append(rotation)
         new_value[:, group] = value_DGV[:, group] @ rotation
         parts = (rotation.T if broken else back) @ output_VE
         new_output[heads] = np.stack(np.split(parts, len(heads), 1))
     rotation_GVV = np.stack(rotations)
-    new = params | {"attention/value/kernel": new_value, "attention/output/kernel": new_output}
-    if "attention/value/bias" in params:
-        new["attention/value/bias"] = np.einsum("gv,gvw->gw", params["attention/value/bias"], rotation_GVV)
+    new = params | {"value/kernel": new_value, "output/kernel": new_output}
+    if "value/bias" in params:
+        new["value/bias"] = np.einsum("gv,gvw->gw", params["value/bias"], rotation_GVV)
     if softmax_slots(a):
         refuse_unless(slot_heads(a) == a.kv_heads, "slots that all heads share would need one gauge for all groups")
-        new["attention/memory/value"] = np.einsum("mgv,gvw->mgw", params["attention/memory/value"], rotation_GVV)
+        new["memory/value"] = np.einsum("mgv,gvw->mgw", params["memory/value"], rotation_GVV)
     return new
 
 

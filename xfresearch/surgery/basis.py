@@ -17,26 +17,49 @@ it would not be a change of basis, and a factor of the embedding would act on b 
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.connections.connection import ONE
 from xfresearch.models.feed_forwards.dense import DenseConfig
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.inverse import inverse
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream import bias_of, first_maps, last_kernels, tables
 from xfresearch.surgery.untie import untied
 
-READ = {"no_skip": ("attention",), "skipless_parallel": ("attention", "feed_forward")}  # sublayers that read x
-WRITE = {
-    "no_skip": ("feed_forward",),
-    "skipless_parallel": ("attention", "feed_forward"),
-}  # those that write the next x
+X = ""  # x among the terms of the stream
 SKIPLESS = "b a(x) + c f(norm(a(x))): W_O and W_down both write the next x, and W_1 reads what W_O writes"
 SKIP = "x Q for this layer alone: x is also added to the output (skip), so all layers would need the same Q"
+
+
+class Ends(NamedTuple):
+    """The names of the sublayers that read the input x of a block, and of those whose sum is the next x. `why` says why x
+    has no basis of its own; '' if it has one."""
+
+    reads: list[str]
+    writes: list[str]
+    why: str
+
+
+def ends(block: BlockConfig) -> Ends:
+    """Where a block reads and writes x."""
+    reads, inner, mixed = [], set(), False
+    parts = source = {X}  # the terms of the stream, and of what the last sublayer read
+    for branch in LAYOUTS[block.layout].branches:
+        connection = branch.connection
+        source = {"stream": parts, "block": {X}, "before": source}[connection.reads]
+        reads += [branch.name] if X in source else []
+        inner |= source - {X}  # a sublayer of the same block reads them
+        mixed |= {X} < source
+        parts = {"stream": parts, "block": {X}, "nothing": set()}[connection.adds_to] | {branch.name}
+    writes = [branch.name for branch in LAYOUTS[block.layout].branches if branch.name in parts]
+    return Ends(reads, writes, SKIP if X in parts or mixed else SKIPLESS if parts & inner else "")
 
 
 def drop(network: Network, layers, name: str, broken: bool) -> Network:
@@ -44,7 +67,8 @@ def drop(network: Network, layers, name: str, broken: bool) -> Network:
     for number in layers:
         _check_reads(network, number, name)
         _check_writes(network, number)
-    shifted = any(_shift(network.params(number), name).any() for number in layers)
+    shifts = {number: _shift(network, number, name) for number in layers}
+    shifted = any(shift.any() for shift in shifts.values())
     if shifted:
         _check_shift(network, layers, name)
     reads = {number: _reads(network, number) for number in layers}
@@ -56,38 +80,36 @@ def drop(network: Network, layers, name: str, broken: bool) -> Network:
     )
     written = read.change(
         writes,
-        lambda block: replace(block, feed_forward=with_biases(block.feed_forward, {"down"})) if shifted else block,
-        lambda number, block, params: _write(params, writes[number], network.params(number + 1), name, shifted),
+        lambda block: _with_down_bias(block) if shifted else block,
+        lambda number, block, params: _write(network, number, params, writes[number], name, shifted),
     )
-    return _embed(written, network.params(0), name) if 0 in layers else written
+    return _embed(written, matrix(network, 0, name)) if 0 in layers else written
 
 
-def matrix(params: Params, name: str) -> np.ndarray:
-    """Q: a matrix of attention, with all heads in one dimension."""
-    kernel = params[f"attention/{name}/kernel"]
+def matrix(network: Network, number: int, name: str) -> np.ndarray:
+    """Q: a matrix of a layer's attention, with all heads in one dimension."""
+    kernel = network.inside(network.only("mixer", number))[f"{name}/kernel"]
     return kernel.reshape(len(kernel), -1)
 
 
-def _shift(params: Params, name: str) -> np.ndarray:
+def _shift(network: Network, number: int, name: str) -> np.ndarray:
     """b: the bias of that matrix, or zero."""
-    return params.get(f"attention/{name}/bias", np.zeros(1)).reshape(-1)
+    return network.inside(network.only("mixer", number)).get(f"{name}/bias", np.zeros(1)).reshape(-1)
 
 
 def _symbol(name: str) -> str:
     return f"W_{name[0].upper()}"
 
 
-def _in_the_way(block: BlockConfig) -> str:
-    """Why the input of a layer with this layout has no basis of its own."""
-    return SKIPLESS if block.layout == "skipless" else SKIP
-
-
 def _check_reads(network: Network, number: int, name: str) -> None:
     block, where = network.layers[number].block, f"layer {number}"
-    refuse_unless(block.layout in READ, f"{where}, layout={block.layout!r}: {_in_the_way(block)}")
-    norm = block.norm_at("attention_in").kind
-    refuse_unless(norm == "none", f"{where}: norm(x Q) is not norm(x) Q, and norms.attention_in is {norm!r}")
-    a = block.attention
+    found = ends(block)
+    refuse_unless(not found.why, f"{where}, layout={block.layout!r}: {found.why}")
+    for branch in LAYOUTS[block.layout].branches:
+        site = f"{branch.name}_in"
+        norm = block.norm_at(site).kind if "in" in branch.norms and branch.name in found.reads else "none"
+        refuse_unless(norm == "none", f"{where}: norm(x Q) is not norm(x) Q, and norms.{site} is {norm!r}")
+    a = network.only("mixer", number).options
     refuse_unless(
         isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} cannot do without {_symbol(name)}"
     )
@@ -96,7 +118,7 @@ def _check_reads(network: Network, number: int, name: str) -> None:
     for other in ("query", "key", "value"):
         bare = getattr(a, other).startswith("identity")
         refuse_unless(not bare, f"{where}: {other}={getattr(a, other)!r} reads x itself and has no matrix for Q^-1")
-    rows, columns = matrix(network.params(number), name).shape
+    rows, columns = matrix(network, number, name).shape
     refuse_unless(rows == columns, f"{where}: {_symbol(name)} is {rows} x {columns}, not square: it has no inverse")
 
 
@@ -112,11 +134,15 @@ def _check_writes(network: Network, number: int) -> None:
         )
         return
     block, where = network.layers[number - 1].block, f"layer {number - 1}"
-    refuse_unless(
-        block.layout in WRITE, f"{where}, layout={block.layout!r}, writes x of layer {number}: {_in_the_way(block)}"
-    )
-    if "attention" in WRITE[block.layout]:
-        has = "attention/output/kernel" in network.params(number - 1)
+    found = ends(block)
+    refuse_unless(not found.why, f"{where}, layout={block.layout!r}, writes x of layer {number}: {found.why}")
+    for branch in LAYOUTS[block.layout].branches:
+        for at in {"out", "post"} & {*branch.norms} if branch.name in found.writes else ():
+            site = f"{branch.name}_{at}"
+            kind = block.norm_at(site).kind
+            refuse_unless(kind == "none", f"{where}: norm(x) Q is not a norm of x Q, and norms.{site} is {kind!r}")
+    for each in {*found.writes} & {*names_of(block, "mixer")}:
+        has = f"{each}/output/kernel" in network.params(number - 1)
         refuse_unless(has, f"{where}: the heads write x of layer {number} without a matrix W_O that Q could multiply")
 
 
@@ -124,63 +150,73 @@ def _check_shift(network: Network, layers, name: str) -> None:
     """Raises Refused if the bias has no place where x is read or written."""
     for number in layers:
         block, axes = network.layers[number].block, _reads(network, number)
-        for sublayer in READ[block.layout]:
+        for sublayer in ends(block).reads:
             maps = {path.split("/")[1] for path in axes if path.startswith(f"{sublayer}/")} - {name}
             check_places(getattr(block, sublayer), maps, f"layer {number}: the bias of the {name}")
         if number:
             before = network.layers[number - 1].block
             where = f"layer {number - 1}: the bias of the {name} of layer {number}"
-            refuse_unless(before.layout == "no_skip", f"{where} has no place behind the gains of {before.layout!r}")
-            check_places(before.feed_forward, {"down"}, where)
-    first = network.params(0) if 0 in layers else None
+            last = LAYOUTS[before.layout].branches[-1]
+            alone = ends(before).writes == [last.name] and last.connection.branch == ONE
+            refuse_unless(alone, f"{where} has no place behind the gains of {before.layout!r}")
+            check_places(getattr(before, last.name), {"down"}, where)
     refuse_unless(
-        first is None or not _shift(first, name).any(),
+        0 not in layers or not _shift(network, 0, name).any(),
         f"layer 0: x Q + b shifts the embedding by the bias of the {name}, so that its gradient is no longer that of x",
     )
 
 
 def _reads(network: Network, number: int) -> dict[str, int]:
-    return first_maps(network.axes(number), *READ[network.layers[number].block.layout])
+    return first_maps(network.axes(number), *ends(network.layers[number].block).reads)
 
 
 def _writes(network: Network, number: int) -> list[str]:
-    return last_kernels(network.axes(number), *WRITE[network.layers[number].block.layout])
+    return last_kernels(network.axes(number), *ends(network.layers[number].block).writes)
+
+
+def _dense(block: BlockConfig) -> list[str]:
+    return [name for name, options in block.sublayers.items() if isinstance(options, DenseConfig)]
+
+
+def _with_down_bias(block: BlockConfig) -> BlockConfig:
+    last = LAYOUTS[block.layout].branches[-1].name
+    return replace(block, **{last: with_biases(getattr(block, last), {"down"})})
 
 
 def _without(block: BlockConfig, name: str, shifted: bool) -> BlockConfig:
     """The block without the matrix, and with biases on the other maps of x if they are needed."""
-    a = block.attention
+    mixer = names_of(block, "mixer")[0]
+    a = getattr(block, mixer)
     a = replace(a, **{name: "identity"}, bias=tuple(each for each in a.bias if each != name))
     if not shifted:
-        return replace(block, attention=a)
+        return replace(block, **{mixer: a})
     maps = {each for each in ("query", "key", "value") if getattr(a, each) in ("learned", "merged")}
-    f = block.feed_forward
     # in every layer, also where nothing needs it: the layers keep one block
-    f = with_biases(f, {"up", "down"}) if isinstance(f, DenseConfig) else f
-    return replace(block, attention=with_biases(a, maps), feed_forward=f)
+    dense = {each: with_biases(getattr(block, each), {"up", "down"}) for each in _dense(block)}
+    return replace(block, **{mixer: with_biases(a, maps)}, **dense)
 
 
 def _read(
     network: Network, number: int, params: Params, paths: dict[str, int], name: str, shifted: bool, broken: bool
 ) -> Params:
     """The parameters with Q^-1 W for every W that reads x."""
-    basis_DD = matrix(params, name)
+    basis_DD = matrix(network, number, name)
     inverse_DD = inverse(basis_DD, network.figures, f"layer {number}, {_symbol(name)}")
     inverse_DD = basis_DD.T if broken else inverse_DD
-    new = {path: value for path, value in params.items() if not path.startswith(f"attention/{name}/")}
+    dropped = f"{network.only('mixer', number).name}/{name}/"
+    new = {path: value for path, value in params.items() if not path.startswith(dropped)}
     for path in paths.keys() & new.keys():
         at = paths[path]
         new[path] = np.moveaxis(np.tensordot(inverse_DD, params[path], (1, at)), 0, at)
         if shifted:
-            shift_D = np.broadcast_to(_shift(params, name), len(basis_DD))
+            shift_D = np.broadcast_to(_shift(network, number, name), len(basis_DD))
             add_bias(new, path.rsplit("/", 1)[0], -np.tensordot(shift_D, new[path], (0, at)))
-    dense = isinstance(network.layers[number].block.feed_forward, DenseConfig)
-    return with_all_biases(new, "feed_forward") if shifted and dense else new
+    return with_all_biases(new, *_dense(network.layers[number].block)) if shifted else new
 
 
-def _write(params: Params, paths: list[str], after: Params, name: str, shifted: bool) -> Params:
-    """The parameters with W Q for every W that writes x of the layer with the parameters `after`."""
-    basis_DD, shift = matrix(after, name), _shift(after, name)
+def _write(network: Network, number: int, params: Params, paths: list[str], name: str, shifted: bool) -> Params:
+    """The parameters with W Q for every W that writes x of the next layer."""
+    basis_DD, shift = matrix(network, number + 1, name), _shift(network, number + 1, name)
     new = dict(params)
     for path in paths:
         new[path] = params[path] @ basis_DD
@@ -188,21 +224,13 @@ def _write(params: Params, paths: list[str], after: Params, name: str, shifted: 
         if bias in params:
             new[bias] = params[bias] @ basis_DD
     if shifted:
-        new = with_all_biases(new, "feed_forward")
-        new["feed_forward/down/bias"] = new["feed_forward/down/bias"] + shift
+        last = LAYOUTS[network.layers[number].block.layout].branches[-1].name
+        new = with_all_biases(new, last)
+        new[f"{last}/down/bias"] = new[f"{last}/down/bias"] + shift
     return new
 
 
-def _embed(network: Network, first: Params, name: str) -> Network:
+def _embed(network: Network, basis_DD: np.ndarray) -> Network:
     """The network with the embedding and its positions in the basis of layer 0."""
     network = untied(network)
-    basis_DD = matrix(first, name)
     return network.with_outside({path: network.outside[path] @ basis_DD for path in tables(network)})
-
-
-def conditions(matrix_name: str) -> str:
-    """When a matrix of attention can be dropped."""
-    return (
-        f"layouts without skips ('no_skip', 'skipless_parallel'), no norm at attention_in, a square and well-conditioned "
-        f"{matrix_name} without a bias in layer 0, and other matrices on everything that reads and writes x"
-    )

@@ -169,7 +169,7 @@ class Domain(NamedTuple):
 def has_tables(network: Network) -> bool:
     """Whether a table has a row for each position, or for each distance of two positions."""
     outside = any(path.startswith(("position/", "shared/")) for path in network.outside)
-    return outside or any(getattr(each.block.attention, "kind", "") == "lambda" for each in network.layers)
+    return outside or any(options.kind == "lambda" for at in network.layers for options in at.block.sublayers.values())
 
 
 def rounded(network: Network, dtype: str) -> Network:

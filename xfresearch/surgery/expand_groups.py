@@ -14,52 +14,47 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.groups import group_axes
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
-    places = {}
-    for number in layers:
-        block, where = network.layers[number].block, f"layer {number}"
-        a = block.attention
+    axes = {}
+    mixers = network.targets("mixer", layers)
+    for each in mixers:
+        a, where = each.options, each.where
         groups = getattr(a, "kv_heads", 0)
         refuse_unless(groups > 0, f"{where}: attention of kind {a.kind!r} has no key-value heads that query heads share")
         refuse_unless(groups < a.heads, f"{where}: each of the {a.heads} heads has keys and values of its own already")
-        differential = isinstance(a, DifferentialConfig)
-        places[number] = {} if differential else group_axes(block, network.axes(number), where)
+        axes[each] = {} if isinstance(a, DifferentialConfig) else group_axes(network, each)
 
-    def params(number: int, block: BlockConfig, old: Params) -> Params:
-        a = block.attention
+    def params(target: Target, old: Params) -> Params:
+        a = target.options
         times = a.heads // a.kv_heads
         if isinstance(a, DifferentialConfig):
             return _differential(old, a.kv_heads, times, broken)
-        repeated = {path: np.repeat(old[path], times, axis) for path, axis in places[number].items()}
-        for path, axis in places[number].items() if broken else ():
+        repeated = {path: np.repeat(old[path], times, axis) for path, axis in axes[target].items()}
+        for path, axis in axes[target].items() if broken else ():
             repeated[path][(slice(None),) * axis + (-1,)] = 0
         return old | repeated
 
-    def with_own(block: BlockConfig) -> BlockConfig:
-        return replace(block, attention=replace(block.attention, kv_heads=block.attention.heads))
-
-    return network.change(layers, with_own, params)
+    return network.change_each(mixers, lambda a: replace(a, kv_heads=a.heads), params)
 
 
 def _differential(params: Params, groups: int, times: int, broken: bool) -> Params:
     """Queries [D, 2 H, K] and keys [D, 2 G, K] of differential attention with one head per group."""
-    query, key, value_DGV = (params[f"attention/{name}/kernel"] for name in ("query", "key", "value"))
+    query, key, value_DGV = (params[f"{name}/kernel"] for name in ("query", "key", "value"))
     width, heads, size = query.shape
     query_DGmRK = query.reshape(width, groups, 2, times, size)
     key_DGmK = np.repeat(key.reshape(width, groups, 2, size), times, 1)
     new_query = query_DGmRK if broken else query_DGmRK.swapaxes(2, 3)
     return params | {
-        "attention/query/kernel": new_query.reshape(width, heads, size),
-        "attention/key/kernel": key_DGmK.reshape(width, heads, size),
-        "attention/value/kernel": np.repeat(value_DGV, times, 1),
+        "query/kernel": new_query.reshape(width, heads, size),
+        "key/kernel": key_DGmK.reshape(width, heads, size),
+        "value/kernel": np.repeat(value_DGV, times, 1),
     }
 
 

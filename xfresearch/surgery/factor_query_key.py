@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.memory import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion, Option
@@ -29,27 +28,24 @@ EXACT = 1e-12  # singular values below this, relative to the largest, are roundi
 
 
 def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Network:
-    for number in layers:
-        _check(network.layers[number].block.attention, f"layer {number}")
-    spectra = {number: _spectra(network, number) for number in layers}
-    smallest = {number: max(int((s > EXACT * s[0]).sum()) for s in spectra[number]) for number in layers}
+    mixers = network.targets("mixer", layers)
+    for each in mixers:
+        _check(each.options, each.where)
+    spectra = {each: _spectra(each.options, network.inside(each)) for each in mixers}
+    smallest = {each: max(int((s > EXACT * s[0]).sum()) for s in spectra[each]) for each in mixers}
     width = network.model.width
     refuse_unless(
         0 <= rank <= width, f"rank={rank} is not between 1 and the width {width}, or 0 for the smallest exact one"
     )
-    for number in layers:
-        if 0 < rank < smallest[number]:
-            network.figures[f"layer {number}, largest |W_h - A_h B^T|"] = float(max(s[rank] for s in spectra[number]))
-        exact = f"W_h with b_h has rank {smallest[number]}"
-        full = not rank and smallest[number] == width
-        refuse_unless(
-            not full, f"layer {number}: {exact}, the width: two factors are not smaller (rank={width} makes them)"
-        )
+    for each in mixers:
+        if 0 < rank < smallest[each]:
+            network.figures[f"{each.where}, largest |W_h - A_h B^T|"] = float(max(s[rank] for s in spectra[each]))
+        exact = f"W_h with b_h has rank {smallest[each]}"
+        full = not rank and smallest[each] == width
+        refuse_unless(not full, f"{each.where}: {exact}, the width: two factors are not smaller (rank={width} makes them)")
     rank = rank or max(1, *smallest.values())  # matrices of zeros have rank 0, which would be the full rank
-    return network.change(
-        layers,
-        lambda block: replace(block, attention=_factored(block.attention, rank)),
-        lambda number, block, params: _factor(block, params, rank, broken),
+    return network.change_each(
+        mixers, lambda a: _factored(a, rank), lambda each, params: _factor(each.options, params, rank, broken)
     )
 
 
@@ -63,16 +59,15 @@ def _check(a, where: str) -> None:
 
 def _stacked(a: SoftmaxConfig, params: Params) -> np.ndarray:
     """M [G, R, D]: the rows of W_h and b_h of each group."""
-    kernel_DHE = params["attention/query/kernel"]
-    bias_HE = params.get("attention/query/bias", np.zeros(kernel_DHE.shape[1:]))
+    kernel_DHE = params["query/kernel"]
+    bias_HE = params.get("query/bias", np.zeros(kernel_DHE.shape[1:]))
     rows_HRE = np.concatenate([kernel_DHE.swapaxes(0, 1), bias_HE[:, None]], 1)
     return rows_HRE.reshape(a.kv_heads, -1, rows_HRE.shape[-1])
 
 
-def _spectra(network: Network, number: int) -> list[np.ndarray]:
+def _spectra(a: SoftmaxConfig, params: Params) -> list[np.ndarray]:
     """The singular values of each group."""
-    rows_GRE = _stacked(network.layers[number].block.attention, network.params(number))
-    return [np.linalg.svd(rows_RE, compute_uv=False) for rows_RE in rows_GRE]
+    return [np.linalg.svd(rows_RE, compute_uv=False) for rows_RE in _stacked(a, params)]
 
 
 def _factored(a: SoftmaxConfig, rank: int) -> SoftmaxConfig:
@@ -82,9 +77,8 @@ def _factored(a: SoftmaxConfig, rank: int) -> SoftmaxConfig:
     return replace(a, rank=rank, key="learned", value=value, **heads)
 
 
-def _factor(block: BlockConfig, params: Params, rank: int, broken: bool) -> Params:
-    a: SoftmaxConfig = block.attention
-    width = params["attention/query/kernel"].shape[0]
+def _factor(a: SoftmaxConfig, params: Params, rank: int, broken: bool) -> Params:
+    width = params["query/kernel"].shape[0]
     query_HRr, key_DGr = [], []
     for rows_RE in _stacked(a, params):
         left, sizes, right = np.linalg.svd(rows_RE, full_matrices=False)
@@ -92,21 +86,21 @@ def _factor(block: BlockConfig, params: Params, rank: int, broken: bool) -> Para
         query_HRr.append((left[:, :rank] * root_r).reshape(-1, width + 1, rank))
         key_DGr.append(right[:rank].T * (1.0 if broken else root_r))
     query_HRr, key_DGr = np.concatenate(query_HRr), np.stack(key_DGr, 1)
-    new = params | {"attention/query/kernel": query_HRr[:, :width].swapaxes(0, 1), "attention/key/kernel": key_DGr}
-    if "attention/query/bias" in params:
-        new["attention/query/bias"] = query_HRr[:, width]
+    new = params | {"query/kernel": query_HRr[:, :width].swapaxes(0, 1), "key/kernel": key_DGr}
+    if "query/bias" in params:
+        new["query/bias"] = query_HRr[:, width]
     return new | (_slots(a, params, key_DGr) if softmax_slots(a) else {})
 
 
 def _slots(a: SoftmaxConfig, params: Params, key_DGr: np.ndarray) -> Params:
     """The slots with keys m B for each group. Keys are stored over the root of their size."""
-    stored_MGD, stored_MGV = params["attention/memory/key"], params["attention/memory/value"]
+    stored_MGD, stored_MGV = params["memory/key"], params["memory/value"]
     shape = (a.memory_slots, a.kv_heads)
     key_MGD = np.broadcast_to(stored_MGD, (*shape, stored_MGD.shape[-1]))
     key_MGr = np.einsum("mgd,dgr->mgr", key_MGD, key_DGr) * np.sqrt(key_DGr.shape[0] / key_DGr.shape[-1])
-    found = {"attention/memory/key": key_MGr}
+    found = {"memory/key": key_MGr}
     if slot_heads(a) == 1:
-        found["attention/memory/value"] = np.broadcast_to(stored_MGV, (*shape, stored_MGV.shape[-1]))
+        found["memory/value"] = np.broadcast_to(stored_MGV, (*shape, stored_MGV.shape[-1]))
     return found
 
 

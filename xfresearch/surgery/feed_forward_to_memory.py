@@ -25,12 +25,11 @@ import numpy as np
 from xfresearch.models.block_config import BlockConfig, NormSite
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
-from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.biases import add_bias
 from xfresearch.surgery.conversion import Conversion, Option
-from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout
+from xfresearch.surgery.network import LayerBlock, Network, Params, Target, in_layout, names_of
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.softmax_form import check_slots, to_softmax
 
@@ -56,18 +55,20 @@ REASONS = {
     "fused_output": BOTH,
     "no_residual_between": BOTH,
     "deep_norm": "norm(alpha x + f(x)): no layout of one sublayer has the factor alpha",
+    "macaron": "x + f(x) / 2: no layout of one sublayer has the factor 1/2",
     "resi_dual": "no layout of one sublayer has a second stream",
 }
 
 
 def convert(network: Network, layers, broken: bool = False, form: str = "elementwise") -> Network:
     whole = len(layers) == len(network.layers)
-    has = {n for n, at in enumerate(network.layers) if "feed_forward" in at.block.sublayers}
+    has = {n for n, at in enumerate(network.layers) if names_of(at.block, "feed_forward")}
     chosen = has & {*layers} if whole else {*layers}
     refuse_unless(bool(chosen), "no layer has a feed-forward layer")
     for number in sorted(chosen):
         refuse_unless(number in has, f"layer {number}: there is no feed-forward layer")
-        _check(network.layers[number].block, f"layer {number}")
+        for each in network.targets("feed_forward", [number]):
+            _check(each, network.layers[number].block.layout)
     if form == "softmax":
         return to_softmax(network, chosen, LAYOUT, broken)
     for number in sorted(chosen):
@@ -88,22 +89,24 @@ def convert(network: Network, layers, broken: bool = False, form: str = "element
 
 def from_parts(network: Network, parts: list[tuple[LayerBlock, Callable[[], Params]]]) -> Network:
     """The network with other layers, each with its block and a function that makes its parameters."""
-    old = [at.block.attention for at in network.layers]
-    new = [at.block.attention for at, _ in parts]
-    counted = any(isinstance(a, DifferentialConfig) for a in old) and [*map(type, old)] != [*map(type, new)]
-    refuse_unless(not counted, "lambda_0 of a differential layer depends on its number, which would change")
+    same = _numbered([at.block for at in network.layers]) == _numbered([at.block for at, _ in parts])
+    refuse_unless(same, "lambda_0 of a differential layer depends on its number, which would change")
     return replace(network, layers=tuple(at for at, _ in parts), params=lambda number: parts[number][1]())
 
 
-def _check(block: BlockConfig, where: str) -> None:
-    f = block.feed_forward
+def _numbered(blocks: list[BlockConfig]) -> list[int]:
+    """The numbers of the layers that depend on their number."""
+    return [number for number, block in enumerate(blocks) if any(each.numbered for each in block.sublayers.values())]
+
+
+def _check(target: Target, layout: str) -> None:
+    f, where = target.options, target.where
     refuse_unless(isinstance(f, DenseConfig), f"{where}: {f.kind!r}: a router chooses experts, and slots have none")
     activation = ACTIVATIONS[f.kind]
     refuse_unless(not activation.gated, f"{where}: {f.kind!r}: f(x W_gate) * (x W_up) has two keys per value")
     refuse_unless(activation.elementwise, f"{where}: {f.kind!r} is not elementwise: f sees all hidden units together")
-    layout = block.layout
     known = layout in BESIDE or layout in PAIRS
-    refuse_unless(known, f"{where}: layout={layout!r}, {REASONS.get(layout, 'which has no feed-forward layer')}")
+    refuse_unless(known, f"{where}: layout={layout!r}, {REASONS.get(layout, 'which no layout with slots can replace')}")
 
 
 def _check_beside(block: BlockConfig, params: Params, where: str) -> None:

@@ -16,6 +16,7 @@ In every other layout another term stands between the two matrices, and W_O is n
 Without a skip and without a norm the product exists too, and `drop_output` makes it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,7 @@ from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, with_biases
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.network import Network, Params, in_layout
+from xfresearch.surgery.network import Network, Params, in_layout, inside, put
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream import first_maps
 
@@ -37,30 +38,55 @@ NORM_TERMS |= {"dyt": "tanh is not linear in W_O", "derf": "erf is not linear in
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
     for number in layers:
-        block = network.layers[number].block
-        where = f"layer {number}"
-        refuse_unless(not (term := between(block)), f"{where}: {term}")
-        check_output(block, network.params(number), where)
+        layout = network.layers[number].block.layout
+        check(network, number)
         refuse_unless(
-            block.layout == "no_residual_between",
-            f"{where}: nothing stands between W_O and W_1, but layout={block.layout!r} keeps a place for W_O: "
+            layout == "no_residual_between",
+            f"layer {number}: nothing stands between W_O and W_1, but layout={layout!r} keeps a place for W_O: "
             "drop_output makes W_O W_1 if o has the width of the model",
         )
-    biased = {network.layers[n].block for n in layers if output_bias(network.params(n)).any()}
-    readers = {number: first_maps(network.axes(number), "feed_forward") for number in layers}
+    return fused(network, layers, broken, lambda block, **options: in_layout(block, "fused_output", **options))
+
+
+def check(network: Network, number: int) -> None:
+    """Raises Refused if something stands between W_O and W_1, if there is no W_O, if W_1 reads more than o W_O, or if b_O
+    W_1 has no place."""
+    block, where = network.layers[number].block, f"layer {number}"
+    mixer = network.only("mixer", number)
+    refuse_unless(not (term := between(block)), f"{where}: {term}")
+    a, params = mixer.options, network.inside(mixer)
+    refuse_unless("output/kernel" in params, f"{where}: there is no W_O: a mixer of kind {a.kind!r} without it")
+    wide = a.slots and wide_slots(a)
+    refuse_unless(not wide, f"{where}: W_1 reads o W_O + f(x k^T + b) v: the slots are added after W_O")
+    if output_bias(params).any():
+        check_places(getattr(block, _pair(block)[1].name), {"up"}, f"{where}: b_O W_1")
+
+
+def fused(network: Network, layers, broken: bool, with_options: Callable[..., BlockConfig]) -> Network:
+    """The network with W_O W_1. with_options(block, **options of the two sublayers) is the new block."""
+    biased = {network.layers[n].block for n in layers if output_bias(network.inside(network.only("mixer", n))).any()}
+    axes = {number: network.axes(number) for number in layers}
     return network.change(
         layers,
-        lambda block: in_layout(block, "fused_output", **without_output(block, block in biased)),
-        lambda number, block, params: into_first(params, readers[number], block in biased, broken),
+        lambda block: with_options(block, **_without_output(block, block in biased)),
+        lambda number, block, params: _into_first(block, params, axes[number], block in biased, broken),
     )
+
+
+def _pair(block: BlockConfig) -> tuple[Branch, Branch | None]:
+    """The mixer of a block, and the sublayer after it."""
+    branches = LAYOUTS[block.layout].branches
+    at = next(index for index, branch in enumerate(branches) if branch.role == "mixer")
+    return branches[at], branches[at + 1] if at + 1 < len(branches) else None
 
 
 def between(block: BlockConfig) -> str:
     """The term between W_O and W_1, in words; '' if W_1 reads o W_O itself."""
-    first, *rest = LAYOUTS[block.layout].branches
-    if not rest:
+    first, second = _pair(block)
+    if second is None:
         return f"layout={block.layout!r}: there is no W_1, W_O writes to the residual stream"
-    second = rest[0]
+    if second.role != "feed_forward":
+        return f"layout={block.layout!r}: {second.name} follows {first.name}, and has no W_1"
     if second.connection.reads != "stream":
         return f"W_1 reads {_normed('x', block, first if second.connection.reads == 'before' else second, 'in')}, not o W_O"
     term, norms = _read_by_second(block, first, second)
@@ -93,46 +119,35 @@ def _normed(term: str, block: BlockConfig, branch: Branch, at: str) -> str:
     return f"norm({term})" if exists else term
 
 
-def check_output(block: BlockConfig, params: Params, where: str) -> None:
-    """Raises Refused if there is no W_O, if W_1 reads more than o W_O, or if b_O W_1 has no place."""
-    a = block.attention
-    refuse_unless(
-        "attention/output/kernel" in params, f"{where}: there is no W_O: a mixer of kind {a.kind!r} without it"
-    )
-    wide = getattr(a, "memory_slots", 0) and wide_slots(a)
-    refuse_unless(not wide, f"{where}: W_1 reads o W_O + f(x k^T + b) v: the slots are added after W_O")
-    if output_bias(params).any():
-        check_places(block.feed_forward, {"up"}, f"{where}: b_O W_1")
-
-
 def output_bias(params: Params) -> np.ndarray:
-    """b_O, or zero."""
-    return params.get("attention/output/bias", np.zeros(1))
+    """b_O, or zero. `params` are those of the mixer."""
+    return params.get("output/bias", np.zeros(1))
 
 
-def without_output(block: BlockConfig, biased: bool) -> dict:
+def _without_output(block: BlockConfig, biased: bool) -> dict:
     """The options of the two sublayers with W_O W_1, and with a place for b_O W_1 if there is one."""
-    a = block.attention
+    mixer, reader = (branch.name for branch in _pair(block))
+    a, feed_forward = getattr(block, mixer), getattr(block, reader)
     if hasattr(a, "output"):
         a = replace(a, output="identity", bias=tuple(name for name in a.bias if name != "output"))
-    feed_forward = with_biases(block.feed_forward, {"up"}) if biased else block.feed_forward
-    return {"attention": a, "feed_forward": feed_forward}
+    return {mixer: a, reader: with_biases(feed_forward, {"up"}) if biased else feed_forward}
 
 
-def into_first(params: Params, readers: dict[str, int], biased: bool, broken: bool) -> Params:
+def _into_first(block: BlockConfig, params: Params, axes: dict, biased: bool, broken: bool) -> Params:
     """The parameters with W_O W_1, where W_O has one row for each number of the heads."""
-    kernel = params["attention/output/kernel"]
+    mixer, reader = (branch.name for branch in _pair(block))
+    old = inside(params, mixer)
+    kernel = old["output/kernel"]
     output_OD = kernel.reshape(-1, kernel.shape[-1])
-    gone = {"attention/output/kernel", "attention/output/bias"}
-    new = {path: value for path, value in params.items() if path not in gone}
-    for path, at in readers.items():
+    new = put(params, mixer, {path: value for path, value in old.items() if not path.startswith("output/")})
+    for path, at in first_maps(axes, reader).items():
         first = params[path]
         product = np.tensordot(output_OD[::-1] if broken else output_OD, first, (1, at))
         new[path] = np.moveaxis(product, 0, at)
         if biased:
-            image = np.broadcast_to(output_bias(params), output_OD.shape[1]) @ first
+            image = np.broadcast_to(output_bias(old), output_OD.shape[1]) @ first
             add_bias(new, path.removesuffix("/kernel"), image)
-    return with_all_biases(new, "feed_forward") if biased else new
+    return with_all_biases(new, reader) if biased else new
 
 
 FUSE_OUTPUT = Conversion(

@@ -2,7 +2,6 @@
 
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.layouts import LAYOUTS
-from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
@@ -54,6 +53,6 @@ def check_depth(network: Network, first: int) -> None:
             f"layer {number}: the factor (2 depth)^(1/4) of the skip in layout={at.block.layout!r} depends on the depth",
         )
         refuse_unless(
-            number < first or not any(isinstance(each, DifferentialConfig) for each in at.block.sublayers.values()),
+            number < first or not any(each.numbered for each in at.block.sublayers.values()),
             f"layer {number}: lambda_0 = 0.8 - 0.6 exp(-0.3 l) of differential attention depends on the layer's number l",
         )

@@ -116,9 +116,12 @@ def _logits(model: ModelConfig, outside: dict, stream: Stream):
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="in_turn")
 def _layer(model: ModelConfig, name: str, params: dict, shared: dict, number, stream: Stream, in_turn=False) -> Stream:
-    moe = getattr(getattr(model.blocks[name], "feed_forward", None), "moe", None)
-    in_turn = in_turn and moe is not None and moe.routing == "token_choice"
-    patches = {"feed_forward.chosen": [Patch(partial(_next_experts, moe.experts))]} if in_turn else {}
+    mixtures = {each: options.mixture for each, options in model.blocks[name].sublayers.items() if in_turn}
+    patches = {
+        f"{each}.chosen": [Patch(partial(_next_experts, moe.experts))]
+        for each, moe in mixtures.items()
+        if moe and moe.routing == "token_choice"
+    }
     ctx = Context(_positions(stream), shared=shared).layer(number, name, Taps(patches=patches))
     return _bind(model, name, params)(stream, ctx)[0]
 

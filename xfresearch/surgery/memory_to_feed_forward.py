@@ -24,7 +24,7 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.feed_forward_to_memory import from_parts
-from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout
+from xfresearch.surgery.network import LayerBlock, Network, Params, in_layout, names_of
 from xfresearch.surgery.refused import refuse_unless
 
 PAIRS = {"attention_only": ("pre_norm", "in"), "all_attention": ("post_norm", "post")}
@@ -59,20 +59,19 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
 
 
 def _convertible(block: BlockConfig) -> bool:
-    a = block.attention
-    wide = isinstance(a, SoftmaxConfig | SlotsConfig) and a.memory_slots and wide_slots(a)
-    return bool(wide) and block.layout in (PAIRS if isinstance(a, SlotsConfig) else ("attention_only",))
+    a = next((each for each in block.sublayers.values() if each.slots), None)
+    return bool(a and wide_slots(a)) and block.layout in (PAIRS if isinstance(a, SlotsConfig) else ("attention_only",))
 
 
 def _why(network: Network, number: int) -> str:
     """Why the slots of a layer are no feed-forward layer."""
     block = network.layers[number].block
-    a = block.attention
-    if not getattr(a, "memory_slots", 0):
+    slots = [each for each in block.sublayers.values() if each.slots]
+    if not slots:
         return "there are no slots"
-    if not wide_slots(a):
+    if not any(wide_slots(each) for each in slots):
         return "slots in the softmax share its denominator with the context, and are no function f(x W_up + b) W_down"
-    if "feed_forward" in block.sublayers:
+    if names_of(block, "feed_forward"):
         return f"layout={block.layout!r} has a feed-forward layer already"
     return f"norm(x + a(x) + f(x)) of layout={block.layout!r}: no layout with a feed-forward layer has it"
 

@@ -21,13 +21,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.memory import slot_heads, softmax_slots
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
+from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.groups import group_of_heads, pseudo_inverses
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 
 TERMS = {
@@ -37,24 +37,23 @@ TERMS = {
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
-    for number in layers:
-        _check(network.layers[number].block, network.params(number), f"layer {number}")
-    return network.change(
-        layers,
-        _merged,
-        lambda number, block, params: _merge(network, number, block, params, broken),
+    mixers = network.targets("mixer", layers)
+    for each in mixers:
+        _check(each.options, network.inside(each), each.where)
+    width = network.model.width
+    return network.change_each(
+        mixers, _merged, lambda each, params: _merge(each, params, network.figures, width, broken)
     )
 
 
-def _check(block: BlockConfig, params: Params, where: str) -> None:
-    a = block.attention
+def _check(a: SublayerConfig, params: Params, where: str) -> None:
     refuse_unless(isinstance(a, SoftmaxConfig), f"{where}: a mixer of kind {a.kind!r} has no logits x W_Q W_K^T y^T")
     learned = (a.query, a.key) == ("learned", "learned")
     refuse_unless(learned, f"{where}: query={a.query!r} and key={a.key!r} are not both matrices")
     refuse_unless(a.position not in TERMS, f"{where}: {TERMS.get(a.position)}")
     refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries and keys divides x W_Q by its length")
     refuse_unless(not a.clip, f"{where}: clip is not linear in x W_Q")
-    biased = params.get("attention/key/bias", np.zeros(1)).any()
+    biased = params.get("key/bias", np.zeros(1)).any()
     for option, default in (("sink", "none"), ("softcap", 0.0)):
         given = getattr(a, option)
         refuse_unless(
@@ -63,49 +62,47 @@ def _check(block: BlockConfig, params: Params, where: str) -> None:
         )
 
 
-def _merged(block: BlockConfig) -> BlockConfig:
-    a = block.attention
+def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
     bias = [name for name in a.bias if name != "key"]
     value = "learned" if a.value == "key" else a.value
     bias += ["value"] if a.value == "key" and "key" in a.bias else []
     heads = {"memory_heads": "each"} if softmax_slots(a) else {}
-    return replace(
-        block, attention=replace(a, query="merged", key="identity_whole", value=value, bias=tuple(bias), **heads)
-    )
+    return replace(a, query="merged", key="identity_whole", value=value, bias=tuple(bias), **heads)
 
 
-def _merge(network: Network, number: int, block: BlockConfig, params: Params, broken: bool) -> Params:
-    a: SoftmaxConfig = block.attention
-    query_DHK, key_DGK = params["attention/query/kernel"], params["attention/key/kernel"]
+def _merge(target: Target, params: Params, figures: dict[str, float], width: int, broken: bool) -> Params:
+    a: SoftmaxConfig = target.options
+    query_DHK, key_DGK = params["query/kernel"], params["key/kernel"]
     key_DHK = key_DGK[:, group_of_heads(a)]
-    change = logit_scale(a, network.model.width) / logit_scale(_merged(block).attention, network.model.width)
+    change = logit_scale(a, width) / logit_scale(_merged(a), width)
     merged_HDD = change * query_DHK.swapaxes(0, 1) @ key_DHK.transpose(1, 2, 0)
-    new = {path: value for path, value in params.items() if not path.startswith("attention/key/")}
-    new["attention/query/kernel"] = merged_HDD.transpose((2, 0, 1) if broken else (1, 0, 2))
+    new = {path: value for path, value in params.items() if not path.startswith("key/")}
+    new["query/kernel"] = merged_HDD.transpose((2, 0, 1) if broken else (1, 0, 2))
     if "query" in a.bias:
-        new["attention/query/bias"] = change * np.einsum("hk,ehk->he", params["attention/query/bias"], key_DHK)
+        new["query/bias"] = change * np.einsum("hk,ehk->he", params["query/bias"], key_DHK)
     if a.value == "key":
-        keys = {path: value for path, value in params.items() if path.startswith("attention/key/")}
-        new |= {path.replace("/key/", "/value/"): value for path, value in keys.items()}
+        keys = {path: value for path, value in params.items() if path.startswith("key/")}
+        new |= {path.replace("key/", "value/"): value for path, value in keys.items()}
     if softmax_slots(a):
-        new |= _slots(network, number, a, params)
+        new |= _slots(target, params, figures)
     return new
 
 
-def _slots(network: Network, number: int, a: SoftmaxConfig, params: Params) -> Params:
+def _slots(target: Target, params: Params, figures: dict[str, float]) -> Params:
     """The slots as keys [M, G, D] of the width of the model, m' above. The logits of slots have the same scale, so m' is
     in the units of W_K. Slots are stored over the root of the size of their keys."""
-    key_DGK = params["attention/key/kernel"]
-    bias_GK = params.get("attention/key/bias", np.zeros(key_DGK.shape[1:]))
+    a: SoftmaxConfig = target.options
+    key_DGK = params["key/kernel"]
+    bias_GK = params.get("key/bias", np.zeros(key_DGK.shape[1:]))
     size, groups, width = a.head_size, a.kv_heads, len(key_DGK)
-    stored_MGK = np.broadcast_to(params["attention/memory/key"], (a.memory_slots, groups, size))
+    stored_MGK = np.broadcast_to(params["memory/key"], (a.memory_slots, groups, size))
     slots_MGK = np.sqrt(size) * stored_MGK - bias_GK
-    inverse_GKD = pseudo_inverses(network, number, key_DGK, "W_K")
+    inverse_GKD = pseudo_inverses(key_DGK, figures, f"{target.where}, W_K")
     key_MGD = np.einsum("mgk,gkd->mgd", slots_MGK, inverse_GKD) / np.sqrt(width)
-    found = {"attention/memory/key": key_MGD}
+    found = {"memory/key": key_MGD}
     if slot_heads(a) == 1:
-        stored_MGV = params["attention/memory/value"]
-        found["attention/memory/value"] = np.broadcast_to(stored_MGV, (a.memory_slots, groups, stored_MGV.shape[-1]))
+        stored_MGV = params["memory/value"]
+        found["memory/value"] = np.broadcast_to(stored_MGV, (a.memory_slots, groups, stored_MGV.shape[-1]))
     return found
 
 

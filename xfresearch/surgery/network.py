@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import count
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,16 @@ import numpy as np
 from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.block_config import BLOCKS, BlockConfig
+from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.norms import NormSpec
+from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
-from xfresearch.surgery.refused import Refused
+from xfresearch.surgery.refused import Refused, refuse_unless
 from xfresearch.trees import by_path, path_name
 
-Params = dict[str, np.ndarray]  # {path: array} of one layer, or of what is outside the blocks
+Params = dict[str, np.ndarray]  # {path: array} of one layer, of one sublayer, or of what is outside the blocks
+ROLES = {"mixer": "mixer", "feed_forward": "feed-forward layer"}  # roles in words
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,20 @@ class LayerBlock:
 
     name: str
     block: BlockConfig
+
+
+class Target(NamedTuple):
+    """A sublayer of one layer: where it is, and its options."""
+
+    number: int  # of the layer
+    index: int  # among the sublayers of its role in the layer
+    name: str
+    options: SublayerConfig
+    where: str  # for messages: the layer, and the sublayer's name if it is not the only one of its role there
+
+    def random(self, seed: int) -> np.random.Generator:
+        """Random numbers of this sublayer alone."""
+        return np.random.default_rng((seed, self.number, self.index))
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,52 @@ class Network:
 
         return replace(self, layers=tuple(new), params=of)
 
+    def targets(self, role: str, chosen: Iterable[int]) -> list[Target]:
+        """The sublayers of this role in the `chosen` layers. Raises Refused for a layer without one."""
+        found = []
+        for number in chosen:
+            block = self.layers[number].block
+            names = names_of(block, role)
+            refuse_unless(bool(names), f"layer {number}: layout={block.layout!r} has no {ROLES[role]}")
+            for index, name in enumerate(names):
+                where = f"layer {number}" + (f", {name}" if len(names) > 1 else "")
+                found.append(Target(number, index, name, getattr(block, name), where))
+        return found
+
+    def only(self, role: str, number: int) -> Target:
+        """The sublayer of this role in a layer. Raises Refused if there is none, or more than one."""
+        found = self.targets(role, [number])
+        names = ", ".join(each.name for each in found)
+        refuse_unless(len(found) == 1, f"layer {number}: {names}: this conversion is for one {ROLES[role]} in a layer")
+        return found[0]
+
+    def inside(self, target: Target) -> Params:
+        """The parameters of a sublayer."""
+        return inside(self.params(target.number), target.name)
+
+    def change_each(
+        self,
+        targets: Iterable[Target],
+        options: Callable[[SublayerConfig], SublayerConfig],
+        params: Callable[[Target, Params], Params],
+    ) -> "Network":
+        """The network with options(old) and params(target, old parameters) for each of these sublayers."""
+        of_layer: dict[int, list[Target]] = {}
+        for target in targets:
+            of_layer.setdefault(target.number, []).append(target)
+
+        def block(number: int, old: BlockConfig) -> BlockConfig:
+            return replace(old, **{each.name: options(each.options) for each in of_layer.get(number, ())})
+
+        def of(number: int) -> Params:
+            found = self.params(number)
+            for each in of_layer.get(number, ()):
+                found = put(found, each.name, params(each, inside(found, each.name)))
+            return found
+
+        new = [replace(at, block=block(number, at.block)) for number, at in enumerate(self.layers)]
+        return replace(self, layers=tuple(new), params=of)
+
     def with_outside(self, params: Params, **options) -> "Network":
         """The network with these parameters outside the blocks (None removes one), and other options of the model."""
         outside = {path: value for path, value in (self.outside | params).items() if value is not None}
@@ -80,6 +144,22 @@ class Network:
     def norm(self, kind: str) -> NormSpec:
         """A norm outside the blocks: it has the norm options of the first block."""
         return self.layers[0].block.norm_spec(kind)
+
+
+def names_of(block: BlockConfig, role: str) -> list[str]:
+    """The names of the sublayers of a role, in order."""
+    return [branch.name for branch in LAYOUTS[block.layout].branches if branch.role == role]
+
+
+def inside(tree: Mapping[str, object], name: str) -> dict:
+    """The entries of a sublayer in {path: entry} of a layer. Their paths begin inside the sublayer."""
+    return {path.removeprefix(f"{name}/"): each for path, each in tree.items() if path.startswith(f"{name}/")}
+
+
+def put(params: Params, name: str, new: Params) -> Params:
+    """The parameters of a layer with those of one sublayer replaced."""
+    others = {path: value for path, value in params.items() if not path.startswith(f"{name}/")}
+    return others | {f"{name}/{path}": value for path, value in new.items()}
 
 
 def take_apart(model: ModelConfig, params: dict) -> Network:

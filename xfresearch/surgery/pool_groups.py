@@ -11,31 +11,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import group_axes
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
 
 
 def convert(network: Network, layers, broken: bool = False, kv_heads: int = 1) -> Network:
-    places = {}
-    for number in layers:
-        block, where = network.layers[number].block, f"layer {number}"
-        places[number] = group_axes(block, network.axes(number), where)
-        groups = block.attention.kv_heads
+    axes = {}
+    mixers = network.targets("mixer", layers)
+    for each in mixers:
+        axes[each] = group_axes(network, each)
+        groups = each.options.kv_heads
         refuse_unless(
             1 <= kv_heads < groups and groups % kv_heads == 0,
-            f"{where}: kv_heads={kv_heads} is not a smaller divisor of its {groups} key-value heads",
+            f"{each.where}: kv_heads={kv_heads} is not a smaller divisor of its {groups} key-value heads",
         )
-
-    def params(number: int, block: BlockConfig, old: Params) -> Params:
-        return old | {path: _pooled(old[path], axis, kv_heads, broken) for path, axis in places[number].items()}
-
-    def pooled(block: BlockConfig) -> BlockConfig:
-        return replace(block, attention=replace(block.attention, kv_heads=kv_heads))
-
-    return network.change(layers, pooled, params)
+    return network.change_each(
+        mixers,
+        lambda a: replace(a, kv_heads=kv_heads),
+        lambda each, old: old | {path: _pooled(old[path], axis, kv_heads, broken) for path, axis in axes[each].items()},
+    )
 
 
 def _pooled(array: np.ndarray, axis: int, groups: int, broken: bool) -> np.ndarray:

@@ -4,10 +4,7 @@ from xfresearch.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.centre import CENTRE
 from xfresearch.surgery.conversion import Conversion
-from xfresearch.surgery.drop_key import DROP_KEY
-from xfresearch.surgery.drop_output import DROP_OUTPUT
-from xfresearch.surgery.drop_query import DROP_QUERY
-from xfresearch.surgery.drop_value import DROP_VALUE
+from xfresearch.surgery.drop import DROP_KEY, DROP_OUTPUT, DROP_QUERY, DROP_VALUE
 from xfresearch.surgery.expand_groups import EXPAND_GROUPS
 from xfresearch.surgery.factor_query_key import FACTOR_QUERY_KEY
 from xfresearch.surgery.feed_forward_to_memory import FEED_FORWARD_TO_MEMORY

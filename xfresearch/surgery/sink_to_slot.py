@@ -30,17 +30,18 @@ from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
 
-KEY, VALUE = "attention/memory/key", "attention/memory/value"
+KEY, VALUE = "memory/key", "memory/value"
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
     width = network.model.width
-    for number in layers:
-        _check_sink(network.layers[number].block.attention, network.params(number), f"layer {number}")
-    return network.change(
-        layers,
-        lambda block: replace(block, attention=_slotted(block.attention, width, broken)),
-        lambda number, block, params: _add_slot(block.attention, params, width, broken),
+    mixers = network.targets("mixer", layers)
+    for each in mixers:
+        _check_sink(each.options, network.inside(each), each.where)
+    return network.change_each(
+        mixers,
+        lambda a: _slotted(a, width, broken),
+        lambda each, params: _add_slot(each.options, params, width, broken),
     )
 
 
@@ -58,7 +59,7 @@ def _check_sink(a, params: Params, where: str) -> None:
     refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries would divide by a length with b in it")
     refuse_unless(not a.clip, f"{where}: clip would limit b")
     refuse_unless(a.position != "relative_key", f"{where}: the table of relative keys has the size of a query")
-    largest = np.abs(params["attention/sink"]).max()
+    largest = np.abs(params["sink"]).max()
     bounded = not a.softcap or largest < a.softcap
     refuse_unless(bounded, f"{where}: c tanh(z / c) = b has no z: |b| = {largest:.3g} is not below softcap={a.softcap}")
     if a.position == "rope":
@@ -88,9 +89,9 @@ def _count(a: SoftmaxConfig, broken: bool) -> int:
 
 def _add_slot(a: SoftmaxConfig, params: Params, width: int, broken: bool) -> Params:
     """The parameters with a slot of zeros, or for a learned sink with one more dimension and its logit there."""
-    new = {path: value for path, value in params.items() if path != "attention/sink"}
+    new = {path: value for path, value in params.items() if path != "sink"}
     if a.sink == "learned":
-        new = _wider(a, new, params["attention/sink"])
+        new = _wider(a, new, params["sink"])
     sizes = head_sizes(_slotted(a, width, broken), width)
     groups = slot_heads(a) if a.memory_slots else 1
     key_MGK, value_MGV = (np.zeros((_count(a, broken), groups, size)) for size in (sizes.qk, sizes.v))
@@ -125,13 +126,13 @@ def _wider(a: SoftmaxConfig, params: Params, sink_H: np.ndarray) -> Params:
     new = dict(params)
     for name in maps_to_heads(a):
         for part in ("kernel", "bias"):
-            if f"attention/{name}/{part}" in params:
-                new[f"attention/{name}/{part}"] = _padded(params[f"attention/{name}/{part}"], -1)
-    new.setdefault("attention/query/bias", np.zeros(new["attention/query/kernel"].shape[1:]))
+            if f"{name}/{part}" in params:
+                new[f"{name}/{part}"] = _padded(params[f"{name}/{part}"], -1)
+    new.setdefault("query/bias", np.zeros(new["query/kernel"].shape[1:]))
     cap = a.softcap
-    new["attention/query/bias"][:, -1] = cap * np.arctanh(sink_H / cap) if cap else sink_H
+    new["query/bias"][:, -1] = cap * np.arctanh(sink_H / cap) if cap else sink_H
     if a.value != "identity_whole":
-        new["attention/output/kernel"] = _padded(params["attention/output/kernel"], 1)
+        new["output/kernel"] = _padded(params["output/kernel"], 1)
     return new
 
 

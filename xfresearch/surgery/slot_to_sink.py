@@ -22,7 +22,7 @@ from xfresearch.models.mixers.softmax.config import SoftmaxConfig, rotary_size
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.groups import group_of_heads
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, Target
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.sink_to_slot import KEY, VALUE, maps_to_heads, scaled_slots, with_slots
 
@@ -30,21 +30,21 @@ OTHERS = "e^(q k) of the others depends on the token, or adds v"
 
 
 def convert(network: Network, layers, broken: bool = False) -> Network:
-    blocks = {number: network.layers[number].block for number in layers}
-    # A list, so that every layer is checked.
-    zero = all([_check(block.attention, network.params(number), f"layer {number}") for number, block in blocks.items()])
+    mixers = network.targets("mixer", layers)
+    zero = all([_check(each.options, network.inside(each), each.where) for each in mixers])  # a list: all are checked
     sink = "off_by_one" if zero else "learned"
-    for number, block in blocks.items():
-        count = block.attention.memory_slots
-        refuse_unless(zero or count == 1, f"layer {number}: a learned sink has no slots beside it, and {count - 1} stay")
+    for each in mixers:
+        count = each.options.memory_slots
+        refuse_unless(zero or count == 1, f"{each.where}: a learned sink has no slots beside it, and {count - 1} stay")
     width = network.model.width
-    sunk = network.change(
-        layers,
-        lambda block: replace(block, attention=_sunk(block.attention, "none" if broken else sink)),
-        lambda number, block, params: _without_slot(block.attention, params, sink, width, broken),
+    sunk = network.change_each(
+        mixers,
+        lambda a: _sunk(a, "none" if broken else sink),
+        lambda each, params: _without_slot(each.options, params, sink, width, broken),
     )
-    free = all(_last_is_free(sunk.layers[number].block.attention, sunk.params(number)) for number in layers)
-    return _without_last(sunk, layers) if free else sunk
+    mixers = sunk.targets("mixer", layers)
+    free = all(_last_is_free(each.options, sunk.inside(each)) for each in mixers)
+    return _without_last(sunk, mixers) if free else sunk
 
 
 def _check(a, params: Params, where: str) -> bool:
@@ -56,11 +56,11 @@ def _check(a, params: Params, where: str) -> bool:
         return True
     valueless = ~params[VALUE].any((1, 2))
     refuse_unless(bool(valueless.any()), f"{where}: no slot has the value 0 in every head: {OTHERS}")
-    linear = "attention/query/kernel" in params and not a.rank
+    linear = "query/kernel" in params and not a.rank
     refuse_unless(linear, f"{where}: query={a.query!r} gives no slot a constant logit but key 0")
     refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries divides b_Q k by a length, which depends on the token")
     refuse_unless(not a.clip, f"{where}: clip would limit b_Q")
-    images_DH = np.einsum("dhk,hk->dh", params["attention/query/kernel"], _key_of_heads(a, params))
+    images_DH = np.einsum("dhk,hk->dh", params["query/kernel"], _key_of_heads(a, params))
     refuse_unless(not images_DH.any(), f"{where}: no slot with value 0 has W_Q k = 0 in every head: {OTHERS}")
     return False
 
@@ -85,7 +85,7 @@ def _without_slot(a: SoftmaxConfig, params: Params, sink: str, width: int, broke
     """The parameters without the first slot of zeros, or with the logit of the only slot."""
     new = {path: value for path, value in params.items() if path not in (KEY, VALUE)}
     if sink == "learned":
-        return new if broken else new | {"attention/sink": _logits(a, params, width)}
+        return new if broken else new | {"sink": _logits(a, params, width)}
     key_MGK, value_MGV = scaled_slots(params, a)
     others = np.arange(len(key_MGK)) != np.argmax(_zero_slots(params))
     return with_slots(new, (key_MGK[others], value_MGV[others])) if others.any() else new
@@ -93,7 +93,7 @@ def _without_slot(a: SoftmaxConfig, params: Params, sink: str, width: int, broke
 
 def _logits(a: SoftmaxConfig, params: Params, width: int) -> np.ndarray:
     """The logit b [H] of the only slot."""
-    bias_HK = params.get("attention/query/bias", np.zeros(1))
+    bias_HK = params.get("query/bias", np.zeros(1))
     logits_H = logit_scale(a, width) * (bias_HK * _key_of_heads(a, params)).sum(-1)
     return a.softcap * np.tanh(logits_H / a.softcap) if a.softcap else logits_H
 
@@ -105,20 +105,18 @@ def _last_is_free(a: SoftmaxConfig, params: Params) -> bool:
     fixed = a.qk_norm != "none" or a.position == "relative_key"  # a norm's length and a table have all dimensions
     if not plain or fixed or a.clip or a.rank or rotary == a.head_size:
         return False
-    paths = [KEY, VALUE, *(f"attention/{name}/{part}" for name in ("key", "value") for part in ("kernel", "bias"))]
+    paths = [KEY, VALUE, *(f"{name}/{part}" for name in ("key", "value") for part in ("kernel", "bias"))]
     paths = [path for path in paths if path in params]
     paths = [path for path in paths if a.value != "identity_whole" or path != VALUE]  # its values have the model's width
     return not any(params[path][..., -1].any() for path in paths)
 
 
-def _without_last(network: Network, layers) -> Network:
+def _without_last(network: Network, mixers: list[Target]) -> Network:
     """The network without the last dimension of the heads, and without query biases if all of them are 0 then."""
-    bias = any(network.params(number).get("attention/query/bias", np.zeros(2))[..., :-1].any() for number in layers)
+    bias = any(network.inside(each).get("query/bias", np.zeros(2))[..., :-1].any() for each in mixers)
     width = network.model.width
-    return network.change(
-        layers,
-        lambda block: replace(block, attention=_smaller(block.attention, width, bias)),
-        lambda number, block, params: _cut(block.attention, params, bias),
+    return network.change_each(
+        mixers, lambda a: _smaller(a, width, bias), lambda each, params: _cut(each.options, params, bias)
     )
 
 
@@ -135,11 +133,11 @@ def _smaller(a: SoftmaxConfig, width: int, bias: bool) -> SoftmaxConfig:
 
 def _cut(a: SoftmaxConfig, params: Params, bias: bool) -> Params:
     """The parameters without the last dimension of the heads."""
-    cut = {f"attention/{name}/{part}" for name in maps_to_heads(a) for part in ("kernel", "bias")}
-    gone = set() if bias else {"attention/query/bias"}
+    cut = {f"{name}/{part}" for name in maps_to_heads(a) for part in ("kernel", "bias")}
+    gone = set() if bias else {"query/bias"}
     new = {path: value[..., :-1] if path in cut else value for path, value in params.items() if path not in gone}
     if a.value != "identity_whole":
-        new["attention/output/kernel"] = params["attention/output/kernel"][:, :-1]
+        new["output/kernel"] = params["output/kernel"][:, :-1]
     if a.memory_slots:
         key_MGK, value_MGV = scaled_slots(params, a)
         value_MGV = value_MGV if a.value == "identity_whole" else value_MGV[..., :-1]

@@ -19,7 +19,7 @@ from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.surgery.biases import add_bias
-from xfresearch.surgery.network import Network, Params, in_layout
+from xfresearch.surgery.network import Network, Params, in_layout, inside, put
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.sink_to_slot import with_slots
 
@@ -64,13 +64,15 @@ def _block(block: BlockConfig, layout: str) -> BlockConfig:
 
 def _params(block: BlockConfig, params: Params, width: int, broken: bool) -> Params:
     a: SoftmaxConfig = block.attention
-    new = {path: value for path, value in params.items() if not path.startswith("feed_forward")}
-    up_DHM = params["feed_forward/up/kernel"].reshape(width, a.heads, -1)
-    down_HMD = params["feed_forward/down/kernel"].reshape(a.heads, -1, width)
-    query_HDK = params["attention/query/kernel"].swapaxes(0, 1)
+    f, new = inside(params, "feed_forward"), inside(params, "attention")
+    up_DHM = f["up/kernel"].reshape(width, a.heads, -1)
+    down_HMD = f["down/kernel"].reshape(a.heads, -1, width)
+    query_HDK = new["query/kernel"].swapaxes(0, 1)
     key_HKM = np.linalg.pinv(query_HDK) @ up_DHM.swapaxes(0, 1) / logit_scale(a, width)
-    value_HMV = down_HMD @ np.linalg.pinv(params["attention/output/kernel"])
+    value_HMV = down_HMD @ np.linalg.pinv(new["output/kernel"])
     value_HMV = value_HMV[:, ::-1] if broken else value_HMV
-    if "feed_forward/down/bias" in params:
-        add_bias(new, "attention/output", params["feed_forward/down/bias"])
-    return with_slots(new, (key_HKM.transpose(2, 0, 1), value_HMV.swapaxes(0, 1)))
+    if "down/bias" in f:
+        add_bias(new, "output", f["down/bias"])
+    slots = key_HKM.transpose(2, 0, 1), value_HMV.swapaxes(0, 1)
+    others = {path: value for path, value in params.items() if not path.startswith("feed_forward")}
+    return put(others, "attention", with_slots(new, slots))

@@ -2,7 +2,6 @@
 
 from xfresearch.kernels.blocked_rows import BIAS
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.mixers.lambda_layer import LambdaConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import refuse_unless
@@ -28,13 +27,12 @@ def last_maps(block: BlockConfig, axes: dict[str, Axes], sublayer: str, where: s
     """Paths of the last kernels of a sublayer and of their biases, whose sum is its output. The last dimension of each is
     D. Raises Refused if the output has other terms."""
     options = getattr(block, sublayer)
-    output = "identity" if isinstance(options, LambdaConfig) else getattr(options, "output", "learned")
+    kernels = last_kernels(axes, sublayer)
     refuse_unless(
-        output == "learned",
+        bool(kernels) and getattr(options, "output", "learned") == "learned",
         f"{where}: {sublayer} of kind {options.kind!r} with output='identity' writes its heads, and no matrix after them",
     )
     inside = _inside(axes, [sublayer])
-    kernels = last_kernels(axes, sublayer)
     biases = [path for path, each in inside.items() if each.letters in ("D", "ED") and path.endswith("bias")]
     return [path for path in inside if path in kernels or path in biases]
 

@@ -10,15 +10,14 @@ Equal experts get gradients that differ by the choice of tokens only. With noise
 noise of this standard deviation, relative to that of the kernel. The result is an approximation then.
 """
 
-from dataclasses import replace
 
 import numpy as np
 
 from xfresearch.kernels.blocked_rows import BIAS
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import DenseConfig
 from xfresearch.models.feed_forwards.moe import MoeConfig, MoeFeedForwardConfig
+from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.network import Network, Params
 from xfresearch.surgery.refused import refuse_unless
@@ -30,47 +29,45 @@ def convert(network: Network, layers, broken: bool = False, experts=8, top_k=2, 
     refuse_unless(1 < top_k <= experts, f"top_k={top_k} is not 2 to experts={experts}: with top_k=1 no router is trained")
     refuse_unless(noise >= 0, f"noise={noise} is below 0")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
-    for number in layers:
-        _check(network.layers[number].block, f"layer {number}")
+    found = network.targets("feed_forward", layers)
+    for each in found:
+        _check(each.options, each.where)
+    return network.change_each(
+        found,
+        lambda options: _with_experts(options, experts, top_k),
+        lambda each, old: _mixture(old, experts, noise, broken, each.random(seed)),
+    )
 
-    def params(number: int, block: BlockConfig, old: Params) -> Params:
-        return _mixture(old, experts, noise, broken, np.random.default_rng((seed, number)))
 
-    return network.change(layers, lambda block: _with_experts(block, experts, top_k), params)
-
-
-def _check(block: BlockConfig, where: str) -> None:
-    options = block.sublayers.get("feed_forward")
-    refuse_unless(options is not None, f"{where}: layout={block.layout!r} has no feed-forward layer")
+def _check(options: SublayerConfig, where: str) -> None:
     refuse_unless(isinstance(options, DenseConfig), f"{where}: the feed-forward layer is a mixture of experts already")
     kind = options.kind
     refuse_unless(not ACTIVATIONS[kind].norm, f"{where}: {kind!r} has a norm before W_down, and experts have none")
 
 
-def _with_experts(block: BlockConfig, experts: int, top_k: int) -> BlockConfig:
-    old = block.feed_forward
+def _with_experts(old: DenseConfig, experts: int, top_k: int) -> MoeFeedForwardConfig:
     bias = ("experts",) if old.bias else ()
     moe = MoeConfig(experts=experts, top_k=top_k, expert=old.kind, renormalise=True, bias=bias)
-    return replace(block, feed_forward=MoeFeedForwardConfig(hidden=old.hidden, moe=moe))
+    return MoeFeedForwardConfig(hidden=old.hidden, moe=moe)
 
 
 def _mixture(params: Params, experts: int, noise: float, broken: bool, random: np.random.Generator) -> Params:
-    """The parameters with `experts` copies of the feed-forward layer and a router."""
-    new = {path: value for path, value in params.items() if not path.startswith("feed_forward/")}
-    width = len(params["feed_forward/up/kernel"])
-    new["feed_forward/router/kernel"] = random.normal(size=(width, experts)) / np.sqrt(width)
+    """The parameters of `experts` copies of a feed-forward layer, and of a router."""
+    new = {}
+    width = len(params["up/kernel"])
+    new["router/kernel"] = random.normal(size=(width, experts)) / np.sqrt(width)
     for name in KERNELS:
-        kernel = params.get(f"feed_forward/{name}/kernel")
+        kernel = params.get(f"{name}/kernel")
         if kernel is not None:
             copies = np.repeat(kernel[None], experts, 0)
             if noise:
                 copies += noise * kernel.std() * random.normal(size=copies.shape)
             if broken:
                 copies[1:] = 0
-            new[f"feed_forward/experts/{name}"] = copies
-        bias = params.get(f"feed_forward/{name}/bias")
+            new[f"experts/{name}"] = copies
+        bias = params.get(f"{name}/bias")
         if bias is not None:
-            new[f"feed_forward/experts/{name}{BIAS}"] = np.repeat(bias[None], experts, 0)
+            new[f"experts/{name}{BIAS}"] = np.repeat(bias[None], experts, 0)
     return new
 
 

@@ -19,53 +19,58 @@ from dataclasses import replace
 
 import numpy as np
 
-from xfresearch.models.block_config import BlockConfig
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.feed_forwards.dense import HiddenOptions
 from xfresearch.models.mixers.memory import softmax_slots
 from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import SPLIT
 from xfresearch.surgery.hidden import with_hidden
-from xfresearch.surgery.network import Network, Params
+from xfresearch.surgery.network import Network, Params, Target, inside
 from xfresearch.surgery.refused import refuse_unless
 
 T5_TABLE = "shared/relative_bias"  # [buckets, H] of all layers
 OUTPUTS = {  # the parameters that are 0 for a new head, slot or hidden unit
-    "attention/output/kernel": "H",
-    "attention/memory/value": "M",
-    "feed_forward/down/kernel": "F",
-    "feed_forward/experts/down": "F",
-    "feed_forward/shared/down/kernel": "F",
+    "output/kernel": "H",
+    "memory/value": "M",
+    "down/kernel": "F",
+    "experts/down": "F",
+    "shared/down/kernel": "F",
 }
+Sizes = dict[tuple[str, str], tuple[int, int]]  # {(start of a path, letter): its size before and after}
 
 
 def convert(network: Network, layers, broken: bool = False, heads=0, hidden=0, slots=0, seed=0) -> Network:
     refuse_unless(heads or hidden or slots, "heads=0, hidden=0 and slots=0: nothing grows; give one of them")
     refuse_unless(seed >= 0, f"seed={seed} is below 0")
-    for number in layers:
-        where, block = f"layer {number}", network.layers[number].block
-        for check, total in ((_check_heads, heads), (_check_hidden, hidden), (_check_slots, slots)):
-            if total:
-                check(block, total, where)
-    axes = {number: network.axes(number) for number in layers}
+    mixers = network.targets("mixer", layers) if heads or slots else []
+    feed_forwards = network.targets("feed_forward", layers) if hidden else []
+    for check, total, targets in (
+        (_check_heads, heads, mixers),
+        (_check_hidden, hidden, feed_forwards),
+        (_check_slots, slots, mixers),
+    ):
+        for each in targets if total else ():
+            check(each.options, total, each.where)
+    axes = {each: inside(network.axes(each.number), each.name) for each in mixers + feed_forwards}
 
-    def wider(block: BlockConfig) -> BlockConfig:
-        return _wider(block, heads, hidden, slots)
+    def wider(options: SublayerConfig) -> SublayerConfig:
+        if isinstance(options, HiddenOptions):
+            return with_hidden(options, hidden)
+        return _with_more(options, heads, slots)
 
-    def params(number: int, block: BlockConfig, old: Params) -> Params:
-        random = np.random.default_rng((seed, number))
-        sizes = _sizes(block, wider(block))
-        return {path: _grown(path, value, axes[number][path], sizes, random, broken) for path, value in old.items()}
+    def params(target: Target, old: Params) -> Params:
+        sizes, random = _sizes(target.options, wider(target.options)), target.random(seed)
+        return {path: _grown(path, value, axes[target][path], sizes, random, broken) for path, value in old.items()}
 
     outside = _with_t5_columns(network, layers, heads) if heads else network
-    return outside.change(layers, wider, params)
+    return outside.change_each(mixers + feed_forwards, wider, params)
 
 
-def _check_heads(block: BlockConfig, heads: int, where: str) -> None:
-    a = block.attention
+def _check_heads(a: SublayerConfig, heads: int, where: str) -> None:
     known = isinstance(a, SoftmaxConfig) or (isinstance(a, SlotsConfig) and softmax_slots(a))
     refuse_unless(known, f"{where}: attention of kind {a.kind!r} has no heads of softmax attention")
     refuse_unless(heads > a.heads, f"{where}: heads={heads} is not above its {a.heads} heads")
@@ -89,9 +94,7 @@ def _per_group(a) -> int:
     return a.heads // a.kv_heads if a.kv_heads > 1 else 1
 
 
-def _check_hidden(block: BlockConfig, hidden: int, where: str) -> None:
-    options = block.sublayers.get("feed_forward")
-    refuse_unless(isinstance(options, HiddenOptions), f"{where}: layout={block.layout!r} has no feed-forward layer")
+def _check_hidden(options: HiddenOptions, hidden: int, where: str) -> None:
     kind = options.activation
     refuse_unless(
         ACTIVATIONS[kind].elementwise, f"{where}: {kind!r} is normalised over the hidden units: a new one changes the others"
@@ -99,49 +102,44 @@ def _check_hidden(block: BlockConfig, hidden: int, where: str) -> None:
     refuse_unless(hidden > options.hidden, f"{where}: hidden={hidden} is not above its {options.hidden} hidden units")
 
 
-def _check_slots(block: BlockConfig, slots: int, where: str) -> None:
-    a = block.attention
-    old = getattr(a, "memory_slots", 0)
-    refuse_unless(old > 0, f"{where}: attention has no slots")
+def _check_slots(a: SublayerConfig, slots: int, where: str) -> None:
+    refuse_unless(a.slots > 0, f"{where}: attention has no slots")
     refuse_unless(not softmax_slots(a), f"{where}: a new slot in the softmax takes weight from the others")
-    refuse_unless(slots > old, f"{where}: slots={slots} is not above its {old} slots")
+    refuse_unless(slots > a.slots, f"{where}: slots={slots} is not above its {a.slots} slots")
 
 
-def _wider(block: BlockConfig, heads: int, hidden: int, slots: int) -> BlockConfig:
-    a = block.attention
+def _with_more(a: SublayerConfig, heads: int, slots: int) -> SublayerConfig:
+    """A mixer with more heads or slots."""
     if heads:
         groups = 1 if a.kv_heads == 1 < a.heads else heads // _per_group(a)
         a = replace(a, heads=heads, kv_heads=groups)
-    a = replace(a, memory_slots=slots) if slots else a
-    block = replace(block, attention=a)
-    return replace(block, feed_forward=with_hidden(block.feed_forward, hidden)) if hidden else block
+    return replace(a, memory_slots=slots) if slots else a
 
 
-def _sizes(old: BlockConfig, new: BlockConfig) -> dict[tuple[str, str], tuple[int, int]]:
-    """{(start of a path, letter): its size before and after} of the dimensions that grow."""
-    before, after = old.attention, new.attention
-    found = {("attention/", "H"): (getattr(before, "heads", 0), getattr(after, "heads", 0))}
-    found["attention/memory/", "M"] = getattr(before, "memory_slots", 0), getattr(after, "memory_slots", 0)
-    each = getattr(before, "memory_heads", "each") == "each"
-    for part in ("key", "value", *(["memory"] if each else [])):
-        found[f"attention/{part}/", "G"] = getattr(before, "kv_heads", 0), getattr(after, "kv_heads", 0)
-    if hasattr(old, "feed_forward"):
-        sizes = old.feed_forward.hidden, new.feed_forward.hidden
-        shared = getattr(getattr(old.feed_forward, "moe", None), "shared", 0)
-        for part in ("up", "gate", "down", "experts"):
-            found[f"feed_forward/{part}/", "F"] = sizes
-        found["feed_forward/shared/", "F"] = sizes[0] * shared, sizes[1] * shared
+def _sizes(before: SublayerConfig, after: SublayerConfig) -> Sizes:
+    """The sizes of the dimensions that grow in a sublayer."""
+    if isinstance(before, HiddenOptions):
+        sizes = before.hidden, after.hidden
+        shared = before.mixture.shared if before.mixture else 0
+        found = {(f"{part}/", "F"): sizes for part in ("up", "gate", "down", "experts")}
+        found["shared/", "F"] = sizes[0] * shared, sizes[1] * shared
+    else:
+        found = {("", "H"): (getattr(before, "heads", 0), getattr(after, "heads", 0))}
+        found["memory/", "M"] = before.slots, after.slots
+        each = getattr(before, "memory_heads", "each") == "each"
+        for part in ("key", "value", *(["memory"] if each else [])):
+            found[f"{part}/", "G"] = getattr(before, "kv_heads", 0), getattr(after, "kv_heads", 0)
     return {key: sizes for key, sizes in found.items() if sizes[0] != sizes[1]}
 
 
-def _grown(path: str, array, axes: Axes, sizes: dict, random: np.random.Generator, broken: bool) -> np.ndarray:
+def _grown(path: str, array, axes: Axes, sizes: Sizes, random: np.random.Generator, broken: bool) -> np.ndarray:
     """`array` with more heads, groups, slots or hidden units at the end of their dimensions."""
     for (start, letter), (old, new) in sizes.items():
         axis = axes.letters.find(letter)
         if path.startswith(start) and axis >= 0:
             shape = [*array.shape[:axis], new - old, *array.shape[axis + 1 :]]
             if not axes.matrix:  # a shaped head with gains of 0 would never learn
-                more = np.full(shape, float("/shaping/" in path))
+                more = np.full(shape, float(path.startswith("shaping/")))
             elif OUTPUTS.get(path) == letter and not broken:
                 more = np.zeros(shape)
             else:
@@ -152,7 +150,11 @@ def _grown(path: str, array, axes: Axes, sizes: dict, random: np.random.Generato
 
 def _with_t5_columns(network: Network, layers, heads: int) -> Network:
     """The network with a column of T5's table for each new head."""
-    sharing = {number for number, at in enumerate(network.layers) if getattr(at.block.attention, "position", "") == "t5"}
+    sharing = {
+        number
+        for number, at in enumerate(network.layers)
+        if any(getattr(each, "position", "") == "t5" for each in at.block.sublayers.values())
+    }
     if not sharing & {*layers}:
         return network
     left = sharing - {*layers}

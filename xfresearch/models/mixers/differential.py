@@ -55,6 +55,10 @@ class DifferentialConfig(SublayerConfig):
         return True
 
     @property
+    def numbered(self) -> bool:  # lambda_0
+        return True
+
+    @property
     def words(self) -> str:
         return ", ".join([heads_in_words(self, "differential heads"), *changed(self, *HEAD_OPTIONS)])
 
