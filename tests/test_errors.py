@@ -51,7 +51,7 @@ STARTS = "--config.start.path=runs/a"
         ),
         (
             lambda: check_fork("runs/a", None, parse([GPT2]), []),
-            "--fork is not allowed with --workdir=runs/a, which has no checkpoint to resume from: .*, use --start RUN",
+            "--fork is not allowed with --workdir=runs/a, which has no good checkpoint to resume from: .*, use --start RUN",
         ),
         (lambda: tiny_model().generate("a", seed=-1), "seed=-1 is not allowed: .* an integer of at least 0 and below 2.32"),
         (lambda: tiny_model().generate("a", seed=[1, 2]), r"seed=\[1, 2\] .* one number, or one for each of 1 prompts"),

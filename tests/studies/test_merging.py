@@ -48,6 +48,7 @@ def test_a_result_that_measured_enough_is_found_in_any_directory(config, tmp_pat
     trial, folders = Trial(cell, 1e-2, 0), [tmp_path / name for name in ("probes", "none")]
     wanted = running.fingerprint(running.config_of_trial(trial, matched.config))
     result = {"fingerprint": wanted, "metric": chosen.metric, "held_out": running._held_out(matched.config)}
+    result |= {"evaluation": {}, "seconds": {}, "made": MADE}
     for folder, probes in zip(folders, (dict.fromkeys(chosen.probes, 0.0), {}), strict=True):
         folder.mkdir()
         write_rows(folder / "runs.json", {wanted: result | {"probes": probes}}, "runs")
