@@ -43,7 +43,6 @@ def test_slots_that_heads_share_get_values_of_their_own():
             "weights that sum to 1: .*the first token sees none",
         ),
         ({"bias": "('value',)", "output_gate": "head"}, "weights that sum to 1: output_gate="),
-        ({"bias": "('value',)", "dropout": 0.1}, "weights that sum to 1: dropout=0.1 drops some"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -38,6 +38,13 @@ class ModelConfig(StackConfig):
     def __hash__(self):  # `blocks` is a dict, which has no hash; equal configs have equal representations
         return hash(repr(self))
 
+    @property
+    def random(self) -> bool:
+        """Whether the model draws random numbers in training."""
+        blocks = self.blocks.values()
+        within = any(options.random for block in blocks for options in block.sublayers.values())
+        return bool(self.dropout or within or any(block.dropout for block in blocks))
+
     def norm_spec(self, kind: str) -> NormSpec:
         """A norm of this kind outside the blocks. It has the norm options of the first block."""
         return self.blocks[layers.stacks(self)[0].block].norm_spec(kind)

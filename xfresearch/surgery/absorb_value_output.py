@@ -4,7 +4,8 @@
 
 The weights w do not depend on the values, so W_h = W_V W_O,h of size D x D computes the same (value='identity_whole').
 Heads of a group share W_V, and each gets its own W_h. b_V moves to the output if the weights sum to 1: not under a sink,
-where shaping or dropout changes the sum, or where a token sees nothing. A slot's value m has no W_V:
+where shaping changes the sum, or where a token sees nothing. In training, dropout of the weights would drop b_V with them
+before and not after: it is set to 0. A slot's value m has no W_V:
 
     (m - b_V) W_O,h = m' W_V W_O,h        m' = (m - b_V) (W_V^T W_V)^-1 W_V^T
 
@@ -42,9 +43,16 @@ def convert(network: Network, layers, broken: bool = False, gauge: str = "merged
         return network.change_each(
             mixers, lambda a: a, lambda each, params: _regauged(each, params, network.figures, gauge, broken)
         )
-    for each in mixers:
-        _check_bias(each.options, network.inside(each), each.where)
-    return network.change_each(mixers, _merged, lambda each, params: _merge(each, params, network.figures, broken))
+    moved = [each for each in mixers if network.inside(each).get("value/bias", np.zeros(1)).any()]
+    for each in moved:
+        _check_bias(each.options, each.where)
+    dropped = frozenset(["weights of attention"] if any(each.options.dropout for each in moved) else [])
+    network = replace(network, undropped=network.undropped | dropped)
+    return network.change_each(
+        mixers,
+        lambda a: replace(_merged(a), dropout=0.0 if dropped else a.dropout),
+        lambda each, params: _merge(each, params, network.figures, broken),
+    )
 
 
 def _check(a: SublayerConfig, where: str) -> None:
@@ -56,16 +64,15 @@ def _check(a: SublayerConfig, where: str) -> None:
     refuse_unless(gate != "elementwise", f"{where}: output_gate={gate!r} multiplies each number between W_V and W_O")
 
 
-def _check_bias(a: SoftmaxConfig, params: Params, where: str) -> None:
-    """Raises Refused if b_V is not 0 and cannot leave the sum over the context."""
-    if not params.get("value/bias", np.zeros(1)).any():
-        return
+def _check_bias(a: SoftmaxConfig, where: str) -> None:
+    """Raises Refused if b_V cannot leave the sum over the context."""
     sums = f"{where}: b_V W_O needs weights that sum to 1"
-    refuse_unless(a.sink == "none", f"{sums}: sink={a.sink!r} adds a term to the denominator")
-    refuse_unless(a.shaping == "none", f"{sums}: shaping={a.shaping!r} mixes them with I and C")
-    refuse_unless(a.output_gate == "none", f"{sums}: output_gate={a.output_gate!r} multiplies each head")
-    refuse_unless(a.sees_itself or softmax_slots(a), f"{sums}: with sees_itself=False the first token sees none")
-    refuse_unless(not a.dropout, f"{sums}: dropout={a.dropout} drops some of them in training")
+    instead = "(gauge='balanced' leaves b_V where it is)"
+    refuse_unless(a.sink == "none", f"{sums}: sink={a.sink!r} adds a term to the denominator {instead}")
+    refuse_unless(a.shaping == "none", f"{sums}: shaping={a.shaping!r} mixes them with I and C {instead}")
+    refuse_unless(a.output_gate == "none", f"{sums}: output_gate={a.output_gate!r} multiplies each head {instead}")
+    sees = a.sees_itself or softmax_slots(a)
+    refuse_unless(sees, f"{sums}: with sees_itself=False the first token sees none {instead}")
 
 
 def _merged(a: SoftmaxConfig) -> SoftmaxConfig:
@@ -126,7 +133,8 @@ def _regauged(target: Target, params: Params, figures: dict[str, float], gauge: 
     if "value/bias" in params:
         new["value/bias"] = np.einsum("gv,gvw->gw", params["value/bias"], rotation_GVV)
     if softmax_slots(a):
-        refuse_unless(slot_heads(a) == a.kv_heads, "slots that all heads share would need one gauge for all groups")
+        one = "slots that all heads share would need one gauge for all groups (gauge='merged' needs none)"
+        refuse_unless(slot_heads(a) == a.kv_heads, one)
         new["memory/value"] = np.einsum("mgv,gvw->mgw", params["memory/value"], rotation_GVV)
     return new
 

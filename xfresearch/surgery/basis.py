@@ -73,7 +73,7 @@ def drop(network: Network, layers, name: str, broken: bool) -> Network:
         _check_shift(network, layers, name)
     reads = {number: _reads(network, number) for number in layers}
     writes = {number - 1: _writes(network, number - 1) for number in layers if number}
-    read = network.change(
+    read = network.without_dropout(writes, embedding=0 in layers).change(
         layers,
         lambda block: _without(block, name, shifted),
         lambda number, block, params: _read(network, number, params, reads[number], name, shifted, broken),
@@ -119,7 +119,8 @@ def _check_reads(network: Network, number: int, name: str) -> None:
         bare = getattr(a, other).startswith("identity")
         refuse_unless(not bare, f"{where}: {other}={getattr(a, other)!r} reads x itself and has no matrix for Q^-1")
     rows, columns = matrix(network, number, name).shape
-    refuse_unless(rows == columns, f"{where}: {_symbol(name)} is {rows} x {columns}, not square: it has no inverse")
+    more = " (expand_groups first)" if name != "query" and a.kv_heads < a.heads else ""
+    refuse_unless(rows == columns, f"{where}: {_symbol(name)} is {rows} x {columns}, not square: it has no inverse{more}")
 
 
 def _check_writes(network: Network, number: int) -> None:
@@ -162,7 +163,8 @@ def _check_shift(network: Network, layers, name: str) -> None:
             check_places(getattr(before, last.name), {"down"}, where)
     refuse_unless(
         0 not in layers or not _shift(network, 0, name).any(),
-        f"layer 0: x Q + b shifts the embedding by the bias of the {name}, so that its gradient is no longer that of x",
+        f"layer 0: x Q + b shifts the embedding by the bias of the {name}, so that its gradient is no longer that of x "
+        "(give --layers without 0)",
     )
 
 

@@ -42,6 +42,7 @@ BLIND = ("layer", "project")  # kinds of norms that do not read the mean
 def convert(network: Network, layers, broken: bool = False, width: str = "same") -> Network:
     refuse_unless(len(layers) == len(network.layers), "all layers add to one residual stream: convert all of them")
     _check_outside(network)
+    network = network.without_dropout(layers, embedding=True)  # what is left after it has a mean
     blocks = [at.block for at in network.layers]
     maps = {}
     for number, block in enumerate(blocks):

@@ -7,6 +7,7 @@ one over all logits, relative to the spread of the logits of the same token.
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ class Certificate:
     figures: dict[str, float] = field(default_factory=dict)  # condition numbers, error bounds
     first_difference: str = ""  # the tap at which the models first differ; '' if they do not
     domain: str = ""  # what the logits were compared on
+    dropout: str = ""  # what is said of it; '' for a model without
     seconds: float = 0.0  # that the comparison took
 
     @property
@@ -69,6 +71,7 @@ class Certificate:
         """The certificate as a table. Differences are relative."""
         verdict = "exact" if self.exact else "approximate" if self.approximate else "NOT exact"
         rows = [(", ".join(self.conversions), verdict), ("compared on", f"{self.domain}, in {self.seconds:.0f} s")]
+        rows += [("dropout", self.dropout)] if self.dropout else []
         differences = {name: each["relative"] for name, each in self.differences.items()}
         rows += [(f"difference of logits, {name}, float64", f"{each:.1e}") for name, each in differences.items()]
         rows += [(f"the same with parameters rounded to {dtype}", f"{each:.1e}") for dtype, each in self.rounded.items()]
@@ -115,7 +118,14 @@ def certify(found: Certificate, before: Network, after: Network, broken: dict[st
     if not found.relative <= BOUND:
         streams = (runner.run(tokens_BL if wrong is None else wrong).streams for runner in runners)
         found.first_difference = first_difference(*runners, *streams)
-    found.domain, found.seconds = str(domain), time.perf_counter() - began
+    found.domain, found.dropout = str(domain), _dropout(before.resolved, after.undropped)
+    found.seconds = time.perf_counter() - began
+
+
+def _dropout(model: ModelConfig, undropped: Iterable[str]) -> str:
+    """What a certificate says of dropout: the functions are compared without, as in evaluation."""
+    zero = f"; set to 0 for {', '.join(sorted(undropped))}, where training would drop other values" if undropped else ""
+    return f"compared in evaluation, without it{zero}" if model.random else ""
 
 
 class Domain(NamedTuple):

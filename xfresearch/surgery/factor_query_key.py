@@ -52,7 +52,7 @@ def convert(network: Network, layers, broken: bool = False, rank: int = 0) -> Ne
 def _check(a, where: str) -> None:
     softmax = isinstance(a, SoftmaxConfig)
     refuse_unless(softmax, f"{where}: a mixer of kind {a.kind!r} has no merged matrix W_h")
-    refuse_unless(a.query == "merged", f"{where}: query={a.query!r} is no merged matrix W_h")
+    refuse_unless(a.query == "merged", f"{where}: query={a.query!r} is no merged matrix W_h (merge_query_key first)")
     refuse_unless(not a.rank, f"{where}: W_h has factors of rank {a.rank} already")
     refuse_unless(a.position != "relative_key", f"{where}: x W_h r_(l - s)^T: relative keys read x W_h itself")
 

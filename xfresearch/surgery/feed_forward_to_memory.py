@@ -73,6 +73,7 @@ def convert(network: Network, layers, broken: bool = False, form: str = "element
         return to_softmax(network, chosen, LAYOUT, broken)
     for number in sorted(chosen):
         _check_beside(network.layers[number].block, network.params(number), f"layer {number}")
+    network = network.without_dropout(n for n in chosen if network.layers[n].block.layout in BESIDE)  # of each, then of both
     parts: list[tuple[LayerBlock, Callable[[], Params]]] = []
     for number, at in enumerate(network.layers):
         params = partial(network.params, number)

@@ -64,6 +64,7 @@ def check(network: Network, number: int) -> None:
 
 def fused(network: Network, layers, broken: bool, with_options: Callable[..., BlockConfig]) -> Network:
     """The network with W_O W_1. with_options(block, **options of the two sublayers) is the new block."""
+    network = network.without_dropout(layers)  # of o W_O before, of o after
     biased = {network.layers[n].block for n in layers if output_bias(network.inside(network.only("mixer", n))).any()}
     axes = {number: network.axes(number) for number in layers}
     return network.change(

@@ -41,6 +41,8 @@ def convert(network: Network, layers, broken: bool = False) -> Network:
         refuse_unless(number in has, f"layer {number}: {_why(network, number)}")
         if isinstance(network.layers[number].block.attention, SlotsConfig):
             _check_pair(network, number, chosen)
+    beside = [n for n in chosen if not isinstance(network.layers[n].block.attention, SlotsConfig)]
+    network = network.without_dropout(beside)  # of the sum before, of each term after
     biased = {network.layers[n].block for n in chosen if _biased(network.layers[n].block, network.params(n))}
     parts: list[tuple[LayerBlock, Callable[[], Params]]] = []
     for number, at in enumerate(network.layers):

@@ -54,11 +54,13 @@ def _check(a: SublayerConfig, params: Params, where: str) -> None:
     refuse_unless(a.qk_norm == "none", f"{where}: the norm of queries and keys divides x W_Q by its length")
     refuse_unless(not a.clip, f"{where}: clip is not linear in x W_Q")
     biased = params.get("key/bias", np.zeros(1)).any()
+    instead = {"sink": " (sink_to_slot first)"}
     for option, default in (("sink", "none"), ("softcap", 0.0)):
         given = getattr(a, option)
         refuse_unless(
             given == default or not biased,
-            f"{where}: the term (x W_Q + b_Q) b_K^T of the key's bias does not cancel with {option}={given!r}",
+            f"{where}: the term (x W_Q + b_Q) b_K^T of the key's bias does not cancel with {option}={given!r}"
+            f"{instead.get(option, '')}",
         )
 
 

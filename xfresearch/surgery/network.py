@@ -61,6 +61,7 @@ class Network:
     layers: tuple[LayerBlock, ...]
     params: Callable[[int], Params]  # of a layer
     figures: dict[str, float] = field(default_factory=dict)  # for the certificate, such as condition numbers
+    undropped: frozenset[str] = frozenset()  # whose dropout was set to 0, in words
 
     def change(
         self,
@@ -124,6 +125,20 @@ class Network:
 
         new = [replace(at, block=block(number, at.block)) for number, at in enumerate(self.layers)]
         return replace(self, layers=tuple(new), params=of)
+
+    def without_dropout(self, chosen: Iterable[int], embedding: bool = False) -> "Network":
+        """The network without dropout of sublayers' outputs in the `chosen` layers, or of the embedding, where training
+        would drop other values than before. The certificate says so."""
+        chosen = {number for number in chosen if self.layers[number].block.dropout}
+        embedding &= self.model.dropout > 0
+        undropped = {"the outputs of sublayers"} if chosen else set()
+        undropped |= {"the embedding"} if embedding else set()
+        layers = [
+            replace(at, block=replace(at.block, dropout=0.0)) if number in chosen else at
+            for number, at in enumerate(self.layers)
+        ]
+        model = replace(self.model, dropout=0.0) if embedding else self.model
+        return replace(self, model=model, layers=tuple(layers), undropped=self.undropped | undropped)
 
     def with_outside(self, params: Params, **options) -> "Network":
         """The network with these parameters outside the blocks (None removes one), and other options of the model."""

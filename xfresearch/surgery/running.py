@@ -93,7 +93,7 @@ def plan(lm: LanguageModel, steps: Sequence[Step]) -> str:
 
 def _after(network: Network, steps: Sequence[Step], broken: int | None = None) -> Network:
     """The network after the steps. The step with the number `broken` is its control."""
-    network = replace(network, figures={})
+    network = replace(network, figures={}, undropped=frozenset())
     for number, step in enumerate(steps):
         network = step.conversion(network, step.layers, broken=number == broken, **step.options)
     return network

@@ -67,7 +67,7 @@ def gradients(config: Config, params, batch: dict, key, mesh=None):
         "weights": jnp.maximum(batch["weights"].sum(), 1),
         "tokens": tokens_in(batch),
     }
-    key = key if _has_dropout(config) else None
+    key = key if config.model.random else None
     loss = make_loss(config, mesh)
     trained, frozen = trainable(config.optimizer, params)
     value_and_grad = jax.value_and_grad(lambda trained, *rest: loss(join(trained, frozen), *rest), has_aux=True)
@@ -107,10 +107,3 @@ def layer_norms(tree) -> dict:
         name: jnp.sqrt(jnp.square(leaf).sum(range(1, leaf.ndim) if name.startswith("blocks/") else None))
         for name, leaf in by_path(tree).items()
     }
-
-
-def _has_dropout(config: Config) -> bool:
-    """Whether the model draws random numbers in training."""
-    blocks = config.model.blocks.values()
-    within = any(options.random for block in blocks for options in block.sublayers.values())
-    return bool(config.model.dropout or within or any(block.dropout for block in blocks))
