@@ -7,7 +7,7 @@ import pytest
 
 from tests.tiny_runs import make_run
 from xfresearch import bench
-from xfresearch.benchmarks import arrays, equal_flops, flags, operations, rates
+from xfresearch.benchmarks import arrays, equal_flops, flags, operations, rates, save
 from xfresearch.data import pipeline
 from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
         ("update --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
         ("loop --updates 3", "the following arguments are required: --config"),
         ("loop --config configs/gpt2.py:tiny --config.step=3", "there is no key 'step'"),
+        ("save --megabytes 31", "--megabytes=31 is not allowed: it must be at least 32"),
         ("grouped_matmul --rounds -1", "argument --rounds: -1 is not allowed: it must be an integer of at least 1"),
     ],
 )
@@ -43,6 +44,15 @@ def test_implementations_that_support_the_call_are_compared(tmp_path, capsys, mo
     assert [row["implementation"] for row in rows] == ["plain", "blocked", "chunked", "floor"]
     assert all(row[phase]["ms"] > 0 for row in rows for phase in ("forward", "forward+backward"))
     assert "auto: blocked, " in capsys.readouterr().out
+
+
+def test_saving_is_compared_with_that_of_earlier_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(save, "ARRAYS", 1)
+    given = ["save", "--megabytes", "4", "--rounds", "1", "--directory", str(tmp_path)]
+    bench.main([*given, "--json", str(tmp_path / "figures.json")])
+    row = json.loads((tmp_path / "figures.json").read_text())["row"]
+    assert row["now"] > row["digests"] > 0 and row["before"] > row["sums"] > 0 and row["ratio"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
 def test_decoding_of_models_is_compared(tmp_path, capsys):

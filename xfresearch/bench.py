@@ -8,12 +8,13 @@
     python -m xfresearch.bench decode --config configs/gpt2.py --config.model.dtype=float32 --against transformers
     python -m xfresearch.bench update --config configs/gpt2.py:3m --config configs/moe.py:3m
     python -m xfresearch.bench loop --config configs/gpt2.py:3m
+    python -m xfresearch.bench save --megabytes 1024
     python -m xfresearch.bench gpu --list
 
 Every round calls each row once, so that a busy machine slows all of them equally. Each operation has its own --help.
 """
 
-from xfresearch.benchmarks import attention, cross_entropy, decode, gpu, grouped_matmul, import_hf, loop, update
+from xfresearch.benchmarks import attention, cross_entropy, decode, gpu, grouped_matmul, import_hf, loop, save, update
 from xfresearch.command import Parser, run
 
 OPERATIONS = {
@@ -24,6 +25,7 @@ OPERATIONS = {
     "decode": decode,
     "update": update,
     "loop": loop,
+    "save": save,
     "gpu": gpu,
 }
 OVERRIDABLE = ("decode", "update", "loop")  # operations that take --config.key=value

@@ -1,0 +1,79 @@
+"""Saving a checkpoint, beside saving as versions did that recorded sums (modulo 2^32) and did not look whether the state is
+finite, and the time of each check alone.
+
+    python -m xfresearch.bench save --megabytes 1024
+
+A round saves float32 parameters of that size once in each way, in turn, to a directory of --directory. The time is that
+until everything is on the disk; a run goes on while the files are written. The ratio is the median over rounds, with the
+lowest and the highest.
+"""
+
+import time
+from unittest import mock
+
+from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
+
+ARRAYS = 8
+
+
+def add_flags(parser) -> None:
+    add_sizes(parser, {"megabytes": 1024, "rounds": 5})
+    parser.add_argument("--directory", metavar="DIR", help="an existing one, on the disk to measure")
+    add_json(parser)
+
+
+def run(a) -> None:
+    import tempfile
+
+    import jax
+    import numpy as np
+
+    from xfresearch.checkpoints import store
+    from xfresearch.checkpoints.digests import digests, weak_sums
+    from xfresearch.checkpoints.validity import fault
+    from xfresearch.errors import UserError
+    from xfresearch.progress import stage
+
+    shape = (a.megabytes // (4 * ARRAYS), 1024, 1024)
+    if not shape[0]:
+        raise UserError(f"--megabytes={a.megabytes} is not allowed: it must be at least {4 * ARRAYS}")
+    drawn = jax.jit(lambda key: jax.random.normal(key, shape))
+    params = {str(number): drawn(jax.random.key(number)) for number in range(ARRAYS)}
+    checks = {"digests": digests, "sums": weak_sums, "finite": lambda items: fault(items, {})}
+    rounds = []
+    with tempfile.TemporaryDirectory(dir=a.directory) as directory, stage("timing", a.rounds + 1, "rounds") as progress:
+        checkpoints = store.Checkpoints(directory, _keeping_one())
+        for number in range(a.rounds + 1):
+            each = {"now": _seconds(lambda step=2 * number: _save(checkpoints, step, params))}
+            with mock.patch.multiple(store, digests=weak_sums, fault=lambda *_: ""):
+                each["before"] = _seconds(lambda step=2 * number + 1: _save(checkpoints, step, params))
+            each |= {name: _seconds(lambda check=check: check({"params": params})) for name, check in checks.items()}
+            rounds += [each] if number else []  # the first round compiles
+            progress.update(1)
+        checkpoints.close()
+    medians = {name: float(np.median([row[name] for row in rounds])) for name in rounds[0]}
+    ratios = [each["now"] / each["before"] for each in rounds]
+    bounds = {"ratio": float(np.median(ratios)), "lowest": min(ratios), "highest": max(ratios)}
+    row = medians | bounds
+    print("".join(f"{name:>10}" for name in row), " (seconds, and ratios)")
+    print("".join(f"{value:10.3f}" for value in row.values()))
+    write_figures(a, {"row": row, "rounds": rounds})
+
+
+def _keeping_one():
+    from xfresearch.config.run import CheckpointConfig
+
+    return CheckpointConfig(keep=1, keep_best=False)
+
+
+def _save(checkpoints, step: int, params: dict) -> None:
+    import jax
+
+    checkpoints.save(step, {"params": params, "step": jax.numpy.int32(step)}, {})
+    checkpoints.wait()
+
+
+def _seconds(action) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
