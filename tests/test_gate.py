@@ -193,6 +193,7 @@ ALLOWED = {
     "config/files.py": "configs that the user named",
     "hardware.py": "/proc and /sys",
     "__main__.py": "the package's own files",
+    "identity.py": "the package's own files, and config files that the user named",
     "harness/tasks.py": "the package's own tasks, and task data that the user named",
     "data/texts.py": "Python's standard library",
     "data/files.py": "a corpus that the user named",
