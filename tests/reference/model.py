@@ -57,7 +57,7 @@ def block(p, x_LD, config, positions, segments, model_config, shared, layer):
 
     norms = {name: norm(name) for name in vars(config.norms)}
     parts = [part(name, options) for name, options in config.sublayers.items()]
-    x_LD = LAYOUTS[config.layout](x_LD, *parts, norms, p, model_config.depth)
+    x_LD = LAYOUTS[config.layout](x_LD, *parts, norms, p | {"carried": shared}, model_config.depth)
     return x_LD, parts, losses
 
 

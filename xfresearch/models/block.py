@@ -79,7 +79,8 @@ class Block(nnx.Module):
             stream = _tapped(connection, stream, inner)
             if "post" in branch.norms:
                 stream = connection.put(stream, self._norm(branch, "post", inner.tap("sum", stream.x_BLD)))
-            stream = connection.put(stream, inner.tap("residual", ctx.shard(stream.x_BLD, "BLD")))
+            stream = stream._replace(x_BLD=ctx.shard(stream.x_BLD, "BLD"))
+            stream = connection.put(stream, inner.tap("residual", stream.x_BLD))
             aux |= new_aux
         return stream, caches, aux
 
@@ -110,5 +111,6 @@ class Block(nnx.Module):
 
 def _tapped(connection, stream: Stream, ctx: Context) -> Stream:
     """The stream after the taps of the values that the connection carries."""
-    values = {name: ctx.tap(name, stream.values[name]) for name in connection.carried(stream.x_BLD.shape[-1])}
+    forms = connection.carried(stream.x_BLD.shape[-1])
+    values = {name: ctx.tap(name, ctx.shard(stream.values[name], form.letters)) for name, form in forms.items()}
     return stream._replace(values={**stream.values, **values})

@@ -42,10 +42,12 @@ ONE = Factor()
 
 
 class Initial(NamedTuple):
-    """The initial value of a parameter, and the letters of its dimensions."""
+    """The initial value of a parameter, the letters of its dimensions, and those that a matrix reads and writes."""
 
     value: jax.Array
     letters: str
+    inputs: str = ""
+    outputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,14 @@ class Connection:
     branch: factor of the sublayer's output. skip: factor of what the output is added to.
     reads: the input of the sublayer's first norm, or of the sublayer: the stream, the input of the block, or what the
     sublayer before it read, after its norm.
-    adds_to: what the output is added to: the stream, the input of the block, or nothing.
+    adds_to: what the output is added to: the stream, the input of the block, nothing, or several streams that it mixes.
     ends_with: names of the carried values that `end` reads.
     """
 
     branch: Factor = ONE
     skip: Factor = ONE
     reads: ClassVar[Literal["stream", "block", "before"]] = "stream"
-    adds_to: ClassVar[Literal["stream", "block", "nothing"]] = "stream"
+    adds_to: ClassVar[Literal["stream", "block", "nothing", "streams"]] = "stream"
     ends_with: ClassVar[tuple[str, ...]] = ()
 
     def carried(self, width: int) -> dict[str, Carried]:
