@@ -48,6 +48,9 @@ VARIANTS = {
         {"layout": "macaron", ".final_norm": "none", "feed_forward_1.hidden": 512, "feed_forward_2.hidden": 512},
     ),
     "deep_norm": Variant("norm(alpha x + f(x))", "Wang et al. 2022", {"layout": "deep_norm", ".final_norm": "none"}),
+    "hyper_connections": Variant(
+        "two residual streams that each sublayer mixes", "Zhu et al. 2024", {"layout": "hyper_connections"}
+    ),
     "resi_dual": Variant("post-norm with a second, pre-norm stream", "Xie et al. 2023", {"layout": "resi_dual"}),
     "skipless": Variant(
         "shaped attention without skip, W_V and W_O: SAS, but without the first layer's W_V",

@@ -10,7 +10,7 @@ from tests.tiny_runs import tiny_config
 from xfresearch import LanguageModel, UserError
 
 # Daily: variants that differ in what a room asks a sublayer for.
-NAMES = ["base", "layout=macaron", "attention.kind=value_residual"]
+NAMES = ["base", "layout=macaron", "layout=hyper_connections", "attention.kind=value_residual"]
 SLOW = {"analyze patching", "analyze trace", "analyze lens", "analyze tuned_lens", "rome", "memit", "finetune"}
 
 

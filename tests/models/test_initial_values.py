@@ -36,6 +36,7 @@ OUTPUTS = {
     "skipless_parallel": 0,
     "all_attention": 0,
     "macaron": 3,
+    "hyper_connections": 2,
     "deep_norm": 0,
     "resi_dual": 0,
 }
@@ -178,6 +179,16 @@ NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for p
 NORMS += [f"block/attention/{name}" for name in ("query_norm", "key_norm", "query_scaling", "value_scaling")]
 INITIAL |= {f"block/attention/lambda_{name}_{i}": 0.1 for name in ("query", "key") for i in (1, 2)}
 INITIAL |= {"block/attention/head_norm/gain": ONES}
+INITIAL |= {
+    f"block/{sublayer}_{name}": value
+    for sublayer in ("attention", "feed_forward")
+    for name, value in {
+        **{"mix": np.eye(2), "write": ONES, "read_scale": 0.01, "write_scale": 0.01},
+        **dict.fromkeys(("read_kernel", "mix_kernel", "write_kernel"), ZEROS),
+    }.items()
+}
+# Sublayer k of the model reads stream k mod 2: attention the first one, and the feed-forward layer the second.
+INITIAL |= {"block/attention_read": np.array([1.0, 0.0]), "block/feed_forward_read": np.array([0.0, 1.0])}
 INITIAL |= {f"{norm}/gain": norm_gain for norm in NORMS} | {f"{norm}/bias": ZEROS for norm in NORMS}
 INITIAL |= {"block/attention/value_scaling/gain": lambda_values}
 INITIAL |= {f"{norm}/alpha": attention_alpha if "attention_norm" in norm else alpha for norm in NORMS}

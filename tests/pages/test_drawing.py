@@ -30,6 +30,7 @@ EXPECTED = {
     "skipless_parallel": (1, 1, 0, 2),
     "all_attention": (1, 1, 1, 0),
     "macaron": (4, 3, 3, 2),
+    "hyper_connections": (2, 2, 2, 0),
     "deep_norm": (2, 2, 2, 0),
     "resi_dual": (2, 2, 2, 0),
 }

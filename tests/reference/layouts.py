@@ -6,6 +6,8 @@ function returns the stream after the block.
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tests.reference.records import at, record
 
 
@@ -109,6 +111,27 @@ def _macaron(x, f, a, g, n, b, N):
     return g.end(x + g(x, n["feed_forward_2_in"](x), half), n["feed_forward_2_post"])
 
 
+# Zhu et al. 2024, eq. 1 to 3 and 10 to 13, with two streams.
+
+
+def _hyper_connections(x, a, f, n, b, N):
+    for part in (a, f):
+        p = {name.removeprefix(f"{part.name}_"): value for name, value in b.items()}
+        H_LXD = b["carried"].setdefault("streams", np.stack([x, x], 1))
+        centred = H_LXD - H_LXD.mean(-1, keepdims=True)
+        normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        A_m = p["read"] + p["read_scale"] * np.tanh(normed @ p["read_kernel"])
+        A_r = p["mix"] + p["read_scale"] * np.tanh(normed @ p["mix_kernel"])
+        B = p["write"] + p["write_scale"] * np.tanh(normed @ p["write_kernel"])
+        h = np.einsum("lx,lxd->ld", A_m, H_LXD)
+        y = part(x, n[f"{part.name}_in"](h))
+        H_LXD = np.einsum("lyx,lyd->lxd", A_r, H_LXD) + B[..., None] * y[:, None]
+        with at(part.name):
+            b["carried"]["streams"] = record("streams", H_LXD)
+        x = part.end(H_LXD.sum(1))
+    return x
+
+
 LAYOUTS = {
     "pre_norm": _pre_norm,
     "post_norm": _post_norm,
@@ -126,6 +149,7 @@ LAYOUTS = {
     "skipless_parallel": _skipless_parallel,
     "all_attention": _all_attention,
     "macaron": _macaron,
+    "hyper_connections": _hyper_connections,
     "deep_norm": lambda x, a, f, n, b, N: _post_norm(x, a, f, n, b, N, alpha=(2 * N) ** 0.25),
     "resi_dual": _post_norm,
 }

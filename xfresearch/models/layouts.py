@@ -12,6 +12,7 @@ from typing import Literal
 
 from xfresearch.models.connections.connection import Connection
 from xfresearch.models.connections.dual import Dual
+from xfresearch.models.connections.hyper import Hyper
 from xfresearch.models.connections.parallel import BlockInput, OntoBlock, SharedInput
 from xfresearch.models.connections.residual import HALF, TRAINED, TRAINED_SMALL, DeepNorm, Residual
 from xfresearch.models.connections.unskipped import Unskipped
@@ -109,6 +110,8 @@ LAYOUTS = {
     ),
     # norm(x + f(x)), and a second stream with the sum of all f; Xie et al. 2023
     "resi_dual": Layout(_both("post", connection=Dual())),
+    # two streams that each sublayer mixes, reads and writes; Zhu et al. 2024
+    "hyper_connections": Layout(_both("in", connection=Hyper())),
 }
 # CogView's name for the same block, without a norm of the embedding; Ding et al. 2021
 LAYOUTS["sandwich_norm"] = LAYOUTS["peri_norm"]

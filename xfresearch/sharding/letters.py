@@ -51,8 +51,9 @@ DIMENSIONS = {
     "F": ("the hidden units", "feed_forward.hidden"),
     "E": ("the experts", "feed_forward.moe.experts"),
 }
-# Never sharded: N layers, K head size, M slots, R distances, U lambda depth, S positions that every device needs.
-SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUS"}
+# Never sharded: N layers, K head size, M slots, R distances, U lambda depth, S positions that every device needs,
+# X residual streams.
+SHARDED_BY |= {letter: ((), ()) for letter in "NKMRUSX"}
 
 
 def row_parts(sizes) -> int:
