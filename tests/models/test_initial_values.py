@@ -3,8 +3,6 @@
 The table is written by hand from the papers. test_initialisation.py tests the drawn numbers.
 """
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,7 +211,7 @@ def test_initial_values_equal_the_table(name, ones):
     for path, leaf in leaves(transformer.init(model, jax.random.key(0))).items():
         stacked = path.startswith("blocks/")
         block = model.blocks[blocks[path.split("/")[1]] if stacked else stacks(model)[0].block]
-        initial = INITIAL[re.sub(r"feed_forward_\d", "feed_forward", kind_of(path))]
+        initial = INITIAL[kind_of(path)]
         shape = leaf.shape[stacked:]
         expected = initial(shape, model, block) if callable(initial) else initial
         np.testing.assert_allclose(leaf, np.broadcast_to(expected, leaf.shape), rtol=1e-6, err_msg=path)

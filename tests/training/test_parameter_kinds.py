@@ -42,28 +42,36 @@ MATRICES = {
     "block/feed_forward/experts/up": "bbio",
     "block/feed_forward/experts/gate": "bbio",
     "block/feed_forward/experts/down": "bbio",
+    "block/attention_mix_kernel": "bio",
+    "block/feed_forward_mix_kernel": "bio",
 }
 NORMS = ["embedding_norm", "final_norm", "block/feed_forward/hidden_norm"]
 NORMS += [f"block/{s}_norm_{place}" for s in ("attention", "feed_forward") for place in ("in", "out", "post")]
 NORMS += [f"block/attention/{part}" for part in ("query_norm", "key_norm", "head_norm", "query_scaling", "value_scaling")]
+HYPER = ("read", "mix", "write", "read_kernel", "write_kernel", "read_scale", "write_scale")
 OTHERS = {
     *(f"{norm}/{part}" for norm, part in itertools.product(NORMS, ("gain", "bias", "alpha", "shift"))),
     *("embed/table", "head/table", "head_bias/bias", "position/table", "embedding_scale"),
     *("shared/relative_key", "shared/relative_bias", "block/attention/distances"),
     *(f"block/attention/{name}/bias" for name in ("query", "key", "value", "output")),
-    *("block/feed_forward/up/bias", "block/feed_forward/gate/bias", "block/feed_forward/down/bias"),
+    *(f"block/feed_forward/{name}/bias" for name in ("up", "gate", "down", "shared/up", "shared/gate", "shared/down")),
+    *(f"block/feed_forward/experts/{name}_bias" for name in ("up", "gate", "down")),
+    "block/feed_forward/router/bias",
     *("block/attention_gain", "block/feed_forward_gain", "block/feed_forward_skip_gain"),
     *("block/attention/value/identity_gain", "block/attention/value/weight_gain"),
     *("block/attention/memory/bias", "block/feed_forward/router_bias"),
     *(f"block/attention/shaping/{name}" for name in ("identity", "weights", "uniform")),
     *("block/attention/span/fraction", "block/attention/sink"),
+    *("block/attention/own", "block/attention/first"),
+    *(f"block/{s}_{name}" for s, name in itertools.product(("attention", "feed_forward"), HYPER)),
     *(f"block/attention/lambda_{part}_{i}" for part in ("query", "key") for i in (1, 2)),
 }
 SIZES = {"b": 2, "i": 3, "o": 4}
 
 
 def kind_of(path: str) -> str:
-    return re.sub(r"^blocks/[^/]+/", "block/", path)
+    """The path without the names of the stack, and of the first and the second feed-forward layer of a block."""
+    return re.sub(r"feed_forward_\d", "feed_forward", re.sub(r"^blocks/[^/]+/", "block/", path))
 
 
 def letters(kind: str, ndim: int) -> str:

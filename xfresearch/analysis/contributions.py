@@ -32,6 +32,12 @@ class Pass(NamedTuple):
     hidden_BLD: jax.Array
 
 
+def not_followed(model: ModelConfig) -> str:
+    """Why terms cannot be followed to the end of a model; '' if they can."""
+    mixed = [each.path for each in model.sublayers() if each.connection.adds_to == "streams"]
+    return f"{mixed[0]} writes to several residual streams, which are mixed" if mixed else ""
+
+
 def contributions(model: ModelConfig, params: dict, tokens_BL, by_head: bool = False) -> tuple[dict, object, jax.Array]:
     """{part: [B, L, D]}, the output head, and the final hidden states [B, L, D] that the parts sum to.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.attribution import attributed, grids
+from xfresearch.analysis.contributions import not_followed
 from xfresearch.analysis.keys_page import text
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import ROWS, about, batches, rows
@@ -37,7 +38,7 @@ FIGURES = ("loss", "agreement", "divergence")
 
 def applies(model: ModelConfig) -> str:
     """Why the analysis does not apply to a model; '' if it does."""
-    return "" if model.causal else "it predicts labels, not next tokens"
+    return not_followed(model) if model.causal else "it predicts labels, not next tokens"
 
 
 @only_if(applies)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from xfresearch.models.block_config import BlockConfig
-from xfresearch.models.connections.connection import ONE, Factor
+from xfresearch.models.connections.connection import ONE, Connection, Factor
 from xfresearch.models.layouts import LAYOUTS, Branch
 from xfresearch.models.norms import title
 
@@ -153,7 +153,7 @@ def _draw_group(canvas, block, group, start: float, bottom: float, words: bool) 
         _second_stream(canvas, top + 6)
     if skips:
         connection = skips[-1].connection
-        _skip(canvas, connection.skip, start if connection.adds_to == "stream" else bottom, top + GAP, columns)
+        _skip(canvas, connection, start if connection.adds_to == "stream" else bottom, top + GAP, columns)
     y = canvas.add(0, top + GAP)
     return _norms(canvas, block, group[-1], "post", 0.0, y)
 
@@ -201,7 +201,7 @@ def _factor(canvas, factor: Factor, x: float, y: float) -> float:
     return top
 
 
-def _skip(canvas, skip: Factor, start: float, to: float, columns: list[float]) -> None:
+def _skip(canvas, connection: Connection, start: float, to: float, columns: list[float]) -> None:
     """The arrow from the stream at height `start` around the columns to the sum at height `to`."""
     x = max(columns) + BOX / 2 + SIDE
     height = to + 9
@@ -209,6 +209,10 @@ def _skip(canvas, skip: Factor, start: float, to: float, columns: list[float]) -
         canvas.line((0, start), (x, start), (x, height + 13), (0, height + 13), (0, height + 9), kind="skip")
     else:
         canvas.line((0, start), (x, start), (x, height), (9, height), kind="skip")
+    skip = connection.skip
+    if connection.adds_to == "streams":
+        canvas.text(x + 6, (start + height) / 2, "several streams, mixed", 10.5, "muted", "start")
+        canvas.right = max(canvas.right, x + 140)
     constant = "× ∜(2 depth)" if callable(skip.value) else "" if skip == ONE else f"× {skip.value:g}"
     factor = "× trained gain" if skip.trained else constant
     if factor:

@@ -24,6 +24,10 @@ def identity_maps(network: Network, number: int) -> list[str]:
             not (replaced and branch.connection.adds_to == "stream"),
             f"{where}: layout={block.layout!r} has no skip around {replaced}: x is not added to its output",
         )
+        refuse_unless(
+            branch.connection.adds_to != "streams",
+            f"{where}: layout={block.layout!r} mixes several residual streams, also where {name} writes 0",
+        )
         replaced = name if branch.connection.adds_to == "nothing" else ""
         if branch.connection.adds_to != "nothing":
             found += last_maps(block, axes, name, where) + _output_norm(block, name, axes, where)
