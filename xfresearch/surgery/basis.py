@@ -57,7 +57,8 @@ def ends(block: BlockConfig) -> Ends:
         reads += [branch.name] if X in source else []
         inner |= source - {X}  # a sublayer of the same block reads them
         mixed |= {X} < source
-        parts = {"stream": parts, "block": {X}, "nothing": set()}[connection.adds_to] | {branch.name}
+        kept = {"stream": parts, "streams": parts, "block": {X}, "nothing": set()}[connection.adds_to]
+        parts = kept | {branch.name}
     writes = [branch.name for branch in LAYOUTS[block.layout].branches if branch.name in parts]
     return Ends(reads, writes, SKIP if X in parts or mixed else SKIPLESS if parts & inner else "")
 
