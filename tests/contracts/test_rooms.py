@@ -20,7 +20,7 @@ def test_every_room_gives_a_result_or_refuses_in_one_line(name):
     lm = LanguageModel(config, random_params(config, seed=5), None, replace(tiny_config("gpt2"), model=config))
     wrong = {}
     for room in ROOMS:
-        if name in NAMES and room in SLOW:
+        if room.startswith("convert ") or name in NAMES and room in SLOW:  # test_conversions.py has all conversions
             continue
         try:
             ROOMS[room](with_words(lm))
