@@ -88,6 +88,7 @@ WITH_SKIP = "x Q for this layer alone: x is also added to the output .skip., so 
     [
         ("drop_query", {"layout": "pre_norm"}, WITH_SKIP),
         ("drop_value", {"layout": "parallel_two_norms"}, WITH_SKIP),
+        ("drop_query", {"layout": "skipless"}, "W_O and W_down both write the next x, and W_1 reads what W_O writes"),
         (
             "drop_key",
             {"norms__attention_in__kind": "rms"},
