@@ -12,10 +12,10 @@ from xfresearch.models.mixers.differential import DifferentialConfig
 from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
-from xfresearch.surgery.hidden import with_hidden
 from xfresearch.surgery.network import LayerBlock, Network, Params
 from xfresearch.surgery.refused import refuse_unless
 from xfresearch.surgery.stream import first_maps, tables
+from xfresearch.surgery.widen import with_hidden
 
 Maps = dict[int, list[str]]  # paths of what writes the stream, by layer
 

@@ -28,7 +28,6 @@ from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.conversion import Conversion, Option
 from xfresearch.surgery.groups import SPLIT
-from xfresearch.surgery.hidden import with_hidden
 from xfresearch.surgery.network import Network, Params, Target, inside
 from xfresearch.surgery.refused import refuse_unless
 
@@ -130,6 +129,13 @@ def _sizes(before: SublayerConfig, after: SublayerConfig) -> Sizes:
         for part in ("key", "value", *(["memory"] if each else [])):
             found[f"{part}/", "G"] = getattr(before, "kv_heads", 0), getattr(after, "kv_heads", 0)
     return {key: sizes for key, sizes in found.items() if sizes[0] != sizes[1]}
+
+
+def with_hidden(options: HiddenOptions, hidden: int) -> HiddenOptions:
+    """`options` with this hidden size, and with the defaults of the options that derive one from the model's width."""
+    fields = options.__dataclass_fields__
+    defaults = {name: fields[name].default for name in ("hidden_factor", "gated_hidden") if name in fields}
+    return replace(options, hidden=hidden, **defaults)
 
 
 def _grown(path: str, array, axes: Axes, sizes: Sizes, random: np.random.Generator, broken: bool) -> np.ndarray:
