@@ -1,5 +1,7 @@
 """Layers that compute the identity, added and removed."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -84,6 +86,14 @@ def test_the_number_of_a_layer_may_matter():
         surgery.stack(lm, layers=(0,))
     with pytest.raises(surgery.Refused, match="^stack: copies=0 is below 1"):
         surgery.stack(lm, copies=0)
+
+
+def test_a_layer_whose_values_others_read_is_refused():
+    lm = changed(kind="value_residual")
+    before = take_apart(lm.config, lm.params)
+    wide = replace(before, params=lambda number: {p: 0 * v if number == 0 else v for p, v in before.params(number).items()})
+    with pytest.raises(surgery.Refused, match="^unstack: layer 0: blocks.1.attention reads the first_value of this layer"):
+        surgery.CONVERSIONS["unstack"](wide, (0,))
 
 
 def test_only_identities_are_removed():

@@ -9,7 +9,8 @@ and the bias and the shift of a norm between. Training then starts at the functi
 layers are removed.
 
 norm(x + 0) is not x, without a skip the output is 0 and not x, and heads in the stream have no last map: refused. So are
-layers whose function depends on the depth (DeepNorm) or on their own number (lambda_0 of differential attention).
+layers whose function depends on the depth (DeepNorm) or on their own number (lambda_0 of differential attention), and
+`unstack` of a layer whose values later layers read (value residuals).
 """
 
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from xfresearch.models.block_config import BlockConfig
+from xfresearch.models.kinds import kind_of
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import WITH_EPSILON
 from xfresearch.surgery.conversion import Conversion, Option
@@ -49,6 +51,7 @@ def unstacked(network: Network, layers, broken: bool = False) -> Network:
         refuse_unless(len(removed) == len(layers), next(filter(None, reasons.values()), ""))
     refuse_unless(len(removed) < count, "all layers compute the identity, and a model needs one")
     check_depth(network, first=min(removed) + 1)
+    _check_carried(network, removed)
     kept = [number for number in range(count) if number not in removed]
     if broken:  # the nearest other layer is removed, and the first identity is kept
         first = min(removed)
@@ -57,6 +60,18 @@ def unstacked(network: Network, layers, broken: bool = False) -> Network:
     return replace(
         network, layers=tuple(network.layers[old] for old in kept), params=lambda number: network.params(kept[number])
     )
+
+
+def _check_carried(network: Network, removed: set[int]) -> None:
+    """Raises Refused if a layer that stays reads a value that one of the removed layers makes (Zhou et al. 2024)."""
+    makers: dict[str, int] = {}  # the first layer with each of the values that travel
+    for each in network.resolved.sublayers():
+        number = each.layer.number
+        for name in kind_of(each.options).module.carried(each.place):
+            maker = makers.setdefault(name, number)
+            refuse_unless(
+                maker not in removed or number in removed, f"layer {maker}: {each.path} reads the {name} of this layer"
+            )
 
 
 def _reason(network: Network, number: int) -> str:
