@@ -30,7 +30,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.inverse import inverse
 from xfresearch.surgery.network import Network, Params, names_of
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import bias_of, first_maps, last_kernels, tables
+from xfresearch.surgery.stream import bias_of, first_maps, last_kernels, product, tables
 from xfresearch.surgery.untie import untied
 
 X = ""  # x among the terms of the stream
@@ -210,7 +210,7 @@ def _read(
     new = {path: value for path, value in params.items() if not path.startswith(dropped)}
     for path in paths.keys() & new.keys():
         at = paths[path]
-        new[path] = np.moveaxis(np.tensordot(inverse_DD, params[path], (1, at)), 0, at)
+        new[path] = product(inverse_DD, params[path], at)
         if shifted:
             shift_D = np.broadcast_to(_shift(network, number, name), len(basis_DD))
             add_bias(new, path.rsplit("/", 1)[0], -np.tensordot(shift_D, new[path], (0, at)))

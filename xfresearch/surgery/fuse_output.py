@@ -29,7 +29,7 @@ from xfresearch.surgery.biases import add_bias, check_places, with_all_biases, w
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, Params, in_layout, inside, put
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import first_maps
+from xfresearch.surgery.stream import first_maps, product
 
 DIVIDES = "the norm divides by a length that depends on W_O"
 NORM_TERMS = {"layer": DIVIDES, "rms": DIVIDES, "scale": DIVIDES}
@@ -142,11 +142,9 @@ def _into_first(block: BlockConfig, params: Params, axes: dict, biased: bool, br
     output_OD = kernel.reshape(-1, kernel.shape[-1])
     new = put(params, mixer, {path: value for path, value in old.items() if not path.startswith("output/")})
     for path, at in first_maps(axes, reader).items():
-        first = params[path]
-        product = np.tensordot(output_OD[::-1] if broken else output_OD, first, (1, at))
-        new[path] = np.moveaxis(product, 0, at)
+        new[path] = product(output_OD[::-1] if broken else output_OD, params[path], at)
         if biased:
-            image = np.broadcast_to(output_bias(old), output_OD.shape[1]) @ first
+            image = np.broadcast_to(output_bias(old), output_OD.shape[1]) @ params[path]
             add_bias(new, path.removesuffix("/kernel"), image)
     return with_all_biases(new, reader) if biased else new
 

@@ -14,7 +14,7 @@ from xfresearch.models.sublayer import SublayerConfig
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.network import LayerBlock, Network, Params
 from xfresearch.surgery.refused import refuse_unless
-from xfresearch.surgery.stream import first_maps, tables
+from xfresearch.surgery.stream import first_maps, product, tables
 from xfresearch.surgery.widen import with_hidden
 
 Maps = dict[int, list[str]]  # paths of what writes the stream, by layer
@@ -33,7 +33,7 @@ def narrowed(network: Network, maps: Maps, centred: Callable[[Network], Network]
     def params(number: int, block: BlockConfig, old: Params) -> Params:
         new = old | {path: old[path] @ basis_DE for path in maps[number]}
         for path, (axis, kind) in readers[number].items():
-            kernel = np.moveaxis(np.tensordot(new[path], basis_DE, (axis, 0)), -1, axis)
+            kernel = product(basis_DE.T, new[path], axis)
             new[path] = kernel * (factor if kind == "layer" else 1.0)
         return new
 

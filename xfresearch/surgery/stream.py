@@ -1,5 +1,7 @@
 """The parameters that read and write the residual stream."""
 
+import numpy as np
+
 from xfresearch.kernels.blocked_rows import BIAS
 from xfresearch.models.block_config import BlockConfig
 from xfresearch.sharding.letters import Axes
@@ -35,6 +37,11 @@ def last_maps(block: BlockConfig, axes: dict[str, Axes], sublayer: str, where: s
     inside = _inside(axes, [sublayer])
     biases = [path for path, each in inside.items() if each.letters in ("D", "ED") and path.endswith("bias")]
     return [path for path in inside if path in kernels or path in biases]
+
+
+def product(matrix_ED: np.ndarray, kernel: np.ndarray, at: int) -> np.ndarray:
+    """The kernel of the matrix times a linear map W, for y M W instead of x W. `at` is the place of D in W's kernel."""
+    return np.moveaxis(np.tensordot(matrix_ED, kernel, (1, at)), 0, at)
 
 
 def bias_of(kernel: str) -> str:
