@@ -29,7 +29,7 @@ from xfresearch.surgery.refused import Refused, refuse_unless
 from xfresearch.trees import by_path, path_name
 
 Params = dict[str, np.ndarray]  # {path: array} of one layer, of one sublayer, or of what is outside the blocks
-ROLES = {"mixer": "mixer", "feed_forward": "feed-forward layer"}  # roles in words
+ROLE_WORDS = {"mixer": "mixer", "feed_forward": "feed-forward layer"}  # in messages
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Network:
         for number in chosen:
             block = self.layers[number].block
             names = names_of(block, role)
-            refuse_unless(bool(names), f"layer {number}: layout={block.layout!r} has no {ROLES[role]}")
+            refuse_unless(bool(names), f"layer {number}: layout={block.layout!r} has no {ROLE_WORDS[role]}")
             for index, name in enumerate(names):
                 where = f"layer {number}" + (f", {name}" if len(names) > 1 else "")
                 found.append(Target(number, index, name, getattr(block, name), where))
@@ -96,7 +96,7 @@ class Network:
         """The sublayer of this role in a layer. Raises Refused if there is none, or more than one."""
         found = self.targets(role, [number])
         names = ", ".join(each.name for each in found)
-        refuse_unless(len(found) == 1, f"layer {number}: {names}: this conversion is for one {ROLES[role]} in a layer")
+        refuse_unless(len(found) == 1, f"layer {number}: {names}: this conversion is for one {ROLE_WORDS[role]} in a layer")
         return found[0]
 
     def inside(self, target: Target) -> Params:
