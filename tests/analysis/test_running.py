@@ -29,3 +29,16 @@ def test_rows_that_cannot_be_measured_are_refused(name, tmp_path):
 def test_two_tokens_are_enough(name):
     found = ANALYSES[name].run(tiny_model("moe" if name == "routing" else "gpt2"), [[5, 6]])
     assert np.isfinite([value for value, _ in found.summary.values()]).all()
+
+
+def test_sublayers_of_a_layer_have_figures_of_their_own():
+    """A block with two mixtures of experts has two rows for each layer, in the order of computation."""
+    experts = {"kind": "moe", "hidden": 16}
+    names = ("feed_forward_1", "feed_forward_2")
+    changes = {f"model__blocks__main__{name}__{key}": value for name in names for key, value in experts.items()}
+    lm = tiny_model("gpt2", model__blocks__main__layout="macaron", model__final_norm="none", **changes)
+    tokens_NL = np.random.default_rng(0).integers(lm.config.vocab_size, size=(3, 6))
+    entropy = ANALYSES["routing"].run(lm, tokens_NL).data["entropy"]
+    taps = [f"blocks.{layer}.{name}.router_probabilities" for layer in range(lm.config.depth) for name in names]
+    expected = [-(p * np.log(p)).sum(-1).mean() for p in map(np.asarray, lm.capture(tokens_NL, taps).values())]
+    np.testing.assert_allclose(entropy, expected, rtol=1e-5)

@@ -1,4 +1,7 @@
-"""Every room, as a function of a language model: each gives a result, or refuses in one line (contract 9)."""
+"""Every room, as a function of a language model: each gives a result, or refuses in one line (contract 9).
+
+test_conversions.py has the conversions.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -8,13 +11,12 @@ import numpy as np
 
 from tests.editing.words import WordTokenizer
 from xfresearch import LanguageModel, editing
+from xfresearch.analysis.coefficients import places
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
 from xfresearch.outline import model_line
 from xfresearch.pages.drawing import draw_block
-from xfresearch.surgery.network import assemble, take_apart
-from xfresearch.surgery.registry import CONVERSIONS
 
 TOKENS_NL = np.random.default_rng(3).integers(14, size=(2, 8))
 OTHER_NL = (TOKENS_NL + 1) % 14
@@ -26,13 +28,6 @@ OF_ANALYSIS = {  # data, and arguments that make it short
     "features": (TOKENS_NL, {"sizes": (8,), "k": 4, "steps": 1, "training": TOKENS_NL}),
     "tuned_lens": (TOKENS_NL, {"steps": 1, "training": TOKENS_NL}),
 }
-OF_CONVERSION = {"widen": {"hidden": 64}, "pool_groups": {"kv_heads": 1}}  # options that have no default
-
-
-def converted(lm: LanguageModel, name: str) -> None:
-    """The config and the parameters of the converted model; its certificate is tested in tests/surgery."""
-    after = CONVERSIONS[name](take_apart(lm.config, lm.params), **OF_CONVERSION.get(name, {}))
-    assemble(after, lm.config.param_dtype)
 
 
 def analysed(lm: LanguageModel, name: str) -> None:
@@ -53,6 +48,12 @@ def exported(lm: LanguageModel) -> None:
         lm.export_hf(Path(folder) / "out")
 
 
+def at_first_memory(lm: LanguageModel, argument: str) -> dict:
+    """The argument of an edit that chooses the first memory; {} for a model without one."""
+    found = places(lm.config)
+    return {argument: list(found[:1]) if argument == "places" else found[0]} if found else {}
+
+
 def drawn(lm: LanguageModel) -> None:
     model_line(lm.config)
     for block in lm.config.blocks.values():
@@ -64,11 +65,10 @@ ROOMS: dict[str, Callable] = {
     "export": exported,
     "drawing": drawn,
     "generate": lambda lm: lm.generate([1, 2, 3], max_new_tokens=2),
-    "rome": lambda lm: editing.rome(lm, [REQUEST]),
-    "memit": lambda lm: editing.memit(lm, [REQUEST]),
-    "finetune": lambda lm: editing.finetune(lm, [REQUEST], steps=1),
+    "rome": lambda lm: editing.rome(lm, [REQUEST], **at_first_memory(lm, "place")),
+    "memit": lambda lm: editing.memit(lm, [REQUEST], **at_first_memory(lm, "places")),
+    "finetune": lambda lm: editing.finetune(lm, [REQUEST], steps=1, **at_first_memory(lm, "place")),
 }
-ROOMS |= {f"convert {name}": lambda lm, name=name: converted(lm, name) for name in CONVERSIONS}
 ROOMS |= {f"analyze {name}": lambda lm, name=name: analysed(lm, name) for name in ANALYSES}
 
 

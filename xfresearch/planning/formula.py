@@ -126,7 +126,7 @@ def _is_attention_matrix(name: str, shape: str, config: Config) -> bool:
 
 
 def _slots(config: Config) -> set[int]:
-    return {getattr(block.attention, "memory_slots", 0) for block in config.model.blocks.values()}
+    return {each.options.slots for each in config.model.sublayers()}
 
 
 def _keys(config: Config) -> set[int]:
