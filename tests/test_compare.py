@@ -53,7 +53,8 @@ def add_metrics(directory, shift: float = 0.0, last: int = STEPS, cpu: str = "so
         if step % 5 == 0:
             log.write(step, "evaluation", loss)
     log.close()
-    write_json(directory / "run.json", {"starts": [{"seconds": 1.0, "machine": {"cpu": cpu}}]})
+    start = {"seconds": 1.0, "gap": 0.0, "finished_before": False, "versions": {}, "commit": "", "machine": {"cpu": cpu}}
+    write_json(directory / "run.json", {"starts": [start]})
 
 
 def make_trained(directory, name: str, shift: float = 0.0, **overrides):

@@ -1,7 +1,7 @@
 """The layouts of the NumPy reference, each from its paper: where a block's norms, skips and factors are.
 
-x: the residual stream. a: attention, f: feed-forward layer, as `Part`s. n[site]: norm, b[name]: trained gain, N: depth. Each
-function returns the stream after the block.
+x: the residual stream. a: attention, f, g: feed-forward layers, as `Part`s in the order of the block. n[site]: norm,
+b[name]: trained gain, N: depth. Each function returns the stream after the block.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def _no_skip(x, a, f, n, b, N):
     return f.end(f(x, n["feed_forward_in"](x)))
 
 
-def _attention_only(x, a, f, n, b, N):
+def _attention_only(x, a, n, b, N):
     return a.end(x + a(x, n["attention_in"](x)))
 
 
@@ -97,7 +97,7 @@ def _skipless_parallel(x, a, f, n, b, N):
     return f.end(x + f(x, h, lambda z: b["feed_forward_gain"] * z))
 
 
-def _all_attention(x, a, f, n, b, N):
+def _all_attention(x, a, n, b, N):
     return a.end(x + a(x, x), n["attention_post"])
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xfresearch.sharding.placing import replicated
 from xfresearch.trees import by_path
 
 WORDS = 4  # of 32 bits
@@ -34,7 +35,7 @@ def digests(tree) -> dict[str, str]:
     this. The dtype has at most 64 bits, and is not complex."""
     leaves = {path: jnp.asarray(leaf) for path, leaf in by_path(tree).items()}
     kinds = {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
-    masks = [_masks(f"{path} {kinds[path]}", _word_shape(leaf.shape, leaf.dtype)) for path, leaf in leaves.items()]
+    masks = [_placed(_masks(f"{path} {kinds[path]}", _word_shape(x.shape, x.dtype)), x) for path, x in leaves.items()]
     found = jax.device_get(_digest_all(list(leaves.values()), masks, tuple(leaf.sharding for leaf in leaves.values())))
     return {
         path: f"{kinds[path]} {''.join(f'{word:08x}' for word in words)}"
@@ -58,6 +59,12 @@ def _masks(name: str, shape: tuple) -> list[np.ndarray]:
     """For each dimension, uint32 [WORDS, its size]: words that SHAKE-128 draws."""
     drawn = (hashlib.shake_128(f"{name} {axis}".encode()).digest(4 * WORDS * size) for axis, size in enumerate(shape))
     return [np.frombuffer(words, np.uint32).reshape(WORDS, -1) for words in drawn]
+
+
+def _placed(masks: list[np.ndarray], leaf: jax.Array) -> list[jax.Array]:
+    """The masks on every device of the array."""
+    mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
+    return [replicated(mesh, mask) for mask in masks]
 
 
 @cache
