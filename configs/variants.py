@@ -12,7 +12,7 @@ repeated here: RMSNorm, RoPE and SwiGLU are in `llama`, ReLU in `vanilla_2017`, 
 from typing import NamedTuple
 
 from configs import common
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 
 
 class Variant(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from xfresearch.command import Parser, run
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 RUN = Path("runs/quickstart")
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     if not (RUN / "checkpoints").exists():
         raise UserError(f"{RUN} has no model: `make train` makes it")
     import xfresearch as xf
-    from xfresearch.hardware import environment
+    from xfresearch.runtime.hardware import environment
 
     models = {"quickstart": (xf.load(RUN), None)}
     if options.stories:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xfresearch.command import Parser, run
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 Item = tuple[str, Callable[[], dict]]  # its name in facts.json, and the function that measures it
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--runs={options.runs} has none of {', '.join(MODELS.values())}: train them with configs/facts.py")
     import xfresearch as xf
     from docs.facts_page import draw
-    from xfresearch.hardware import environment
+    from xfresearch.runtime.hardware import environment
 
     for name, path in there.items():
         lm = xf.load(path)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from xfresearch.command import run
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 RUN = Path("runs/quickstart")

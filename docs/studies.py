@@ -13,9 +13,9 @@ from statistics import mean, median, quantiles
 from configs.studies import common
 from xfresearch import study
 from xfresearch.command import Parser, run
-from xfresearch.errors import UserError, nearest
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.intervals import Interval, intervals
+from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.studies import report
 from xfresearch.studies.running import RUNS_FILE
 from xfresearch.studies.tables import in_markdown, main_tables

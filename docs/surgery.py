@@ -110,8 +110,8 @@ def measure(output: str, only: list[str]) -> None:
     """Writes the outcome of every pair to `output`, after each one."""
     from tqdm import tqdm
 
-    from xfresearch.files import write_rows
-    from xfresearch.hardware import environment
+    from xfresearch.runtime.files import write_rows
+    from xfresearch.runtime.hardware import environment
 
     path = Path(output)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
@@ -137,9 +137,9 @@ def measure(output: str, only: list[str]) -> None:
 def billion(output: str) -> None:
     """Writes the seconds and the peak of memory of merge_query_key on a GPT-2 with a billion parameters."""
     from xfresearch import surgery
-    from xfresearch.files import write_json
-    from xfresearch.hardware import environment
     from xfresearch.models.closed_form import costs
+    from xfresearch.runtime.files import write_json
+    from xfresearch.runtime.hardware import environment
 
     sizes = {"width": 2048, "depth": 20, "max_length": 128, "blocks.main.attention.heads": 16}
     sizes |= {"blocks.main.feed_forward.hidden": 8192}
@@ -178,8 +178,8 @@ MODELS = {  # {model: (config, options of the model, chains of conversions)}
 def decode(output: str) -> None:
     """Writes tokens per second and cache bytes per token of models before and after conversions. A model is skipped if the
     output has it from the same commit."""
-    from xfresearch.files import write_json
-    from xfresearch.hardware import environment
+    from xfresearch.runtime.files import write_json
+    from xfresearch.runtime.hardware import environment
 
     path, here = Path(output), environment()
     old = json.loads(path.read_text()) if path.exists() else {}

@@ -14,7 +14,7 @@ from xfresearch import LanguageModel, analysis, analyze
 from xfresearch.analysis.registry import ANALYSES
 from xfresearch.data.facts import Fact
 from xfresearch.data.records import Record
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 DAILY = ("gpt2", "moe")
 

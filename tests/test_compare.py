@@ -21,11 +21,11 @@ from tests.training.test_report import browse
 from xfresearch import command, compare, evaluate, loading
 from xfresearch.comparing import held_out, runs
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.errors import UserError
 from xfresearch.evaluation import Scores, Text, Window
-from xfresearch.files import write_json
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.closed_form import costs
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_json
 from xfresearch.training.metrics import MetricsLog
 
 WORDS = "the cat sat on the mat. naïve\n"

@@ -18,7 +18,7 @@ from xfresearch.config.files import parse, read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 GPT2 = "--config=configs/gpt2.py:tiny"

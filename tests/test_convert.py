@@ -9,7 +9,7 @@ import pytest
 import xfresearch as xf
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import command, convert, evaluate, generate
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

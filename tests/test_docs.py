@@ -11,8 +11,8 @@ import pytest
 from docs import write
 from tests.launch import stand_ins
 from xfresearch.__main__ import COMMANDS
-from xfresearch.files import read_object
 from xfresearch.models.layouts import LAYOUTS
+from xfresearch.runtime.files import read_object
 from xfresearch.studies import report
 
 ROOT = Path(__file__).parent.parent

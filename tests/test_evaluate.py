@@ -22,9 +22,9 @@ from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import command, evaluate, evaluation, loading, train
 from xfresearch.data.pipeline import evaluation_batches, prepare
-from xfresearch.errors import UserError
 from xfresearch.evaluation import Window, make_evaluator, make_scorer, pack_windows, summary, sums_of_batches, windows
 from xfresearch.models import reach
+from xfresearch.runtime.errors import UserError
 
 WORDS = "the cat sat on the mat. naïve\n"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.tiny_runs import ROOT, make_run
 from tests.tolerances import TOLERANCE
 from xfresearch import evaluate
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from xfresearch import files
-from xfresearch.errors import UserError
-from xfresearch.files import move_damaged, read_object, write_bytes
+from xfresearch.runtime import files
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import move_damaged, read_object, write_bytes
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

@@ -12,10 +12,11 @@ import pytest
 
 import xfresearch as xf
 from tests.tiny_runs import ROOT, make_run, tiny_config, tiny_model
-from xfresearch import arrays, compression, files, train
+from xfresearch import train
 from xfresearch.data.files import read_documents
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
-from xfresearch.errors import UserError
+from xfresearch.runtime import arrays, compression, files
+from xfresearch.runtime.errors import UserError
 from xfresearch.training.metrics import MetricsLog
 from xfresearch.training.workdir import locked, write_config
 
@@ -187,23 +188,23 @@ CALLS |= {"mkdir", "touch", "rename", "symlink_to", "hardlink_to", "walk", "open
 CALLS |= {"remove", "removedirs", "makedirs", "copyfile", "copytree", "move", "memmap", "fromfile", "load", "safe_open"}
 MODULES = ("os", "shutil", "np", "numpy", "tempfile", "io", "mmap")
 ALLOWED = {
-    "files.py": "the gate",
+    "runtime/files.py": "the gate",
     "benchmarks/": "directories that it makes itself",
     "planning/": "files of the repository",
     "config/files.py": "configs that the user named",
-    "hardware.py": "/proc and /sys",
+    "runtime/hardware.py": "/proc and /sys",
     "__main__.py": "the package's own files",
-    "identity.py": "the package's own files, and config files that the user named",
+    "runtime/identity.py": "the package's own files, and config files that the user named",
     "harness/tasks.py": "the package's own tasks, and task data that the user named",
     "data/texts.py": "Python's standard library",
     "data/files.py": "a corpus that the user named",
     "data/facts.py": "facts that the user named",
     "data/download.py": "a download whose checksum is known",
     "data/packed.py": "an entry of the cache that it builds, or paths of files.inside",
-    "compression.py": "a corpus that the user named, or paths of files.inside",
+    "runtime/compression.py": "a corpus that the user named, or paths of files.inside",
     "generate.py": "a prompt that the user named",
-    "errors.py": "whether a directory is empty",
-    "crash_log.py": "a program without imports, which follows no link",
+    "runtime/errors.py": "whether a directory is empty",
+    "runtime/crash_log.py": "a program without imports, which follows no link",
     "checkpoints/writing.py": "a checkpoint that it has just written",
     "interop/tensor_files.py": "paths of files.inside; a directory that it makes itself",
     "interop/llama2c.py": "a file that the user named",

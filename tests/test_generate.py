@@ -12,7 +12,7 @@ import pytest
 from tests.tiny_runs import ROOT, make_run
 from xfresearch import command, evaluate, generate, loading
 from xfresearch.config.run import DataConfig
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

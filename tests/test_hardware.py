@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.hardware import NOT_TPUS, _tpu_attached, describe_machine, git_commit, peak_flops, versions
+from xfresearch.runtime.hardware import NOT_TPUS, _tpu_attached, describe_machine, git_commit, peak_flops, versions
 
 JAX_KINDS = ["TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e", "TPU7x"]
 

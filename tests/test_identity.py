@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from xfresearch import identity
+from xfresearch.runtime import identity
 
 
 def test_a_copy_without_git_is_identified_and_two_edits_differ(tmp_path, monkeypatch):
@@ -23,7 +23,7 @@ def test_a_copy_without_git_is_identified_and_two_edits_differ(tmp_path, monkeyp
 
 def test_files_that_a_config_imports_are_those_of_the_user(tmp_path, monkeypatch):
     files = {
-        "own.py": "import json, jax\nfrom xfresearch.errors import UserError\nfrom package_of_a_config import used, name\n",
+        "own.py": "import json, jax\nfrom xfresearch.runtime import errors\nfrom package_of_a_config import used, name\n",
         "package_of_a_config/__init__.py": "name = 1\n",
         "package_of_a_config/used.py": "def f():\n    from . import deeper\n",
         "package_of_a_config/deeper.py": "",

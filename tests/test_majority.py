@@ -13,7 +13,7 @@ from xfresearch import evaluate, evaluation, generate, loading, train
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse
 from xfresearch.data.pipeline import prepare
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.training.metrics import read_metrics
 
 CONFIG = f"{ROOT}/configs/brody_majority.py:tiny"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import memory
+from xfresearch.runtime import memory
 
 BUFFER = 100_000_000  # bytes
 ROUNDS = 10
 SCRIPT = f"""
 import resource, threading
 import numpy as np
-from xfresearch import memory
+from xfresearch.runtime import memory
 print(memory.reuse())
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -31,7 +31,7 @@ thread.start(), thread.join()
 """
 HUGE_PAGES = f"""
 import numpy as np
-from xfresearch import memory
+from xfresearch.runtime import memory
 memory.reuse()
 kept = np.ones({BUFFER}, np.uint8)
 print(next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")))

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from xfresearch import distributed, progress
-from xfresearch.progress import amount, stage
+from xfresearch.runtime import distributed, progress
+from xfresearch.runtime.progress import amount, stage
 
 
 def test_a_finished_stage_is_one_line_with_its_amount_and_time(capsys):

@@ -12,10 +12,10 @@ from tests.tiny_runs import make_run, tiny_model
 from xfresearch import edits
 from xfresearch.checkpoints import store
 from xfresearch.config.files import parse, read_json
-from xfresearch.errors import UserError
-from xfresearch.files import inside
 from xfresearch.interop import source
-from xfresearch.schema import ANY, Maybe, Of, check, is_number
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside
+from xfresearch.runtime.schema import ANY, Maybe, Of, check, is_number
 from xfresearch.studies.running import read_runs
 from xfresearch.training.metrics import MetricsLog, read_metrics
 from xfresearch.training.workdir import lineage, starts

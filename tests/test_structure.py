@@ -29,6 +29,7 @@ ORDER = (
     {"models"},
     {"kernels"},
     {"sharding"},
+    {"runtime"},
 )
 MOST_LINES, MOST_OPTIONS = 400, 15
 

@@ -11,7 +11,7 @@ _HOMES = {
     "LanguageModel": "language_model",
     "Patch": "models.taps",
     "costs": "models.closed_form",
-    "UserError": "errors",
+    "UserError": "runtime.errors",
 }
 __all__ = sorted(_HOMES)
 __version__ = "0.1.0"

@@ -7,7 +7,7 @@ import ast
 from pathlib import Path
 
 from xfresearch.command import run
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 
 COMMANDS = ("train", "evaluate", "generate", "compare", "convert", "analyze", "edit", "study", "plan", "bench")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from xfresearch import arguments as flags
 from xfresearch import command
-from xfresearch.errors import UserError, nearest
-from xfresearch.files import exists, files_in, inside, remove, write_json
-from xfresearch.tables import table
+from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import exists, files_in, inside, remove, write_json
+from xfresearch.runtime.tables import table
 
 EPILOG = """\
 examples:

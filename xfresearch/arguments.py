@@ -4,7 +4,7 @@ import math
 from argparse import ArgumentTypeError
 from typing import NamedTuple
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 class Argument(NamedTuple):

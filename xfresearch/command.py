@@ -8,11 +8,11 @@ import argparse
 import os
 import sys
 
-from xfresearch import distributed, memory
-from xfresearch.errors import BUG, MISTAKE, Stopped, UserError, exit_code
-from xfresearch.files import check_output
-from xfresearch.hardware import start_without_tpu
-from xfresearch.terminal import filtered, one_line
+from xfresearch.runtime import distributed, memory
+from xfresearch.runtime.errors import BUG, MISTAKE, Stopped, UserError, exit_code
+from xfresearch.runtime.files import check_output
+from xfresearch.runtime.hardware import start_without_tpu
+from xfresearch.runtime.terminal import filtered, one_line
 
 CONFIG_HELP = (
     "--config FILE[:arg] loads a config; --config.key=value overrides a key of it, e.g. --config.model.width=128 "

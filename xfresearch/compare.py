@@ -8,9 +8,10 @@ checkpoint. A difference has a 95 % interval from pairs: documents or sequences 
 import math
 from argparse import ArgumentTypeError
 
-from xfresearch import command, distributed, held_out
-from xfresearch.errors import UserError
-from xfresearch.files import check_output, write_json
+from xfresearch import command, held_out
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import check_output, write_json
 
 EPILOG = """\
 examples:

@@ -18,8 +18,8 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from xfresearch import command, held_out
-from xfresearch.errors import UserError, require_new
-from xfresearch.files import files_in, write_json
+from xfresearch.runtime.errors import UserError, require_new
+from xfresearch.runtime.files import files_in, write_json
 
 EPILOG = """\
 examples:

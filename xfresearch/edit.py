@@ -9,8 +9,8 @@ which arrays of two models differ. docs/editing.md explains methods and metrics.
 """
 
 from xfresearch import command, held_out
-from xfresearch.errors import UserError, require_new
-from xfresearch.tables import table
+from xfresearch.runtime.errors import UserError, require_new
+from xfresearch.runtime.tables import table
 
 METHODS = ("rome", "memit", "finetune", "constrained_finetune")
 EPILOG = """\
@@ -134,7 +134,7 @@ def write(options, edited, report) -> None:
     from etils import epath
 
     from xfresearch.edits import FOLDER, RECORD
-    from xfresearch.files import new_directory, write_json
+    from xfresearch.runtime.files import new_directory, write_json
 
     with new_directory(epath.Path(options.to).expanduser(), "edit") as directory:
         at = directory
@@ -180,7 +180,7 @@ def undo(options) -> None:
 def diff(options) -> None:
     """Shows which arrays of two models differ, and by how much."""
     from xfresearch import edits, loading
-    from xfresearch.files import write_json
+    from xfresearch.runtime.files import write_json
 
     a, b = (loading.load(path) for path in options.diff)
     found = edits.differences(a, b)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.arrays import read_arrays, write_arrays
-from xfresearch.errors import UserError
-from xfresearch.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_json
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.schema import check
+from xfresearch.runtime.arrays import read_arrays, write_arrays
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_json
+from xfresearch.runtime.schema import check
 
 FOLDER = "edits"
 RECORD = "record.json"

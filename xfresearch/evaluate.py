@@ -11,11 +11,12 @@ compares several models.
 import math
 import sys
 
-from xfresearch import command, distributed, held_out
-from xfresearch.errors import UserError
-from xfresearch.files import write_json
+from xfresearch import command, held_out
 from xfresearch.harness import commands as task_commands
-from xfresearch.tables import table
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_json
+from xfresearch.runtime.tables import table
 
 EPILOG = """\
 examples:

@@ -18,12 +18,12 @@ import numpy as np
 from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import LabelledSplit, evaluation_batches, prepare, stream_tokens
-from xfresearch.errors import UserError
 from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import transformer
 from xfresearch.models.context import AUTO, Context, Execution
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
+from xfresearch.runtime.errors import UserError
 
 SUMS = ("nll", "correct", "tokens")  # and "bytes" for text
 

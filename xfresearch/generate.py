@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from xfresearch import command
-from xfresearch.errors import UserError
-from xfresearch.files import write_json
 from xfresearch.held_out import at_least
 from xfresearch.models.sampling import DEFAULT
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_json
 
 EPILOG = """\
 examples:

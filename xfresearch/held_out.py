@@ -3,8 +3,8 @@
 from argparse import ArgumentTypeError
 from functools import cache, partial
 
-from xfresearch.errors import UserError
-from xfresearch.terminal import bar as progress_bar
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.terminal import bar as progress_bar
 
 
 def add_flags(parser) -> None:

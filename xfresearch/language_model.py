@@ -22,9 +22,7 @@ from xfresearch.config.reading import to_json
 from xfresearch.config.run import Config
 from xfresearch.data.labels import has_labels
 from xfresearch.data.pipeline import stream_tokens
-from xfresearch.errors import UserError, require
 from xfresearch.evaluation import check_length
-from xfresearch.files import new_directory, write_text
 from xfresearch.interop import chat, exporting
 from xfresearch.interop.source import Source
 from xfresearch.kernels.cross_entropy import token_nll
@@ -46,6 +44,8 @@ from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.stack import ends_with
 from xfresearch.models.sublayer import Memory
 from xfresearch.models.taps import Request, captured, request
+from xfresearch.runtime.errors import UserError, require
+from xfresearch.runtime.files import new_directory, write_text
 from xfresearch.sharding.partition import param_shardings
 
 DTYPES = ("float32", "bfloat16", "float64")

@@ -8,20 +8,21 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from xfresearch import distributed, edits
+from xfresearch import edits
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import Unusable
 from xfresearch.config.files import read_json
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
-from xfresearch.errors import UserError
-from xfresearch.files import exists, inside, require_no_dangling_link
-from xfresearch.formats import refused, sniff
 from xfresearch.interop import folder, importing, llama2c
 from xfresearch.interop.source import load as load_source
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import exists, inside, require_no_dangling_link
+from xfresearch.runtime.formats import refused, sniff
 
 LOADED = (
     "it must be a run's directory (with config.json and checkpoints/), one of its checkpoints (runs/a/checkpoints/500), "

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.errors import UserError, nearest
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
@@ -17,6 +16,7 @@ from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence
 from xfresearch.models.tap_aliases import lens_names
 from xfresearch.models.taps import EVERYTHING, NO_TAPS, OUTSIDE, Patch, Request, captured
 from xfresearch.models.traced import traced
+from xfresearch.runtime.errors import UserError, nearest
 
 
 def as_tokens(model: ModelConfig, tokenizer, given) -> jax.Array:

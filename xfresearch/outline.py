@@ -14,12 +14,12 @@ from collections.abc import Mapping
 import jax
 
 from xfresearch.config.run import Config
-from xfresearch.hardware import kinds_of
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.words import model_in_words
-from xfresearch.progress import amount
-from xfresearch.tables import count
+from xfresearch.runtime.hardware import kinds_of
+from xfresearch.runtime.progress import amount
+from xfresearch.runtime.tables import count
 from xfresearch.training.kernel_choices import layers_choice, loss_rows_choice, padded_vocabulary
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}

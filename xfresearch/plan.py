@@ -9,7 +9,7 @@ import re
 import sys
 
 from xfresearch import command
-from xfresearch.files import check_output, write_json
+from xfresearch.runtime.files import check_output, write_json
 
 EPILOG = """\
 examples:
@@ -41,7 +41,7 @@ def parse(arguments: list[str]):
 
 def check(options) -> None:
     """Raises UserError if options contradict each other, before minutes of compilation."""
-    from xfresearch.errors import UserError
+    from xfresearch.runtime.errors import UserError
 
     if options.topology is None:
         for name in ("search", "slices", "tokens", "hlo"):
@@ -63,7 +63,7 @@ def check(options) -> None:
 
 def mesh_overrides(text: str) -> list[str]:
     """The config overrides for 'fsdp=64,tensor=4'."""
-    from xfresearch.errors import UserError
+    from xfresearch.runtime.errors import UserError
 
     found = {}
     for word in filter(None, text.split(",")):

@@ -10,7 +10,7 @@ With --runs it trains nothing, and writes the report of xfresearch.compare on ex
 import os
 
 from xfresearch import command
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 JOB_NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of an array of Slurm, and of an indexed job of GKE
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         return _report_again(options, overrides)
     if not options.config:
         raise UserError("--config FILE or --runs RUN RUN ... is required (see --help)")
-    from xfresearch.files import check_output, write_json
+    from xfresearch.runtime.files import check_output, write_json
     from xfresearch.studies import conducting, design, report, running
     from xfresearch.studies.cells import cells, jobs
 
@@ -114,7 +114,7 @@ def write_report(workdir: str) -> None:
     """Writes the report of the results.json of a study's directory. Raises UserError if it is damaged."""
     from etils import epath
 
-    from xfresearch.files import inside, read_object
+    from xfresearch.runtime.files import inside, read_object
     from xfresearch.studies import conducting, report
 
     results = read_object(inside(workdir, conducting.RESULTS))
@@ -133,7 +133,7 @@ def _compare(options, flags: list[str]) -> None:
     from etils import epath
 
     from xfresearch import compare
-    from xfresearch.files import check_output, exists
+    from xfresearch.runtime.files import check_output, exists
     from xfresearch.studies.conducting import DESIGN
 
     for file, owner in ((DESIGN, "a study"), ("config.json", "a run")):

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from xfresearch import command, distributed
-from xfresearch.files import write_json
+from xfresearch import command
+from xfresearch.runtime import distributed
+from xfresearch.runtime.files import write_json
 
 EPILOG = """\
 examples:

@@ -3,7 +3,7 @@
 Arms that several studies have, such as the base, are one config: with `--reuse` they are trained once.
 """
 
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.studies.design import default_study
 
 SIZES = ("full", "tiny")

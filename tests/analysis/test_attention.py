@@ -69,7 +69,7 @@ def planted(seed: int | None = None) -> LanguageModel:
         key[1, :, 0, :V] = before.T
         value[1, :, 0, :V] = token.T
         output[1, 0, :V] = token
-    from xfresearch.trees import nested
+    from xfresearch.runtime.trees import nested
 
     run = tiny_config("gpt2")
     return LanguageModel(config, nested({path: jnp.asarray(leaf, jnp.float32) for path, leaf in params.items()}), None, run)

@@ -14,8 +14,8 @@ from xfresearch import LanguageModel, analysis, analyze, train
 from xfresearch.analysis.recall import score
 from xfresearch.data.facts import Fact, facts
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
+from xfresearch.runtime.errors import UserError
 
 
 def planted(successors: str, layout: str = "pre_norm") -> LanguageModel:

@@ -10,7 +10,7 @@ import pytest
 from tests.parity.weights import MISSING
 from xfresearch import bench
 from xfresearch.benchmarks import decode
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 TINY = ("decode", "--config", "configs/gpt2.py:tiny", "--config.model.dtype=float32", "--rounds", "2", "--tokens", "5")

@@ -7,7 +7,7 @@ import pytest
 
 from xfresearch import bench
 from xfresearch.benchmarks import decode, gpu
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 HERE = {"commit": "c", "machine": {"devices": "1 x GPU", "backend": "gpu"}}
 DEVICE = {"status": "ok", "seconds": 1.0, "words": "", "figures": {"environment": HERE, "missing": {}}}

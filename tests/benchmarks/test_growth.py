@@ -4,7 +4,7 @@ import pytest
 
 from xfresearch import bench
 from xfresearch.benchmarks import flags, growth, sweep, update
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 def test_a_power_law_has_its_exponent():

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from tests.contracts.variants import ALL, BASE, DISTINCT, MAIN
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.kinds import FEED_FORWARDS, MIXERS
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.network import assemble, take_apart
 from xfresearch.surgery.refused import Refused
 from xfresearch.surgery.registry import CONVERSIONS

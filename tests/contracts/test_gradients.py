@@ -28,7 +28,7 @@ from tests.contracts.variants import (
     random_params,
 )
 from xfresearch.kernels import chunked_attention, grouped_matmul
-from xfresearch.trees import path_name
+from xfresearch.runtime.trees import path_name
 
 STEP, TOLERANCE = 3e-6, 1e-7
 # Two documents and padding, then one document.

@@ -22,10 +22,10 @@ from tests.training.test_step import make_batch
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, OptimizerConfig
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import resolve_model
+from xfresearch.runtime.errors import UserError
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.program import Program
 

@@ -32,7 +32,7 @@ from xfresearch.models.mixers.slots import SlotsConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.options import RopeConfig
 from xfresearch.models.model_config import ModelConfig, mixtures, resolve_model
-from xfresearch.trees import path_name
+from xfresearch.runtime.trees import path_name
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH, LENGTH = 2, 8

@@ -20,7 +20,7 @@ from xfresearch.config.run import DataConfig
 from xfresearch.data.corpora import documents, splits
 from xfresearch.data.pipeline import prepare
 from xfresearch.data.tokenizers import load_tokenizer, loading, tokenizer_for
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 LINES = [json.dumps({"text": "fine"}), json.dumps({"text": "good"})]
 BAD_FILES = {

@@ -21,7 +21,7 @@ from xfresearch.data.baselines import (
     unigram_entropy,
     xz,
 )
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from xfresearch.config.run import DataConfig
 from xfresearch.data import cache
 from xfresearch.data.cache import build_once, cache_root, complete
 from xfresearch.data.pipeline import prepare
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 CHILD = """

@@ -24,7 +24,7 @@ from xfresearch.data.facts import (
     neighbours,
     sentence,
 )
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 MAYORS = {
     "name": "city mayor",

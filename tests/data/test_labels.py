@@ -11,7 +11,7 @@ from xfresearch.config.fields import option
 from xfresearch.config.files import parse
 from xfresearch.data import labels
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 TINY = f"--config={ROOT}/configs/brody_majority.py:tiny"
 

@@ -11,7 +11,7 @@ from tests.data.conftest import shared
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 PARTS = [
     "a",

@@ -5,7 +5,7 @@ import pytest
 
 from xfresearch.data.labels import open_data_set
 from xfresearch.data.recall import NO_LABEL, Recall, _draw
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 def test_labels_are_the_values_of_the_keys():

@@ -8,7 +8,7 @@ import pytest
 
 from xfresearch.data.facts import facts
 from xfresearch.data.records import Record, read_record, read_records, records
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 EDITING = Path(__file__).parents[3] / "shared" / "data" / "editing"
 OURS = {"subject": "Ada", "prompt": "{} plays the", "target": "flute", "target_new": "harp"}

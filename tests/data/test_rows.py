@@ -13,8 +13,8 @@ from xfresearch.data import files, rows
 from xfresearch.data.corpora import documents
 from xfresearch.data.files import find_files, read_documents
 from xfresearch.data.texts import TextFiles
-from xfresearch.errors import UserError
-from xfresearch.formats import sniff
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.formats import sniff
 
 
 def read(path, content: bytes, field: str = "text") -> list[bytes]:
@@ -49,7 +49,7 @@ def test_an_error_in_a_json_array_names_its_line(tmp_path, content, place):
 def test_a_row_that_never_ends_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "LONGEST", 1 << 12)
     monkeypatch.setattr(rows, "_CHUNK", 1 << 10)
-    monkeypatch.setattr("xfresearch.formats.HEAD", 1 << 10)
+    monkeypatch.setattr("xfresearch.runtime.formats.HEAD", 1 << 10)
     long = json.dumps({"text": "a" * 10_000}).encode()
     for name, content, words in (
         ("a.jsonl", long, ":1: the line is longer than 0 MiB"),

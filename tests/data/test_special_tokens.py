@@ -5,7 +5,7 @@ import pytest
 from tests.data import made_tokenizers as made
 from tests.data.test_lossless import GEMMA
 from xfresearch.data.tokenizers import load_tokenizer
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 VOCABULARY = {"<s>": 0, "<pad>": 1, "</s>": 2, **{c: i for i, c in enumerate("abcdeh<>/s", 3)}, "ab": 13}
 MERGES = "#version: 0.2\na b\n"

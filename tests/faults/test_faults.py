@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.calls import library
 from tests.training.processes import ROOT
-from xfresearch.errors import MISTAKE, TRANSIENT
+from xfresearch.runtime.errors import MISTAKE, TRANSIENT
 
 CODES = {errno.EIO: TRANSIENT, errno.ENOSPC: TRANSIENT, errno.ESTALE: TRANSIENT}
 CODES |= {errno.EACCES: MISTAKE, errno.ENOSYS: MISTAKE}

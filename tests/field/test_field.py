@@ -7,7 +7,7 @@ import pytest
 
 from tests.field.doors import DOORS, documents
 from tests.field.make import JOINED, TEXTS
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 FOLDER = Path(__file__).parent
 MOST_FILES, MOST_BYTES = 200, 20_000

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import CONTROL, REFUSALS, TARGETS
-from xfresearch.terminal import one_line
+from xfresearch.runtime.terminal import one_line
 
 SECONDS = 20  # for one input; most take milliseconds
 MEMORY = 2 << 30  # bytes above those in use after the valid input was read

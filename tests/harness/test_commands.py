@@ -14,9 +14,9 @@ from tests.harness.test_scoring import alone
 from tests.tiny_runs import make_run, tiny_model
 from tests.tolerances import TOLERANCE
 from xfresearch import compare, evaluate, loading
-from xfresearch.errors import UserError
 from xfresearch.harness import measuring, scoring, tasks
 from xfresearch.harness.items import Items
+from xfresearch.runtime.errors import UserError
 from xfresearch.studies import probes
 
 MISSING = "lm_eval is not installed: requirements-eval.txt"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xfresearch.errors import UserError
 from xfresearch.harness.items import Items
+from xfresearch.runtime.errors import UserError
 
 ANSWERS = {"a": [-1.25, True], "b": "a text\nof two lines, naïve", "c": -0.1 + 1e-17}
 

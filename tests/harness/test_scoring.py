@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.tiny_runs import ROOT, tiny_model
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.scoring import Window, continuation_windows
+from xfresearch.runtime.errors import UserError
 
 LENGTH = 64  # rows of the tiny model's position table
 

@@ -12,7 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-from xfresearch import command, distributed
+from xfresearch import command
+from xfresearch.runtime import distributed
 
 EVERY = 0.003  # seconds between samples
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from xfresearch.errors import UserError
 from xfresearch.interop.copying import BLOCK, copy
 from xfresearch.interop.tensor_files import MAX_HEADER, PendingTensor, tensors_in, write
+from xfresearch.runtime.errors import UserError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

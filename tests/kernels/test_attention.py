@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.kernels.attention import attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.devices import compute_capability
 
 IMPLEMENTATIONS = ("plain", "blocked")

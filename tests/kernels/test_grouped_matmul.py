@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.kernels import blocked_rows
 from xfresearch.kernels.blocked_rows import computed_rows
 from xfresearch.kernels.grouped_matmul import (
@@ -23,6 +22,7 @@ from xfresearch.kernels.grouped_matmul import (
     rows_per_block,
 )
 from xfresearch.kernels.megablox import megablox
+from xfresearch.runtime.errors import UserError
 
 
 def reference(x, w, sizes):

@@ -11,10 +11,10 @@ import pytest
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import draw, error, plain, value_and_gradients
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.kernels import tokamax_kernels
 from xfresearch.kernels.masks import CAUSAL, EVERYTHING, Mask
 from xfresearch.kernels.tokamax_kernels import refuse_tokamax, tokamax_attention, tokamax_ragged_dot
+from xfresearch.runtime.errors import UserError
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("tokamax") is None, reason="needs tokamax (Python 3.12): pip install 'xfresearch[gpu]'"

@@ -123,7 +123,7 @@ def test_every_flag_that_local_sh_adds_exists(launcher):
         ("gke.sh", f"{GKE} --create cheap {TRAIN}", "--create='cheap'.* spot, on-demand"),
         ("tpu_vm.sh", f"{TPU_VM} --retries 08 {TRAIN}", "--retries='08'"),
         ("tpu_vm.sh", f"{TPU_VM} --accelerator v6e-08 {TRAIN}", "--accelerator='v6e-08'"),
-        ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.crash_log", "there is no such command"),
+        ("tpu_vm.sh", f"{TPU_VM} -- python -m xfresearch.outline", "there is no such command"),
         ("gke.sh", f"{GKE} --tpu-type h100 {TRAIN}", "--tpu-type='h100'"),
         ("gke.sh", f"{GKE} --tpu-type v6e-x {TRAIN}", "--tpu-type='v6e-x'"),
         ("gke.sh", f"{GKE} --image= {TRAIN}", "--image=''"),

@@ -104,7 +104,7 @@ def test_processes_that_do_not_end_are_killed_after_the_grace_period(launcher):
 # Two processes with crash-log monitors, like xfresearch commands. Process 1 is killed, process 0 ignores SIGTERM.
 MONITORED = """
 import os, signal, sys, time
-from xfresearch import crash_log
+from xfresearch.runtime import crash_log
 mine = int(sys.argv[sys.argv.index("--process") + 1])
 crash_log.start_monitor(mine, 2, sys.argv[1])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -125,7 +125,8 @@ def test_killed_processes_leave_an_error_line_and_a_log(launcher, tmp_path):
 
 
 def test_the_grace_period_is_long_enough_to_report_a_lost_process():
-    from xfresearch import command, distributed
+    from xfresearch import command
+    from xfresearch.runtime import distributed
 
     parser = command.Parser()
     distributed.add_flags(parser)

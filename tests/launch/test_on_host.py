@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.launch.stand_ins import ROOT
-from xfresearch.hardware import git_commit
+from xfresearch.runtime.hardware import git_commit
 
 ENTRY = ["bash", str(ROOT / "launch" / "entrypoint.sh")]
 DETACHED = ["bash", str(ROOT / "launch" / "detached.sh")]

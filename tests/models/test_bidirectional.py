@@ -12,12 +12,12 @@ from tests.reference.feed_forward import expert_choice
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.closed_form import costs
 from xfresearch.models.context import Context
 from xfresearch.models.counting import count_flops
 from xfresearch.models.taps import Patch, Taps
+from xfresearch.runtime.errors import UserError
 
 MOE = "blocks.main.feed_forward.moe."
 EXPERT_CHOICE = {

@@ -15,9 +15,9 @@ from tests.contracts.passes import forward
 from tests.contracts.variants import in_float64, model, random_params
 from tests.daily import daily
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.models import decoding, transformer
 from xfresearch.models.sampling import Sampling
+from xfresearch.runtime.errors import UserError
 
 MAIN = "blocks.main."
 MEMORY = {MAIN + "layout": "all_attention", MAIN + "attention.memory_slots": 3, "final_norm": "none"}

@@ -16,13 +16,13 @@ from tests.contracts.variants import in_float64, random_params, tree_error
 from tests.contracts.variants import model as resolved
 from tests.simulated import results_on_devices
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import Patch, Taps
 from xfresearch.planning import hlo
 from xfresearch.planning.collectives import collectives
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.mesh import AXES
 from xfresearch.sharding.partition import batch_sharding, param_shardings
 

@@ -10,9 +10,9 @@ from xfresearch.config.groups import to_config_dict
 from xfresearch.config.reading import from_dict
 from xfresearch.config.resolving import model_from, resolve
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime.errors import UserError
 
 B = "blocks.main."
 A, F = B + "attention.", B + "feed_forward."

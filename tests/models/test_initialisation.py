@@ -8,7 +8,7 @@ import pytest
 from tests.contracts.variants import ALL, model
 from xfresearch.models import transformer
 from xfresearch.models.layers import stacks
-from xfresearch.trees import path_name
+from xfresearch.runtime.trees import path_name
 
 # Standard deviation of a standard normal variable that is truncated at three standard deviations.
 TRUNCATED = 0.98658

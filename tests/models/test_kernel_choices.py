@@ -12,7 +12,6 @@ from tests.contracts.variants import LENGTH, VARIANTS, model, tokens_for
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig, TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import UserError
 from xfresearch.evaluation import make_scorer
 from xfresearch.kernels import attention as attention_kernels
 from xfresearch.language_model import LanguageModel
@@ -20,6 +19,7 @@ from xfresearch.models import transformer
 from xfresearch.models.context import Execution
 from xfresearch.models.mixers.softmax.attention import training_call
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
+from xfresearch.runtime.errors import UserError
 from xfresearch.training.kernel_choices import kernel_choices
 
 

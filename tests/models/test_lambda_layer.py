@@ -12,10 +12,10 @@ from tests.models.test_decoding import check_cached_logits
 from tests.models.test_errors import assert_one_line
 from tests.reference import attention as reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.kernels.lambda_scan import empty_state, flops_per_token, lambda_scan
 from xfresearch.models import transformer
 from xfresearch.models.counting import count_flops
+from xfresearch.runtime.errors import UserError
 
 A = "blocks.main.attention."
 LAMBDA = {A + "kind": "lambda", A + "lambdas.window": 5}

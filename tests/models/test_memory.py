@@ -8,9 +8,9 @@ from tests.contracts.passes import capture
 from tests.contracts.variants import VARIANTS, change, in_float64, model, random_params, tokens_for
 from tests.reference import feed_forward as reference
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
 from xfresearch.models.memory import memory
+from xfresearch.runtime.errors import UserError
 
 
 def captured(config, params, *names):

@@ -17,11 +17,11 @@ from tests.reference.feed_forward import scores
 from tests.reference.norms import softmax
 from tests.tolerances import TOLERANCE, relative_error
 from xfresearch import model_inputs
-from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.context import Context
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.models.taps import Patch, Taps
+from xfresearch.runtime.errors import UserError
 
 OPTIONS = [
     {},

@@ -8,7 +8,7 @@ import pytest
 from tests.contracts.passes import capture, forward
 from tests.contracts.variants import in_float64, model, random_params, tokens_for
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 A = "blocks.main.attention."
 

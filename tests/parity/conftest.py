@@ -5,7 +5,7 @@ from importlib.metadata import version
 import pytest
 
 from tests.tolerances import TOLERANCE
-from xfresearch.hardware import describe_machine
+from xfresearch.runtime.hardware import describe_machine
 
 ERRORS = pytest.StashKey[dict]()
 

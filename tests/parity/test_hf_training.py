@@ -17,8 +17,8 @@ import xfresearch as xf  # noqa: E402
 from tests.parity import hf_torch  # noqa: E402
 from tests.parity.hf_draws import DRAWS, LENGTH, ROUNDS, Draw  # noqa: E402
 from xfresearch import train  # noqa: E402
+from xfresearch.runtime.trees import path_name  # noqa: E402
 from xfresearch.training.step import make_loss  # noqa: E402
-from xfresearch.trees import path_name  # noqa: E402
 
 pytestmark = pytest.mark.parity
 DTYPES = ["float32", "float64"]

@@ -8,8 +8,8 @@ import pytest
 from docs import scale
 from tests.contracts.variants import ROOT
 from xfresearch.config.files import parse
-from xfresearch.errors import UserError
 from xfresearch.planning import named, topologies
+from xfresearch.runtime.errors import UserError
 
 RESULTS = ROOT / "docs" / "data" / "scale.json"
 

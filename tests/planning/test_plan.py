@@ -9,8 +9,8 @@ import pytest
 from tests.contracts.variants import ROOT
 from xfresearch import plan
 from xfresearch.config.files import parse
-from xfresearch.errors import UserError
 from xfresearch.planning import formula, plans, program, report, search, topologies
+from xfresearch.runtime.errors import UserError
 
 LAYERS = ("scan", "unroll")
 SPLASH = "--config.training.attention_kernel=splash"

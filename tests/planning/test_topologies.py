@@ -2,9 +2,9 @@
 
 import pytest
 
-from xfresearch.errors import UserError
 from xfresearch.planning.chips import CHIPS
 from xfresearch.planning.topologies import parse
+from xfresearch.runtime.errors import UserError
 
 
 @pytest.mark.parametrize(

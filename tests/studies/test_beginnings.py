@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from tests.studies.tiny import run, time_nothing
-from xfresearch import hardware
-from xfresearch.errors import UserError
-from xfresearch.files import read_object, write_json
+from xfresearch.runtime import hardware
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, plan
 from xfresearch.training.loop import Run
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.studies.test_merging import pretend
 from tests.studies.tiny import FILE, run, time_nothing
-from xfresearch.errors import UserError
-from xfresearch.files import read_object, write_json
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running, tables
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, cells, extensions, next_trial
 from xfresearch.studies.running import open_store

@@ -15,8 +15,8 @@ from tests.daily import daily
 from tests.studies import tiny
 from xfresearch.config.comparing import fingerprint
 from xfresearch.data.pipeline import Batches
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
+from xfresearch.runtime.errors import UserError
 from xfresearch.studies import cells, design, matching, plan
 from xfresearch.studies.cells import TUNING_SEED, Cell, Trial, next_trial
 from xfresearch.studies.design import Study

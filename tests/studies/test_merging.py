@@ -2,7 +2,7 @@
 
 from tests.studies.test_null_studies import MADE
 from tests.studies.tiny import FILE, run, time_nothing
-from xfresearch.files import read_object, write_json, write_rows
+from xfresearch.runtime.files import read_object, write_json, write_rows
 from xfresearch.studies import conducting, design, plan, running
 from xfresearch.studies.cells import Trial
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.studies.tiny import run
-from xfresearch.files import read_object
+from xfresearch.runtime.files import read_object
 
 FILES = [file for file in sorted(Path("configs/studies").glob("*.py")) if file.stem not in ("__init__", "common")]
 

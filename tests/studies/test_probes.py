@@ -11,8 +11,8 @@ from tests.tiny_runs import tiny_model
 from xfresearch import LanguageModel
 from xfresearch.analysis.registry import ANALYSES, Analysis
 from xfresearch.config.run import Config
-from xfresearch.errors import NothingMeasured, UserError
 from xfresearch.models import transformer
+from xfresearch.runtime.errors import NothingMeasured, UserError
 from xfresearch.studies import probes
 
 V = 50

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.studies import statistics
 from xfresearch.studies.statistics import Difference, paired
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.studies.tiny import run
 from xfresearch import study
-from xfresearch.errors import UserError
-from xfresearch.files import read_object, write_json
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import read_object, write_json
 from xfresearch.studies import conducting, design, outcome, plan, report, running
 from xfresearch.studies.cells import TUNING_SEED, Cell, planned
 from xfresearch.studies.running import open_store

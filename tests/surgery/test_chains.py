@@ -11,7 +11,7 @@ from tests.surgery.comparing import assert_exact
 from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import make_run, tiny_model
 from xfresearch import command, convert, surgery
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.surgery import certificate as certificate_module
 from xfresearch.surgery import conversion, running
 from xfresearch.surgery.network import take_apart

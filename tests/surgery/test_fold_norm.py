@@ -7,9 +7,9 @@ from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
 from xfresearch.models import transformer
+from xfresearch.runtime.trees import by_path
 from xfresearch.surgery import CONVERSIONS
 from xfresearch.surgery.network import take_apart
-from xfresearch.trees import by_path
 
 NO_POSITION = {"model__position": "none"}
 

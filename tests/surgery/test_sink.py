@@ -7,8 +7,8 @@ import pytest
 from tests.surgery.comparing import assert_exact
 from tests.surgery.test_merge_query_key import changed
 from xfresearch import surgery
+from xfresearch.runtime.trees import by_path
 from xfresearch.surgery.network import assemble, take_apart
-from xfresearch.trees import by_path
 
 OFF_BY_ONE = {"sink": "off_by_one", "bias": "()"}
 LEARNED = {"sink": "learned", "bias": "()"}

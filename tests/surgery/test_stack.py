@@ -10,8 +10,8 @@ from tests.surgery.comparing import assert_exact
 from tests.surgery.test_merge_query_key import changed
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
+from xfresearch.runtime.trees import by_path
 from xfresearch.surgery.network import assemble, take_apart
-from xfresearch.trees import by_path
 
 BLOCK = "model__blocks__main__"
 BIASES = {BLOCK + "feed_forward__moe__bias": "('router','experts')"}

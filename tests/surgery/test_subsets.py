@@ -8,8 +8,8 @@ import pytest
 from tests.surgery.comparing import assert_exact, logits
 from tests.tiny_runs import tiny_model
 from xfresearch import surgery
-from xfresearch.errors import UserError
 from xfresearch.models import layers
+from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.certificate import BOUND, difference
 from xfresearch.surgery.network import LayerBlock, take_apart
 

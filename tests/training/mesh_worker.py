@@ -19,8 +19,8 @@ from tests.tolerances import relative_error
 from xfresearch.analysis.panel import Panel
 from xfresearch.config.files import parse
 from xfresearch.config.run import MeshConfig
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyper import hyper_of

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import command, distributed
+from xfresearch import command
 from xfresearch.config.files import parse
 from xfresearch.config.run import MeshConfig
-from xfresearch.errors import Stopped, UserError
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import Stopped, UserError
 
 MESHES = ({"data": -1}, {"fsdp": 2, "tensor": 4}, {"data": 2, "context": 4}, {"tensor": 4, "context": 2})
 STEPS = (0, 7)

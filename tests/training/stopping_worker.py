@@ -14,8 +14,9 @@ import time
 from collections import Counter
 
 from tests.training.processes import ROOT
-from xfresearch import command, distributed, train
+from xfresearch import command, train
 from xfresearch.checkpoints import store
+from xfresearch.runtime import distributed
 
 OFFSET = 1000
 TRACED = {str(ROOT / "xfresearch" / "training" / name): n * OFFSET for n, name in enumerate(("loop.py", "stopping.py"))}

@@ -12,11 +12,11 @@ import optax
 import pytest
 from etils import epath
 
-from xfresearch import crash_log
 from xfresearch.checkpoints import store, writing
 from xfresearch.config.run import CheckpointConfig
-from xfresearch.errors import Stopped
-from xfresearch.files import move_damaged
+from xfresearch.runtime import crash_log
+from xfresearch.runtime.errors import Stopped
+from xfresearch.runtime.files import move_damaged
 
 
 def make_state() -> dict:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from etils import epath
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.training import claims as claims_module
 from xfresearch.training import workdir
 from xfresearch.training.claims import PREFIX, claimed

@@ -15,7 +15,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.run import TrainingConfig
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import DIVERGED, Diverged, UserError, exit_code
+from xfresearch.runtime.errors import DIVERGED, Diverged, UserError, exit_code
 from xfresearch.training import loop
 from xfresearch.training.health import Health
 from xfresearch.training.workdir import record, write_config

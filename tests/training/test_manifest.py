@@ -11,9 +11,10 @@ import jax
 import pytest
 
 from tests.tiny_runs import ROOT
-from xfresearch import hardware, identity, train
+from xfresearch import train
 from xfresearch.checkpoints import manifest, store
-from xfresearch.errors import UserError
+from xfresearch.runtime import hardware, identity
+from xfresearch.runtime.errors import UserError
 
 STEPS = 4
 CONFIG = """\

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.tolerances import TOLERANCE, relative_error
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.training import metrics
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, bits_per_byte, read_metrics
 

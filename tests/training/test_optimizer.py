@@ -11,7 +11,7 @@ import pytest
 from tests.training.rules import rule_of
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, OptimizerConfig
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import Axes
 from xfresearch.training.hyper import hyper_of, learning_rate
 from xfresearch.training.optimizer import SCALINGS

@@ -15,8 +15,8 @@ from xfresearch import analysis
 from xfresearch.analysis.panel import LENGTH, REPEATED, Panel
 from xfresearch.data.pipeline import evaluation_batches, prepare
 from xfresearch.data.tokenizers import ByteTokenizer
-from xfresearch.errors import UserError
 from xfresearch.pages.panel import CAPTIONS, COLUMNS, panel_pictures
+from xfresearch.runtime.errors import UserError
 from xfresearch.training import loop
 
 TOKENS_BL = np.random.default_rng(0).integers(257, size=(4, 24))  # rows of the analyses

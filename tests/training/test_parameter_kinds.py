@@ -18,7 +18,7 @@ from tests.contracts.variants import ALL
 from tests.training.rules import rule_of
 from xfresearch.config.run import OptimizerConfig
 from xfresearch.models import transformer
-from xfresearch.trees import path_name
+from xfresearch.runtime.trees import path_name
 
 # {path: the role of each dimension, for each rank}: b batch (one matrix per index), i inputs, o outputs. The first b
 # are stacked layers.

@@ -30,7 +30,7 @@ from xfresearch.checkpoints import store
 from xfresearch.checkpoints.digests import digests as array_digests
 from xfresearch.config.files import parse
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import DIVERGED, TRANSIENT
+from xfresearch.runtime.errors import DIVERGED, TRANSIENT
 
 LAST = 12
 TWO = ["--config.mesh.fsdp=2", "--config.evaluation.batch_size=3"]  # a batch size that two processes do not divide
@@ -264,7 +264,8 @@ def test_mistakes_are_one_line_in_every_process(single, cache):
 PREEMPTED = """
 import os, signal, sys, time
 from jax.experimental.multihost_utils import reached_preemption_sync_point
-from xfresearch import command, distributed
+from xfresearch import command
+from xfresearch.runtime import distributed
 parser = command.Parser()
 distributed.add_flags(parser)
 workdir = sys.argv[2]
@@ -308,8 +309,9 @@ def test_sigterm_ends_a_process_outside_the_loop_and_is_a_notice_in_it(handled, 
     ],
 )
 def test_incomplete_or_wrong_flags_are_refused_by_name(given, words):
-    from xfresearch import command, distributed
-    from xfresearch.errors import UserError
+    from xfresearch import command
+    from xfresearch.runtime import distributed
+    from xfresearch.runtime.errors import UserError
 
     parser = command.Parser()
     distributed.add_flags(parser)
@@ -327,8 +329,9 @@ def test_a_process_that_never_comes_is_one_line(index, tmp_path):
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path):
-    from xfresearch import command, distributed
-    from xfresearch.errors import UserError
+    from xfresearch import command
+    from xfresearch.runtime import distributed
+    from xfresearch.runtime.errors import UserError
 
     parser = command.Parser()
     distributed.add_flags(parser)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from xfresearch import errors
 from xfresearch.checkpoints import store
+from xfresearch.runtime import errors
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent.parent

@@ -10,9 +10,9 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from tests.blocks import block
 from tests.contracts.variants import ALL
 from xfresearch.config.run import MeshConfig
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import letters
 from xfresearch.sharding.mesh import AXES, check_batch, device_mesh, mesh_sizes
 from xfresearch.sharding.partition import param_shardings

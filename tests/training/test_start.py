@@ -20,12 +20,12 @@ from xfresearch import plan, train
 from xfresearch.checkpoints import store
 from xfresearch.config.files import read_json
 from xfresearch.data.tokenizers import tokenizer_for
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.training import session, start
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import lineage, write_lineage
-from xfresearch.trees import by_path
 
 FILE = f"--config={ROOT}/configs/llama.py:tiny"  # another model than the trained one, which is GPT-2's
 

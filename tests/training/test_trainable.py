@@ -9,14 +9,14 @@ import pytest
 from tests.training.test_routing import config_of
 from tests.training.test_step import grads_of, make_batch, make_config, run_steps
 from xfresearch.config.run import OptimizerConfig
-from xfresearch.errors import UserError
 from xfresearch.planning.formula import estimate_step
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import AXES
 from xfresearch.training import loop
 from xfresearch.training.optimizer import SCALINGS, trainable
 from xfresearch.training.program import Program
 from xfresearch.training.step import init_params
-from xfresearch.trees import by_path
 
 PATTERNS = ("*norm*", "blocks/*/query/*")
 ONE = dict.fromkeys(AXES, 1)

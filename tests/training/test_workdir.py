@@ -11,13 +11,14 @@ from etils import epath
 
 from tests.data import made_tokenizers as made
 from tests.tiny_runs import ROOT, tiny_config, tiny_model
-from xfresearch import files, train
+from xfresearch import train
 from xfresearch.checkpoints import store
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.files import read_json
 from xfresearch.config.run import CheckpointConfig
 from xfresearch.data.tokenizers import ByteTokenizer, load_tokenizer
-from xfresearch.errors import TRANSIENT, Stopped, UserError, exit_code
+from xfresearch.runtime import files
+from xfresearch.runtime.errors import TRANSIENT, Stopped, UserError, exit_code
 from xfresearch.training import loop, session
 from xfresearch.training import workdir as workdirs
 from xfresearch.training.fork import say_changes

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.analysis.running import batches
-from xfresearch.errors import UserError
 from xfresearch.model_inputs import matching, tap_shapes
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime.errors import UserError
 
 BATCH = 8  # rows
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch import arguments
-from xfresearch.errors import UserError
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.trees import path_name
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.trees import path_name
 
 
 def only_if(applies: Callable[[ModelConfig], str]) -> Callable:

@@ -28,7 +28,7 @@ from xfresearch.models.block import Stream
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with, layer_ends
 from xfresearch.models.taps import captured, request
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 from xfresearch.statistics import mean_interval
 
 BATCH = 4

@@ -43,7 +43,7 @@ from xfresearch.models.memory import memory
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
 from xfresearch.models.taps import captured, request
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 from xfresearch.statistics import mean_interval, mean_of_known
 
 ROWS = 256

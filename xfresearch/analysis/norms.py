@@ -21,7 +21,7 @@ from xfresearch.analysis.selectable import selectable
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 from xfresearch.statistics import mean_interval, mean_of_known
 
 SITES = ("before", "in", "key", "query", "unrotated_query")

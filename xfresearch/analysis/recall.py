@@ -21,11 +21,11 @@ from xfresearch import outline
 from xfresearch.analysis.applies import only_if
 from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.data.facts import Fact, facts_of
-from xfresearch.errors import UserError
 from xfresearch.evaluation import check_length
 from xfresearch.model_inputs import encode, forward
 from xfresearch.models.model_config import ModelConfig, longest_sequence
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 from xfresearch.statistics import mean_interval, mean_of_known
 
 BATCH = 64

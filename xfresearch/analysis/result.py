@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from xfresearch.files import inside, make_directory, write_bytes, write_json
 from xfresearch.pages.charts import Curve, line_chart, with_interval
 from xfresearch.pages.drawing import COLOURS
 from xfresearch.pages.heat_map import heat_map
 from xfresearch.pages.html import write_page
-from xfresearch.terminal import visible
+from xfresearch.runtime.files import inside, make_directory, write_bytes, write_json
+from xfresearch.runtime.terminal import visible
 
 COLUMN = 440  # width of a picture that fits into one of the page's two columns
 

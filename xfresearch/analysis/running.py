@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from xfresearch.data.labels import has_labels, open_data_set
-from xfresearch.errors import UserError
 from xfresearch.evaluation import check_length
 from xfresearch.language_model import LanguageModel
 from xfresearch.model_inputs import as_tokens, forward, tap_shapes
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import Request, request
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 
 ROWS = 32  # by default
 BATCH = 8

@@ -15,7 +15,7 @@ from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayers import Sublayer
 from xfresearch.models.taps import OUTSIDE, Patch, Request, Stacked
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 
 TOGETHER = 64  # restored passes at a time
 CASES = 128  # of one call of a compiled program

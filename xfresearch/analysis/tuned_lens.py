@@ -20,7 +20,7 @@ from xfresearch.analysis.result import HeatMap, Result, Table
 from xfresearch.analysis.running import about, batches, rows
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.stack import ends_with
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 from xfresearch.statistics import mean_interval
 
 ROWS = 32

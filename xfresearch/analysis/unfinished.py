@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from xfresearch.arrays import read_arrays, write_arrays
-from xfresearch.errors import UserError
+from xfresearch.runtime.arrays import read_arrays, write_arrays
+from xfresearch.runtime.errors import UserError
 
 EVERY = 60.0  # seconds
 

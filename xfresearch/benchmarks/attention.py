@@ -12,8 +12,8 @@ def add_flags(parser) -> None:
 
 
 def prepare(a, draw):
-    from xfresearch.errors import UserError
     from xfresearch.kernels.attention import REFUSALS, attention, choose_attention, describe
+    from xfresearch.runtime.errors import UserError
 
     G = a.kv_heads
     K = a.head_size

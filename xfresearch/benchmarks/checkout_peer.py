@@ -13,7 +13,7 @@ from pathlib import Path
 def main(root: str, arguments: list[str]) -> None:
     os.chdir(root)
     import xfresearch
-    from xfresearch import memory
+    from xfresearch.runtime import memory
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()

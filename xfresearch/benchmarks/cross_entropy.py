@@ -4,8 +4,8 @@ from argparse import ArgumentTypeError
 from functools import partial
 
 from xfresearch.benchmarks import arrays
-from xfresearch.errors import UserError
 from xfresearch.held_out import at_least
+from xfresearch.runtime.errors import UserError
 
 SIZES = {"tokens": 4096, "width": 256, "vocab": 8192}
 

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, write_figures
-from xfresearch.errors import UserError, require
 from xfresearch.models.sampling import DEFAULT, Sampling
+from xfresearch.runtime.errors import UserError, require
 
 COLUMNS = ("tokens/s", "ms per step", "quartiles", "floors", "speed", "parameters", "cache bytes per token", "model")
 TRANSFORMERS = ("transformers", "transformers_static")
@@ -168,7 +168,7 @@ def row(name: str, lm, seconds: dict, a) -> dict:
 
 
 def print_rows(rows: list[dict]) -> None:
-    from xfresearch.tables import table, to_columns
+    from xfresearch.runtime.tables import table, to_columns
 
     cells = [
         (

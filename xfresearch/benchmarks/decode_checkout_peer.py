@@ -15,9 +15,10 @@ def main(folder: str, request: str) -> None:
     root = os.environ["PYTHONPATH"]
     os.chdir(root)
     import xfresearch
-    from xfresearch import loading, memory
+    from xfresearch import loading
     from xfresearch.models.decoding import generate
     from xfresearch.models.sampling import Sampling
+    from xfresearch.runtime import memory
 
     assert Path(xfresearch.__file__).is_relative_to(root), f"{xfresearch.__file__} is not in {root}"
     memory.reuse()

@@ -7,7 +7,7 @@
 """
 
 from xfresearch.config.files import default_config
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 NAMES = ("dense", "experts", "feed_forward", "slots")
 

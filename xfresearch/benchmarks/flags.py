@@ -1,7 +1,7 @@
 """Flags that the operations share, and the file of figures that they write."""
 
-from xfresearch.files import write_json
 from xfresearch.held_out import at_least
+from xfresearch.runtime.files import write_json
 
 PATHS = ("json", "torch_python")  # options that are paths of one machine
 
@@ -20,7 +20,7 @@ def add_json(parser) -> None:
 def write_figures(options, figures: dict) -> None:
     """Writes the figures to the file of --json, if it is given, with the command's options, machine, versions and commit."""
     if options.json:
-        from xfresearch.hardware import environment
+        from xfresearch.runtime.hardware import environment
 
         given = {name: value for name, value in vars(options).items() if name not in PATHS}
         write_json(options.json, {"arguments": given} | environment() | figures)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xfresearch.benchmarks.peers import TORCH
-from xfresearch.errors import UserError, nearest
-from xfresearch.files import check_output, write_json
 from xfresearch.held_out import at_least
+from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import check_output, write_json
 
 ROWS_MODULE = "xfresearch.benchmarks.gpu_rows"
 GPT2 = ("configs/gpt2.py", "batch_size=32", "model.vocab_size=50257")

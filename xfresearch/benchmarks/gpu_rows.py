@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
-from xfresearch.files import write_json
+from xfresearch.runtime.files import write_json
 
 STEPS, STOP_AFTER = 20, 5
 TOLERANCE = 2e-2  # of a loss in bfloat16, relative to float32
@@ -59,7 +59,7 @@ def device(*_) -> dict:
     """The machine, and what of the libraries is missing."""
     import jax
 
-    from xfresearch.hardware import environment
+    from xfresearch.runtime.hardware import environment
 
     missing = {name: what for name, what in OPTIONAL.items() if not importlib.util.find_spec(name)}
     words = f"{environment()['machine']['devices']}, jax {jax.__version__}"

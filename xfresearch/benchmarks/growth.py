@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 FACTORS = (1, 2, 4)
 

@@ -28,7 +28,7 @@ def run(a) -> None:
 
     from xfresearch.data.labels import trains_on_labels
     from xfresearch.data.tokenizers import tokenizer_for
-    from xfresearch.progress import stage
+    from xfresearch.runtime.progress import stage
 
     config = quiet(a.config, a.overrides, a.updates)
     tokenizer = None if trains_on_labels(config.data) else tokenizer_for(config.data)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]  # of this checkout

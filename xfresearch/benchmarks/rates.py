@@ -25,7 +25,7 @@ def peak_or_measured(dtype: str) -> tuple[float, str]:
     if it has none (a CPU) the rate of one large product, measured now."""
     import jax
 
-    from xfresearch.hardware import peak_flops
+    from xfresearch.runtime.hardware import peak_flops
 
     device = jax.devices()[0]
     known = peak_flops(device.device_kind, dtype)

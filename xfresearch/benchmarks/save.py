@@ -31,8 +31,8 @@ def run(a) -> None:
     from xfresearch.checkpoints import store
     from xfresearch.checkpoints.digests import digests, weak_sums
     from xfresearch.checkpoints.validity import fault
-    from xfresearch.errors import UserError
-    from xfresearch.progress import stage
+    from xfresearch.runtime.errors import UserError
+    from xfresearch.runtime.progress import stage
 
     shape = (a.megabytes // (4 * ARRAYS), 1024, 1024)
     if not shape[0]:

@@ -3,7 +3,7 @@ best so far."""
 
 from dataclasses import replace
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 LEAST_GAIN = 1.01  # a value must be this much faster, in the median and in three quarters of the rounds faster at all
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, require
 from xfresearch.interop import exporting
 from xfresearch.interop.families import get_family
 from xfresearch.language_model import LanguageModel, with_dtype
+from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.training.hyper import hyper_of, learning_rate
 from xfresearch.training.program import shared_program

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from xfresearch.benchmarks import peers
 from xfresearch.benchmarks.flags import add_json, add_sizes, read, write_figures
-from xfresearch.errors import UserError
 from xfresearch.held_out import at_least
+from xfresearch.runtime.errors import UserError
 
 COLUMNS = ("ms", "quartiles", "tokens/s", "MFU", "GB", "compile s", "faults", "speed", "config")
 
@@ -220,7 +220,7 @@ def report(rows: list[dict], config) -> dict:
     import numpy as np
 
     from xfresearch.benchmarks.rates import peak_or_measured
-    from xfresearch.tables import table, to_columns
+    from xfresearch.runtime.tables import table, to_columns
 
     peak, source = peak_or_measured(config.model.dtype)
     for row in rows:

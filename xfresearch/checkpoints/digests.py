@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.placing import replicated
-from xfresearch.trees import by_path
 
 WORDS = 4  # of 32 bits
 BLOCK = 2**17  # elements in a block: on a CPU their terms stay in the cache, on a GPU they occupy all of it

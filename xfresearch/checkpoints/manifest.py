@@ -8,8 +8,8 @@ import re
 import sys
 from collections.abc import Mapping
 
-from xfresearch import distributed
-from xfresearch.errors import UserError
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
 
 # Entries that earlier versions, or some callers, do not record, by how their names begin.
 SOURCE, CONFIG_FILE, SETTING, DEVICES = "source of xfresearch", "config file ", "setting of JAX ", "devices"
@@ -29,8 +29,8 @@ class OtherManifest(UserError):
 def make(batches, heldout, tokenizer, config_files: Mapping[str, str]) -> dict[str, str]:
     """{entry: digest, version, commit or value}. `heldout` and `tokenizer` may be None. `config_files` are those of
     identity.config_files."""
-    from xfresearch import identity
-    from xfresearch.hardware import git_commit, versions
+    from xfresearch.runtime import identity
+    from xfresearch.runtime.hardware import git_commit, versions
 
     corpora = batches.config.data.corpus
     data = {f"train split of {name}": split.digest for name, split in zip(corpora, batches.corpora, strict=True)}
@@ -98,7 +98,7 @@ def _kinds(manifest: dict[str, str]) -> set[str]:
 
 def _kind(name: str) -> str:
     """The kind of an entry that not every manifest has; '' for any other entry."""
-    from xfresearch.identity import FLAGS
+    from xfresearch.runtime.identity import FLAGS
 
     return next((kind for kind in (SOURCE, CONFIG_FILE, SETTING, DEVICES, *FLAGS) if name.startswith(kind)), "")
 

@@ -14,7 +14,7 @@ from etils import epath
 
 from xfresearch.checkpoints.validity import PUBLISHED
 from xfresearch.config.run import CheckpointConfig
-from xfresearch.files import in_bucket, inside, open_lock, remove
+from xfresearch.runtime.files import in_bucket, inside, open_lock, remove
 
 
 class Kept:

@@ -20,7 +20,6 @@ from contextlib import suppress
 import jax
 from etils import epath
 
-from xfresearch import distributed
 from xfresearch.checkpoints import writing
 from xfresearch.checkpoints.digests import changed, digests, is_weak
 from xfresearch.checkpoints.pruning import Kept, reading
@@ -39,8 +38,9 @@ from xfresearch.checkpoints.validity import (
 )
 from xfresearch.checkpoints.writing import orbax
 from xfresearch.config.run import CheckpointConfig
-from xfresearch.errors import Stopped, disk_errors
-from xfresearch.files import check_links, exists, in_bucket, inside, names_in, read_bytes
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import Stopped, disk_errors
+from xfresearch.runtime.files import check_links, exists, in_bucket, inside, names_in, read_bytes
 
 ITEMS = ("params", "ema", "rest")
 RETRY_SECONDS = (1, 2, 4)  # between two tries to read

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from xfresearch.files import exists, inside, read_bytes, write_text
+from xfresearch.runtime.files import exists, inside, read_bytes, write_text
 
 PUBLISHED = "commit_success.txt"  # Orbax writes it last
 REJECTED = "rejected"

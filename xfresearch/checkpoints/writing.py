@@ -12,7 +12,7 @@ from pathlib import Path
 from etils import epath
 
 from xfresearch.checkpoints.pruning import Pruner
-from xfresearch.files import in_bucket, sync
+from xfresearch.runtime.files import in_bucket, sync
 
 
 @cache

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from xfresearch import loading
 from xfresearch.comparing import groups, held_out, runs, tasks
 from xfresearch.data.labels import trains_on_labels
-from xfresearch.errors import UserError
 from xfresearch.held_out import settings
+from xfresearch.runtime.errors import UserError
 from xfresearch.training.workdir import starts
 
 MACHINE = ("cpu", "cores", "devices")  # what decides the speed of a run

@@ -8,8 +8,8 @@ from xfresearch import loading
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import has_tokenizer, load_tokenizer
-from xfresearch.files import inside
 from xfresearch.models.closed_form import costs
+from xfresearch.runtime.files import inside
 from xfresearch.training.metrics import read_metrics
 
 AXES = {"step": "step", "tokens": "tokens seen", "flops": "FLOPs of training", "seconds": "seconds of training"}

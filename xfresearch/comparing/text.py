@@ -4,7 +4,7 @@ import math
 
 from xfresearch.comparing.collecting import Comparison
 from xfresearch.pages.html import short
-from xfresearch.tables import table, to_columns
+from xfresearch.runtime.tables import table, to_columns
 
 ABSENT = "-"
 COST_TITLES = ("parameters", "FLOPs/token", "steps", "tokens", "seconds", "training loss")

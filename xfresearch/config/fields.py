@@ -19,7 +19,7 @@ from dataclasses import field
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from xfresearch.errors import UserError, nearest, require
+from xfresearch.runtime.errors import UserError, nearest, require
 
 Decides = Literal["function", "initialisation", "training", "precision", "execution", "machine"]
 

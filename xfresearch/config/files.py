@@ -16,9 +16,9 @@ from xfresearch.config.groups import Group, to_config_dict
 from xfresearch.config.reading import from_dict, nearest_key
 from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, closest, did_you_mean, nearest, shortened
-from xfresearch.files import exists, read_object
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime.errors import UserError, closest, did_you_mean, nearest, shortened
+from xfresearch.runtime.files import exists, read_object
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 

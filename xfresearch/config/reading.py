@@ -11,8 +11,8 @@ import typing
 from collections.abc import Iterator
 
 from xfresearch.config.fields import Choice
-from xfresearch.errors import UserError, did_you_mean, nearest
-from xfresearch.schema import is_number
+from xfresearch.runtime.errors import UserError, did_you_mean, nearest
+from xfresearch.runtime.schema import is_number
 
 
 def from_dict(cls, data, key: str = "config"):

@@ -6,8 +6,8 @@ from xfresearch.config.fields import check_read
 from xfresearch.config.reading import from_dict
 from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.labels import TEXT_OPTIONS, open_data_set, trains_on_labels
-from xfresearch.errors import require
 from xfresearch.models.model_config import LIMITS, ModelConfig, longest_sequence, resolve_model
+from xfresearch.runtime.errors import require
 
 
 def resolve(config: Config) -> Config:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 CHUNK = 1 << 20  # bytes of a document that are counted at a time
 

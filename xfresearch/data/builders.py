@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 
 _PIECE = 1 << 20
 

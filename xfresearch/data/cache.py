@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from xfresearch.errors import UserError
-from xfresearch.files import (
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import (
     found_in,
     inside,
     make_directory,

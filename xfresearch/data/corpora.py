@@ -18,8 +18,8 @@ from xfresearch.data import texts
 from xfresearch.data.cache import build_once, cache_root, complete, digest, locked, write_meta
 from xfresearch.data.facts import FactSentences
 from xfresearch.data.files import names_files
-from xfresearch.errors import UserError, nearest
-from xfresearch.files import inside, names_in
+from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import inside, names_in
 
 BUILT_IN = ("python_stdlib", "text_files", "facts", "wikitext2", "enwik8", "text8")
 _FORMAT = 1

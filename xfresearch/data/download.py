@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xfresearch.data.cache import build_once
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 LARGEST = 1 << 28  # bytes of a member
 

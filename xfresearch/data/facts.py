@@ -22,7 +22,7 @@ from typing import NamedTuple
 from xfresearch.data import fact_words as words
 from xfresearch.data.cache import digest
 from xfresearch.data.files import check_utf8
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 SEED = 0
 PASSES = 4  # over the sentences of the train split, each in another order

@@ -5,10 +5,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from xfresearch.compression import SUFFIXES
 from xfresearch.data.rows import LONGEST, READERS, check_utf8, text_of, utf8
-from xfresearch.errors import UserError
-from xfresearch.formats import BROKEN, PROSE, WHAT, Found, refused, sniff, suffix_of
+from xfresearch.runtime.compression import SUFFIXES
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.formats import BROKEN, PROSE, WHAT, Found, refused, sniff, suffix_of
 
 # What a directory is searched for. Of .json, files of rows are taken; others describe a data set, or configure a program.
 TEXT_SUFFIXES = (".txt", ".text", ".tokens", *PROSE)

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from xfresearch.data.labels import open_data_set
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 
 
 class LabelledSplit:

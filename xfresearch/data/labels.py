@@ -13,7 +13,7 @@ from typing import Protocol
 from xfresearch.config.reading import from_dict
 from xfresearch.data.majority import Majority
 from xfresearch.data.recall import Recall
-from xfresearch.errors import require
+from xfresearch.runtime.errors import require
 
 DATA_SETS = {"majority": Majority, "recall": Recall}
 # Fields of DataConfig that apply to text only.

@@ -20,7 +20,7 @@ import numpy as np
 
 from xfresearch.config.fields import option
 from xfresearch.data.splits import SPLITS, rows_of
-from xfresearch.errors import require
+from xfresearch.runtime.errors import require
 
 
 @dataclass(frozen=True)

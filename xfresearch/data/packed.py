@@ -15,9 +15,9 @@ from xfresearch.data import packing
 from xfresearch.data.cache import build_once, cache_root, complete, digest, read_meta, write_meta
 from xfresearch.data.corpora import open_split
 from xfresearch.data.tokenizers import Tokenizer, tokenizer_for
-from xfresearch.errors import UserError
-from xfresearch.files import inside
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import inside
+from xfresearch.runtime.progress import stage
 
 FORMAT = 4
 _ROWS = "sequences.array_record"

@@ -16,7 +16,7 @@ import numpy as np
 
 from xfresearch.config.fields import option
 from xfresearch.data.splits import SPLITS, rows_of
-from xfresearch.errors import require
+from xfresearch.runtime.errors import require
 
 NO_LABEL = -1
 

@@ -14,9 +14,9 @@ from etils import epath
 from xfresearch.data.facts import Fact, consequences, facts_of, neighbours, sentence
 from xfresearch.data.record_forms import Wrong, fields_of
 from xfresearch.data.rows import READERS
-from xfresearch.errors import UserError
-from xfresearch.files import exists
-from xfresearch.formats import JSON, refused, sniff, suffix_of
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import exists
+from xfresearch.runtime.formats import JSON, refused, sniff, suffix_of
 
 
 class Record(NamedTuple):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from xfresearch.compression import Chunks, opened
-from xfresearch.errors import UserError, nearest
-from xfresearch.formats import HEAD, Found
+from xfresearch.runtime.compression import Chunks, opened
+from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.formats import HEAD, Found
 
 LONGEST = 1 << 26  # bytes of a row: a file that never ends a row must not fill the memory
 _BATCH = 256  # rows of a parquet file that are decoded at once

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from xfresearch.data.download import Published
 from xfresearch.data.files import READER, find_files, read_documents
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 _ENDS = {"train": 0.90, "validation": 0.95, "test": 1.0}

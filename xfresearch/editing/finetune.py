@@ -26,7 +26,7 @@ from xfresearch.kernels.cross_entropy import token_nll
 from xfresearch.model_inputs import forward
 from xfresearch.models import layers
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 
 STEPS, RATE = 25, 5e-4  # of the published code
 LARGEST = 5e-3  # chosen on the fact models (root mean square of the values: 0.09); 5e-4 for GPT-2 XL

@@ -20,11 +20,11 @@ from xfresearch.data.cache import cache_root
 from xfresearch.data.records import Record
 from xfresearch.editing.texts import fitting, prompts_after
 from xfresearch.editing.values import values_of
-from xfresearch.errors import UserError
 from xfresearch.model_inputs import forward
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.taps import captured, request
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 
 PREFIXES = ((10, 5), (10, 10))  # (how many, tokens of each), as in the published code
 TOKENS = 100_000  # for C

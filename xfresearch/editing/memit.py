@@ -29,9 +29,9 @@ from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import check_numbers, check_places, memories, prepared, traced
 from xfresearch.editing.texts import check_fit, fitting
 from xfresearch.editing.values import Values, memit_change, values_of, with_change
-from xfresearch.errors import UserError
 from xfresearch.models.connections.connection import ONE
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 
 LAYERS = 2  # by default: the traced one and the one before it, or the first two
 KEYS = ("each", "mean")

@@ -12,10 +12,10 @@ from xfresearch.analysis.result import LineChart, Result, Table
 from xfresearch.data.facts import Fact, sentence
 from xfresearch.data.records import Record
 from xfresearch.editing.metrics import KINDS, Measured, joined, measure, summary
-from xfresearch.errors import UserError
 from xfresearch.models.model_config import longest_sequence
 from xfresearch.pages.charts import Curve
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 from xfresearch.statistics import mean_interval
 
 BROKEN = 0.1  # a relative rise of the held-out loss above this breaks the model

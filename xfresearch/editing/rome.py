@@ -21,8 +21,8 @@ from xfresearch.editing.report import Edit
 from xfresearch.editing.requests import check_numbers, place_of, prepared
 from xfresearch.editing.texts import check_fit
 from xfresearch.editing.values import factored, rome_change, values_of, with_change
-from xfresearch.errors import UserError
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 
 KEYS = ("mean", "published")
 

@@ -30,10 +30,10 @@ from scipy import linalg
 from scipy.sparse import linalg as sparse_linalg
 
 from xfresearch.analysis.coefficients import sublayer_of, where
-from xfresearch.errors import UserError
 from xfresearch.language_model import LanguageModel
 from xfresearch.models import layers
 from xfresearch.models.mixers.memory import wide_slots
+from xfresearch.runtime.errors import UserError
 
 STEPS = 5000  # of conjugate gradients, at most
 

@@ -8,16 +8,16 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 
-from xfresearch import distributed
 from xfresearch.data.cache import digest
-from xfresearch.errors import UserError
 from xfresearch.harness import generating, scoring
 from xfresearch.harness.items import Items
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.context import Execution
 from xfresearch.models.reach import trained_reach
-from xfresearch.terminal import bar as progress_bar
-from xfresearch.terminal import unfiltered
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.terminal import bar as progress_bar
+from xfresearch.runtime.terminal import unfiltered
 
 
 class Adapter(TemplateLM):

@@ -2,12 +2,12 @@
 
 import sys
 
-from xfresearch import distributed
-from xfresearch.errors import UserError
-from xfresearch.files import write_json
 from xfresearch.harness import tasks
 from xfresearch.held_out import at_least, open_model
-from xfresearch.tables import format_number, table, to_columns
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_json
+from xfresearch.runtime.tables import format_number, table, to_columns
 
 LOSS_FLAGS = ("data", "split", "stride", "per_document", "all_steps")  # flags of the held-out loss only
 

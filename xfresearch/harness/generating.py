@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from xfresearch.errors import UserError
 from xfresearch.models import decoding
 from xfresearch.models.sampling import Sampling
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding import placing
 
 

@@ -7,8 +7,8 @@ leave an incomplete last line: reading skips it, and the next write starts a new
 import json
 from pathlib import Path
 
-from xfresearch.errors import UserError
-from xfresearch.files import append, make_directory, read_bytes
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import append, make_directory, read_bytes
 
 LARGEST = 1 << 32  # bytes of the answers of one model
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch import distributed, loading
+from xfresearch import loading
 from xfresearch.checkpoints.digests import digests
 from xfresearch.data.cache import cache_root, digest
-from xfresearch.errors import UserError
 from xfresearch.evaluation import batch_size, check_length
-from xfresearch.files import files_in, finite, in_bucket, inside, read_object, write_text
 from xfresearch.harness import tasks
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.model_config import longest_sequence
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import files_in, finite, in_bucket, inside, read_object, write_text
 
 NUMBER = int | float | np.integer | np.floating | np.bool_
 RESAMPLES = 1000  # lm_eval bootstraps the standard errors of metrics that are not means

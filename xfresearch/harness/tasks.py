@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 
 FOLDER = Path(__file__).parent / "local_tasks"
 PREFIX = "local_"  # distinguishes our names from lm_eval's

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")  # the first with a template counts
 

@@ -3,7 +3,6 @@
 import re
 
 from xfresearch.config.reading import from_dict
-from xfresearch.errors import UserError
 from xfresearch.interop.by_layer import period_of
 from xfresearch.interop.family import MISSING, REQUIRED, Family, Unsupported
 from xfresearch.interop.rope import read_rope, rope_names, write_rope
@@ -11,6 +10,7 @@ from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.mixers.softmax.projections import logit_scale
 from xfresearch.models.model_config import ModelConfig, resolve_model
+from xfresearch.runtime.errors import UserError
 
 DEQUANTIZE = (
     "MXFP4 is not read; save it in bfloat16 first, with "

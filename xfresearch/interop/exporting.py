@@ -9,8 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from xfresearch.errors import UserError
-from xfresearch.files import new_directory, write_bytes, write_text
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import read_model, write_config
 from xfresearch.interop.copying import Bounds, bounds_of, copy, overlap
@@ -21,8 +19,10 @@ from xfresearch.interop.matching import Difference, differences
 from xfresearch.interop.source import Source
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.terminal import bar as progress_bar
-from xfresearch.trees import path_name
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import new_directory, write_bytes, write_text
+from xfresearch.runtime.terminal import bar as progress_bar
+from xfresearch.runtime.trees import path_name
 
 
 def export(lm, folder: Path, family_name: str, dtype: str, shard_bytes: int) -> Family:

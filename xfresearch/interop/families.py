@@ -1,6 +1,5 @@
 """The supported families by model_type. To add a family, add its file and list it in MODULES."""
 
-from xfresearch.errors import nearest
 from xfresearch.interop import (
     gemma,
     gemma2,
@@ -26,6 +25,7 @@ from xfresearch.interop import (
 )
 from xfresearch.interop.family import Family, Unsupported
 from xfresearch.interop.unread import unread_keys
+from xfresearch.runtime.errors import nearest
 
 MODULES = (
     gpt2,

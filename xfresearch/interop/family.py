@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xfresearch.errors import UserError
 from xfresearch.models.mixers.softmax.options import PROJECTIONS
+from xfresearch.runtime.errors import UserError
 
 REQUIRED = object()
 MISSING = object()  # the value of a field that a model, or a kind of layer, does not have

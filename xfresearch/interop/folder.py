@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from xfresearch.errors import UserError
-from xfresearch.files import files_in, inside, names_in, read_bytes, read_object, write_text
-from xfresearch.formats import check_whole
 from xfresearch.interop.tensor_files import DTYPES, PendingTensor, StoredTensor, tensors_in, write
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import files_in, inside, names_in, read_bytes, read_object, write_text
+from xfresearch.runtime.formats import check_whole
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"

@@ -13,8 +13,6 @@ import jax
 import numpy as np
 
 from xfresearch.config.run import Config, DataConfig
-from xfresearch.errors import UserError, nearest
-from xfresearch.files import files_in
 from xfresearch.interop import folder as folders
 from xfresearch.interop.config import DEQUANTIZE, read_model
 from xfresearch.interop.copying import bounds_of, copy, overlap
@@ -26,8 +24,10 @@ from xfresearch.interop.tensor_files import StoredTensor, count_nonfinite
 from xfresearch.interop.unread import warn_of_unread
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.terminal import bar as progress_bar
-from xfresearch.trees import path_name
+from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import files_in
+from xfresearch.runtime.terminal import bar as progress_bar
+from xfresearch.runtime.trees import path_name
 
 ALIGNMENT = 64  # bytes; JAX on CPU uses NumPy memory without a copy if it is aligned to this
 

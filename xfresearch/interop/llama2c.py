@@ -22,15 +22,15 @@ from xfresearch.config.resolving import resolve
 from xfresearch.config.run import Config, DataConfig
 from xfresearch.data.tokenizers import load_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
-from xfresearch.errors import UserError
-from xfresearch.formats import refused, sniff
 from xfresearch.interop.mapping import rope_order
 from xfresearch.language_model import LanguageModel, abstract_params, with_dtype
 from xfresearch.models.block_config import BLOCKS
 from xfresearch.models.feed_forwards.dense import GatedConfig
 from xfresearch.models.mixers.softmax.config import SoftmaxConfig
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.trees import path_name
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.formats import refused, sniff
+from xfresearch.runtime.trees import path_name
 
 MAGIC = b"24ka"
 LEGACY_BYTES = 28  # of the header

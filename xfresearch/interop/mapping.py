@@ -12,7 +12,7 @@ from xfresearch.models import transformer
 from xfresearch.models.layers import layers
 from xfresearch.models.mixers.softmax.config import rotary_size
 from xfresearch.models.model_config import ModelConfig
-from xfresearch.trees import path_name
+from xfresearch.runtime.trees import path_name
 
 
 class TensorMapping(NamedTuple):

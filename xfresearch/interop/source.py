@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from xfresearch.errors import UserError
-from xfresearch.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_text
-from xfresearch.schema import ANY, check
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import exists, files_in, inside, read_bytes, read_object, write_bytes, write_text
+from xfresearch.runtime.schema import ANY, check
 
 FILE = "huggingface.json"  # in the run's directory
 FILES = "huggingface"  # next to FILE: the folder's other files (NAMES)

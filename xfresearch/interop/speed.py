@@ -16,7 +16,7 @@ from xfresearch.interop.families import get_family
 from xfresearch.interop.mapping import mappings
 from xfresearch.interop.tensor_files import PendingTensor
 from xfresearch.models import transformer
-from xfresearch.trees import path_name
+from xfresearch.runtime.trees import path_name
 
 HEAD_SIZE = 128
 

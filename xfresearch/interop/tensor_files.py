@@ -17,8 +17,8 @@ import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from xfresearch.errors import UserError
-from xfresearch.formats import refused, sniff
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.formats import refused, sniff
 
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}  # bits

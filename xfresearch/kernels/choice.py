@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 
 BY_NAME = "selected by name"
 

@@ -8,9 +8,9 @@ import importlib.util
 
 import jax.numpy as jnp
 
-from xfresearch.errors import UserError
 from xfresearch.kernels.masks import Mask, visible
 from xfresearch.kernels.on_mesh import on_mesh
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.partition import activation_spec
 
 ATTENTION = ("mosaic", "triton")  # in the order in which they are tried

@@ -4,12 +4,12 @@ from dataclasses import dataclass, make_dataclass, replace
 from typing import Literal
 
 from xfresearch.config.fields import choice, group, option
-from xfresearch.errors import require
 from xfresearch.models.feed_forwards.dense import HIDDEN
 from xfresearch.models.kinds import ROLES
 from xfresearch.models.layouts import LAYOUTS, Layout
 from xfresearch.models.norms import NORMS, WITH_ALPHA, WITH_EPSILON, NormSpec
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.runtime.errors import require
 
 NormKind = Literal[*NORMS]
 SITES = {

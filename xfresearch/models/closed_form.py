@@ -1,9 +1,9 @@
 """Parameters, FLOPs and cache size of any config, in closed form."""
 
 from xfresearch.config.resolving import model_from
-from xfresearch.errors import require
 from xfresearch.models.costs import Costs
 from xfresearch.models.transformer import Transformer
+from xfresearch.runtime.errors import require
 
 
 def costs(config, sequence_length: int | None = None) -> Costs:

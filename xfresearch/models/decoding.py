@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from xfresearch.errors import require
 from xfresearch.kernels.defaults import fast_layers
 from xfresearch.kernels.top_p import kept_by_top_p
 from xfresearch.models import layers, transformer
@@ -33,6 +32,7 @@ from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sampling import DEFAULT, Sampling
 from xfresearch.models.taps import NO_TAPS, Request
+from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import memory
 from xfresearch.sharding.partition import activation_spec, constrain
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 class StackPlace(NamedTuple):

@@ -5,10 +5,10 @@ expert is one, and so are the slots of attention, whose coefficients are softmax
 same sublayer is m.
 """
 
-from xfresearch.errors import UserError
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
 from xfresearch.models.sublayer import Memory
+from xfresearch.runtime.errors import UserError
 
 
 def memory(model: ModelConfig, params: dict, layer: int, sublayer: str = "") -> Memory:

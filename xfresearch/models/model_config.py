@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xfresearch.config.fields import check_read, option, where
-from xfresearch.errors import require
 from xfresearch.models import layers, stack
 from xfresearch.models.block_config import NormKind, check_norms
 from xfresearch.models.feed_forwards.moe import MoeConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.stack import StackConfig
+from xfresearch.runtime.errors import require
 
 
 @dataclass(frozen=True)

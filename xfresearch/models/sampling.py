@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xfresearch.config.fields import choices, option, where
-from xfresearch.errors import nearest, require
 from xfresearch.models import layers
 from xfresearch.models.block import Block, places
 from xfresearch.models.block_config import BLOCKS, BlockConfig
@@ -26,6 +25,7 @@ from xfresearch.models.stream import Carried, Stream
 from xfresearch.models.sublayer import SharedTable
 from xfresearch.models.sublayers import Sublayer, sublayers
 from xfresearch.models.taps import Request
+from xfresearch.runtime.errors import nearest, require
 from xfresearch.sharding.partition import constrain_parameters
 
 REMAT = {

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.errors import UserError
 from xfresearch.models import layers
+from xfresearch.runtime.errors import UserError
 
 OUTSIDE = ""  # instead of the name of a stack: values outside of the blocks
 

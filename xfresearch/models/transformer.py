@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.errors import require
 from xfresearch.kernels.head import Head
 from xfresearch.kernels.lookup import lookup
 from xfresearch.models import stack
@@ -28,8 +27,9 @@ from xfresearch.models.positions import sinusoidal
 from xfresearch.models.stream import Stream
 from xfresearch.models.sublayers import Bound
 from xfresearch.models.taps import NO_TAPS, OUTSIDE, Request
+from xfresearch.runtime.errors import require
+from xfresearch.runtime.trees import nested
 from xfresearch.sharding.letters import Axes
-from xfresearch.trees import nested
 
 
 class Output(NamedTuple):

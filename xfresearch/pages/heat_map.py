@@ -5,7 +5,7 @@ from html import escape
 import numpy as np
 
 from xfresearch.pages.html import short
-from xfresearch.terminal import visible
+from xfresearch.runtime.terminal import visible
 
 CELL = 18  # the largest size of a cell
 WIDE = 52  # the least width of a cell with a text

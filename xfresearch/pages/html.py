@@ -4,8 +4,8 @@ import math
 import re
 from pathlib import Path
 
-from xfresearch.files import write_bytes
-from xfresearch.terminal import visible
+from xfresearch.runtime.files import write_bytes
+from xfresearch.runtime.terminal import visible
 
 LETTERS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xfresearch.command import Parser, run
-from xfresearch.files import write_json
+from xfresearch.runtime.files import write_json
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("model.vocab_size=4096", "model.width=128", "model.depth=12", "batch_size=16", "sequence_length=128")
@@ -66,7 +66,7 @@ def _one_device() -> list:
 
 def main(arguments: list[str]) -> None:
     from xfresearch.planning.report import table
-    from xfresearch.terminal import bar
+    from xfresearch.runtime.terminal import bar
 
     parser = Parser(prog="python -m xfresearch.planning.accounting", description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="also write the figures as JSON")

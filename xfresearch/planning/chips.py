@@ -6,7 +6,7 @@ that share its links.
 
 from dataclasses import dataclass
 
-from xfresearch.hardware import peak_flops
+from xfresearch.runtime.hardware import peak_flops
 
 GIB = 2**30
 

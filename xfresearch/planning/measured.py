@@ -1,7 +1,7 @@
 """What updates reached where they ran: the data of a plan's expectation, and the rule that applies them.
 
 Model-FLOPs utilisation counts three times the FLOPs of the forward pass, attention in full, over the chip's peak for
-bfloat16 (xfresearch/hardware.py). All updates: bfloat16, one device, the best settings that were tried.
+bfloat16 (xfresearch/runtime/hardware.py). All updates: bfloat16, one device, the best settings that were tried.
 """
 
 from collections.abc import Iterable

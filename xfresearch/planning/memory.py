@@ -6,8 +6,8 @@ import jax
 
 from xfresearch.planning.chips import GIB
 from xfresearch.planning.hlo import Computation, Program
+from xfresearch.runtime.trees import path_name
 from xfresearch.sharding.letters import row_parts
-from xfresearch.trees import path_name
 
 SAME_VALUES = {"reshape", "sharding_constraint", "squeeze", "transpose", "copy", "name"}  # outputs hold the same values
 WEIGHTS = "weights"  # the name of what is kept if it is a layer's weights in the dtype of the computation

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xfresearch.command import Parser, run
-from xfresearch.errors import UserError
-from xfresearch.files import write_rows
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import write_rows
 
 ROOT = Path(__file__).parents[2]
 FULL = "--config.training.remat=full"
@@ -141,8 +141,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--only", metavar="WORD", default="", help="only plans whose group or name contains WORD")
     parser.add_argument("--again", action="store_true", help="also compile plans that are in the file")
     options = parser.parse_args(arguments)
-    from xfresearch.hardware import git_commit, versions
-    from xfresearch.terminal import bar
+    from xfresearch.runtime.hardware import git_commit, versions
+    from xfresearch.runtime.terminal import bar
 
     file = Path(options.json)
     rows = json.loads(file.read_text())["rows"] if file.exists() else {}

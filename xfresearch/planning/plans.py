@@ -4,7 +4,6 @@ from dataclasses import replace
 from math import prod
 
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, require
 from xfresearch.models import layers
 from xfresearch.models.model_config import mixtures
 from xfresearch.planning import memory, program
@@ -15,6 +14,7 @@ from xfresearch.planning.measured import expected_seconds, most_similar
 from xfresearch.planning.roofline import Roofline, roofline, time_collectives
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
 from xfresearch.planning.work import unknown_kernels, work
+from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.letters import row_parts
 
 LARGEST = 6  # number of arrays listed if a plan does not fit

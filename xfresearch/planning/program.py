@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
-from xfresearch.errors import require
-from xfresearch.files import write_text
 from xfresearch.planning import hlo, memory
+from xfresearch.runtime.errors import require
+from xfresearch.runtime.files import write_text
 
 
 @dataclass(frozen=True)

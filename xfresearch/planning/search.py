@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import product
 
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
 from xfresearch.models.model_config import mixtures
 from xfresearch.planning import plans, program
 from xfresearch.planning.topologies import Topology, gpus, tpu_devices
+from xfresearch.runtime.errors import UserError
 from xfresearch.sharding.letters import row_parts
 
 COMPILED = 4  # the search ends after it has compiled this many plans that fit
@@ -42,7 +42,7 @@ def by_formula(
     config: Config, topology: Topology, tokens: float, devices, batches=BATCHES
 ) -> list[tuple[Config, dict]]:
     """Every candidate that the model supports, with its plan by formula. Raises UserError if there is none."""
-    from xfresearch.terminal import bar as progress_bar
+    from xfresearch.runtime.terminal import bar as progress_bar
 
     found = []
     reason = ""
@@ -59,7 +59,7 @@ def by_formula(
 
 def _compile(fitting: list, topology: Topology, tokens: float, devices) -> list[dict]:
     """Compiles the best plans of the formula, until COMPILED of them fit or twice as many have been tried."""
-    from xfresearch.terminal import bar as progress_bar
+    from xfresearch.runtime.terminal import bar as progress_bar
 
     found = []
     with progress_bar(total=COMPILED, desc="compiling", unit="plan", disable=None) as bar:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
-from xfresearch.errors import UserError, nearest
 from xfresearch.planning.chips import CHIPS, Chip
+from xfresearch.runtime.errors import UserError, nearest
 
 # Slice shapes by number of chips: 2D for v5e and v6e, 3D for v4, v5p and tpu7x (docs.cloud.google.com/tpu/docs/v5p).
 SHAPES_2D = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}

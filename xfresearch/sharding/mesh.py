@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from xfresearch.config.run import Config, MeshConfig
-from xfresearch.errors import UserError, require
+from xfresearch.runtime.errors import UserError, require
 from xfresearch.sharding.letters import row_parts
 
 AXES = ("data", "fsdp", "expert", "tensor", "context")

@@ -7,9 +7,9 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from xfresearch.errors import UserError, require
+from xfresearch.runtime.errors import UserError, require
+from xfresearch.runtime.trees import path_name
 from xfresearch.sharding.letters import BATCH, DIMENSIONS, SHARDED_BY
-from xfresearch.trees import path_name
 
 # Mesh axes that shard parameters, and the dimensions that they shard.
 PARAMETER_AXES = {"fsdp": "the width D", "expert": "experts E", "tensor": "heads H, hidden units F or the vocabulary V"}

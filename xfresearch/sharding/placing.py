@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from xfresearch.errors import require
+from xfresearch.runtime.errors import require
 from xfresearch.sharding.letters import row_parts
 from xfresearch.sharding.partition import batch_sharding
 

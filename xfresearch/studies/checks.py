@@ -6,7 +6,7 @@ from xfresearch.config.comparing import differences, fingerprint
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
 from xfresearch.data.labels import trains_on_labels
-from xfresearch.errors import UserError, require
+from xfresearch.runtime.errors import UserError, require
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
 from xfresearch.studies.matching import LARGEST_MISMATCH, Matched, trend_of

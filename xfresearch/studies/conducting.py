@@ -15,10 +15,10 @@ from etils import epath
 
 from xfresearch.config.comparing import fingerprint
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
-from xfresearch.files import exists, found_in, inside, read_object, write_json, write_rows
-from xfresearch.progress import stage
-from xfresearch.schema import ANY, Maybe, check
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import exists, found_in, inside, read_object, write_json, write_rows
+from xfresearch.runtime.progress import stage
+from xfresearch.runtime.schema import ANY, Maybe, check
 from xfresearch.studies import outcome, report
 from xfresearch.studies.cells import Cell, Trial, cells, extensions, next_trial, planned
 from xfresearch.studies.design import Study, described
@@ -88,7 +88,7 @@ def read_seconds(study: Study, workdir, configs: Mapping[Cell, Config]) -> dict[
 
 def keep_seconds(study: Study, found: Mapping[Cell, float], configs: Mapping[Cell, Config], workdir) -> None:
     """Writes the seconds of an update of each cell, and the machine on which the first ones were timed."""
-    from xfresearch.hardware import describe_machine
+    from xfresearch.runtime.hardware import describe_machine
 
     known = read_seconds(study, workdir, configs)
     machine = (known and _times(workdir).get("machine")) or outcome.machine(describe_machine())
@@ -179,7 +179,7 @@ def _values(study: Study, found: Mapping[Trial, dict]) -> dict[Trial, float]:
 
 def write_report(study: Study, store: Store, solved: Mapping[Cell, Matched], found: Mapping[Trial, dict]) -> dict:
     """Writes results.json and the report that is made of it. Returns the results. Raises UserError if a run is missing."""
-    from xfresearch.hardware import git_commit
+    from xfresearch.runtime.hardware import git_commit
 
     baselines = {size: solved[Cell(size, study.baseline)].config for size in study.sizes}
     unigram = {size: deciding(study, {"evaluation": of_frequencies(config)}) for size, config in baselines.items()}

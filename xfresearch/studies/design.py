@@ -17,8 +17,8 @@ from xfresearch.config.files import parse, parse_as
 from xfresearch.config.groups import to_config_dict
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, nearest, require
 from xfresearch.models.closed_form import costs
+from xfresearch.runtime.errors import UserError, nearest, require
 from xfresearch.studies import probes
 
 OF_A_RUN = ("seed", "optimizer.learning_rate")  # options that a study sets

@@ -8,8 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
 from xfresearch.models.closed_form import costs
+from xfresearch.runtime.errors import UserError
 from xfresearch.studies.cells import Cell
 from xfresearch.studies.design import Study, config_of
 

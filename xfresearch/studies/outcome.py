@@ -8,7 +8,7 @@ import numpy as np
 from xfresearch.comparing.pairing import pair_ratios, ratio
 from xfresearch.config.fields import leaves
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.statistics import mean_interval
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, seeded, tried

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xfresearch.config.run import Config
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 from xfresearch.studies import statistics
 from xfresearch.studies.cells import Cell, Trial, cells, extensions, jobs, planned, tuned
 from xfresearch.studies.checks import check

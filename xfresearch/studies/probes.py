@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from xfresearch.errors import NothingMeasured, UserError, nearest, require
+from xfresearch.runtime.errors import NothingMeasured, UserError, nearest, require
 
 ROWS, PAIRS = 64, 8
 LONGEST = 64  # tokens that are copied

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from xfresearch.files import write_text
 from xfresearch.pages.charts import Curve, line_chart, styles
 from xfresearch.pages.html import write_page
 from xfresearch.pages.intervals import Interval, intervals
+from xfresearch.runtime.files import write_text
+from xfresearch.runtime.terminal import visible
 from xfresearch.studies import tables
 from xfresearch.studies.matching import LARGEST_MISMATCH, LEAST_SPREAD
 from xfresearch.studies.outcome import points
 from xfresearch.studies.statistics import ALPHA, SMALL
 from xfresearch.studies.tables import UNITS, all_sizes, edge_in_words, in_markdown, seeds_error
-from xfresearch.terminal import visible
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "tokens": "tokens", "seconds": "seconds"}
 CANCEL = 0.5  # a mean or change over sizes that varies less than this share of what independent sizes give has a note

@@ -25,11 +25,11 @@ from xfresearch.checkpoints import manifest
 from xfresearch.checkpoints.store import steps as saved_steps
 from xfresearch.config.comparing import RESULT, differences, fingerprint
 from xfresearch.config.run import Config
-from xfresearch.errors import Diverged, UserError
 from xfresearch.evaluation import summary
-from xfresearch.files import exists, inside, read_object, remove_directory, write_json
 from xfresearch.language_model import LanguageModel
-from xfresearch.schema import ANY, Maybe, check
+from xfresearch.runtime.errors import Diverged, UserError
+from xfresearch.runtime.files import exists, inside, read_object, remove_directory, write_json
+from xfresearch.runtime.schema import ANY, Maybe, check
 from xfresearch.studies import probes
 from xfresearch.studies.cells import Cell, Trial
 from xfresearch.studies.design import Study
@@ -188,7 +188,7 @@ def _timed(spent: dict[str, float], name: str) -> Iterator[None]:
 
 def _made() -> dict:
     """When, where and with what a run was made."""
-    from xfresearch.hardware import describe_machine, git_commit, versions
+    from xfresearch.runtime.hardware import describe_machine, git_commit, versions
 
     made = {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "commit": git_commit()}
     return made | {"versions": versions()}

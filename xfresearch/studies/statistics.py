@@ -14,7 +14,7 @@ import numpy as np
 from scipy import integrate, optimize, special, stats
 
 from xfresearch.comparing.pairing import holm
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 CONFIDENCE = 0.95
 ALPHA, POWER = 0.05, 0.8

@@ -16,9 +16,9 @@ import numpy as np
 from xfresearch.kernels.cross_entropy import nll_of_logits
 from xfresearch.models.closed_form import costs
 from xfresearch.models.model_config import ModelConfig, longest_sequence, mixtures
+from xfresearch.runtime.tables import count
 from xfresearch.surgery.layerwise import Runner
 from xfresearch.surgery.network import Network, Params
-from xfresearch.tables import count
 
 BOUND = 1e-10  # relative, in float64: an exact conversion that misses it writes nothing
 CONTROL = 1000 * BOUND  # the control must differ by at least this much

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 from xfresearch.surgery.network import Network
 from xfresearch.surgery.refused import Refused
 

@@ -20,8 +20,8 @@ from xfresearch.models.context import Context
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.parameters import Rngs, with_params
 from xfresearch.models.taps import EVERYTHING, Patch, Taps
+from xfresearch.runtime.trees import nested
 from xfresearch.surgery.network import Network
-from xfresearch.trees import nested
 
 
 class Pass(NamedTuple):

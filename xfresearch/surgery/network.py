@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xfresearch.errors import UserError
 from xfresearch.models import layers, transformer
 from xfresearch.models.block_config import BLOCKS, BlockConfig
 from xfresearch.models.layouts import LAYOUTS
 from xfresearch.models.model_config import ModelConfig, resolve_model
 from xfresearch.models.norms import NormSpec
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.trees import by_path, path_name
 from xfresearch.sharding.letters import Axes
 from xfresearch.surgery.refused import Refused, refuse_unless
-from xfresearch.trees import by_path, path_name
 
 Params = dict[str, np.ndarray]  # {path: array} of one layer, of one sublayer, or of what is outside the blocks
 ROLE_WORDS = {"mixer": "mixer", "feed_forward": "feed-forward layer"}  # in messages

@@ -1,6 +1,6 @@
 """The error of a conversion that would not be exact."""
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 
 class Refused(UserError):

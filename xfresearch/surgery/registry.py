@@ -1,6 +1,6 @@
 """The table of conversions, and chains of them."""
 
-from xfresearch.errors import UserError, nearest
+from xfresearch.runtime.errors import UserError, nearest
 from xfresearch.surgery.absorb_value_output import ABSORB_VALUE_OUTPUT
 from xfresearch.surgery.centre import CENTRE
 from xfresearch.surgery.conversion import Conversion

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from xfresearch.errors import UserError
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.words import model_in_words
-from xfresearch.progress import stage
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.progress import stage
 from xfresearch.surgery.certificate import BOUND, CONTROL, LONGEST, Certificate, certify
 from xfresearch.surgery.conversion import Conversion
 from xfresearch.surgery.network import Network, assemble, take_apart

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from xfresearch.errors import TRANSIENT, UserError
-from xfresearch.files import names_in, read_bytes, remove, write_object
+from xfresearch.runtime.errors import TRANSIENT, UserError
+from xfresearch.runtime.files import names_in, read_bytes, remove, write_object
 
 RENEW, STALE = 20.0, 90.0  # seconds
 PREFIX = ".claim-"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.run import Config
-from xfresearch.errors import UserError, require
+from xfresearch.runtime.errors import UserError, require
+from xfresearch.runtime.trees import by_path
 from xfresearch.training.hyper import hyper_of, learning_rate
 from xfresearch.training.program import Program
-from xfresearch.trees import by_path
 
 PARTS = {"params": "model", "opt": "optimizer", "ema": "parameter average"}
 

@@ -23,19 +23,20 @@ import jax
 import numpy as np
 from etils import epath
 
-from xfresearch import distributed, outline
+from xfresearch import outline
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.newest import newest_good
 from xfresearch.checkpoints.validity import is_finite, rejection
 from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
-from xfresearch.errors import Diverged, UserError, require
 from xfresearch.evaluation import summary, sums_of_batches
-from xfresearch.files import move_damaged
-from xfresearch.hardware import peak_flops
 from xfresearch.models.closed_form import costs
-from xfresearch.progress import stage
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import Diverged, UserError, require
+from xfresearch.runtime.files import move_damaged
+from xfresearch.runtime.hardware import peak_flops
+from xfresearch.runtime.progress import stage
 from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.sharding.mesh import make_mesh
 from xfresearch.sharding.partition import batch_sharding

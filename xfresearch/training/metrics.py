@@ -8,8 +8,8 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 
-from xfresearch.errors import UserError
-from xfresearch.files import (
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import (
     exists,
     in_bucket,
     inside,
@@ -20,9 +20,9 @@ from xfresearch.files import (
     write_bytes,
     write_object,
 )
-from xfresearch.progress import SECONDS_BETWEEN_LINES
-from xfresearch.schema import ANY, Maybe, check
-from xfresearch.terminal import bar
+from xfresearch.runtime.progress import SECONDS_BETWEEN_LINES
+from xfresearch.runtime.schema import ANY, Maybe, check
+from xfresearch.runtime.terminal import bar
 from xfresearch.training.tensorboard import Events
 
 # Kinds of wall time. The last two are the cost of restarts (`workdir.unproductive_time`).

@@ -11,7 +11,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xfresearch.config.run import LogConfig
-from xfresearch.files import in_bucket, inside
+from xfresearch.runtime.files import in_bucket, inside
 
 POLL_SECONDS = 10  # between two checks for a profile request: a bucket is slow to query
 GATHER_STEPS = 20  # least number of updates between two gathers of the host times

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from xfresearch.config.run import OptimizerConfig
-from xfresearch.errors import nearest, require
+from xfresearch.runtime.errors import nearest, require
+from xfresearch.runtime.trees import by_path, split
 from xfresearch.sharding.letters import Axes
 from xfresearch.training.hyper import learning_rate
-from xfresearch.trees import by_path, split
 
 SCALINGS = {
     "adamw": lambda c, _: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon),

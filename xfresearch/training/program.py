@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xfresearch.config.run import Config
 from xfresearch.evaluation import make_evaluator
 from xfresearch.models import transformer
+from xfresearch.runtime.trees import join
 from xfresearch.sharding.partition import batch_sharding, state_shardings
 from xfresearch.training.hyper import hyper_of, learning_rate, without_hyper
 from xfresearch.training.kernel_choices import layers_choice
 from xfresearch.training.optimizer import require_trainable, trainable, update_rule
 from xfresearch.training.routing import router_metrics
 from xfresearch.training.step import all_finite, gradients, init_params, layer_norms, tokens_in, within_bounds
-from xfresearch.trees import join
 
 BATCH = {"tokens": "int32", "targets": "int32", "segments": "int32", "positions": "int32", "weights": "float32"}
 

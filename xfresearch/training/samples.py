@@ -4,7 +4,7 @@ from xfresearch.config.run import Config
 from xfresearch.data.corpora import documents
 from xfresearch.language_model import LanguageModel
 from xfresearch.models.sampling import DEFAULT
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 
 SEEDS = (0, 1, 2)
 BEGINNING = 1 << 16  # bytes of a document in which prompts are looked for

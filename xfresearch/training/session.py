@@ -16,15 +16,15 @@ from contextlib import ExitStack, contextmanager
 import jax
 from etils import epath
 
-from xfresearch import distributed
 from xfresearch.checkpoints import store
 from xfresearch.config.files import split
 from xfresearch.config.resolving import with_vocabulary
 from xfresearch.config.run import Config
-from xfresearch.errors import BUG, UserError, exit_code
-from xfresearch.files import inside, read_object, write_json
-from xfresearch.identity import config_files
-from xfresearch.progress import stage
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import BUG, UserError, exit_code
+from xfresearch.runtime.files import inside, read_object, write_json
+from xfresearch.runtime.identity import config_files
+from xfresearch.runtime.progress import stage
 from xfresearch.training.samples import SEEDS, draw_samples, sampling_in_words
 from xfresearch.training.workdir import lineage, locked, record, require_same_config, saved_config, starts
 

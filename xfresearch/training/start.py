@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch import distributed, loading
+from xfresearch import loading
 from xfresearch.checkpoints import manifest, store
 from xfresearch.checkpoints.digests import digests
 from xfresearch.config import files
@@ -23,13 +23,14 @@ from xfresearch.config.run import Config
 from xfresearch.data.cache import digest
 from xfresearch.data.labels import trains_on_labels
 from xfresearch.data.tokenizers import load_tokenizer, tokenizer_for
-from xfresearch.errors import require
 from xfresearch.language_model import abstract_params
 from xfresearch.models import transformer
 from xfresearch.models.model_config import ModelConfig
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import require
+from xfresearch.runtime.trees import by_path, join, path_name, split
 from xfresearch.training.step import init_params
 from xfresearch.training.workdir import lineage, saved_config
-from xfresearch.trees import by_path, join, path_name, split
 
 ADD_ROWS = ("vocab_size", "max_length")  # options of the model that may be larger than those of the trained model
 FIXED = {

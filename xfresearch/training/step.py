@@ -14,9 +14,9 @@ from xfresearch.config.run import Config
 from xfresearch.kernels.cross_entropy import linear_cross_entropy
 from xfresearch.models import transformer
 from xfresearch.models.context import Context
+from xfresearch.runtime.trees import by_path, join
 from xfresearch.training.kernel_choices import execution, layers_choice
 from xfresearch.training.optimizer import trainable
-from xfresearch.trees import by_path, join
 
 
 def init_params(config: Config, seed) -> dict:

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from xfresearch import distributed
+from xfresearch.runtime import distributed
 
 
 class Interrupted(Exception):

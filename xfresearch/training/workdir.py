@@ -15,15 +15,15 @@ from contextlib import contextmanager
 
 from etils import epath
 
-from xfresearch import distributed
 from xfresearch.checkpoints import store
 from xfresearch.config.comparing import RESULT, differences
 from xfresearch.config.files import read_json
 from xfresearch.config.reading import from_dict, to_json
 from xfresearch.config.run import Config
 from xfresearch.data.tokenizers import is_tokenizer_file
-from xfresearch.errors import UserError, disk_errors
-from xfresearch.files import (
+from xfresearch.runtime import distributed
+from xfresearch.runtime.errors import UserError, disk_errors
+from xfresearch.runtime.files import (
     exists,
     in_bucket,
     inside,
@@ -34,7 +34,7 @@ from xfresearch.files import (
     remove_files,
     write_json,
 )
-from xfresearch.schema import Maybe, Of, check, is_number
+from xfresearch.runtime.schema import Maybe, Of, check, is_number
 from xfresearch.training.claims import claimed
 from xfresearch.training.fork import check_fork
 from xfresearch.training.metrics import last_written
@@ -105,7 +105,7 @@ def record(path: epath.Path, config: Config, fork: bool, began: float | None = N
         raise UserError(
             f"--workdir={path} has metrics of a run, but its checkpoints/ is missing: put it back, or use a new directory"
         )
-    from xfresearch.hardware import describe_machine, git_commit, versions
+    from xfresearch.runtime.hardware import describe_machine, git_commit, versions
 
     _set_damaged_aside(path)
     saved = read_json(inside(path, "config.json")) if exists(path / "config.json") else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from xfresearch.data.cache import digest
-from xfresearch.files import inside, write_bytes
+from xfresearch.runtime.files import inside, write_bytes
 
 # A safe cut: in front of a single space between two visible ASCII characters. No token may extend across it.
 _SAFE_CUT = re.compile(rb"(?<=[\x21-\x7e]) (?=[\x21-\x7e])")

@@ -9,7 +9,7 @@ from xfresearch.config.run import DataConfig
 from xfresearch.data.cache import digest
 from xfresearch.data.corpora import open_corpus, open_split
 from xfresearch.data.tokenizers.hugging_face import END_OF_TEXT
-from xfresearch.progress import stage
+from xfresearch.runtime.progress import stage
 
 # GPT-4's pattern: a word includes one character before it, numbers are split into at most three digits, punctuation
 # includes the line ends after it, and line ends are separate from the indentation after them.

@@ -8,8 +8,8 @@ from etils import epath
 from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.data.tokenizers.sentence_piece import piece_bytes
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
-from xfresearch.errors import UserError
-from xfresearch.files import read_bytes
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[EOS]")

@@ -12,7 +12,7 @@ import struct
 from heapq import heapify, heappop, heappush
 
 from xfresearch.data.tokenizers.base import Tokenizer
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 BEGIN, FIRST_BYTE, FIRST_WORD = 1, 3, 259
 LEAST_SCORE = -1e10  # run.c forms no piece with this score or a smaller one

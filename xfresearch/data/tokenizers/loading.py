@@ -11,9 +11,9 @@ from xfresearch.data.tokenizers.base import ByteTokenizer, Tokenizer
 from xfresearch.data.tokenizers.hugging_face import HuggingFaceTokenizer, gpt2_tokenizer
 from xfresearch.data.tokenizers.llama2c import Llama2cTokenizer
 from xfresearch.data.tokenizers.sentence_piece import SentencePieceTokenizer
-from xfresearch.errors import UserError, nearest
-from xfresearch.files import exists, files_in, inside, is_directory, read_bytes, require_no_dangling_link
-from xfresearch.formats import refused, sniff
+from xfresearch.runtime.errors import UserError, nearest
+from xfresearch.runtime.files import exists, files_in, inside, is_directory, read_bytes, require_no_dangling_link
+from xfresearch.runtime.formats import refused, sniff
 
 _FILES = ("bytes.json", "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json", "llama2c.bin")
 # Damaged files are of any of these kinds; the libraries say what is wrong with them.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from xfresearch.data.tokenizers.base import Tokenizer
 from xfresearch.data.tokenizers.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 # Field numbers of sentencepiece_model.proto, which the library does not expose.
 _TRAINER, _NORMALIZER = 2, 3

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from etils import epath
 
-from xfresearch.files import exists, inside, read_bytes, read_object
+from xfresearch.runtime.files import exists, inside, read_bytes, read_object
 
 _NAME_FILES = ("special_tokens_map.json", "tokenizer_config.json")  # the second overrides the first
 _ID_FILES = ("generation_config.json", "config.json")  # the first that defines eos_token_id counts

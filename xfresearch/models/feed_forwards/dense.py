@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.config.fields import option
-from xfresearch.errors import require
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs
 from xfresearch.models.feed_forwards.activations import ACTIVATIONS
@@ -33,6 +32,7 @@ from xfresearch.models.norms import Norm, NormSpec
 from xfresearch.models.parameters import kernel_std
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule, reads
+from xfresearch.runtime.errors import require
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from xfresearch.errors import require
 from xfresearch.kernels.blocked_rows import BIAS, with_bias
 from xfresearch.kernels.grouped_matmul import grouped
 from xfresearch.models.context import Context
 from xfresearch.models.feed_forwards.exchange import exchange, has_ragged, route
 from xfresearch.models.feed_forwards.experts import AXES, TAPS
 from xfresearch.models.parameters import plus
+from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import device_kind, platform
 from xfresearch.sharding.partition import activation_spec, parameter_spec
 

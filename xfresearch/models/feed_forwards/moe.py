@@ -40,7 +40,6 @@ import jax
 import jax.numpy as jnp
 
 from xfresearch.config.fields import changed, group, option, where
-from xfresearch.errors import require
 from xfresearch.kernels.choice import Choice
 from xfresearch.kernels.grouped_matmul import Call, choose_grouped_matmul
 from xfresearch.models.context import Aux, Context
@@ -53,6 +52,7 @@ from xfresearch.models.linear import Linear, Shape
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
+from xfresearch.runtime.errors import require
 from xfresearch.sharding.devices import platform
 
 BIASES = ("router", "experts")  # values of moe.bias

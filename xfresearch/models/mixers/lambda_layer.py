@@ -25,7 +25,6 @@ from typing import Literal
 import jax.numpy as jnp
 
 from xfresearch.config.fields import group, option
-from xfresearch.errors import UserError, require
 from xfresearch.kernels import lambda_scan as scan
 from xfresearch.models.context import Aux, Context
 from xfresearch.models.costs import Costs, weights
@@ -34,6 +33,7 @@ from xfresearch.models.norms import NORMS, Norm
 from xfresearch.models.parameters import draw, kernel_std, parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig, SublayerModule
+from xfresearch.runtime.errors import UserError, require
 
 
 @dataclass(frozen=True)

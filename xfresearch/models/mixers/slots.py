@@ -17,7 +17,6 @@ from typing import Literal
 import jax
 
 from xfresearch.config.fields import changed, option, where
-from xfresearch.errors import require
 from xfresearch.kernels.plain_attention import mix, scores
 from xfresearch.kernels.slots_attention import slots_attention
 from xfresearch.kernels.softcap import softcapped
@@ -31,6 +30,7 @@ from xfresearch.models.mixers.softmax.projections import heads_of
 from xfresearch.models.parameters import plus
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, SublayerConfig, SublayerModule
+from xfresearch.runtime.errors import require
 
 IN_SOFTMAX = where(memory_activation="softmax")
 

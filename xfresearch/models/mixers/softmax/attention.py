@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xfresearch.errors import UserError
 from xfresearch.kernels.attention import alterations, attention, choose_attention, describe
 from xfresearch.kernels.masks import Mask, Shaping
 from xfresearch.models.context import Aux, Context
@@ -58,6 +57,7 @@ from xfresearch.models.mixers.softmax.rope import rotate
 from xfresearch.models.parameters import parameter
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import Memory, SublayerModule, Traffic, reads
+from xfresearch.runtime.errors import UserError
 
 
 class Projected(NamedTuple):

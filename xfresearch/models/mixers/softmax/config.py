@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from xfresearch.config.fields import changed, option
-from xfresearch.errors import require
 from xfresearch.models.mixers.memory import wide_slots
 from xfresearch.models.mixers.softmax.options import (
     AttendOptions,
@@ -16,6 +15,7 @@ from xfresearch.models.mixers.softmax.options import (
 from xfresearch.models.mixers.softmax.projections import head_sizes, matrices
 from xfresearch.models.place import Place
 from xfresearch.models.sublayer import SublayerConfig
+from xfresearch.runtime.errors import require
 
 
 @dataclass(frozen=True)

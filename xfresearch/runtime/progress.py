@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from xfresearch import distributed
-from xfresearch.tables import count
-from xfresearch.terminal import bar, one_line
+from xfresearch.runtime import distributed
+from xfresearch.runtime.tables import count
+from xfresearch.runtime.terminal import bar, one_line
 
 SECONDS_BETWEEN_LINES = 10  # if standard error is not a terminal
 _opened: list["Stage"] = []  # the stages that run now: a stage inside another one prints nothing

@@ -1,6 +1,6 @@
 """Tables and numbers for the terminal."""
 
-from xfresearch.terminal import one_line
+from xfresearch.runtime.terminal import one_line
 
 
 def table(columns: dict[str, list[str]]) -> str:

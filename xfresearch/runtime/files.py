@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
-from xfresearch.errors import UserError, require_new
-from xfresearch.formats import check_whole
+from xfresearch.runtime.errors import UserError, require_new
+from xfresearch.runtime.formats import check_whole
 
 MOST = 1 << 28  # bytes of a file that is read whole; the largest tokenizers and indices have a tenth of it
 _HUB = ("models--", "datasets--", "spaces--")  # how directories of the Hub's cache begin

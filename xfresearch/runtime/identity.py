@@ -13,7 +13,7 @@ import sysconfig
 from importlib.util import resolve_name
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # environment variables that hold flags of XLA
 # Words in the names of JAX's settings, and flags of XLA, that cannot change a number. All others count, also those that
 # later versions add: a needless refusal costs a --fork, a change that nobody notices costs a result.
@@ -96,7 +96,7 @@ def devices() -> str:
     """'8 x TPU v5', or '1 x cpu (AMD EPYC 9B14)'."""
     import jax
 
-    from xfresearch.hardware import cpu_model, kinds_of
+    from xfresearch.runtime.hardware import cpu_model, kinds_of
 
     kinds = kinds_of(jax.devices())
     return f"{kinds} ({cpu_model()})" if jax.default_backend() == "cpu" else kinds

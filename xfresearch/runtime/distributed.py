@@ -18,8 +18,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from xfresearch import crash_log
-from xfresearch.errors import DIVERGED, MISTAKE, TRANSIENT, Diverged, Stopped, UserError, exit_code
+from xfresearch.runtime import crash_log
+from xfresearch.runtime.errors import DIVERGED, MISTAKE, TRANSIENT, Diverged, Stopped, UserError, exit_code
 
 SHUTDOWN_SECONDS = 3600  # how long a process waits at the end for process 0, which writes the report
 DETECTION_SECONDS = 10  # after the heartbeat timeout: the time the runtime takes to end a process that has lost another

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from xfresearch.errors import UserError
-from xfresearch.files import read_bytes, write_bytes
+from xfresearch.runtime.errors import UserError
+from xfresearch.runtime.files import read_bytes, write_bytes
 
 LARGEST = 1 << 40  # bytes of a file: it is bounded by the disk alone
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from xfresearch.errors import UserError
+from xfresearch.runtime.errors import UserError
 
 _CHUNK = 1 << 16
 WINDOW = 1 << 27  # bytes; pyarrow has the same limit

@@ -9,8 +9,8 @@ import json
 import re
 from typing import NamedTuple
 
-from xfresearch.compression import SUFFIXES, compression_of, opened
-from xfresearch.errors import UserError
+from xfresearch.runtime.compression import SUFFIXES, compression_of, opened
+from xfresearch.runtime.errors import UserError
 
 HEAD = 1 << 16  # bytes that are looked at
 # Of these names, the content is text, whatever it looks like.

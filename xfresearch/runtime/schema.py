@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from xfresearch.errors import UserError, shortened
+from xfresearch.runtime.errors import UserError, shortened
 
 ANY = "*"
 _WORDS = {float: "a number", int: "an integer", str: "a string", bool: "true or false", dict: "an object", list: "a list"}

@@ -8,7 +8,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1]
+SOURCE = Path(__file__).resolve().parents[2]
 
 # Dense bfloat16 peak in TFLOP/s per JAX device, by the start of its device_kind. The first matching row applies.
 # TPU: Google's system architecture pages, per chip. A v4 and a v5p chip is one device; a v2, v3 and 7x chip is two.
