@@ -167,10 +167,10 @@ def followed(p: Pass, start: dict, written) -> Terms:
 
     x = total = Terms(start)
     for number, block, params in p.layers():
-        parts = [Part(number, name, block, params) for name in ("attention", "feed_forward")]
+        parts = [Part(number, name, block, params) for name in block.sublayers]
         norms = {name: lambda x: x for name in vars(block.norms)}
         x = LAYOUTS[block.layout](x, *parts, norms, params, p.config.depth)
-        total = total + parts[0].y + (parts[1].y if hasattr(parts[1], "y") else {})
+        total = sum((part.y for part in parts), total)
     options = p.config.final_norm, p.params.get("final_norm", {}), p.first
     if f"{p.ends[-1]}.dual" in p.values:
         return x + total.normed("final_norm", *options, p.values[f"{p.ends[-1]}.dual"])

@@ -30,8 +30,8 @@ WITH_THREADS = {
     "checkpoints/writing.py": "Orbax's, which write: they sync files",
     "data/packed.py": "tokenisation",
     "data/pipeline.py": "reading batches",
-    "distributed.py": "a watchdog",
-    "progress.py": "a line on standard error",
+    "runtime/distributed.py": "a watchdog",
+    "runtime/progress.py": "a line on standard error",
     "training/claims.py": "renewing a claim on a directory",
 }
 PROGRAMS = ("jit(update)", "jit(evaluator)", "jit(_measure)")
