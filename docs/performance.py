@@ -1,7 +1,7 @@
 """The tables of docs/performance.md: what GPUs say beside the goals, and updates on CPUs.
 
 docs/data/gpu/ has one file per session on a GPU, as `bench gpu --json` writes it; docs/data/performance/ has files of
-`bench update --json`, and docs/data/decoding/ files of `bench decode --json`.
+`bench update --json`, docs/data/decoding/ files of `bench decode --json`, and saving.json is of `bench save --json`.
 """
 
 import json
@@ -43,6 +43,7 @@ def tables() -> str:
     parts += [_session(session) for session in sessions]
     decoded = [json.loads(path.read_text()) for path in sorted((DATA / "decoding").glob("*.json"))]
     parts += ["### Updates on a CPU\n", *map(updates, files)]
+    parts += ["### Saving on a CPU\n", saving(json.loads((DATA / "saving.json").read_text()))]
     return "\n".join([*parts, "### Decoding on a CPU\n", *map(decoding, decoded)])
 
 
@@ -106,6 +107,18 @@ def updates(file: dict) -> str:
         lines.append(f"| {' | '.join(cells)} |\n")
     about = f"`{command(file['arguments'])}`\n\n({_where(file)}. MFU is relative to {file['peak_source']}.)\n\n"
     return about + UPDATES + "".join(lines)
+
+
+def saving(file: dict) -> str:
+    """The row of a file of `bench save`, with the command that wrote it."""
+    row = file["row"]
+    cells = [f"{row[name]:.2f}" for name in ("now", "before", "digests", "sums", "finite")]
+    cells.append(f"{row['ratio']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f} of a round)")
+    words = "now: with digests and a look whether the state is finite; before: with the sums of earlier versions alone"
+    head = f"| save now, s | before, s | digests, s | sums, s | finite, s | quickest ratio |\n{'|---' * len(cells)}|\n"
+    sizes = " ".join(f"--{name} {file['arguments'][name]}" for name in ("megabytes", "rounds"))
+    about = f"`python -m xfresearch.bench save {sizes}`\n\n({_where(file)}; {words}.)\n\n"
+    return f"{about}{head}| {' | '.join(cells)} |\n"
 
 
 def decoding(file: dict) -> str:
