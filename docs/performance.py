@@ -115,7 +115,7 @@ def saving(file: dict) -> str:
     cells = [f"{row[name]:.2f}" for name in ("now", "before", "digests", "sums", "finite")]
     cells.append(f"{row['ratio']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f} of a round)")
     words = "now: with digests and a look whether the state is finite; before: with the sums of earlier versions alone"
-    head = f"| save now, s | before, s | digests, s | sums, s | finite, s | quickest ratio |\n{'|---' * len(cells)}|\n"
+    head = "| save now, s | before, s | digests, s | sums, s | finite, s | quickest ratio |\n" + "|---" * len(cells) + "|\n"
     sizes = " ".join(f"--{name} {file['arguments'][name]}" for name in ("megabytes", "rounds"))
     about = f"`python -m xfresearch.bench save {sizes}`\n\n({_where(file)}; {words}.)\n\n"
     return f"{about}{head}| {' | '.join(cells)} |\n"

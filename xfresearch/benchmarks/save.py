@@ -3,10 +3,10 @@ finite, and the time of each check alone.
 
     python -m xfresearch.bench save --megabytes 1024
 
-A round saves float32 parameters of that size once in each way, in alternating order, to a directory of --directory; the save
-before these two is not counted, because one that follows a pause takes up to twice as long. The time is that until everything
-is on the disk; a run goes on while the files are written. Of the times this prints the medians. The ratio is that of the
-quickest saves, because the disk's noise is larger than the checks; beside it are the lowest and the highest of a round.
+A round saves float32 parameters of that size once in each way, in alternating order, to a directory of --directory. The save
+before these two is not counted, because one that follows a pause takes up to twice as long. The time is that until
+everything is on the disk; a run goes on while the files are written. This prints medians. The ratio is that of the quickest
+saves, because the disk's noise is larger than the checks; beside it are the lowest and the highest of a round.
 """
 
 import time
