@@ -13,7 +13,7 @@ from xfresearch.planning.formula import estimate_step
 from xfresearch.runtime.errors import UserError
 from xfresearch.runtime.trees import by_path
 from xfresearch.sharding.mesh import AXES
-from xfresearch.training import loop
+from xfresearch.training import monitoring
 from xfresearch.training.optimizer import SCALINGS, trainable
 from xfresearch.training.program import Program
 from xfresearch.training.step import init_params
@@ -91,6 +91,6 @@ def test_a_plan_counts_the_state_and_gradients_of_trained_parameters_alone():
 
 
 def test_utilisation_is_that_of_the_backward_pass_of_all_parameters(monkeypatch):
-    monkeypatch.setattr(loop, "peak_flops", lambda kind, dtype: 1e12)
-    assert loop._utilisation_per_rate(make_config()) > 0
-    assert loop._utilisation_per_rate(training(make_config(), *PATTERNS)) is None
+    monkeypatch.setattr(monitoring, "peak_flops", lambda kind, dtype: 1e12)
+    assert monitoring.utilisation_per_rate(make_config()) > 0
+    assert monitoring.utilisation_per_rate(training(make_config(), *PATTERNS)) is None

@@ -31,11 +31,9 @@ from xfresearch.config.run import Config
 from xfresearch.data.cache import enable_compilation_cache
 from xfresearch.data.pipeline import Batches, evaluation_batches, prepare
 from xfresearch.evaluation import summary, sums_of_batches
-from xfresearch.models.closed_form import costs
 from xfresearch.runtime import distributed
 from xfresearch.runtime.errors import Diverged, UserError, require
 from xfresearch.runtime.files import move_damaged
-from xfresearch.runtime.hardware import peak_flops
 from xfresearch.runtime.progress import stage
 from xfresearch.sharding.first_execution import alone_at_first
 from xfresearch.sharding.mesh import make_mesh
@@ -48,7 +46,7 @@ from xfresearch.training.health import Health
 from xfresearch.training.hyper import hyper_of
 from xfresearch.training.kernel_choices import kernel_choices
 from xfresearch.training.metrics import Clock, MetricsLog, Progress, Silent, bits_per_byte
-from xfresearch.training.monitoring import HostTimes, Profile
+from xfresearch.training.monitoring import HostTimes, Profile, utilisation_per_rate
 from xfresearch.training.program import shared_program
 from xfresearch.training.stopping import Interrupted, PreemptionNotice, StopSignal, until
 from xfresearch.training.workdir import saved_config, starts, unproductive_time, write_config, write_lineage
@@ -97,7 +95,7 @@ class Run:
         distributed.handle_preemption(True)  # before compilation, so that a notice during it is not lost
         self.bytes_per_token = self.batches.bytes_per_token()
         self.byte_lengths = replicated(self.mesh, tokenizer.byte_lengths) if tokenizer else None
-        self.utilisation_per_rate = _utilisation_per_rate(config)
+        self.utilisation_per_rate = utilisation_per_rate(config)
         self.rows = self._local_rows(config.batch_size)
         self.program = shared_program(config, self.mesh)
         self.lineage = []  # of a run that starts from a trained model, and does not resume
@@ -349,33 +347,9 @@ def train(
         return run.result(run.start, "")
     stopping = PreemptionNotice() if distributed.is_active() else StopSignal()
     batches = Feed(run.batches.iterate(run.start, config.steps, run.rows), run.place, config.data.prefetch)
-    pending = None
-    done = run.start
     run.clock.begin()
     try:
-        if run.panel and not run.start:
-            run.look_inside(0)
-        if run.unmeasured:
-            run.checkpoints.add_loss(done, run.measure(done, stopping))
-        for index, batch in () if run.unmeasured else batches:
-            metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
-            batches.place_ahead()
-            if pending:
-                run.report(*pending)
-            done = index + 1
-            pending = (done, *metrics)
-            saving = run.checkpoints.due(done, config.steps)
-            run.clock.set("input", batches.wait_seconds)
-            stop = stopping.reached()
-            if stop or saving or any(run.due(done)):
-                run.report(*pending)
-                pending = None
-            loss = run.measure(done, stopping)
-            stop = stop or run.unmeasured
-            if saving or stop:
-                run.save(done, loss)
-            if stop:
-                break
+        done = _updates(run, step_function, batches, stopping)
         with run.clock.measure("checkpoint"):
             run.checkpoints.wait()
     finally:
@@ -390,11 +364,31 @@ def train(
     return run.result(done, stopping.received)
 
 
-def _utilisation_per_rate(config: Config) -> float | None:
-    """Model FLOPs utilisation at one token per second: three times the FLOPs of the forward pass over the devices'
-    peak. None if the peak is not known, or if parameters are frozen: their backward pass takes less."""
-    if config.optimizer.trainable:
-        return None
-    peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
-    per_token = costs(config.model, config.sequence_length).training_flops_per_token
-    return per_token / (peak * jax.device_count()) if peak else None
+def _updates(run: Run, step_function: Callable, batches: Feed, stopping) -> int:
+    """Makes the updates and measurements that are left, until `stopping`. Returns the number of the last update."""
+    pending = None
+    done = run.start
+    if run.panel and not run.start:
+        run.look_inside(0)
+    if run.unmeasured:
+        run.checkpoints.add_loss(done, run.measure(done, stopping))
+    for index, batch in () if run.unmeasured else batches:
+        metrics = run.update(step_function, index + 1, batch, batches.wait_seconds)
+        batches.place_ahead()
+        if pending:
+            run.report(*pending)
+        done = index + 1
+        pending = (done, *metrics)
+        saving = run.checkpoints.due(done, run.config.steps)
+        run.clock.set("input", batches.wait_seconds)
+        stop = stopping.reached()
+        if stop or saving or any(run.due(done)):
+            run.report(*pending)
+            pending = None
+        loss = run.measure(done, stopping)
+        stop = stop or run.unmeasured
+        if saving or stop:
+            run.save(done, loss)
+        if stop:
+            break
+    return done

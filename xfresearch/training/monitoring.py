@@ -1,4 +1,4 @@
-"""Profiles of a few updates, and host times of all processes, while a run trains."""
+"""Profiles of a few updates, host times of all processes, and the FLOPs utilisation, while a run trains."""
 
 import shutil
 import tempfile
@@ -10,8 +10,10 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xfresearch.config.run import LogConfig
+from xfresearch.config.run import Config, LogConfig
+from xfresearch.models.closed_form import costs
 from xfresearch.runtime.files import in_bucket, inside
+from xfresearch.runtime.hardware import peak_flops
 
 POLL_SECONDS = 10  # between two checks for a profile request: a bucket is slow to query
 GATHER_STEPS = 20  # least number of updates between two gathers of the host times
@@ -120,3 +122,13 @@ class HostTimes:
             "max": ranked[-1],
             "slowest_process": max(seconds, key=seconds.get),
         }
+
+
+def utilisation_per_rate(config: Config) -> float | None:
+    """Model FLOPs utilisation at one token per second: three times the FLOPs of the forward pass over the devices'
+    peak. None if the peak is not known, or if parameters are frozen: their backward pass takes less."""
+    if config.optimizer.trainable:
+        return None
+    peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
+    per_token = costs(config.model, config.sequence_length).training_flops_per_token
+    return per_token / (peak * jax.device_count()) if peak else None
